@@ -1,1 +1,26 @@
+"""slime-router's core: workers, requests and hooks. It knows no plugin by name.
 
+A plugin needs little more than :data:`hookimpl`, :class:`Exchange` and :class:`Reply`; ``router_core.hookspecs`` is the
+page to read first.
+"""
+
+from router_core.errors import BadRequest, HTTPError, RouterError, SettingsError, StartupError
+from router_core.exchange import Exchange, Reply, Request, Tap
+from router_core.hookspecs import hookimpl
+from router_core.weights import WeightUpdate
+from router_core.workers import Worker
+
+__all__ = [
+    "BadRequest",
+    "Exchange",
+    "HTTPError",
+    "Reply",
+    "Request",
+    "RouterError",
+    "SettingsError",
+    "StartupError",
+    "Tap",
+    "WeightUpdate",
+    "Worker",
+    "hookimpl",
+]

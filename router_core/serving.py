@@ -85,7 +85,7 @@ async def serving(
     try:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(server.serve, [sock])
-            while not server.started:
+            while not server.started:  # noqa: ASYNC110  # uvicorn offers a flag, not an event
                 await anyio.sleep(0.005)
             try:
                 yield _url(sock, tls=server.config.is_ssl)

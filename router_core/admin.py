@@ -1,0 +1,187 @@
+"""The core's own routes: registration of workers, health of the router, the fleet's weight version.
+
+``/add_worker`` and friends are slime's spelling, ``/workers`` is the SGLang gateway's.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast, get_args
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from router_core.errors import BadRequest, WorkerNotFound
+from router_core.router import Router
+from router_core.workers import Worker, WorkerType, worker_url
+
+__all__ = ["JSON", "admin_routes", "json_object"]
+
+
+class JSON(Response):
+    """A JSON response."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return orjson.dumps(content)
+
+
+async def json_object(request: Request) -> dict[str, Any]:
+    """The request's body, a JSON object; ``{}`` when it is empty. Raises BadRequest."""
+    body = await request.body()
+    if not body:
+        return {}
+    try:
+        content = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"the body is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise BadRequest(f"wanted a JSON object, got {type(content).__name__}")
+    return content
+
+
+class _Admin:
+    def __init__(self, router: Router) -> None:
+        self._router = router
+
+    # slime's spelling
+
+    async def _named(self, request: Request) -> tuple[str, dict[str, Any]]:
+        """The worker URL of the query or the body, and the body."""
+        given = request.query_params.get("url") or request.query_params.get("worker_url")
+        content = await json_object(request) if given is None else {}
+        url = given or content.get("url") or content.get("worker_url")
+        if not isinstance(url, str):
+            raise BadRequest('wanted a worker: "?url=http://host:port" or {"url": "http://host:port"}')
+        return worker_url(url), content
+
+    async def add_worker(self, request: Request) -> Response:
+        url, content = await self._named(request)
+        _, trouble = await self._router.add_worker(url, **_checked(content))
+        answer: dict[str, Any] = {
+            "status": "success",
+            "worker_urls": {worker.url: worker.in_flight for worker in self._router.pool},
+        }
+        return JSON(answer if trouble is None else answer | _warning(url, trouble))
+
+    async def remove_worker(self, request: Request) -> Response:
+        url, _ = await self._named(request)
+        self._router.pool.remove(self._router.pool.find(url))
+        return JSON({"status": "success"})
+
+    async def list_workers(self, _: Request) -> Response:
+        return JSON({"urls": [worker.url for worker in self._router.pool]})
+
+    # the gateway's spelling
+
+    async def create(self, request: Request) -> Response:
+        content = await json_object(request)
+        if not isinstance(content.get("url"), str):
+            raise BadRequest('wanted {"url": "http://host:port"}')
+        worker, trouble = await self._router.add_worker(content["url"], **_checked(content))
+        location = f"/workers/{worker.id}"
+        answer: dict[str, Any] = {
+            "status": "accepted",
+            "worker_id": worker.id,
+            "url": worker.url,
+            "location": location,
+        }
+        if trouble is not None:
+            answer |= _warning(worker.url, trouble)
+        return JSON(answer, 202, {"location": location})
+
+    async def list(self, _: Request) -> Response:
+        workers = [worker.describe() for worker in self._router.pool]
+        counts = {f"{kind}_count": 0 for kind in get_args(WorkerType)}
+        for worker in self._router.pool:
+            counts[f"{worker.worker_type}_count"] += 1
+        return JSON({"workers": workers, "total": len(workers), "stats": counts})
+
+    def _found(self, request: Request) -> Worker | Response:
+        try:
+            return self._router.pool.find(request.path_params["worker_id"])
+        except WorkerNotFound as error:  # the gateway's shape, which is flat
+            return JSON({"error": str(error), "code": error.code}, 404)
+
+    async def show(self, request: Request) -> Response:
+        found = self._found(request)
+        return found if isinstance(found, Response) else JSON(found.describe())
+
+    async def delete(self, request: Request) -> Response:
+        found = self._found(request)
+        if isinstance(found, Response):
+            return found
+        self._router.pool.remove(found)
+        return JSON({"status": "accepted", "worker_id": found.id, "url": found.url}, 202)
+
+    # the router itself
+
+    async def health(self, _: Request) -> Response:
+        pool = self._router.pool
+        return JSON({"status": "ok", "healthy_workers": pool.healthy, "total_workers": len(pool)})
+
+    async def readiness(self, _: Request) -> Response:
+        pool = self._router.pool
+        if not pool.healthy:
+            return JSON({"status": "not ready", "reason": f"none of {len(pool)} workers is ready"}, 503)
+        return JSON({"status": "ready", "healthy_workers": pool.healthy, "total_workers": len(pool)})
+
+    async def weight_version(self, _: Request) -> Response:
+        router = self._router
+        versions = {worker.url: worker.weight_version for worker in router.pool}
+        return JSON({"weight_version": router.weights.current, "workers": versions})
+
+    async def announce(self, request: Request) -> Response:
+        content = await json_object(request)
+        version = content.get("weight_version")
+        if isinstance(version, bool) or not isinstance(version, str | int) or version == "":
+            raise BadRequest(f'wanted {{"weight_version": "7"}}, got {version!r}')
+        await self._router.announce_weights(str(version), "announced")
+        return await self.weight_version(request)
+
+
+def _warning(url: str, trouble: str) -> dict[str, str]:
+    return {"warning": f"{url} did not answer ({trouble}); it joins when it does"}
+
+
+def _checked(content: dict[str, Any]) -> dict[str, Any]:
+    """The optional fields of a registration. Raises BadRequest."""
+    kind = content.get("worker_type") or "regular"
+    if kind not in get_args(WorkerType):
+        raise BadRequest(f"worker_type: wanted one of {', '.join(get_args(WorkerType))}, got {kind!r}")
+    port = content.get("bootstrap_port")
+    if port is not None and (isinstance(port, bool) or not isinstance(port, int) or not 0 < port < 65536):
+        raise BadRequest(f"bootstrap_port: wanted a port number or null, got {port!r}")
+    model = content.get("model_id")
+    if model is not None and not isinstance(model, str):
+        raise BadRequest(f"model_id: wanted a string, got {model!r}")
+    labels = content.get("labels") or {}
+    if not isinstance(labels, dict) or not all(isinstance(value, str) for value in labels.values()):
+        raise BadRequest(f"labels: wanted an object of strings, got {labels!r}")
+    return {
+        "worker_type": cast(WorkerType, kind),
+        "bootstrap_port": port,
+        "model_id": model,
+        "labels": labels,
+    }
+
+
+def admin_routes(router: Router) -> list[Route]:
+    """The core's routes."""
+    admin = _Admin(router)
+    return [
+        Route("/add_worker", admin.add_worker, methods=["POST"]),
+        Route("/remove_worker", admin.remove_worker, methods=["POST"]),
+        Route("/list_workers", admin.list_workers, methods=["GET"]),
+        Route("/workers", admin.list, methods=["GET"]),
+        Route("/workers", admin.create, methods=["POST"]),
+        Route("/workers/{worker_id:path}", admin.show, methods=["GET"]),
+        Route("/workers/{worker_id:path}", admin.delete, methods=["DELETE"]),
+        Route("/health", admin.health, methods=["GET"]),
+        Route("/liveness", admin.health, methods=["GET"]),
+        Route("/readiness", admin.readiness, methods=["GET"]),
+        Route("/weight_version", admin.weight_version, methods=["GET"]),
+        Route("/weight_version", admin.announce, methods=["POST"]),
+    ]

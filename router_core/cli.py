@@ -1,0 +1,143 @@
+"""The command ``slime-router``."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from importlib.metadata import entry_points
+from typing import NoReturn
+
+import configargparse
+
+from router_core.app import make_app
+from router_core.errors import SettingsError, StartupError
+from router_core.hookspecs import PROJECT
+from router_core.loader import DEFAULT_PLUGINS, Loaded, installed_plugins, load
+from router_core.router import Router
+from router_core.serving import run
+from router_core.settings import Settings, add_core_options
+from router_core.types import ASGIApp
+
+__all__ = ["build", "main"]
+
+_LOG_LEVELS = {"debug": "DEBUG", "info": "INFO", "warn": "WARNING", "error": "ERROR"}
+
+
+class _Parser(configargparse.ArgumentParser):  # type: ignore[misc]  # the library has no types
+    """Says in one line what is wrong, and knows its flags from the environment and a file as well."""
+
+    def error(self, message: str) -> NoReturn:
+        raise SettingsError(message)
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="slime-router",
+        description="The router between RL rollouts and their inference engines: text in, exact tokens out.",
+        auto_env_var_prefix="SLIME_ROUTER_",
+        add_help=False,
+        allow_abbrev=False,
+        formatter_class=argparse.HelpFormatter,
+    )
+    parser.add_argument(
+        "--config", is_config_file_arg=True, metavar="FILE", help="a file of flags, one 'name = value' a line"
+    )
+    parser.add_argument(
+        "--plugin",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="load an installed plugin; may be repeated",
+    )
+    parser.add_argument(
+        "--middleware-paths",
+        "--slime-router-middleware-paths",
+        nargs="*",
+        default=[],
+        metavar="PATH",
+        help="dotted paths of plugins, or of ASGI middleware classes of slime's form",
+    )
+    parser.add_argument(
+        "--no-default-plugins", action="store_true", help=f"do without {' and '.join(DEFAULT_PLUGINS)}"
+    )
+    return parser
+
+
+def build(arguments: Sequence[str]) -> tuple[Router, ASGIApp]:
+    """A router and its application, as the command line ``arguments`` wants them. Raises StartupError."""
+    parser = _parser()
+    first, _ = parser.parse_known_args(list(arguments))
+    loaded = _load(first)
+    add_core_options(parser)
+    loaded.add_options(parser)
+    parser.add_argument(
+        "-h", "--help", action="help", help="show all flags, also those of the plugins named, and exit"
+    )
+    options, unknown = parser.parse_known_args(list(arguments))
+    if unknown:
+        known = sorted(flag for action in parser._actions for flag in action.option_strings)
+        raise SettingsError(f"unknown flag or value {unknown[0]!r}; known: {', '.join(known)}")
+    settings = Settings.from_options(options)
+    router = Router(settings, loaded.make(options), options)
+    return router, make_app(router, loaded.middleware)
+
+
+def _load(first: argparse.Namespace) -> Loaded:
+    defaults = () if first.no_default_plugins else DEFAULT_PLUGINS
+    return load([*defaults, *first.plugin], first.middleware_paths)
+
+
+def _list_plugins() -> int:
+    installed = installed_plugins()
+    width = max(map(len, installed), default=0)
+    for name, point in installed.items():
+        where = point.dist.name if point.dist is not None else "?"
+        note = "  (default)" if name in DEFAULT_PLUGINS else ""
+        sys.stdout.write(f"{name:{width}}  {point.value}  [{where}]{note}\n")
+    return 0
+
+
+def _serve(arguments: Sequence[str]) -> int:
+    router, app = build(arguments)
+    settings = router.settings
+    logging.basicConfig(
+        level=_LOG_LEVELS[settings.log_level], format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line per health probe tells an operator nothing
+    try:
+        run(
+            app,
+            host=settings.host,
+            port=settings.port,
+            grace_s=settings.shutdown_grace_s,
+            ssl_certfile=settings.tls_cert_path,
+            ssl_keyfile=settings.tls_key_path,
+        )
+    except OSError as error:
+        raise StartupError(
+            f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}"
+        ) from None
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``slime-router``; returns the exit code, 2 for a command line that cannot work."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if arguments and not arguments[0].startswith("-"):
+            if arguments[0] == "plugins":
+                return _list_plugins()
+            commands = {point.name: point for point in entry_points(group=f"{PROJECT}.commands")}
+            if arguments[0] not in commands:
+                known = ", ".join(sorted({"plugins", *commands}))
+                raise SettingsError(
+                    f"unknown command {arguments[0]!r}; known: {known} (none: start the router)"
+                )
+            command = commands[arguments[0]].load()
+            return int(command(arguments[1:]))
+        return _serve(arguments)
+    except StartupError as error:
+        sys.stderr.write(f"slime-router: {error}\n")
+        return 2

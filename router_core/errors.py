@@ -1,0 +1,134 @@
+"""What can go wrong, as types, and the one place where it becomes HTTP.
+
+::
+
+    RouterError
+    ├── StartupError            the command line cannot work: one line on stderr, exit code 2
+    │   ├── SettingsError
+    │   ├── PluginError
+    │   └── MissingComponent
+    └── HTTPError               one request fails with ``status``
+        ├── BadRequest          400
+        ├── WorkerNotFound      404
+        ├── PayloadTooLarge     413
+        ├── PluginFailed        500
+        ├── WorkerUnreachable   502   no connection
+        ├── WorkerBroke         502   the connection or the protocol broke
+        ├── NoWorker            503
+        └── WorkerTimeout       504
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import orjson
+
+__all__ = [
+    "BadRequest",
+    "HTTPError",
+    "MissingComponent",
+    "NoWorker",
+    "PayloadTooLarge",
+    "PluginError",
+    "PluginFailed",
+    "RouterError",
+    "SettingsError",
+    "StartupError",
+    "WorkerBroke",
+    "WorkerNotFound",
+    "WorkerTimeout",
+    "WorkerUnreachable",
+    "error_body",
+]
+
+
+class RouterError(Exception):
+    """Base of everything this package raises on purpose."""
+
+
+class StartupError(RouterError):
+    """The router cannot start as asked. The message is one line: what was wanted, what is known."""
+
+
+class SettingsError(StartupError):
+    """A flag has a value that cannot work."""
+
+
+class PluginError(StartupError):
+    """A plugin cannot be loaded, or two of them do not fit together."""
+
+
+class MissingComponent(StartupError):
+    """A component is asked for that nobody registered."""
+
+
+class HTTPError(RouterError):
+    """A request that ends with ``status`` and the message as JSON."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "internal_error"
+    code: ClassVar[str] = "INTERNAL_ERROR"
+
+
+class BadRequest(HTTPError):
+    """The client's fault; asking again will not help."""
+
+    status, type, code = 400, "invalid_request_error", "BAD_REQUEST"
+
+
+class WorkerNotFound(HTTPError):
+    """No worker with that URL or id is registered."""
+
+    status, type, code = 404, "not_found_error", "WORKER_NOT_FOUND"
+
+
+class PayloadTooLarge(HTTPError):
+    """The body is larger than ``--max-payload-size``."""
+
+    status, type, code = 413, "invalid_request_error", "PAYLOAD_TOO_LARGE"
+
+
+class PluginFailed(HTTPError):
+    """A plugin raised; no answer is better than wrong training data."""
+
+    type, code = "plugin_error", "PLUGIN_FAILED"
+
+    def __init__(self, plugin: str, hook: str) -> None:
+        super().__init__(f"plugin {plugin!r} failed in {hook}; the router's log has the traceback")
+        self.plugin = plugin
+        self.hook = hook
+
+
+class NoWorker(HTTPError):
+    """No worker can take the request now."""
+
+    status, type, code = 503, "service_unavailable", "NO_WORKER"
+
+
+class WorkerUnreachable(HTTPError):
+    """The worker refused the connection, or its name or certificate is no good."""
+
+    status, type, code = 502, "bad_gateway", "WORKER_UNREACHABLE"
+
+
+class WorkerBroke(HTTPError):
+    """The worker closed the connection or broke the protocol. ``answered``: after its first byte."""
+
+    status, type, code = 502, "bad_gateway", "WORKER_BROKE"
+
+    def __init__(self, message: str, *, answered: bool = False) -> None:
+        super().__init__(message)
+        self.answered = answered
+
+
+class WorkerTimeout(HTTPError):
+    """The worker did not connect, answer or go on within its deadline."""
+
+    status, type, code = 504, "gateway_timeout", "WORKER_TIMEOUT"
+
+
+def error_body(error: HTTPError) -> bytes:
+    """``{"error": {"message", "type", "code"}}``, the shape OpenAI's clients read too."""
+    content: dict[str, Any] = {"message": str(error), "type": error.type, "code": error.code}
+    return orjson.dumps({"error": content})

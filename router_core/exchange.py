@@ -1,0 +1,299 @@
+"""One request and its reply, as plugins see them: bytes first, JSON on demand."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import unquote
+
+import orjson
+
+from router_core.errors import BadRequest, PayloadTooLarge
+from router_core.types import Headers
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from router_core.workers import Worker
+
+__all__ = ["BodySource", "Exchange", "Reply", "Request", "Tap"]
+
+logger = logging.getLogger(__name__)
+
+_SESSION_HEADERS = (b"x-session-id", b"x-smg-routing-key")
+_JSON = (b"content-type", b"application/json")
+_UNREAD = object()
+
+
+class BodySource(Protocol):
+    """Where the bytes of a streamed reply come from."""
+
+    @property
+    def finished(self) -> bool:
+        """True once :meth:`read` has returned the last piece."""
+        ...
+
+    async def read(self) -> bytes:
+        """The next piece, or ``b""`` at the end. Raises HTTPError when the worker breaks off."""
+        ...
+
+    def close(self) -> None:
+        """Give up what is left. Idempotent."""
+        ...
+
+
+class Tap(Protocol):
+    """Watches a reply's bytes on their way to the client."""
+
+    def feed(self, chunk: bytes) -> None:
+        """Called with each piece before it is passed on: what a client was told is already known here."""
+        ...
+
+    def close(self, complete: bool) -> None:
+        """Called once, however the reply ends; ``complete`` is false when its end was never seen."""
+        ...
+
+
+class Request:
+    """What the client asked for, and what the worker will be sent.
+
+    ``target`` is path and query as on the wire; ``headers`` keep order and duplicates.
+    """
+
+    __slots__ = ("_body", "_json", "_stale", "headers", "method", "target")
+
+    def __init__(self, method: str, target: bytes, headers: Headers, body: bytes = b"") -> None:
+        self.method = method
+        self.target = target
+        self.headers = headers
+        self._body = body
+        self._json: Any = _UNREAD
+        self._stale = False
+
+    @property
+    def path(self) -> str:
+        """Path without query, percent-decoded."""
+        return unquote(self.target.partition(b"?")[0].decode("ascii", "replace"))
+
+    @property
+    def body(self) -> bytes:
+        """The bytes that go to the worker; encoded again only after :meth:`replace_json`."""
+        if self._stale:
+            self._body = orjson.dumps(self._json)
+            self._stale = False
+        return self._body
+
+    def json(self) -> Any:
+        """The body as JSON, parsed once. Treat it as read-only; an edit goes through :meth:`replace_json`.
+
+        Raises BadRequest.
+        """
+        if self._json is _UNREAD:
+            try:
+                self._json = orjson.loads(self._body)
+            except orjson.JSONDecodeError as error:
+                raise BadRequest(f"the body is not JSON: {error}") from None
+        return self._json
+
+    def replace_json(self, value: Any) -> None:
+        """Send ``value`` instead. Several plugins may do so; it is encoded once, and its length is set."""
+        self._json = value
+        self._stale = True
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first value of header ``name`` (lower case), or None."""
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return None
+
+
+class Reply:
+    """What the client gets: whole (``bytes``) or a stream that is passed on as it comes."""
+
+    __slots__ = ("_body", "_ended", "_source", "_taps", "headers", "status")
+
+    def __init__(self, status: int, headers: Headers, body: bytes | BodySource = b"") -> None:
+        self.status = status
+        self.headers = headers
+        self._taps: list[Tap] = []
+        self._ended = False
+        self._body: bytes | None
+        self._source: BodySource | None
+        if isinstance(body, bytes):
+            self._body, self._source = body, None
+        else:
+            self._body, self._source = None, body
+
+    @classmethod
+    def from_json(cls, value: Any, status: int = 200, headers: Iterable[tuple[bytes, bytes]] = ()) -> Reply:
+        """A whole JSON reply."""
+        return cls(status, [_JSON, *headers], orjson.dumps(value))
+
+    @property
+    def body(self) -> bytes | None:
+        """The whole body, or None while the reply is a stream that nobody has read."""
+        return self._body
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first value of header ``name`` (lower case), or None."""
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return None
+
+    async def read(self, max_bytes: int | None = None) -> bytes:
+        """The whole body; the reply is a whole one from now on.
+
+        Raises PayloadTooLarge past ``max_bytes``, and what :meth:`BodySource.read` raises.
+        """
+        if self._body is None:
+            assert self._source is not None  # narrowing: a reply has one of the two
+            pieces: list[bytes] = []
+            size = 0
+            while piece := await self._source.read():
+                pieces.append(piece)
+                size += len(piece)
+                if max_bytes is not None and size > max_bytes:
+                    raise PayloadTooLarge(f"the worker's reply is larger than {max_bytes} bytes")
+            self._body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            self._source = None
+        return self._body
+
+    def replace_body(self, body: bytes | BodySource) -> None:
+        """Send ``body`` instead of what there is. A length that was stated is dropped; the proxy states its own."""
+        self.headers = [pair for pair in self.headers if pair[0] != b"content-length"]
+        if isinstance(body, bytes):
+            self._close_source()
+            self._body, self._source = body, None
+        else:
+            self._body, self._source = None, body
+
+    def tap(self, tap: Tap) -> None:
+        """Let ``tap`` watch the bytes that go to the client."""
+        self._taps.append(tap)
+
+    async def pieces(self) -> AsyncIterator[tuple[bytes, bool]]:
+        """The body as ``(piece, is_last)``, shown to the taps first. To be walked once."""
+        if self._body is not None:
+            self._show(self._body)
+            self._end(True)
+            yield self._body, True
+            return
+        source = self._source
+        assert source is not None  # narrowing: a reply has one of the two
+        last = False
+        while not last:
+            piece = await source.read()
+            last = source.finished or not piece
+            if self._taps:
+                if piece:
+                    self._show(piece)
+                if last:
+                    self._end(True)
+            yield piece, last
+
+    def _show(self, piece: bytes) -> None:
+        for tap in self._taps:
+            tap.feed(piece)
+
+    def _end(self, complete: bool) -> None:
+        if not self._ended:
+            self._ended = True
+            for tap in self._taps:
+                try:
+                    tap.close(complete)
+                except Exception:
+                    if complete:
+                        raise  # nothing of the end was sent yet: the client must not think that all is well
+                    logger.exception("a tap failed while its reply was given up")
+
+    def _close_source(self) -> None:
+        if self._source is not None:
+            self._source.close()
+
+    def close(self) -> None:
+        """Give up what was not passed on. Idempotent."""
+        self._close_source()
+        self._end(False)
+
+
+class Exchange:
+    """One request on its way through the hooks; ``with`` it, so that the worker's count comes back.
+
+    ``worker`` is the worker whose lease is held, ``reply`` what the client will get, ``notes`` a place for
+    plugins to keep what they know about this request (key: the plugin's own name).
+    """
+
+    __slots__ = ("_closed", "_on_close", "_session", "notes", "reply", "request", "worker")
+
+    def __init__(self, request: Request, *, session: str | None = None) -> None:
+        self.request = request
+        self.reply: Reply | None = None
+        self.worker: Worker | None = None
+        self.notes: dict[str, Any] = {}
+        self._session: str | object | None = _UNREAD if session is None else session
+        self._on_close: list[Callable[[], None]] = []
+        self._closed = False
+
+    @property
+    def session(self) -> str | None:
+        """Session of the conversation: ``X-Session-Id``, else ``X-SMG-Routing-Key``, else body ``session_id``."""
+        if self._session is _UNREAD:
+            self._session = self._find_session()
+        return self._session  # type: ignore[return-value]  # _UNREAD is gone now
+
+    def _find_session(self) -> str | None:
+        request = self.request
+        for wanted in _SESSION_HEADERS:
+            value = request.header(wanted)
+            if value:
+                return value.decode("latin-1")
+        if b'"session_id"' in request.body:  # a look at the bytes is cheaper than parsing each body
+            try:
+                document = request.json()
+            except BadRequest:
+                return None  # the worker says so in its own words
+            if isinstance(document, dict):
+                named = document.get("session_id")
+                return named if isinstance(named, str) and named else None
+        return None
+
+    def lease(self, worker: Worker) -> None:
+        """Count this request on ``worker`` until the exchange ends or leases another one."""
+        self.release()
+        worker.in_flight += 1
+        self.worker = worker
+
+    def release(self) -> None:
+        """Give the lease back. Idempotent."""
+        if self.worker is not None:
+            self.worker.in_flight -= 1
+            self.worker = None
+
+    def on_close(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` once when the exchange ends, however it ends."""
+        self._on_close.append(callback)
+
+    def __enter__(self) -> Exchange:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End it: the upstream connection is closed if bytes are left, the lease comes back. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self.release()
+        if self.reply is not None:
+            self.reply.close()
+        for callback in self._on_close:
+            try:
+                callback()
+            except Exception:
+                logger.exception("a plugin's on_close failed")

@@ -1,0 +1,151 @@
+"""Awaits hook implementations in order; nothing else touches an asynchronous hook.
+
+pluggy is synchronous: with ``async def`` implementations ``firstresult=True`` would return the first
+coroutine, even one that yields None. And pluggy calls the last registered first, which is turned round here, once.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+from router_core import hookspecs
+from router_core.errors import HTTPError, PluginError, PluginFailed
+
+if TYPE_CHECKING:
+    from router_core.exchange import Exchange, Reply
+    from router_core.hookspecs import WorkerChange
+    from router_core.weights import WeightUpdate
+    from router_core.workers import Worker
+
+__all__ = ["Hooks", "hook_names", "new_plugin_manager"]
+
+logger = logging.getLogger(__name__)
+
+_ASYNC = ("pre_request", "post_response", "on_weight_update")
+
+
+def hook_names() -> list[str]:
+    """The names of all hooks."""
+    return sorted(
+        name for name, value in vars(hookspecs).items() if hasattr(value, f"{hookspecs.PROJECT}_spec")
+    )
+
+
+def new_plugin_manager() -> pluggy.PluginManager:
+    """A plugin manager that knows the hooks and no plugin."""
+    manager = pluggy.PluginManager(hookspecs.PROJECT)
+    manager.add_hookspecs(hookspecs)
+    return manager
+
+
+def _in_order(manager: pluggy.PluginManager, hook: str) -> list[tuple[str, Callable[..., Any]]]:
+    """``(plugin name, function)`` of each implementation, in the order of registration, after tryfirst/trylast."""
+    implementations = getattr(manager.hook, hook).get_hookimpls()
+    found = []
+    for item in reversed(implementations):
+        if hook in _ASYNC and not inspect.iscoroutinefunction(item.function):
+            raise PluginError(f"plugin {item.plugin_name!r}: {hook} must be an async function")
+        found.append(
+            (
+                item.plugin_name,
+                _takes(item.function, item.argnames, getattr(manager.hook, hook).spec.argnames),
+            )
+        )
+    return found
+
+
+def _takes(function: Callable[..., Any], takes: Sequence[str], offered: Sequence[str]) -> Callable[..., Any]:
+    """``function`` as one that is called with all arguments by position, whichever of them it wants."""
+    if tuple(takes) == tuple(offered):
+        return function
+    places = [offered.index(name) for name in takes]
+    return lambda *values: function(*(values[place] for place in places))
+
+
+class Hooks:
+    """The implementations of a router's plugins, ready to be called. A hook that nobody implements is empty."""
+
+    def __init__(self, manager: pluggy.PluginManager) -> None:
+        _refuse_unknown(manager)
+        self.pre_request: list[tuple[str, Callable[..., Awaitable[Reply | None]]]] = _in_order(
+            manager, "pre_request"
+        )
+        self.post_response: list[tuple[str, Callable[..., Awaitable[None]]]] = _in_order(
+            manager, "post_response"
+        )[::-1]
+        self._select_worker = _in_order(manager, "select_worker")
+        self._on_weight_update = _in_order(manager, "on_weight_update")
+        self._worker_changed = _in_order(manager, "worker_changed")
+        self.setup = _in_order(manager, "setup")
+        self.routes = _in_order(manager, "routes")
+        self.lifespan = _in_order(manager, "lifespan")
+
+    async def call_pre_request(self, exchange: Exchange) -> Reply | None:
+        """The first reply of a plugin, or None."""
+        for plugin, function in self.pre_request:
+            try:
+                reply = await function(exchange)
+            except Exception as error:
+                raise _failure(plugin, "pre_request", error) from error
+            if reply is not None:
+                return reply
+        return None
+
+    async def call_post_response(self, exchange: Exchange) -> None:
+        """Each plugin, the last one of the command line first."""
+        for plugin, function in self.post_response:
+            try:
+                await function(exchange)
+            except Exception as error:
+                raise _failure(plugin, "post_response", error) from error
+
+    def select_worker(self, exchange: Exchange, workers: list[Worker]) -> Worker | None:
+        """The first choice of a plugin, or None."""
+        for plugin, function in self._select_worker:
+            try:
+                worker: Worker | None = function(exchange, workers)
+            except Exception as error:
+                raise _failure(plugin, "select_worker", error) from error
+            if worker is not None:
+                return worker
+        return None
+
+    async def on_weight_update(self, update: WeightUpdate) -> None:
+        """Tell each plugin; the first failure is raised when all were told."""
+        failed: HTTPError | None = None
+        for plugin, function in self._on_weight_update:
+            try:
+                await function(update)
+            except Exception as error:
+                failed = failed or _failure(plugin, "on_weight_update", error)
+        if failed is not None:
+            raise failed
+
+    def worker_changed(self, worker: Worker, change: WorkerChange) -> None:
+        """Tell each plugin; a failure is logged."""
+        for plugin, function in self._worker_changed:
+            try:
+                function(worker, change)
+            except Exception:
+                logger.exception("plugin %r failed in worker_changed", plugin)
+
+
+def _failure(plugin: str, hook: str, error: Exception) -> HTTPError:
+    if isinstance(error, HTTPError):
+        return error
+    logger.error("plugin %r failed in %s", plugin, hook, exc_info=error)
+    return PluginFailed(plugin, hook)
+
+
+def _refuse_unknown(manager: pluggy.PluginManager) -> None:
+    try:
+        manager.check_pending()
+    except pluggy.PluginValidationError as error:
+        known = ", ".join(hook_names())
+        first = str(error).splitlines()[0]
+        raise PluginError(f"{first} (known hooks: {known})") from None

@@ -1,0 +1,123 @@
+"""All hooks. This is the page to read before writing a plugin.
+
+Synchronous hooks are called by pluggy. The two asynchronous ones on the path of a request are awaited one
+after the other, so a later plugin sees what an earlier one did. Plugins run in ``--plugin`` order;
+``post_response`` in reverse, like the layers of an onion. An implementation may leave out arguments that
+it does not need.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Literal
+
+import pluggy
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    from starlette.routing import BaseRoute
+
+    from router_core.exchange import Exchange, Reply
+    from router_core.router import Router
+    from router_core.weights import WeightUpdate
+    from router_core.workers import Worker
+
+__all__ = ["PROJECT", "WorkerChange", "hookimpl", "hookspec"]
+
+#: The name of the pluggy project and of the entry-point group.
+PROJECT = "slime_router"
+
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+WorkerChange = Literal["added", "removed", "quarantined", "readmitted", "draining"]
+
+
+@hookspec
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the plugin's own flags.
+
+    When: once, before the command line is parsed, and only for plugins that are loaded. This one is a
+    function of the module that holds the factory, since the factory wants the parsed options.
+    A flag that another plugin has added already is an error at start.
+    """
+
+
+@hookspec
+def setup(router: Router) -> None:
+    """Register components and look up those of others.
+
+    When: once, in ``--plugin`` order, when the router exists and before it listens. There is no event loop.
+    Raise a StartupError (SettingsError, MissingComponent) to end the start with one line and exit code 2.
+    """
+
+
+@hookspec
+def routes(router: Router) -> Sequence[BaseRoute]:  # type: ignore[empty-body]
+    """Starlette routes that the plugin answers itself.
+
+    When: once, after ``setup``. They come before the proxy. A path that somebody has claimed is an error at start.
+    """
+
+
+@hookspec
+def lifespan(router: Router) -> AbstractAsyncContextManager[None]:  # type: ignore[empty-body]
+    """An async context that is open while the router serves: the place for background work.
+
+    When: entered in ``--plugin`` order before the first request, left in reverse after the last one.
+    ``router.tasks`` is the task group to start work in; it is cancelled when serving ends.
+    An exception on entering ends the start.
+    """
+
+
+@hookspec
+async def pre_request(exchange: Exchange) -> Reply | None:
+    """See, change or answer a request.
+
+    When: once per request, after its body was read and before a worker is chosen, in ``--plugin`` order.
+    Change ``exchange.request`` in place, or return a Reply to answer without a worker: the first one wins
+    and later plugins are not asked. HTTPErrors reach the client as they are; any other exception becomes
+    a 500 that names the plugin. No worker is leased yet, so nothing can leak.
+    """
+
+
+@hookspec(firstresult=True)
+def select_worker(exchange: Exchange, workers: Sequence[Worker]) -> Worker | None:
+    """Choose the worker for a request.
+
+    When: after ``pre_request``, unless the request's session keeps its worker. ``workers`` are those that
+    may be used now; never empty. The first answer that is not None wins; without one the least loaded
+    worker is taken. There is no await between this and the lease, so counts cannot move in between.
+    An exception becomes a 500 that names the plugin.
+    """
+
+
+@hookspec
+async def post_response(exchange: Exchange) -> None:
+    """See or change the reply, or record it.
+
+    When: once per reply, when its status and headers are known and before the client got anything, in
+    reverse ``--plugin`` order. ``await exchange.reply.read()`` makes it a whole reply (do not do so to an
+    endless stream); ``exchange.reply.tap(...)`` watches a stream; untouched bytes pass unchanged. Not called when
+    no reply came: ``exchange.on_close`` is for clean-up that must happen always.
+    An exception becomes a 500 that names the plugin.
+    """
+
+
+@hookspec
+async def on_weight_update(update: WeightUpdate) -> None:
+    """The fleet moved to new weights.
+
+    When: once per change of the fleet's version, in order, in ``--plugin`` order, before the call that
+    announced it is answered. An exception becomes a 500 that names the plugin, after the others were told.
+    """
+
+
+@hookspec
+def worker_changed(worker: Worker, change: WorkerChange) -> None:
+    """A worker was added, removed, quarantined, readmitted or set to draining.
+
+    When: right after the change, which stands whatever the hook does: an exception is logged.
+    """

@@ -1,0 +1,94 @@
+"""Exchange in, reply out: the choice of a worker, and the relay to the client."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+
+from router_core.exchange import Exchange, Reply
+from router_core.types import Send
+from router_core.upstream import Limits, Upstream
+from router_core.workers import Worker, WorkerPool, least_in_flight
+
+__all__ = ["Proxy", "relay"]
+
+SelectWorker = Callable[[Exchange, list[Worker]], Worker | None]
+
+_NO_BODY = (204, 304)
+
+
+class Proxy:
+    """Sends exchanges to workers."""
+
+    def __init__(
+        self, pool: WorkerPool, select: SelectWorker, limits: Limits, tls: ssl.SSLContext | None
+    ) -> None:
+        self._pool = pool
+        self._select = select
+        self._limits = limits
+        self._tls = tls
+        self._upstreams: dict[str, Upstream] = {}
+
+    @property
+    def open_connections(self) -> int:
+        """Connections to workers that are open, busy or idle."""
+        return sum(upstream.open_connections for upstream in self._upstreams.values())
+
+    def choose(self, exchange: Exchange) -> Worker:
+        """The worker for ``exchange``, leased: its session's, else the plugins' choice, else the least loaded.
+
+        Raises NoWorker.
+        """
+        workers = self._pool.routable()
+        session = exchange.session
+        worker = self._pool.of_session(session) if session is not None else None
+        if worker is None:
+            worker = self._select(exchange, workers) or least_in_flight(workers)
+            if session is not None:
+                self._pool.bind(session, worker)
+        exchange.lease(worker)
+        return worker
+
+    async def forward(self, exchange: Exchange) -> Reply:
+        """Send the request to a worker; returns when status and headers are there.
+
+        Raises NoWorker, WorkerUnreachable, WorkerBroke, WorkerTimeout.
+        """
+        worker = self.choose(exchange)
+        upstream = self._upstreams.get(worker.url)
+        if upstream is None:
+            upstream = self._upstreams[worker.url] = Upstream(worker.url, self._limits, self._tls)
+        request = exchange.request
+        answer = await upstream.request(request.method, request.target, request.headers, request.body)
+        return Reply(answer.status, answer.headers, answer)
+
+    def forget(self, worker: Worker) -> None:
+        """``worker`` has left: drop its idle connections; what is in flight goes on."""
+        upstream = self._upstreams.pop(worker.url, None)
+        if upstream is not None:
+            upstream.close_idle()
+
+    def close(self) -> None:
+        """Close all connections."""
+        for upstream in self._upstreams.values():
+            upstream.close()
+        self._upstreams.clear()
+
+
+async def relay(reply: Reply, method: str, send: Send) -> None:
+    """Pass ``reply`` on, piece by piece as it comes; ``send`` waits while the client is slow.
+
+    Raises what reading the reply raises, possibly after the start was sent.
+    """
+    headers = reply.headers
+    bodiless = method == "HEAD" or reply.status in _NO_BODY
+    if reply.status in _NO_BODY:
+        # No body follows, and uvicorn would wait for as many bytes as a Content-Length promises.
+        headers = [pair for pair in headers if pair[0] != b"content-length"]
+    elif reply.body is not None and not bodiless and reply.header(b"content-length") is None:
+        headers = [*headers, (b"content-length", b"%d" % len(reply.body))]
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    async for piece, last in reply.pieces():
+        await send(
+            {"type": "http.response.body", "body": piece if not bodiless else b"", "more_body": not last}
+        )

@@ -1,0 +1,41 @@
+"""Components that plugins share, by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from router_core.errors import MissingComponent, PluginError
+
+__all__ = ["ComponentRegistry"]
+
+
+class ComponentRegistry:
+    """Named objects that one plugin offers and another one uses (``"tokenizer"``, ``"trajectories"``).
+
+    Filled during ``setup``; what is missing fails there, with the names that are known.
+    """
+
+    def __init__(self) -> None:
+        self._components: dict[str, Any] = {}
+
+    def register(self, name: str, component: object) -> None:
+        """Offer ``component`` as ``name``. Raises PluginError when the name is empty or taken."""
+        if not name.strip():
+            raise PluginError("a component needs a name")
+        if name in self._components:
+            raise PluginError(f"component {name!r} is registered twice")
+        self._components[name] = component
+
+    def get(self, name: str) -> Any:
+        """The component ``name``. Raises MissingComponent."""
+        try:
+            return self._components[name]
+        except KeyError:
+            known = ", ".join(sorted(self._components)) or "none"
+            raise MissingComponent(
+                f"component {name!r} is not there (registered: {known}); "
+                "the plugin that offers it must be loaded, and come earlier on the command line"
+            ) from None
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._components

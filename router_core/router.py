@@ -1,0 +1,216 @@
+"""The Router: the one object that all state hangs on."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import anyio
+import anyio.abc
+import httpx
+import orjson
+import pluggy
+
+from router_core.exchange import Exchange, Reply, Request
+from router_core.hooks import Hooks
+from router_core.hookspecs import WorkerChange
+from router_core.proxy import Proxy
+from router_core.registry import ComponentRegistry
+from router_core.settings import Settings
+from router_core.upstream import Limits
+from router_core.weights import WeightUpdate, WeightVersions
+from router_core.workers import Worker, WorkerPool, WorkerType, worker_url
+
+__all__ = ["Router"]
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that registering waits for a worker's first answer, and between later looks at one that joins.
+_FIRST_LOOK_S = 2.0
+_LOOK_AGAIN_S = 1.0
+
+
+class Router:
+    """Everything one router knows. Many may live in one process.
+
+    ``options`` is the parsed command line with the plugins' flags (``args`` is slime's name for it).
+    """
+
+    def __init__(
+        self, settings: Settings, plugins: pluggy.PluginManager, options: argparse.Namespace | None = None
+    ) -> None:
+        self.settings = settings
+        self.options = options if options is not None else argparse.Namespace()
+        self.components = ComponentRegistry()
+        self.weights = WeightVersions()
+        self.hooks = Hooks(plugins)
+        self.pool = WorkerPool(self._worker_changed)
+        self._tls = settings.worker_tls()
+        limits = Limits(
+            connect_s=settings.connect_timeout_s,
+            first_byte_s=settings.first_byte_timeout_s,
+            silence_s=settings.silence_timeout_s,
+        )
+        self.proxy = Proxy(self.pool, self.hooks.select_worker, limits, self._tls)
+        self._tasks: anyio.abc.TaskGroup | None = None
+        self._http: httpx.AsyncClient | None = None
+        self._announcing: anyio.Lock | None = None
+        for _, setup in self.hooks.setup:
+            setup(self)
+
+    @property
+    def args(self) -> argparse.Namespace:
+        """``options`` under the name that slime's middleware expects."""
+        return self.options
+
+    @property
+    def tasks(self) -> anyio.abc.TaskGroup:
+        """The task group for background work, open while the router serves."""
+        assert self._tasks is not None, (
+            "the router is not serving: start background work in the lifespan hook"
+        )
+        return self._tasks
+
+    @property
+    def http(self) -> httpx.AsyncClient:
+        """A client for what is rare: probes and control. It ignores the environment's proxies; set a timeout."""
+        assert self._http is not None, "the router is not serving"
+        return self._http
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """The router's life: task group, probes' client, the plugins' lifespans; all ended on leaving."""
+        try:
+            async with (
+                httpx.AsyncClient(trust_env=False, verify=self._tls) as self._http,
+                anyio.create_task_group() as self._tasks,
+            ):
+                self._announcing = anyio.Lock()
+                try:
+                    async with AsyncExitStack() as stack:
+                        for _, lifespan in self.hooks.lifespan:
+                            await stack.enter_async_context(lifespan(self))
+                        for url in self.settings.worker_urls:
+                            self._tasks.start_soon(self.add_worker, url)
+                        yield
+                finally:
+                    self._tasks.cancel_scope.cancel()
+        finally:
+            self.proxy.close()
+            self._tasks = self._http = None
+
+    # The way of a request.
+
+    async def respond(self, exchange: Exchange) -> Reply:
+        """Take ``exchange`` through hooks and worker; the reply is the exchange's, and ends with it.
+
+        Raises HTTPError.
+        """
+        hooks = self.hooks
+        reply = await hooks.call_pre_request(exchange) if hooks.pre_request else None
+        if reply is None:
+            reply = await self.proxy.forward(exchange)
+        exchange.reply = reply
+        if hooks.post_response:
+            await hooks.call_post_response(exchange)
+        return exchange.reply
+
+    @asynccontextmanager
+    async def generate(self, payload: dict[str, Any], *, session: str | None = None) -> AsyncIterator[Reply]:
+        """A ``/generate`` of a plugin's own, through all hooks and without a network hop to ourselves.
+
+        The reply is to be read within the block. Raises HTTPError.
+        """
+        body = orjson.dumps(payload)
+        request = Request("POST", b"/generate", [(b"content-type", b"application/json")], body)
+        with Exchange(request, session=session) as exchange:
+            yield await self.respond(exchange)
+
+    # Workers.
+
+    async def add_worker(
+        self,
+        url: str,
+        *,
+        worker_type: WorkerType = "regular",
+        bootstrap_port: int | None = None,
+        model_id: str | None = None,
+        labels: dict[str, str] | None = None,
+    ) -> tuple[Worker, str | None]:
+        """Register a worker, or give a known one a fresh start.
+
+        Returns it and what was wrong with its first answer (None: it is ready). A worker that does not
+        answer yet stays ``joining`` and is looked at again until it does. Raises BadRequest.
+        """
+        worker = self.pool.add(
+            Worker(
+                worker_url(url), worker_type, bootstrap_port, model_id, labels if labels is not None else {}
+            )
+        )
+        trouble = await self._look_at(worker)
+        if trouble is not None:
+            logger.warning("worker %s does not answer yet: %s", worker.url, trouble)
+            self.tasks.start_soon(self._wait_for, worker)
+        return worker, trouble
+
+    async def _wait_for(self, worker: Worker) -> None:
+        while worker in self.pool and worker.state == "joining":
+            await anyio.sleep(_LOOK_AGAIN_S)
+            if await self._look_at(worker) is None:
+                return
+
+    async def _look_at(self, worker: Worker) -> str | None:
+        """Ask ``worker`` about itself; None when it answered, whatever it said, else what was wrong."""
+        try:
+            for path in ("/model_info", "/get_model_info"):
+                answer = await self.http.get(worker.url + path, timeout=_FIRST_LOOK_S)
+                if answer.status_code != 404:
+                    break
+        except httpx.HTTPError as error:
+            return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        if answer.status_code >= 500:
+            return f"it answered {answer.status_code}"
+        self._learn(worker, answer)
+        if worker.state == "joining":
+            self.pool.ready(worker)
+            logger.info("worker %s is ready", worker.url)
+        return None
+
+    def _learn(self, worker: Worker, answer: httpx.Response) -> None:
+        try:
+            info = orjson.loads(answer.content) if answer.status_code == 200 else None
+        except orjson.JSONDecodeError:
+            return  # not an SGLang server; it can be proxied to all the same
+        if not isinstance(info, dict):
+            return
+        version, model = info.get("weight_version"), info.get("model_path")
+        if isinstance(version, str | int):
+            worker.weight_version = str(version)
+            self.weights.see(worker.weight_version)
+            if self.weights.current is None:
+                self.weights.move(worker.weight_version, worker.url)  # learnt, not changed: no hook
+        if worker.model_id is None and isinstance(model, str):
+            worker.model_id = model
+
+    def _worker_changed(self, worker: Worker, change: WorkerChange) -> None:
+        if change == "removed":
+            self.proxy.forget(worker)
+        logger.info("worker %s: %s", worker.url, change)
+        self.hooks.worker_changed(worker, change)
+
+    # Weights.
+
+    async def announce_weights(self, version: str, source: str) -> WeightUpdate | None:
+        """The fleet serves ``version`` now: tell the plugins, in order, once. None when that was known."""
+        assert self._announcing is not None, "the router is not serving"
+        async with self._announcing:
+            update = self.weights.move(version, source)
+            if update is not None:
+                for worker in self.pool:
+                    worker.weight_version = version
+                logger.info("weights at version %s (was %s, by %s)", version, update.previous, source)
+                await self.hooks.on_weight_update(update)
+        return update

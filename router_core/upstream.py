@@ -1,0 +1,536 @@
+"""HTTP/1.1 to one worker: pooled connections on asyncio transports, parsed by httptools (llhttp).
+
+This is the byte path, so it has no task, no lock and no cancel scope per request. A connection is busy with
+one exchange or idle in the pool. All deadlines, and the age of idle connections, are looked at by one timer
+per worker, which runs only while there are connections.
+
+Framing is RFC 9112 and strict: what could be read in two ways (both lengths, repeated lengths, other transfer
+codings, bytes after the end) breaks the connection instead of being passed on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import deque
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import httptools
+
+from router_core.errors import WorkerBroke, WorkerTimeout, WorkerUnreachable
+from router_core.types import Headers
+
+__all__ = ["Limits", "Upstream", "UpstreamReply"]
+
+#: Bytes of a reply that wait for the client before the worker is held back.
+_HIGH_WATER = 512 * 1024
+#: Request bodies are handed to the transport in slices of this size, and wait while it is full.
+_SLICE = 256 * 1024
+
+# RFC 9110 section 7.6.1; Proxy-* are for this hop only (section 11.7); Host and the length are written anew;
+# "100 Continue" was settled with the client.
+_NOT_SENT = frozenset(
+    (
+        b"connection", b"content-length", b"expect", b"host", b"keep-alive", b"proxy-authenticate",
+        b"proxy-authorization", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade",
+    )
+)  # fmt: skip
+_NOT_RETURNED = frozenset(
+    (b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-connection", b"te", b"trailer",
+     b"transfer-encoding", b"upgrade")
+)  # fmt: skip
+_PLAIN_CONNECTION = frozenset((b"close", b"keep-alive"))
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Deadlines in seconds, sizes in bytes.
+
+    ``idle_s`` stays below the 5 s after which uvicorn, and so SGLang, closes an idle connection.
+    """
+
+    connect_s: float = 5.0
+    first_byte_s: float = 1800.0
+    silence_s: float = 300.0
+    idle_s: float = 4.0
+    head_bytes: int = 64 * 1024
+
+    @property
+    def tick_s(self) -> float:
+        """How often deadlines are looked at."""
+        return min(1.0, self.first_byte_s / 4, self.silence_s / 4, self.idle_s / 4)
+
+
+class UpstreamReply:
+    """A worker's reply: status and headers are there, the body comes. Hop-by-hop headers are gone."""
+
+    __slots__ = (
+        "_chunks",
+        "_connection",
+        "_error",
+        "_loop",
+        "_size",
+        "_waiter",
+        "complete",
+        "headers",
+        "status",
+    )
+
+    def __init__(self, connection: _Connection, loop: asyncio.AbstractEventLoop) -> None:
+        self.status = 0
+        self.headers: Headers = []
+        self.complete = False
+        self._loop = loop
+        self._connection: _Connection | None = connection
+        self._chunks: deque[bytes] = deque()
+        self._size = 0
+        self._error: WorkerBroke | WorkerTimeout | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def finished(self) -> bool:
+        """True when there is nothing more to read."""
+        return self.complete and not self._chunks
+
+    async def read(self) -> bytes:
+        """What has come since the last call, at least one byte; ``b""`` at the end.
+
+        Raises WorkerBroke or WorkerTimeout, after everything that came before.
+        """
+        while not self._chunks:
+            if self._error is not None:
+                raise self._error
+            if self.complete:
+                return b""
+            await self._news()
+        chunks = self._chunks
+        data = chunks.popleft() if len(chunks) == 1 else b"".join(chunks)
+        chunks.clear()
+        self._size = 0
+        if self._connection is not None:
+            self._connection.resume_reply()
+        return data
+
+    async def head(self) -> None:
+        """Return when status and headers are there."""
+        while not self.status:
+            if self._error is not None:
+                raise self._error
+            await self._news()
+
+    async def _news(self) -> None:
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def close(self) -> None:
+        """Give up: close the connection at once if anything is still to come. Idempotent."""
+        connection, self._connection = self._connection, None
+        if connection is not None and not self.complete:
+            connection.abort()
+        self._chunks.clear()
+
+    # The connection's side.
+
+    def start(self, status: int, headers: Headers) -> None:
+        self.status, self.headers = status, headers
+        self._wake()
+
+    def put(self, data: bytes) -> bool:
+        """Take a piece of the body; True when the worker should be held back."""
+        self._chunks.append(data)
+        self._size += len(data)
+        self._wake()
+        return self._size > _HIGH_WATER
+
+    def end(self) -> None:
+        self.complete = True
+        self._connection = None
+        self._wake()
+
+    def fail(self, error: WorkerBroke | WorkerTimeout) -> None:
+        self._error = error
+        self._connection = None
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class _Connection(asyncio.Protocol):
+    """One connection, busy with at most one exchange."""
+
+    def __init__(self, pool: Upstream) -> None:
+        self._pool = pool
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._reply: UpstreamReply | None = None
+        self._held = False
+        self._upload: memoryview | None = None
+        self._upload_paused = False
+        self.deadline = 0.0
+        self.used = False
+        self._reset("")
+
+    def _reset(self, method: str) -> None:
+        self._method = method
+        self._answered = False
+        self._headers: Headers = []
+        self._head_bytes = 0
+        self._unparsed = 0
+        self._head_done = False
+        self._message_done = False
+        self._framed = False
+        self._keep_alive = False
+        self._named: list[bytes] = []
+
+    # One exchange.
+
+    def begin(self, method: str, head: bytes, body: bytes) -> UpstreamReply:
+        """Send a request; the reply's head is awaited with :meth:`UpstreamReply.head`."""
+        transport = self._transport
+        assert transport is not None  # narrowing: connected before it is used
+        self._reset(method)
+        pool = self._pool
+        self._reply = reply = UpstreamReply(self, pool.loop)
+        self.deadline = pool.loop.time() + pool.limits.first_byte_s
+        if len(body) <= _SLICE:
+            transport.write(head + body if body else head)
+        else:
+            transport.write(head)
+            self._upload = memoryview(body)
+            self._pump()
+        return reply
+
+    def _pump(self) -> None:
+        while self._upload is not None and not self._upload_paused:
+            assert self._transport is not None  # narrowing: connected
+            self._transport.write(self._upload[:_SLICE])
+            self._upload = self._upload[_SLICE:] or None
+
+    def pause_writing(self) -> None:
+        self._upload_paused = True
+
+    def resume_writing(self) -> None:
+        self._upload_paused = False
+        self._pump()
+
+    def resume_reply(self) -> None:
+        """The client has taken what was there: go on reading."""
+        if self._held and self._transport is not None:
+            self._held = False
+            self.deadline = self._pool.loop.time() + self._pool.limits.silence_s
+            self._transport.resume_reading()
+
+    @property
+    def held(self) -> bool:
+        """True while the worker is held back for a slow client: its silence is not its fault."""
+        return self._held
+
+    @property
+    def open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._reply = None
+        self._upload = None
+        if self._transport is not None:
+            self._transport.abort()
+
+    def expire(self) -> None:
+        """The deadline has passed."""
+        limits = self._pool.limits
+        what, limit = ("go on", limits.silence_s) if self._head_done else ("answer", limits.first_byte_s)
+        self._fail(WorkerTimeout(f"worker {self._pool.url} did not {what} within {limit:g} s"))
+
+    def _fail(self, error: WorkerBroke | WorkerTimeout) -> None:
+        reply = self._reply
+        self.abort()
+        if reply is not None:
+            reply.fail(error)
+
+    def break_off(self, what: str) -> None:
+        """Close at once; the exchange fails with "worker URL ``what``"."""
+        self._fail(WorkerBroke(f"worker {self._pool.url} {what}", answered=self._answered))
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)  # narrowing: TCP or TLS
+        self._transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._upload = None
+        self._pool.forget(self)
+        reply, self._reply = self._reply, None
+        if reply is not None:
+            if self._head_done and not self._framed and exc is None:
+                reply.end()  # RFC 9112 section 6.3, rule 8: the body ends with the connection
+            else:
+                when = "in the middle of its answer" if self._answered else "before answering"
+                reply.fail(
+                    WorkerBroke(
+                        f"worker {self._pool.url} closed the connection {when}", answered=self._answered
+                    )
+                )
+
+    def data_received(self, data: bytes) -> None:
+        if self._reply is None:
+            self.abort()  # bytes that nobody asked for; they must not become the next request's answer
+            return
+        self._answered = True
+        self.deadline = self._pool.loop.time() + self._pool.limits.silence_s
+        self._unparsed += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self.break_off("switched protocols unasked")
+            return
+        except httptools.HttpParserError as error:
+            if not self._message_done:
+                cause = error.__context__
+                self.break_off(str(cause) if isinstance(cause, _Refused) else f"broke HTTP: {error}")
+                return
+            self._keep_alive = False  # the answer is whole; what came after it is not
+        if self._message_done:
+            self._finish()
+        elif self._unparsed > self._pool.limits.head_bytes:
+            self.break_off(f"sent more than {self._pool.limits.head_bytes} bytes without a header or a body")
+
+    def _finish(self) -> None:
+        reply, self._reply = self._reply, None
+        assert reply is not None  # narrowing: a message ends while it is awaited
+        assert self._transport is not None  # narrowing: and it came over it
+        if self._keep_alive and self._upload is None and not self._transport.is_closing():
+            if self._held:
+                self._held = False
+                self._transport.resume_reading()
+            self.used = True
+            self._pool.put_back(self)
+        else:
+            self.abort()
+        reply.end()
+
+    # httptools. What is raised here comes out of feed_data as the context of an HttpParserCallbackError.
+
+    def on_message_begin(self) -> None:
+        if self._message_done:
+            self._keep_alive = False
+            raise _Refused("sent bytes after its answer")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._unparsed = 0
+        self._head_bytes += len(name) + len(value) + 4
+        if self._head_bytes > self._pool.limits.head_bytes:
+            raise _Refused(f"sent headers of more than {self._pool.limits.head_bytes} bytes")
+        if self._head_done:
+            return  # a trailer field: hop-by-hop here, since no client asked for it with TE
+        name = name.lower()
+        if name == b"content-length":
+            self._framed = True
+        elif name in _NOT_RETURNED:
+            if name == b"transfer-encoding":
+                # gzip and the like are for this hop only and were not asked for (no TE was sent)
+                if self._framed or value.strip().lower() != b"chunked":
+                    raise _Refused(f"framed its answer in an unknown way ({value[:80]!r})")
+                self._framed = True
+            elif name == b"connection" and value.lower() not in _PLAIN_CONNECTION:
+                self._named += [token.strip().lower() for token in value.split(b",")]
+            return
+        self._headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        self._unparsed = 0
+        status = self._parser.get_status_code()
+        if status < 200:
+            if status == 101:
+                raise _Refused("switched protocols unasked")
+            return
+        if status > 599:
+            raise _Refused(f"answered with status {status}")
+        self._head_done = True
+        headers = self._headers
+        if self._named:
+            headers = [pair for pair in headers if pair[0] not in self._named]
+        assert self._reply is not None  # narrowing: data is parsed only while a reply is awaited
+        self._reply.start(status, headers)
+        if self._method == "HEAD":
+            # The parser cannot be told that no body follows a HEAD, so this connection is not used again.
+            self._message_done = True
+            raise _Refused("sent an answer to HEAD")
+
+    def on_body(self, body: bytes) -> None:
+        self._unparsed = 0
+        if (
+            self._reply is not None
+            and self._reply.put(body)
+            and not self._held
+            and self._transport is not None
+        ):
+            self._held = True
+            self._transport.pause_reading()
+
+    def on_message_complete(self) -> None:
+        if self._head_done:
+            self._message_done = True
+            self._keep_alive = self._parser.should_keep_alive()
+        else:  # 1xx: for this hop only
+            self._headers = []
+            self._framed = False
+
+
+class _Refused(Exception):
+    """What the worker did, to be read after "worker URL"."""
+
+
+class Upstream:
+    """Requests to one worker."""
+
+    def __init__(self, url: str, limits: Limits, tls: ssl.SSLContext | None = None) -> None:
+        parts = urlsplit(url)
+        self.url = url
+        self.limits = limits
+        self.loop = asyncio.get_running_loop()
+        self._host = parts.hostname or ""
+        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._tls = tls if parts.scheme == "https" else None
+        self._host_line = b"host: %s\r\n" % parts.netloc.encode("ascii")
+        self._idle: list[_Connection] = []
+        self._connections: set[_Connection] = set()
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    @property
+    def open_connections(self) -> int:
+        """Connections that are open, busy or idle."""
+        return len(self._connections)
+
+    async def request(self, method: str, target: bytes, headers: Headers, body: bytes = b"") -> UpstreamReply:
+        """Send a request; returns when the reply's status and headers are there.
+
+        A reused connection that dies before the first byte of a reply has lost the race with the worker's
+        keep-alive timer: the request is sent once more, on a fresh connection. Raises WorkerUnreachable,
+        WorkerBroke and WorkerTimeout. On cancellation the connection is closed.
+        """
+        head = self._head(method, target, headers, len(body))
+        connection = self._take_idle()
+        if connection is not None:
+            reply = connection.begin(method, head, body)
+            try:
+                await reply.head()
+            except WorkerBroke as error:
+                if error.answered:
+                    raise
+            except BaseException:
+                reply.close()
+                raise
+            else:
+                return reply
+        connection = await self._connect()
+        reply = connection.begin(method, head, body)
+        try:
+            await reply.head()
+        except BaseException:
+            reply.close()
+            raise
+        return reply
+
+    def _head(self, method: str, target: bytes, headers: Headers, length: int) -> bytes:
+        lines = [method.encode("ascii"), b" ", target, b" HTTP/1.1\r\n", self._host_line]
+        named: list[bytes] = []
+        for name, value in headers:
+            if name not in _NOT_SENT:
+                lines += (name, b": ", value, b"\r\n")
+            elif name == b"connection" and value.lower() not in _PLAIN_CONNECTION:
+                named += [token.strip().lower() for token in value.split(b",")]
+        if named:
+            rest = [pair for pair in headers if pair[0] not in named and pair[0] != b"connection"]
+            return self._head(method, target, rest, length)
+        if length or method not in ("GET", "HEAD", "DELETE", "OPTIONS"):
+            lines.append(b"content-length: %d\r\n" % length)
+        lines.append(b"\r\n")
+        return b"".join(lines)
+
+    async def _connect(self) -> _Connection:
+        connection = _Connection(self)
+        self._connections.add(connection)
+        try:
+            async with asyncio.timeout(self.limits.connect_s):
+                await self.loop.create_connection(
+                    lambda: connection,
+                    self._host,
+                    self._port,
+                    ssl=self._tls,
+                    server_hostname=self._host if self._tls is not None else None,
+                )
+        except TimeoutError:
+            self._connections.discard(connection)
+            raise WorkerTimeout(
+                f"worker {self.url} did not accept a connection within {self.limits.connect_s:g} s"
+            ) from None
+        except (OSError, ssl.SSLError) as error:
+            self._connections.discard(connection)
+            raise WorkerUnreachable(f"worker {self.url} cannot be reached: {_reason(error)}") from None
+        except BaseException:
+            connection.abort()
+            self._connections.discard(connection)
+            raise
+        if self._sweeper is None:
+            self._sweeper = self.loop.call_later(self.limits.tick_s, self._sweep)
+        if not connection.open:
+            raise WorkerBroke(f"worker {self.url} closed the connection at once")
+        return connection
+
+    # The pool: last in, first out, so that surplus connections grow old and go.
+
+    def _take_idle(self) -> _Connection | None:
+        now = self.loop.time()
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.open and connection.deadline > now:
+                return connection
+            connection.abort()
+        return None
+
+    def put_back(self, connection: _Connection) -> None:
+        """``connection`` is free again."""
+        connection.deadline = self.loop.time() + self.limits.idle_s
+        self._idle.append(connection)
+
+    def forget(self, connection: _Connection) -> None:
+        """``connection`` is closed."""
+        self._connections.discard(connection)
+
+    def close_idle(self) -> None:
+        """Close the connections that nobody uses; what is in flight goes on."""
+        while self._idle:
+            self._idle.pop().abort()
+
+    def _sweep(self) -> None:
+        now = self.loop.time()
+        idle = set(self._idle)
+        for connection in [*self._connections]:
+            if connection.deadline <= now and not connection.held and connection.open:
+                if connection in idle:
+                    connection.abort()
+                else:
+                    connection.expire()
+        self._idle = [connection for connection in self._idle if connection.open]
+        self._sweeper = self.loop.call_later(self.limits.tick_s, self._sweep) if self._connections else None
+
+    def close(self) -> None:
+        """Close all connections; what is in flight fails."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            self._sweeper = None
+        for connection in [*self._connections]:
+            connection.break_off("was cut off: the router is closing")
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -1,0 +1,51 @@
+"""Versions of the weights: opaque names with an order, and the one that the fleet serves now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["WeightUpdate", "WeightVersions"]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightUpdate:
+    """The fleet moved from ``previous`` (None: nothing was known) to ``version``. ``source`` tells who said so."""
+
+    version: str
+    previous: str | None
+    source: str
+
+
+class WeightVersions:
+    """The versions seen so far, oldest first, and the current one.
+
+    SGLang's versions are strings (``"default"``, ``"7"``). While all are numbers they are ordered as
+    numbers; otherwise as they were first seen. Changed only by functions without ``await``, so one event
+    loop needs no lock.
+    """
+
+    def __init__(self) -> None:
+        self.current: str | None = None
+        self._seen: dict[str, None] = {}
+        self._order: list[str] = []
+
+    def see(self, version: str) -> None:
+        """Note that ``version`` exists."""
+        if version not in self._seen:
+            self._seen[version] = None
+            seen = list(self._seen)
+            self._order = sorted(seen, key=int) if all(name.isdecimal() for name in seen) else seen
+
+    @property
+    def ordered(self) -> tuple[str, ...]:
+        """All versions seen, oldest first."""
+        return tuple(self._order)
+
+    def move(self, version: str, source: str) -> WeightUpdate | None:
+        """Make ``version`` the current one; None when it is already."""
+        self.see(version)
+        if version == self.current:
+            return None
+        update = WeightUpdate(version, self.current, source)
+        self.current = version
+        return update

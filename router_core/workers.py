@@ -1,0 +1,191 @@
+"""The workers and who may be used: counts, states, and which session belongs where."""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from router_core.errors import BadRequest, NoWorker, WorkerNotFound
+from router_core.hookspecs import WorkerChange
+
+__all__ = ["Worker", "WorkerPool", "WorkerState", "WorkerType", "least_in_flight", "worker_url"]
+
+WorkerType = Literal["regular", "prefill", "decode"]
+WorkerState = Literal["joining", "ready", "quarantined", "draining"]
+
+_MAX_SESSIONS = 1 << 18
+
+
+def worker_url(text: str) -> str:
+    """``text`` as a worker's base URL, ``http[s]://host:port`` without a final slash. Raises BadRequest."""
+    wanted = "a worker URL such as http://10.0.0.7:30001"
+    if not text.isascii() or any(char <= " " or char == "\x7f" for char in text):
+        raise BadRequest(f"wanted {wanted}, got {text!r}")
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError:
+        raise BadRequest(f"wanted {wanted}, got {text!r}") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        raise BadRequest(f"wanted {wanted}, got {text!r}")
+    if parts.username or parts.query or parts.fragment or parts.path.strip("/"):
+        raise BadRequest(f"wanted {wanted} without user, path or query, got {text!r}")
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+@dataclass(eq=False, slots=True)
+class Worker:
+    """One inference server.
+
+    ``in_flight`` counts the requests that hold a lease on it, from the choice to the last byte.
+    ``joining``: registered, has not answered yet; used only when nothing better is there.
+    """
+
+    url: str
+    worker_type: WorkerType = "regular"
+    bootstrap_port: int | None = None
+    model_id: str | None = None
+    labels: dict[str, str] = field(default_factory=dict)
+    weight_version: str | None = None
+    state: WorkerState = "joining"
+    in_flight: int = 0
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def describe(self) -> dict[str, Any]:
+        """The worker as ``GET /workers`` shows it."""
+        return {
+            "id": self.id,
+            "url": self.url,
+            "worker_type": self.worker_type,
+            "is_healthy": self.state == "ready",
+            "state": self.state,
+            "load": self.in_flight,
+            "weight_version": self.weight_version,
+            "model_id": self.model_id,
+            "bootstrap_port": self.bootstrap_port,
+            "labels": self.labels,
+        }
+
+
+def least_in_flight(workers: Iterable[Worker]) -> Worker:
+    """The worker with the fewest requests in flight, ties broken at random. ``workers`` must not be empty."""
+    best: list[Worker] = []
+    fewest = -1
+    for worker in workers:
+        if worker.in_flight < fewest or not best:
+            best, fewest = [worker], worker.in_flight
+        elif worker.in_flight == fewest:
+            best.append(worker)
+    return best[0] if len(best) == 1 else random.choice(best)
+
+
+class WorkerPool:
+    """All registered workers.
+
+    Changed only by functions without ``await``: one event loop needs no lock, and a choice and its lease
+    are one step.
+    """
+
+    def __init__(self, on_change: Callable[[Worker, WorkerChange], None]) -> None:
+        self._workers: dict[str, Worker] = {}
+        self._routable: list[Worker] = []
+        self._sessions: OrderedDict[str, Worker] = OrderedDict()
+        self._on_change = on_change
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(list(self._workers.values()))
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def __contains__(self, worker: Worker) -> bool:
+        return self._workers.get(worker.url) is worker
+
+    def find(self, id_or_url: str) -> Worker:
+        """The worker with that id or URL. Raises WorkerNotFound."""
+        worker = self._workers.get(id_or_url)
+        if worker is not None:
+            return worker
+        for worker in self._workers.values():
+            if worker.id == id_or_url:
+                return worker
+        known = ", ".join(self._workers) or "none"
+        raise WorkerNotFound(f"no worker {id_or_url!r}; registered: {known}")
+
+    def add(self, worker: Worker) -> Worker:
+        """Register ``worker``. One that is registered under the same URL stays, with a fresh start: it joins again."""
+        known = self._workers.get(worker.url)
+        if known is None:
+            self._workers[worker.url] = worker
+        else:
+            known.worker_type, known.bootstrap_port = worker.worker_type, worker.bootstrap_port
+            known.model_id, known.labels = worker.model_id or known.model_id, worker.labels
+            known.state = "joining"
+            worker = known
+        self._recount()
+        self._on_change(worker, "added")
+        return worker
+
+    def remove(self, worker: Worker) -> None:
+        """Forget ``worker``. What it has in flight goes on, and its count stays right."""
+        if worker in self:
+            del self._workers[worker.url]
+            self._recount()
+            self._on_change(worker, "removed")
+
+    def ready(self, worker: Worker) -> None:
+        """``worker`` answers: use it (again)."""
+        self._move(worker, "ready", "readmitted" if worker.state == "quarantined" else None)
+
+    def quarantine(self, worker: Worker) -> None:
+        """No new requests for ``worker``; those in flight go on."""
+        self._move(worker, "quarantined", "quarantined")
+
+    def drain(self, worker: Worker) -> None:
+        """No new requests for ``worker``, until it is registered again."""
+        self._move(worker, "draining", "draining")
+
+    def _move(self, worker: Worker, state: WorkerState, change: WorkerChange | None) -> None:
+        if worker in self and worker.state != state:
+            worker.state = state
+            self._recount()
+            if change is not None:
+                self._on_change(worker, change)
+
+    def _recount(self) -> None:
+        regular = [worker for worker in self._workers.values() if worker.worker_type == "regular"]
+        self._routable = [worker for worker in regular if worker.state == "ready"] or [
+            worker for worker in regular if worker.state == "joining"
+        ]
+
+    @property
+    def healthy(self) -> int:
+        """How many workers are ready."""
+        return sum(worker.state == "ready" for worker in self._workers.values())
+
+    def routable(self) -> list[Worker]:
+        """The workers that a request may go to now. Raises NoWorker when there is none."""
+        if not self._routable:
+            states = ", ".join(f"{worker.url} {worker.worker_type} {worker.state}" for worker in self)
+            raise NoWorker(f"no worker can take requests (registered: {states or 'none'})")
+        return self._routable
+
+    def of_session(self, session: str) -> Worker | None:
+        """The worker that ``session`` went to before, if it can be used now."""
+        worker = self._sessions.get(session)
+        if worker is None:
+            return None
+        self._sessions.move_to_end(session)
+        return worker if worker in self._routable else None
+
+    def bind(self, session: str, worker: Worker) -> None:
+        """``session`` keeps ``worker`` from now on. The least recently used sessions are forgotten past 262,144."""
+        self._sessions[session] = worker
+        self._sessions.move_to_end(session)
+        if len(self._sessions) > _MAX_SESSIONS:
+            self._sessions.popitem(last=False)
