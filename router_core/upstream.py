@@ -14,6 +14,7 @@ import asyncio
 import ssl
 from collections import deque
 from dataclasses import dataclass
+from typing import cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -261,8 +262,7 @@ class _Connection(asyncio.Protocol):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # narrowing: TCP or TLS
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are transports by behaviour only
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
