@@ -1,0 +1,35 @@
+-- wrk: POST the bodies of a file, one per line, in turn. A body with "@unique@" gets a text of its own each time.
+-- Arguments: file, tag of this run. One body without the mark is sent as it is, at the lowest cost.
+
+local heads, tails, tag, turn = {}, {}, "", 0
+local mark = "@unique@"
+
+local function unique_request()
+  turn = turn + 1
+  local i = turn % #heads + 1
+  return wrk.format(nil, nil, nil, heads[i] .. tag .. turn .. tails[i])
+end
+
+function init(args)
+  wrk.method = "POST"
+  wrk.headers["Content-Type"] = "application/json"
+  tag = args[2] .. "-"
+  for line in io.lines(args[1]) do
+    local at = line:find(mark, 1, true)
+    if at == nil then
+      wrk.body = line
+      return
+    end
+    heads[#heads + 1] = line:sub(1, at - 1)
+    tails[#tails + 1] = line:sub(at + #mark)
+  end
+  request = unique_request
+end
+
+function done(summary, latency)
+  local e = summary.errors
+  io.write(string.format(
+    '\n@{"requests":%d,"duration_us":%d,"errors":%d,"p50_us":%d,"p99_us":%d}\n',
+    summary.requests, summary.duration, e.connect + e.read + e.write + e.status + e.timeout,
+    latency:percentile(50), latency:percentile(99)))
+end

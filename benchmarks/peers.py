@@ -1,0 +1,173 @@
+"""The proxies that stand beside each other: how each is started, and what to say when one is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+import anyio
+import httpx
+
+from benchmarks import nginx
+from benchmarks.processes import PROXY_CORE, Child, child, free_port
+
+__all__ = ["BASELINE", "Peer", "Running", "gateway", "httpx_proxy", "nginx_proxy", "router", "started"]
+
+#: Ratios are against this peer.
+BASELINE = "sglang-router"
+
+_START_DEADLINE_S = 30.0
+_JSON = {"content-type": "application/json"}
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A proxy that can be started in front of one worker."""
+
+    name: str
+    command: Callable[[int, str, Path], Sequence[str]]
+    missing: Callable[[], str | None] = field(default=lambda: None)
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A proxy that answers."""
+
+    name: str
+    url: str
+    child: Child
+
+
+def router(name: str, *flags: str) -> Peer:
+    """This project's router with ``flags``."""
+
+    def command(port: int, worker_url: str, directory: Path) -> list[str]:
+        address = ["--host", "127.0.0.1", "--port", str(port), "--worker-urls", worker_url]
+        return [sys.executable, "-m", "router_core", *address, *flags]
+
+    def missing() -> str | None:
+        there = importlib.util.find_spec("router_core.__main__")
+        return None if there else "the router cannot be run: router_core has no __main__ here"
+
+    return Peer(name, command, missing)
+
+
+def gateway(python: str) -> Peer:
+    """SGLang's Rust gateway, with all off that the bare router does not do either.
+
+    Its default policy (cache_aware) keeps a tree of prompts; round_robin does no work. Retries need a copy
+    of each request, the circuit breaker a record of each reply: both off.
+    """
+
+    def command(port: int, worker_url: str, directory: Path) -> list[str]:
+        return [
+            *(python, "-m", "sglang_router.launch_router"),
+            *("--host", "127.0.0.1", "--port", str(port), "--worker-urls", worker_url),
+            *("--policy", "round_robin", "--disable-retries", "--disable-circuit-breaker"),
+            *(
+                "--log-level",
+                "error",
+                "--prometheus-host",
+                "127.0.0.1",
+                "--prometheus-port",
+                str(free_port()),
+            ),
+        ]
+
+    def missing() -> str | None:
+        if _can_import(python, "sglang_router"):
+            return None
+        return (
+            f"{python} cannot import sglang_router. Make an environment for it (python -m venv gateway && "
+            "gateway/bin/pip install sglang-router==0.3.2) and name it: --gateway-python gateway/bin/python"
+        )
+
+    return Peer(BASELINE, command, missing)
+
+
+def nginx_proxy() -> Peer:
+    """nginx with upstream keep-alive: the limit of the craft."""
+    return Peer("nginx", nginx.proxy_command, lambda: None if nginx.is_installed() else nginx.MISSING)
+
+
+def httpx_proxy() -> Peer:
+    """Starlette and httpx, the obvious way."""
+
+    def command(port: int, worker_url: str, directory: Path) -> list[str]:
+        return [
+            *(
+                "env",
+                f"WORKER_URL={worker_url}",
+                sys.executable,
+                "-m",
+                "uvicorn",
+                "benchmarks.httpx_proxy:app",
+            ),
+            *("--host", "127.0.0.1", "--port", str(port), "--backlog", "4096"),
+            *("--no-access-log", "--log-level", "warning"),
+        ]
+
+    return Peer("starlette+httpx", command)
+
+
+async def started(
+    stack: AsyncExitStack,
+    peers: Sequence[Peer],
+    worker_url: str,
+    directory: Path,
+    request: bytes,
+    is_right: Callable[[httpx.Response], bool],
+) -> list[Running]:
+    """Start ``peers`` on the proxy's core until ``stack`` closes; each has answered ``request`` rightly.
+
+    One that does not within half a minute is left out, with its own last words.
+    """
+    proxies = []
+    for peer in peers:
+        port = free_port()
+        command = peer.command(port, worker_url, directory)
+        proxy = stack.enter_context(child(peer.name, command, core=PROXY_CORE, directory=directory))
+        url = f"http://127.0.0.1:{port}"
+        if (fault := await _first_answer(proxy, url, request, is_right)) is None:
+            proxies.append(Running(peer.name, url, proxy))
+        else:
+            print(f"left out: {peer.name}: {fault}\n{proxy.last_words()}", file=sys.stderr)
+    return proxies
+
+
+async def _first_answer(
+    proxy: Child, url: str, request: bytes, is_right: Callable[[httpx.Response], bool]
+) -> str | None:
+    """Ask until the answer is right: None; or what was wrong with the last one."""
+    fault = "it did not listen"
+    deadline = time.monotonic() + _START_DEADLINE_S
+    async with httpx.AsyncClient(base_url=url, headers=_JSON, trust_env=False, timeout=30.0) as client:
+        while proxy.process.poll() is None and time.monotonic() < deadline:
+            try:
+                reply = await client.post("/generate", content=request)
+            except httpx.TransportError as error:
+                fault = f"{type(error).__name__} {error}"
+            else:
+                if is_right(reply):
+                    return None
+                fault = f"it answered {reply.status_code} {reply.content[:200]!r}"
+            await anyio.sleep(0.1)
+    return fault
+
+
+@lru_cache
+def _can_import(python: str, module: str) -> bool:
+    try:
+        return (
+            subprocess.run([python, "-c", f"import {module}"], capture_output=True, timeout=60).returncode
+            == 0
+        )
+    except OSError:
+        return False

@@ -1,0 +1,165 @@
+"""Child processes of a benchmark: pinned to a core, measured through /proc, ended whatever happens."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["LOAD_CORE", "PROXY_CORE", "Child", "CoreClock", "child", "free_port", "leave_cleanly", "require"]
+
+PROXY_CORE = 0
+LOAD_CORE = 1
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_ROOT = Path(__file__).resolve().parent.parent
+_END_DEADLINE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A running child and its descendants (nginx and some launchers fork)."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def cpu_s(self) -> float:
+        """User and system time of the whole family so far, in seconds (10 ms steps)."""
+        ticks = 0
+        for pid in self._family():
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+        return ticks / _TICKS_PER_S
+
+    def reset_peak_memory(self) -> None:
+        """Let the kernel count the peak anew, from what is resident now (proc(5), clear_refs)."""
+        for pid in self._family():
+            Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+    def memory_bytes(self) -> tuple[int, int]:
+        """Resident memory of the family: now, and at its peak since the last reset."""
+        now = peak = 0
+        for pid in self._family():
+            status = dict(
+                line.split(":", 1)
+                for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+                if ":" in line
+            )
+            now += int(status["VmRSS"].split()[0]) * 1024
+            peak += int(status["VmHWM"].split()[0]) * 1024
+        return now, peak
+
+    def last_words(self) -> str:
+        """The end of what the child wrote, for an error message."""
+        return self.log.read_text(errors="replace")[-2000:].strip() or "(it said nothing)"
+
+    def _family(self) -> list[int]:
+        found = [self.process.pid]
+        for pid in found:
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                found += map(int, (task / "children").read_text().split())
+        return found
+
+
+class CoreClock:
+    """How busy the two cores are between two looks: which side of a run was the limit."""
+
+    def __init__(self) -> None:
+        self._before = self._read()
+
+    def busy(self) -> dict[int, float]:
+        """Share of time each core was not idle since the last look, 0 to 1; strangers' work counts too."""
+        now = self._read()
+        shares = {}
+        for core, (idle, total) in now.items():
+            idle_before, total_before = self._before[core]
+            shares[core] = 1 - (idle - idle_before) / max(1, total - total_before)
+        self._before = now
+        return shares
+
+    @staticmethod
+    def _read() -> dict[int, tuple[int, int]]:
+        cores = {}
+        for line in Path("/proc/stat").read_text().splitlines():
+            name, *ticks = line.split()
+            if name.startswith("cpu") and name != "cpu":
+                cores[int(name[3:])] = int(ticks[3]) + int(ticks[4]), sum(map(int, ticks[:8]))
+        return cores
+
+
+@contextmanager
+def child(name: str, command: Sequence[str], *, core: int, directory: Path) -> Iterator[Child]:
+    """Run ``command`` on one core until the block ends; it dies with this process, however that ends.
+
+    Its output goes to a file in ``directory``. It starts in the root of the project, so that ``-m`` finds
+    the packages of the source tree.
+    """
+    log = directory / f"{name.replace(' ', '-')}.log"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(_python_path())}
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            ["setpriv", "--pdeathsig", "TERM", "taskset", "-c", str(core), *command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd=_ROOT,
+            env=environment,
+            start_new_session=True,
+        )
+    try:
+        yield Child(name, process, log)
+    finally:
+        process.terminate()
+        try:
+            process.wait(_END_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def require(*programs: str) -> None:
+    """Leave with exit code 2 and a sentence when a program this benchmark cannot do without is missing."""
+    if missing := [program for program in programs if shutil.which(program) is None]:
+        sys.exit(_explain(missing))
+    if (os.cpu_count() or 1) <= LOAD_CORE:
+        print("benchmark: only one core here; proxy and load share it, so ratios are all that can be read")
+
+
+def leave_cleanly() -> None:
+    """Turn SIGTERM into an orderly exit, so that every ``with`` still ends its children."""
+
+    def leave(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, leave)
+
+
+def _explain(missing: Sequence[str]) -> int:
+    print(
+        f"benchmark: {', '.join(missing)} not found; on Debian: apt-get install wrk util-linux",
+        file=sys.stderr,
+    )
+    return 2
+
+
+def _python_path() -> Iterator[str]:
+    yield str(_ROOT)
+    yield str(_ROOT / "plugins")
+    if inherited := os.environ.get("PYTHONPATH"):
+        yield inherited

@@ -1,0 +1,228 @@
+"""Requests per second of one core: the router beside the gateway, nginx and a Starlette + httpx proxy.
+
+    python -m benchmarks.proxy --gateway-python gateway/bin/python
+
+*bare*: a 720-byte ``/generate``, a 3.4 kB answer, from a worker that is nginx itself. *conversations*: the
+next turn of recorded conversations of about 2,000 tokens, sent as text with a new question each, 64 new
+tokens with logprobs; here the radix cache has to look up, tokenise the new text, rewrite and record. Its
+peers only pass the bytes on.
+
+The proxy has one core, the load generator and the worker the other. ``us CPU`` is the proxy's own processor
+time per request and depends on nobody else; the cores' load says which side was the limit, and ``own`` below
+the core's load says that strangers were at work on it. ``exact`` is the
+share of requests that reached the worker with the sampled ids of earlier turns in them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import anyio
+import httpx
+import uvloop
+
+from benchmarks import nginx, wrk
+from benchmarks.options import Options, parse, present
+from benchmarks.peers import Running, gateway, httpx_proxy, nginx_proxy, router, started
+from benchmarks.processes import LOAD_CORE, PROXY_CORE, CoreClock, child, free_port, leave_cleanly, require
+from benchmarks.report import Column, Report
+from benchmarks.samples import Samples, request_body, save_tokenizer
+from benchmarks.stand_in import FACTS, StandIn, Template, serving_stand_in
+
+_CONNECTIONS = (64, 256)
+_REQUEST_BYTES = 720
+_BARE_TOKENS = 82  # 3.4 kB of answer
+_NEW_TOKENS = 64
+_CONVERSATIONS = 128
+_TURNS = 5
+_OPENING_TOKENS, _QUESTION_TOKENS, _ANSWER_TOKENS = 320, 36, 300  # about 2,000 tokens after five turns
+_WARM_UP_S = 1.0
+
+_COLUMNS = (
+    Column("requests_per_s", "req/s", ratio=True),
+    Column("cpu_us", "us CPU", 1, ratio=True),
+    Column("p50_ms", "p50 ms", 1),
+    Column("p99_ms", "p99 ms", 1),
+    Column("proxy_own", "proxy's own %"),
+    Column("proxy_core", "proxy core %"),
+    Column("load_core", "load core %"),
+    Column("errors", "errors"),
+)
+
+
+async def main(options: Options) -> None:
+    report = Report()
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as name:
+        directory = Path(name)
+        tokenizer = save_tokenizer(directory / "tokenizer")
+        samples = Samples(tokenizer)
+        await _bare(options, report, samples, directory)
+        await _conversations(options, report, samples, directory)
+    for connections in _CONNECTIONS:
+        report.show(f"bare, {connections} connections", _COLUMNS)
+    for connections in _CONNECTIONS:
+        report.show(f"conversations, {connections} connections", (*_COLUMNS, Column("exact", "exact %", 1)))
+    if options.json:
+        report.save(options.json)
+
+
+async def _bare(options: Options, report: Report, samples: Samples, directory: Path) -> None:
+    peers = present(
+        [
+            router("router, no plugins", "--no-default-plugins"),
+            router("router, default plugins"),
+            gateway(options.gateway_python),
+            nginx_proxy(),
+            httpx_proxy(),
+        ],
+        options.only,
+    )
+    template = Template(samples.answer(_BARE_TOKENS).payload)
+    text = samples.opening(100)
+    while len(request := request_body(text, _BARE_TOKENS)) > _REQUEST_BYTES:
+        text = text[:-1]
+    bodies = directory / "bare.jsonl"
+    bodies.write_bytes(request)
+    answer = template.render(0, 100)
+    async with AsyncExitStack() as stack:
+        worker = await stack.enter_async_context(_cheapest_worker(template, answer, directory))
+        proxies = await started(stack, peers, worker, directory, request, _is_complete)
+        await _rounds(options, report, "bare", dict.fromkeys(proxies, bodies))
+
+
+@asynccontextmanager
+async def _cheapest_worker(template: Template, answer: bytes, directory: Path) -> AsyncIterator[str]:
+    """A worker that takes little of the core it shares with the load: nginx, else this process."""
+    if not nginx.is_installed():
+        print(
+            f"{nginx.MISSING}: the worker is a Python stand-in, which a fast proxy can outrun",
+            file=sys.stderr,
+        )
+        async with serving_stand_in(StandIn({_BARE_TOKENS: [template]})) as url:
+            yield url
+        return
+    port = free_port()
+    with child(
+        "worker", nginx.worker_command(port, answer, FACTS, directory), core=LOAD_CORE, directory=directory
+    ):
+        yield f"http://127.0.0.1:{port}"
+
+
+async def _conversations(options: Options, report: Report, samples: Samples, directory: Path) -> None:
+    flags = ("--plugin", "radix_cache", "--hf-checkpoint", str(directory / "tokenizer"))
+    peers = present(
+        [
+            router("router, radix_cache", "--no-default-plugins", *flags),
+            router("router, no plugins", "--no-default-plugins"),
+            gateway(options.gateway_python),
+            nginx_proxy(),
+            httpx_proxy(),
+        ],
+        options.only,
+    )
+    answers = {
+        length: [Template(samples.answer(length).payload) for _ in range(32)]
+        for length in (_ANSWER_TOKENS, _NEW_TOKENS)
+    }
+    stand_in = StandIn(answers, sampled_before=samples.spelled_ids)
+    request = request_body(samples.opening(_OPENING_TOKENS), _NEW_TOKENS)
+    async with AsyncExitStack() as stack:
+        worker = await stack.enter_async_context(serving_stand_in(stand_in))
+        bodies = {}
+        for proxy in await started(stack, peers, worker, directory, request, _is_complete):
+            bodies[proxy] = directory / f"{proxy.name}.jsonl"
+            bodies[proxy].write_bytes(b"\n".join(await _recorded(proxy, samples)))
+        await _rounds(options, report, "conversations", bodies, stand_in)
+
+
+async def _recorded(proxy: Running, samples: Samples) -> list[bytes]:
+    """Hold the conversations through ``proxy``; return requests for a next turn, questions left open."""
+    requests: list[bytes] = []
+    limit = anyio.Semaphore(16)
+
+    async def converse(client: httpx.AsyncClient, text: str, questions: Sequence[str]) -> None:
+        async with limit:
+            for question in questions:
+                reply = await client.post("/generate", content=request_body(text, _ANSWER_TOKENS))
+                reply.raise_for_status()
+                text = samples.following(text, reply.json()["text"], question)
+            requests.append(request_body(text, _NEW_TOKENS))
+
+    headers = {"content-type": "application/json"}
+    async with (
+        httpx.AsyncClient(base_url=proxy.url, headers=headers, trust_env=False, timeout=60) as client,
+        anyio.create_task_group() as tasks,
+    ):
+        for _ in range(_CONVERSATIONS):
+            questions = [samples.words(_QUESTION_TOKENS) for _ in range(_TURNS)]
+            questions[-1] += f" {wrk.UNIQUE}"
+            tasks.start_soon(converse, client, samples.opening(_OPENING_TOKENS), questions)
+    return requests
+
+
+async def _rounds(
+    options: Options,
+    report: Report,
+    scenario: str,
+    bodies: Mapping[Running, Path],
+    stand_in: StandIn | None = None,
+) -> None:
+    """Measure every proxy in every round, one after another; the order turns from round to round."""
+    proxies = list(bodies)
+    for round_ in range(options.rounds + 1):
+        for connections in _CONNECTIONS:
+            for proxy in proxies:
+                seconds = options.seconds if round_ else _WARM_UP_S
+                if stand_in is not None:
+                    stand_in.reset_counts()
+                cores, cpu_s = CoreClock(), proxy.child.cpu_s()
+                seen = await wrk.run(
+                    proxy.url,
+                    bodies[proxy],
+                    connections=connections,
+                    seconds=seconds,
+                    tag=f"{round_}-{connections}",
+                )
+                cpu_s, busy = proxy.child.cpu_s() - cpu_s, cores.busy()
+                if not round_:
+                    continue
+                figures = {
+                    "requests_per_s": seen.requests / seen.duration_us * 1e6,
+                    "cpu_us": cpu_s / max(1, seen.requests) * 1e6,
+                    "p50_ms": seen.p50_us / 1e3,
+                    "p99_ms": seen.p99_us / 1e3,
+                    "proxy_own": cpu_s / seen.duration_us * 1e8,
+                    "proxy_core": busy[PROXY_CORE] * 100,
+                    "load_core": busy.get(LOAD_CORE, 1.0) * 100,
+                    "errors": float(seen.errors),
+                }
+                if stand_in is not None:
+                    figures["exact"] = stand_in.with_sampled_ids / max(1, stand_in.requests) * 100
+                report.add(f"{scenario}, {connections} connections", proxy.name, **figures)
+        if round_:
+            proxies = proxies[1:] + proxies[:1]
+        print(f"{scenario}: round {round_} of {options.rounds} done", file=sys.stderr)
+
+
+def _is_complete(reply: httpx.Response) -> bool:
+    """The worker's answer came through whole."""
+    if reply.status_code != 200:
+        return False
+    answer = json.loads(reply.content)
+    return len(answer["output_ids"]) == len(answer["meta_info"]["output_token_logprobs"]) >= _NEW_TOKENS
+
+
+if __name__ == "__main__":
+    require("wrk", "setpriv", "taskset")
+    leave_cleanly()
+    given = parse(__doc__.partition("\n")[0])
+    os.sched_setaffinity(0, {LOAD_CORE})
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main(given))

@@ -1,0 +1,203 @@
+"""A worker that answers ``/generate`` from a table, in this process: cheap, and aware of what it was asked.
+
+It speaks as much HTTP as proxies need, on bare transports, so that the proxy is what is measured. What to
+answer follows ``max_new_tokens``; which tokens arrived is counted, so that a run can say whether the requests
+were what they should be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import count, cycle
+from typing import cast
+
+import httptools
+
+__all__ = ["FACTS", "Chunk", "StandIn", "Stream", "Template", "serving_stand_in"]
+
+#: What a worker tells those who probe it, by path.
+FACTS: dict[str, bytes] = {
+    "/health": b"{}",
+    **dict.fromkeys(
+        ("/model_info", "/get_model_info"),
+        b'{"model_path":"stand-in","tokenizer_path":"stand-in","is_generation":true,"weight_version":"default"}',
+    ),
+    **dict.fromkeys(
+        ("/server_info", "/get_server_info"),
+        b'{"model_path":"stand-in","served_model_name":"stand-in","dp_size":1,"tp_size":1,"version":"0.5.9"}',
+    ),
+}
+
+_ID = "@id@"
+_PROMPT_TOKENS = -424242
+_MAX_NEW_TOKENS = re.compile(rb'"max_new_tokens":\s*(\d+)')
+_RID = re.compile(rb'"rid":\s*"([^"]+)"')
+_STREAM = re.compile(rb'"stream":\s*true')
+_STAMP_DIGITS = 20
+
+
+class Template:
+    """One JSON answer with two gaps: its id and the number of prompt tokens."""
+
+    def __init__(self, payload: Callable[[str, int], Mapping[str, object]]) -> None:
+        text = json.dumps(payload(_ID, _PROMPT_TOKENS), separators=(",", ":")).encode()
+        self._before, rest = text.split(_ID.encode())
+        self._between, self._after = rest.split(str(_PROMPT_TOKENS).encode())
+
+    def render(self, number: int, prompt_tokens: int) -> bytes:
+        return b"%b%032x%b%d%b" % (self._before, number, self._between, prompt_tokens, self._after)
+
+
+class Chunk:
+    """One server-sent event; its last member is the time it was written, in a fixed number of digits."""
+
+    def __init__(self, payload: Mapping[str, object]) -> None:
+        text = json.dumps(payload, separators=(",", ":")).encode()
+        self._event = b"data: " + text[:-1] + b',"stamp":"'
+        self.size_bytes = len(self._event) + _STAMP_DIGITS + len(b'"}\n\n')
+        self._frame = b"%x\r\n" % self.size_bytes + self._event
+
+    def render(self) -> bytes:
+        """The event in its HTTP chunk, stamped now."""
+        return b'%b%020d"}\n\n\r\n' % (self._frame, time.monotonic_ns())
+
+    @staticmethod
+    def stamp_ns(event: bytes) -> int:
+        """When ``event`` (without the blank line at its end) was written."""
+        return int(event[-_STAMP_DIGITS - 2 : -2])
+
+
+@dataclass(slots=True)
+class Stream:
+    """An answer that leaves chunk by chunk, whenever somebody says ``advance``."""
+
+    transport: asyncio.Transport
+    chunks: Iterator[Chunk]
+    streams: dict[bytes, Stream]
+    rid: bytes
+
+    def advance(self) -> None:
+        """Write the next chunk, or the end."""
+        chunk = next(self.chunks, None)
+        if chunk is not None:
+            self.transport.write(chunk.render())
+        elif self.streams.pop(self.rid, None) is not None:
+            self.transport.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+class StandIn:
+    """The answers, and a count of what came. One event loop; nothing here awaits."""
+
+    def __init__(
+        self,
+        answers: Mapping[int, Sequence[Template]],
+        *,
+        chunks: Sequence[Chunk] = (),
+        sampled_before: Sequence[int] = (),
+    ) -> None:
+        self._answers = {length: cycle(templates) for length, templates in answers.items()}
+        self._chunks = chunks
+        self._marker = b",".join(b"%d" % token for token in sampled_before)
+        self._numbers = count()
+        self.streams: dict[bytes, Stream] = {}
+        self.requests = 0
+        self.with_ids = 0
+        self.with_sampled_ids = 0
+
+    def reset_counts(self) -> None:
+        self.requests = self.with_ids = self.with_sampled_ids = 0
+
+    def answer(self, body: bytes, transport: asyncio.Transport) -> None:
+        """Answer one ``POST /generate``."""
+        self.requests += 1
+        if _STREAM.search(body):
+            return self._open_stream(body, transport)
+        match = _MAX_NEW_TOKENS.search(body)
+        template = next(self._answers[int(match[1]) if match else 0])
+        reply = template.render(next(self._numbers), self._prompt_tokens(body))
+        transport.write(_head(b"application/json", b"content-length: %d" % len(reply)) + reply)
+        return None
+
+    def _open_stream(self, body: bytes, transport: asyncio.Transport) -> None:
+        match = _RID.search(body)
+        rid = match[1] if match else b"%d" % next(self._numbers)
+        transport.write(_head(b"text/event-stream; charset=utf-8", b"transfer-encoding: chunked"))
+        self.streams[rid] = stream = Stream(transport, iter(self._chunks), self.streams, rid)
+        stream.advance()
+
+    def _prompt_tokens(self, body: bytes) -> int:
+        """How many ids came, counted by their commas; 1 for a text, which nobody here tokenises."""
+        start = body.find(b'"input_ids":')
+        if start < 0:
+            return 1
+        ids = body[start : body.find(b"]", start)].replace(b" ", b"")
+        self.with_ids += 1
+        self.with_sampled_ids += bool(self._marker) and self._marker in ids
+        return ids.count(b",") + 1
+
+
+class _Connection(asyncio.Protocol):
+    """HTTP/1.1 of one connection; requests one after another."""
+
+    def __init__(self, stand_in: StandIn) -> None:
+        self._stand_in = stand_in
+        self._parser = httptools.HttpRequestParser(self)
+        self._path = b""
+        self._body: list[bytes] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transports do not subclass it
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for stream in [one for one in self._stand_in.streams.values() if one.transport is self._transport]:
+            del self._stand_in.streams[stream.rid]
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:  # the gateway also tries whether a worker speaks gRPC
+            self._transport.close()
+
+    def on_message_begin(self) -> None:
+        self._path = b""
+        self._body.clear()
+
+    def on_url(self, url: bytes) -> None:
+        self._path += url
+
+    def on_body(self, data: bytes) -> None:
+        self._body.append(data)
+
+    def on_message_complete(self) -> None:
+        if self._path == b"/generate":
+            return self._stand_in.answer(b"".join(self._body), self._transport)
+        fact = FACTS.get(self._path.decode())
+        status, reply = (b"200 OK", fact) if fact is not None else (b"404 Not Found", b"{}")
+        framing = b"content-length: %d" % len(reply)
+        self._transport.write(_head(b"application/json", framing, status) + reply)
+        return None
+
+
+@asynccontextmanager
+async def serving_stand_in(stand_in: StandIn) -> AsyncIterator[str]:
+    """Serve ``stand_in`` on a free loopback port of the running loop; the value is its URL."""
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: _Connection(stand_in), "127.0.0.1", 0, backlog=4096)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+
+
+def _head(content_type: bytes, framing: bytes, status: bytes = b"200 OK") -> bytes:
+    """The headers of a worker that runs on uvicorn."""
+    return (
+        b"HTTP/1.1 %b\r\ndate: Sat, 01 Jan 2000 00:00:00 GMT\r\nserver: uvicorn\r\n"
+        b"%b\r\ncontent-type: %b\r\n\r\n" % (status, framing, content_type)
+    )

@@ -1,0 +1,51 @@
+"""wrk as the load generator, its figures as a value."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.processes import LOAD_CORE
+
+__all__ = ["UNIQUE", "Figures", "run"]
+
+#: Replaced by another text in each request.
+UNIQUE = "@unique@"
+
+_SCRIPT = Path(__file__).with_name("load.lua")
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One run as the client saw it. ``errors``: connects, reads, writes, timeouts and statuses ≥ 400."""
+
+    requests: int
+    duration_us: int
+    errors: int
+    p50_us: int
+    p99_us: int
+
+
+async def run(url: str, bodies: Path, *, connections: int, seconds: float, tag: str) -> Figures:
+    """Load ``url`` with the bodies of a file (one per line) from one thread on the load's core.
+
+    Raises RuntimeError with wrk's words when it fails.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *("setpriv", "--pdeathsig", "TERM", "taskset", "-c", str(LOAD_CORE)),
+        *("wrk", "-t1", f"-c{connections}", f"-d{max(1, round(seconds))}s", "--timeout", "10s"),
+        *("-s", str(_SCRIPT), f"{url}/generate", "--", str(bodies), tag),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        output, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+    text = output.decode(errors="replace")
+    if process.returncode != 0 or "\n@" not in text:
+        raise RuntimeError(f"wrk ended with {process.returncode}: {text.strip()}")
+    return Figures(**json.loads(text.rpartition("\n@")[2]))
