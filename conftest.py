@@ -8,10 +8,15 @@ from dataclasses import dataclass
 
 import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from router_core.cli import build
 from router_core.router import Router
 from router_core.serving import serving
+from router_core.types import ASGIApp
 
 
 @dataclass(frozen=True)
@@ -21,6 +26,15 @@ class Running:
     router: Router
     url: str
     client: httpx.AsyncClient
+
+
+def answering(body: bytes, status: int = 200) -> ASGIApp:
+    """A worker that answers everything with ``body``."""
+
+    async def app(request: Request) -> Response:
+        return Response(body, status)
+
+    return Starlette(routes=[Route("/{path:path}", app, methods=["GET", "POST"])])
 
 
 Start = Callable[..., AbstractAsyncContextManager[Running]]

@@ -48,13 +48,13 @@ class Router:
         self.weights = WeightVersions()
         self.hooks = Hooks(plugins)
         self.pool = WorkerPool(self._worker_changed)
-        self._tls = settings.worker_tls()
+        self.worker_tls = settings.worker_tls()
         limits = Limits(
             connect_s=settings.connect_timeout_s,
             first_byte_s=settings.first_byte_timeout_s,
             silence_s=settings.silence_timeout_s,
         )
-        self.proxy = Proxy(self.pool, self.hooks.select_worker, limits, self._tls)
+        self.proxy = Proxy(self.pool, self.hooks.select_worker, limits, self.worker_tls)
         self._tasks: anyio.abc.TaskGroup | None = None
         self._http: httpx.AsyncClient | None = None
         self._announcing: anyio.Lock | None = None
@@ -85,7 +85,7 @@ class Router:
         """The router's life: task group, probes' client, the plugins' lifespans; all ended on leaving."""
         try:
             async with (
-                httpx.AsyncClient(trust_env=False, verify=self._tls) as self._http,
+                httpx.AsyncClient(trust_env=False, verify=self.worker_tls) as self._http,
                 anyio.create_task_group() as self._tasks,
             ):
                 self._announcing = anyio.Lock()

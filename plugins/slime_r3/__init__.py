@@ -1,1 +1,39 @@
+"""Routed experts for rollout routing replay (R3): ask every worker for them, and leave the answer alone.
 
+SGLang returns ``meta_info.routed_experts`` when a request says ``return_routed_experts`` and the server runs
+with ``--enable-return-routed-experts``: base64 of int32, ``[prompt + completion - 1, num_layers, top_k]``, which
+is 80 MB for a 32k-token sample of a 60-layer, top-8 model. The reply is never parsed here nor encoded again:
+it passes as a stream, byte for byte.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from router_core import BadRequest, Exchange, hookimpl
+
+__all__ = ["R3", "make_plugin"]
+
+_FIELD = "return_routed_experts"
+_GENERATING = frozenset(("/generate", "/v1/chat/completions", "/v1/completions"))
+
+
+def make_plugin(options: argparse.Namespace) -> R3:
+    """The plugin; it has no flags."""
+    return R3()
+
+
+class R3:
+    """Adds ``return_routed_experts: true`` to generation requests that do not speak of it themselves."""
+
+    @hookimpl
+    async def pre_request(self, exchange: Exchange) -> None:
+        request = exchange.request
+        if request.method != "POST" or request.path not in _GENERATING:
+            return
+        try:
+            payload = request.json()
+        except BadRequest:
+            return  # the worker refuses it in its own words
+        if isinstance(payload, dict) and _FIELD not in payload:
+            request.replace_json({**payload, _FIELD: True})

@@ -1,0 +1,17 @@
+"""Any worker."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from router_core.workers import Worker
+
+__all__ = ["RandomChoice"]
+
+
+class RandomChoice:
+    """Each worker with the same chance."""
+
+    def __call__(self, workers: Sequence[Worker]) -> Worker:
+        return random.choice(workers)

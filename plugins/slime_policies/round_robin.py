@@ -1,0 +1,26 @@
+"""One worker after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from router_core.workers import Worker
+
+__all__ = ["RoundRobin"]
+
+
+class RoundRobin:
+    """The worker that was chosen longest ago, so that workers that come and go upset nobody's turn."""
+
+    def __init__(self) -> None:
+        self._turn = 0
+        self._last: dict[str, int] = {}
+
+    def __call__(self, workers: Sequence[Worker]) -> Worker:
+        self._turn += 1
+        chosen = min(workers, key=lambda worker: self._last.get(worker.id, 0))
+        if chosen.id not in self._last:  # a new worker: the moment to forget those that have left
+            present = {worker.id for worker in workers}
+            self._last = {name: turn for name, turn in self._last.items() if name in present}
+        self._last[chosen.id] = self._turn
+        return chosen
