@@ -38,11 +38,15 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A proxy that answers."""
+    """A proxy that answers; without a ``child`` it is the worker itself."""
 
     name: str
     url: str
-    child: Child
+    child: Child | None = None
+
+    def cpu_s(self) -> float:
+        """Processor time so far, in seconds."""
+        return self.child.cpu_s() if self.child else 0.0
 
 
 def router(name: str, *flags: str) -> Peer:

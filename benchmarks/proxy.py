@@ -182,7 +182,7 @@ async def _rounds(
                 seconds = options.seconds if round_ else _WARM_UP_S
                 if stand_in is not None:
                     stand_in.reset_counts()
-                cores, cpu_s = CoreClock(), proxy.child.cpu_s()
+                cores, cpu_s = CoreClock(), proxy.cpu_s()
                 seen = await wrk.run(
                     proxy.url,
                     bodies[proxy],
@@ -190,7 +190,7 @@ async def _rounds(
                     seconds=seconds,
                     tag=f"{round_}-{connections}",
                 )
-                cpu_s, busy = proxy.child.cpu_s() - cpu_s, cores.busy()
+                cpu_s, busy = proxy.cpu_s() - cpu_s, cores.busy()
                 if not round_:
                     continue
                 figures = {

@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data import topics
+from typing import Any
 
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
@@ -29,15 +30,15 @@ class Answer:
     ids: list[int]
     logprobs: list[float]
 
-    def payload(self, rid: str, prompt_tokens: int) -> dict[str, object]:
+    def payload(self, rid: str, prompt_tokens: int) -> dict[str, Any]:
         """SGLang's JSON for this answer."""
         return self._payload(rid, prompt_tokens, self.text, len(self.ids))
 
-    def chunk(self, rid: str, prompt_tokens: int, text: str, tokens: int) -> dict[str, object]:
+    def chunk(self, rid: str, prompt_tokens: int, text: str, tokens: int) -> dict[str, Any]:
         """SGLang's cumulative stream chunk after ``tokens`` tokens, which read ``text``."""
         return self._payload(rid, prompt_tokens, text, tokens)
 
-    def _payload(self, rid: str, prompt_tokens: int, text: str, tokens: int) -> dict[str, object]:
+    def _payload(self, rid: str, prompt_tokens: int, text: str, tokens: int) -> dict[str, Any]:
         ids, logprobs = self.ids[:tokens], self.logprobs[:tokens]
         return {
             "text": text,

@@ -19,7 +19,7 @@ from typing import cast
 
 import httptools
 
-__all__ = ["FACTS", "Chunk", "StandIn", "Stream", "Template", "serving_stand_in"]
+__all__ = ["FACTS", "Chunk", "Fixed", "StandIn", "Stream", "Template", "serving_stand_in"]
 
 #: What a worker tells those who probe it, by path.
 FACTS: dict[str, bytes] = {
@@ -52,6 +52,16 @@ class Template:
 
     def render(self, number: int, prompt_tokens: int) -> bytes:
         return b"%b%032x%b%d%b" % (self._before, number, self._between, prompt_tokens, self._after)
+
+
+class Fixed:
+    """An answer that is always the same bytes: for one too large to be put together each time."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+
+    def render(self, number: int, prompt_tokens: int) -> bytes:
+        return self._body
 
 
 class Chunk:
@@ -96,7 +106,7 @@ class StandIn:
 
     def __init__(
         self,
-        answers: Mapping[int, Sequence[Template]],
+        answers: Mapping[int, Sequence[Template | Fixed]],
         *,
         chunks: Sequence[Chunk] = (),
         sampled_before: Sequence[int] = (),
@@ -121,7 +131,7 @@ class StandIn:
         match = _MAX_NEW_TOKENS.search(body)
         template = next(self._answers[int(match[1]) if match else 0])
         reply = template.render(next(self._numbers), self._prompt_tokens(body))
-        transport.write(_head(b"application/json", b"content-length: %d" % len(reply)) + reply)
+        transport.writelines((_head(b"application/json", b"content-length: %d" % len(reply)), reply))
         return None
 
     def _open_stream(self, body: bytes, transport: asyncio.Transport) -> None:

@@ -1,0 +1,211 @@
+"""What a proxy adds to streams, and what a 64 MiB answer costs it.
+
+    python -m benchmarks.relay --gateway-python gateway/bin/python
+
+*spread*, *steps*: 64 server-sent-event streams of cumulative chunks, 10,000 chunks a second in all, evenly or
+one of every stream at a time. Each chunk bears the time it was written; ``added`` is its delay beyond that of
+the same load without a proxy. *closed loop*: each stream's next chunk leaves when its last one has arrived, so
+the rate is what the proxy can do. *64 MiB*: one JSON answer; memory is the proxy's resident memory before, and
+at its peak.
+
+The proxy has one core; the worker and the clients share the other, in one process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import gc
+import hashlib
+import json
+import os
+import random
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from statistics import median
+from time import monotonic
+
+import anyio
+import httpx
+import uvloop
+
+from benchmarks.download import download
+from benchmarks.options import Options, parse, present
+from benchmarks.peers import Peer, Running, gateway, httpx_proxy, nginx_proxy, router, started
+from benchmarks.processes import LOAD_CORE, PROXY_CORE, CoreClock, leave_cleanly, require
+from benchmarks.report import Column, Report
+from benchmarks.samples import Samples, request_body, save_tokenizer
+from benchmarks.stand_in import Chunk, Fixed, StandIn, serving_stand_in
+from benchmarks.streams import Pace, in_steps, spread, streaming
+
+_STREAMS = 64
+_CHUNKS_PER_S = 10_000
+_PROMPT = "Once upon a time"
+_TOKENS = 64
+_LARGE_TOKENS = 32_768
+_LARGE_BYTES = 64 << 20
+_DOWNLOADS = 5
+_SETTLING_S = 0.5
+
+_LOADS: dict[str, Pace | None] = {
+    f"spread, {_CHUNKS_PER_S:,} chunks/s": spread(_CHUNKS_PER_S),
+    f"steps of {_STREAMS}, {_CHUNKS_PER_S:,} chunks/s": in_steps(_CHUNKS_PER_S),
+    "closed loop": None,
+}
+_LARGE = f"{_LARGE_BYTES >> 20} MiB answer"
+
+_PACED_COLUMNS = (
+    Column("chunks_per_s", "chunks/s"),
+    Column("p50_us", "p50 us"),
+    Column("p99_us", "p99 us"),
+    Column("added_p50_us", "added p50 us"),
+    Column("added_p99_us", "added p99 us"),
+    Column("cpu_us", "us CPU", 1, ratio=True),
+    Column("proxy_core", "proxy core %"),
+    Column("load_core", "load core %"),
+    Column("faults", "faults"),
+)
+_CLOSED_COLUMNS = (Column("chunks_per_s", "chunks/s", ratio=True), *_PACED_COLUMNS[1:3], *_PACED_COLUMNS[5:])
+_LARGE_COLUMNS = (
+    Column("ms", "ms", ratio=True),
+    Column("gb_per_s", "GB/s", 2),
+    Column("cpu_ms", "ms CPU"),
+    Column("before_mb", "MB before"),
+    Column("peak_mb", "MB at peak"),
+    Column("grown_mb", "grown MB", 1),
+)
+
+
+async def main(options: Options) -> None:
+    report = Report()
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as name:
+        directory = Path(name)
+        samples = Samples(save_tokenizer(directory / "tokenizer"))
+        chunks, large = _chunks(samples), _large(samples)
+        stand_in = StandIn({_LARGE_TOKENS: [Fixed(large)]}, chunks=chunks)
+        request = request_body(_PROMPT, _LARGE_TOKENS)
+        digest = hashlib.sha256(large).digest()
+
+        def is_whole(reply: httpx.Response) -> bool:
+            return reply.status_code == 200 and hashlib.sha256(reply.content).digest() == digest
+
+        async with AsyncExitStack() as stack:
+            worker = await stack.enter_async_context(serving_stand_in(stand_in))
+            proxies = await started(stack, _peers(options, directory), worker, directory, request, is_whole)
+            for round_ in range(1, options.rounds + 1):
+                await _round(report, options.seconds, [Running("direct", worker), *proxies], stand_in, chunks)
+                print(f"round {round_} of {options.rounds} done", file=sys.stderr)
+                proxies = proxies[1:] + proxies[:1]
+    for scenario, pace in _LOADS.items():
+        report.show(scenario, _PACED_COLUMNS if pace else _CLOSED_COLUMNS)
+    report.show(_LARGE, _LARGE_COLUMNS)
+    if options.json:
+        report.save(options.json)
+
+
+def _peers(options: Options, directory: Path) -> Sequence[Peer]:
+    recording = ("--plugin", "radix_cache", "--hf-checkpoint", str(directory / "tokenizer"))
+    return present(
+        [
+            router("router, no plugins", "--no-default-plugins"),
+            router("router, radix_cache", "--no-default-plugins", *recording),
+            gateway(options.gateway_python),
+            nginx_proxy(),
+            httpx_proxy(),
+        ],
+        options.only,
+    )
+
+
+async def _round(
+    report: Report, seconds: float, targets: Sequence[Running], stand_in: StandIn, chunks: Sequence[Chunk]
+) -> None:
+    """Measure each target, the worker itself first, in each scenario."""
+    for scenario, pace in _LOADS.items():
+        direct: dict[str, float] = {}
+        for target in targets:
+            figures = await _stream(target, stand_in, chunks, pace, seconds)
+            direct = direct or figures
+            for figure in ("p50_us", "p99_us"):
+                figures[f"added_{figure}"] = figures[figure] - direct[figure]
+            report.add(scenario, target.name, **figures)
+    for target in targets:
+        report.add(_LARGE, target.name, **await _download(target))
+
+
+async def _stream(
+    target: Running, stand_in: StandIn, chunks: Sequence[Chunk], pace: Pace | None, seconds: float
+) -> dict[str, float]:
+    async with streaming(target.url, stand_in, chunks, streams=_STREAMS, pace=pace) as seen:
+        await anyio.sleep(_SETTLING_S)
+        gc.collect()
+        seen.clear()
+        cores, cpu_s, started_s = CoreClock(), target.cpu_s(), monotonic()
+        await anyio.sleep(seconds)
+        elapsed_s, cpu_s, busy = monotonic() - started_s, target.cpu_s() - cpu_s, cores.busy()
+        arrived = len(seen.delays_ns)
+        return {
+            "chunks_per_s": arrived / elapsed_s,
+            "p50_us": seen.delay_us(0.5),
+            "p99_us": seen.delay_us(0.99),
+            "cpu_us": cpu_s / max(1, arrived) * 1e6,
+            "proxy_core": busy[PROXY_CORE] * 100,
+            "load_core": busy.get(LOAD_CORE, 1.0) * 100,
+            "faults": float(seen.faults),
+        }
+
+
+async def _download(target: Running) -> dict[str, float]:
+    request = request_body(_PROMPT, _LARGE_TOKENS)
+    before = peak = 0
+    if target.child:
+        target.child.reset_peak_memory()
+        before, _ = target.child.memory_bytes()
+    cpu_s = target.cpu_s()
+    times_s = []
+    for _ in range(_DOWNLOADS):
+        size, seconds = await download(target.url, request)
+        if size != _LARGE_BYTES:
+            raise RuntimeError(f"{target.name} answered {size} bytes instead of {_LARGE_BYTES}")
+        times_s.append(seconds)
+    cpu_s = target.cpu_s() - cpu_s
+    if target.child:
+        _, peak = target.child.memory_bytes()
+    return {
+        "ms": median(times_s) * 1e3,
+        "gb_per_s": _LARGE_BYTES / median(times_s) / 1e9,
+        "cpu_ms": cpu_s / _DOWNLOADS * 1e3,
+        "before_mb": before / 1e6,
+        "peak_mb": peak / 1e6,
+        "grown_mb": (peak - before) / 1e6,
+    }
+
+
+def _chunks(samples: Samples) -> Sequence[Chunk]:
+    """One answer as the cumulative chunks of a stream, a token each; the end token does not show."""
+    answer = samples.answer(_TOKENS)
+    texts = [samples.decode(answer.ids[: min(n, _TOKENS - 1)]) for n in range(1, _TOKENS + 1)]
+    return [Chunk(answer.chunk("stream", 5, text, n)) for n, text in enumerate(texts, 1)]
+
+
+def _large(samples: Samples) -> bytes:
+    """An answer that is nearly all routed experts, ``_LARGE_BYTES`` long."""
+    payload = samples.answer(_TOKENS).payload("large", 5)
+    rest = _LARGE_BYTES - len(json.dumps(payload)) - len(', "routed_experts": ""')
+    experts = base64.b64encode(random.Random(1).randbytes(rest // 4 * 3)).decode()
+    payload["meta_info"]["routed_experts"] = experts
+    text = json.dumps(payload).encode()
+    return text[:-1] + b" " * (_LARGE_BYTES - len(text)) + text[-1:]
+
+
+if __name__ == "__main__":
+    require("setpriv", "taskset")
+    leave_cleanly()
+    given = parse(__doc__.partition("\n")[0])
+    os.sched_setaffinity(0, {LOAD_CORE})
+    gc.disable()  # a collection here would be taken for a delay of the proxy
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main(given))

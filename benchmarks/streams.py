@@ -1,0 +1,176 @@
+"""Many server-sent-event streams through a proxy, with both ends in this process and on one clock."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from time import monotonic, monotonic_ns
+from typing import cast
+from urllib.parse import urlsplit
+
+import anyio
+import httptools
+
+from benchmarks.samples import request_body
+from benchmarks.stand_in import Chunk, StandIn
+
+__all__ = ["Pace", "Seen", "in_steps", "spread", "streaming"]
+
+#: Says ``advance`` to a stand-in's streams, for ever.
+Pace = Callable[[StandIn], Coroutine[object, object, None]]
+
+_TICK_S = 0.001
+_DONE = b"data: [DONE]"
+
+
+@dataclass(slots=True)
+class Seen:
+    """What arrived at the clients: a delay per chunk, from its write by the worker to its event here."""
+
+    delays_ns: list[int] = field(default_factory=list)
+    streams: int = 0
+    faults: int = 0
+
+    def clear(self) -> None:
+        self.delays_ns.clear()
+        self.streams = self.faults = 0
+
+    def delay_us(self, share: float) -> float:
+        """The delay that ``share`` of the chunks did not exceed, in microseconds; NaN without chunks."""
+        ordered = sorted(self.delays_ns)
+        return ordered[int(share * (len(ordered) - 1))] / 1e3 if ordered else math.nan
+
+
+def spread(chunks_per_s: float) -> Pace:
+    """Chunks evenly over time and streams, whether or not earlier ones have arrived."""
+
+    async def pace(stand_in: StandIn) -> None:
+        sent, started, place = 0, monotonic(), 0
+        while True:
+            await anyio.sleep(_TICK_S)
+            due = int((monotonic() - started) * chunks_per_s) - sent
+            streams = list(stand_in.streams.values())
+            for stream in islice(streams[place:] + streams[:place], due):
+                stream.advance()
+            sent, place = sent + due, (place + due) % max(1, len(streams))
+
+    return pace
+
+
+def in_steps(chunks_per_s: float) -> Pace:
+    """A chunk of every stream at once, as the decode steps of a batching engine make them."""
+
+    async def pace(stand_in: StandIn) -> None:
+        sent, started = 0, monotonic()
+        while True:
+            await anyio.sleep(_TICK_S)
+            if (monotonic() - started) * chunks_per_s < sent + len(stand_in.streams):
+                continue
+            for stream in list(stand_in.streams.values()):
+                stream.advance()
+                sent += 1
+
+    return pace
+
+
+@asynccontextmanager
+async def streaming(
+    url: str, stand_in: StandIn, chunks: Sequence[Chunk], *, streams: int, pace: Pace | None = None
+) -> AsyncIterator[Seen]:
+    """Keep ``streams`` streams open through ``url`` while the block runs; what arrives is counted.
+
+    Without a ``pace`` each stream's next chunk is written as soon as its last one has arrived: one in flight
+    per stream, none coalesced, so that the rate is what the proxy can do.
+    """
+    seen = Seen()
+
+    def at_once(rid: bytes) -> None:
+        if stream := stand_in.streams.get(rid):
+            stream.advance()
+
+    def later(rid: bytes) -> None:
+        """The pace decides."""
+
+    async with anyio.create_task_group() as tasks:
+        clients = [_Client(number, seen, chunks, later if pace else at_once) for number in range(streams)]
+        for client in clients:
+            await client.connect(url)
+        if pace:
+            tasks.start_soon(pace, stand_in)
+        try:
+            yield seen
+        finally:
+            tasks.cancel_scope.cancel()
+            for client in clients:
+                client.hang_up()
+            stand_in.streams.clear()
+
+
+class _Client(asyncio.Protocol):
+    """One stream after another on one connection. A chunk that is not the next one of its answer is a fault."""
+
+    def __init__(
+        self, number: int, seen: Seen, chunks: Sequence[Chunk], arrived: Callable[[bytes], None]
+    ) -> None:
+        self._number = number
+        self._seen = seen
+        self._sizes = [chunk.size_bytes - len(b"\n\n") for chunk in chunks]
+        self._arrived = arrived
+        self._parser = httptools.HttpResponseParser(self)
+        self._turn = self._next = 0
+        self._rid = self._rest = b""
+        self._transport: asyncio.Transport | None = None
+
+    async def connect(self, url: str) -> None:
+        address = urlsplit(url)
+        loop = asyncio.get_running_loop()
+        await loop.create_connection(lambda: self, address.hostname or "", address.port or 80)
+
+    def hang_up(self) -> None:
+        if self._transport:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._ask(self._transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._seen.faults += 1
+
+    def data_received(self, data: bytes) -> None:
+        self._parser.feed_data(data)
+
+    def on_body(self, data: bytes) -> None:
+        now = monotonic_ns()
+        *events, self._rest = (self._rest + data).split(b"\n\n")
+        for event in events:
+            if event == _DONE:
+                continue
+            if self._next >= len(self._sizes) or len(event) != self._sizes[self._next]:
+                self._seen.faults += 1
+                continue
+            self._next += 1
+            self._seen.delays_ns.append(now - Chunk.stamp_ns(event))
+            self._arrived(self._rid)
+
+    def on_message_complete(self) -> None:
+        self._seen.streams += 1
+        self._seen.faults += self._next != len(self._sizes) or self._parser.get_status_code() != 200
+        if self._transport:
+            self._ask(self._transport)
+
+    def _ask(self, transport: asyncio.Transport) -> None:
+        self._turn += 1
+        self._next, self._rest = 0, b""
+        rid = f"{self._number}-{self._turn}"
+        self._rid = rid.encode()
+        body = request_body("Once upon a time", len(self._sizes), stream=True, rid=rid)
+        transport.write(
+            b"POST /generate HTTP/1.1\r\nhost: proxy\r\ncontent-type: application/json\r\n"
+            b"content-length: %d\r\n\r\n%b" % (len(body), body)
+        )
