@@ -81,7 +81,7 @@ class _App:
             target = scope["raw_path"] + b"?" + query if query else scope["raw_path"]
             with (
                 Exchange(Request(scope["method"], target, headers, body)) as exchange,
-                cancelled_when_gone(receive),
+                cancelled_when_gone(receive, self._router.loop),
             ):
                 reply = await self._router.respond(exchange)
                 started = True

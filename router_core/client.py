@@ -11,6 +11,10 @@ from router_core.types import Headers, Receive
 __all__ = ["ClientGone", "cancelled_when_gone", "read_body"]
 
 
+#: Seconds after which a request is watched for a client that hangs up.
+_PATIENCE_S = 0.01
+
+
 class ClientGone(Exception):
     """The client closed its connection; there is nobody to answer."""
 
@@ -48,24 +52,30 @@ def _too_large(max_bytes: int) -> PayloadTooLarge:
     return PayloadTooLarge(f"the request body is larger than {max_bytes} bytes (--max-payload-size)")
 
 
-class cancelled_when_gone:  # reads as a phrase, like anyio.fail_after
-    """``with cancelled_when_gone(receive):`` cancels the block when the client hangs up, and ends quietly.
+class cancelled_when_gone:  # noqa: N801  # reads as a phrase, like anyio.fail_after
+    """``with cancelled_when_gone(receive, loop):`` cancels the block when the client hangs up, and ends quietly.
 
-    One short-lived task; it ends with the block. The request's body must have been read.
+    The request's body must have been read. ``loop`` is the running one; asking asyncio for it costs a system call.
     """
 
-    __slots__ = ("_gone", "_receive", "_task", "_watch")
+    __slots__ = ("_gone", "_loop", "_receive", "_task", "_timer", "_watch")
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, receive: Receive, loop: asyncio.AbstractEventLoop) -> None:
         self._receive = receive
+        self._loop = loop
         self._gone = False
+        self._watch: asyncio.Task[None] | None = None
 
     def __enter__(self) -> None:
-        task = asyncio.current_task()
+        task = asyncio.current_task(self._loop)
         assert task is not None  # narrowing: this is async code
         self._task = task
-        # A task group would cost a third of the throughput; this task cannot outlive __exit__ by more than a step.
-        self._watch = task.get_loop().create_task(self._wait())
+        # Most of what is proxied ends before a client could lose patience; for these no task is made.
+        self._timer = self._loop.call_later(_PATIENCE_S, self._begin)
+
+    def _begin(self) -> None:
+        # A task group would cost a third of the throughput. This task ends within a step of __exit__.
+        self._watch = self._loop.create_task(self._wait())
 
     async def _wait(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
@@ -76,7 +86,9 @@ class cancelled_when_gone:  # reads as a phrase, like anyio.fail_after
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        self._watch.cancel()
+        self._timer.cancel()
+        if self._watch is not None:
+            self._watch.cancel()
         if self._gone:
             # The cancellation may have been asked for without having arrived; either way it ends here,
             # unless somebody else wants the task to end as well.

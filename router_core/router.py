@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -55,6 +56,7 @@ class Router:
             silence_s=settings.silence_timeout_s,
         )
         self.proxy = Proxy(self.pool, self.hooks.select_worker, limits, self.worker_tls)
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: anyio.abc.TaskGroup | None = None
         self._http: httpx.AsyncClient | None = None
         self._announcing: anyio.Lock | None = None
@@ -65,6 +67,12 @@ class Router:
     def args(self) -> argparse.Namespace:
         """``options`` under the name that slime's middleware expects."""
         return self.options
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop that the router serves in."""
+        assert self._loop is not None, "the router is not serving"
+        return self._loop
 
     @property
     def tasks(self) -> anyio.abc.TaskGroup:
@@ -89,6 +97,7 @@ class Router:
                 anyio.create_task_group() as self._tasks,
             ):
                 self._announcing = anyio.Lock()
+                self._loop = asyncio.get_running_loop()
                 try:
                     async with AsyncExitStack() as stack:
                         for _, lifespan in self.hooks.lifespan:
@@ -100,7 +109,7 @@ class Router:
                     self._tasks.cancel_scope.cancel()
         finally:
             self.proxy.close()
-            self._tasks = self._http = None
+            self._tasks = self._http = self._loop = None
 
     # The way of a request.
 
