@@ -1,1 +1,38 @@
+"""An embedded engine with SGLang's HTTP protocol: a real, tiny language model that needs no GPU.
 
+As a plugin (``--plugin engine --engine-workers 2``) it starts engines beside the router and registers them; as
+a command (``slime-router engine``) it serves one; ``slime_engine.app.make_app`` is the application itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from router_core import SettingsError, hookimpl
+from slime_engine.options import add_engine_options, settings_from
+from slime_engine.settings import Settings
+
+__all__ = ["Settings", "add_options", "make_plugin"]
+
+
+@hookimpl
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """``--engine-workers`` and the engine's own flags as ``--engine-...``."""
+    parser.add_argument(
+        "--engine-workers", type=int, default=1, metavar="N", help="embedded engines to start (default 1)"
+    )
+    add_engine_options(parser, "engine-")
+
+
+def make_plugin(options: argparse.Namespace) -> object:
+    """The plugin, from the parsed command line. Raises SettingsError."""
+    # numpy, tokenizers and jinja2 are needed from here on, not by those who only look for flags
+    from slime_engine.plugin import EnginePlugin
+
+    if options.engine_workers < 1:
+        raise SettingsError(f"--engine-workers must be at least 1, got {options.engine_workers}")
+    try:
+        settings = settings_from(options, "engine-")
+    except ValueError as error:
+        raise SettingsError(f"--engine-...: {error}") from None
+    return EnginePlugin(settings, options.engine_workers)

@@ -1,0 +1,66 @@
+"""The engine as an ASGI application with SGLang's HTTP protocol."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from slime_engine.control import control_routes
+from slime_engine.engine import EngineHost
+from slime_engine.errors import EngineError
+from slime_engine.http import EventStream, JSONBytes, error_response, json_body, unless_gone
+from slime_engine.info import info_routes
+from slime_engine.model import NgramModel, load_model
+from slime_engine.openai import openai_routes
+from slime_engine.requests import parse_generate
+from slime_engine.settings import Settings
+
+__all__ = ["make_app"]
+
+
+def make_app(
+    settings: Settings,
+    load: Callable[[], NgramModel] = load_model,
+    on_ready: Callable[[], None] | None = None,
+) -> Starlette:
+    """An application with an engine of its own, which lives as long as the application's lifespan.
+
+    ``load`` runs in a thread and makes the model; several applications may share what it returns.
+    ``on_ready`` is called when it has been made. ``app.state.host`` is the EngineHost.
+    """
+    host = EngineHost(settings, load, on_ready)
+
+    async def generate(request: Request) -> Response:
+        body = parse_generate(await json_body(request), host.engine.model.vocab_size)
+        manager = host.engine.manager
+        if body.stream:
+            return EventStream(manager.generate(body))
+        return JSONBytes(await unless_gone(request.receive, lambda: manager.collect(body)))
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        async with host.running():
+            yield
+
+    app = Starlette(
+        routes=[
+            Route("/generate", generate, methods=["POST", "PUT"]),
+            *control_routes(host),
+            *info_routes(host),
+            *openai_routes(host),
+        ],
+        exception_handlers={EngineError: error_response, ClientDisconnect: _nobody_is_left},
+        lifespan=lifespan,
+    )
+    app.state.host = host
+    return app
+
+
+async def _nobody_is_left(request: Request, error: Exception) -> Response:
+    """nginx's status for this; it is never read."""
+    return Response(status_code=499)

@@ -1,0 +1,84 @@
+"""``slime-router engine``: one engine in the foreground."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from router_core.errors import SettingsError, StartupError
+from router_core.serving import bind, run
+from slime_engine.app import make_app
+from slime_engine.model import load_model
+from slime_engine.options import add_engine_options, settings_from
+
+__all__ = ["main"]
+
+_GRACE_S = 5.0
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise SettingsError(message)
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="slime-router engine",
+        description="Serve a tiny language model with SGLang's HTTP protocol, on the CPU.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=30001, help="port (default 30001; 0: any free one)")
+    parser.add_argument(
+        "--save-tokenizer",
+        type=Path,
+        metavar="DIR",
+        help="write the tokenizer as Hugging Face files, for --hf-checkpoint, and exit",
+    )
+    add_engine_options(parser)
+    return parser
+
+
+def _serve(arguments: list[str]) -> None:
+    options = _parser().parse_args(arguments)
+    try:
+        settings = settings_from(options, load_in_background=True)
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
+    if options.save_tokenizer is not None:
+        load_model().tokenizer.save(options.save_tokenizer)
+        return
+    logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        port = options.port or _free_port(options.host)
+        url = f"http://{f'[{options.host}]' if ':' in options.host else options.host}:{port}"
+
+        def tell() -> None:
+            sys.stdout.write(f"engine ready at {url}\n")
+            sys.stdout.flush()
+
+        run(make_app(settings, on_ready=tell), host=options.host, port=port, grace_s=_GRACE_S)
+    except OSError as error:
+        reason = error.strerror or error
+        raise StartupError(f"cannot listen on {options.host}:{options.port}: {reason}") from None
+
+
+def _free_port(host: str) -> int:
+    sock = bind(host, 0)
+    try:
+        return int(sock.getsockname()[1])
+    finally:
+        sock.close()
+
+
+def main(argv: list[str]) -> int:
+    """Run the command; 0 when it was ended by a signal, 2 for a command line that cannot work."""
+    try:
+        _serve(argv)
+    except StartupError as error:
+        sys.stderr.write(f"slime-router engine: {error}\n")
+        return 2
+    return 0

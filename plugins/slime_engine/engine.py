@@ -1,0 +1,129 @@
+"""The engine put together, and its life from loading to ending."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Literal
+
+import anyio
+from anyio import to_thread
+from anyio.abc import TaskGroup
+
+from slime_engine.detokenizer import Detokenizer
+from slime_engine.errors import Crashed, EngineError, Unavailable
+from slime_engine.journal import Journal
+from slime_engine.model import NgramModel
+from slime_engine.scheduler import Scheduler
+from slime_engine.sequence import TextDelta, TokenDelta
+from slime_engine.settings import Settings
+from slime_engine.tokenizer_manager import TokenizerManager
+
+__all__ = ["Engine", "EngineHost"]
+
+logger = logging.getLogger(__name__)
+
+Status = Literal["starting", "up", "ending", "crashed"]
+
+
+class Engine:
+    """A loaded model with its three stages, joined by queues: manager → scheduler → detokenizer → manager."""
+
+    def __init__(
+        self,
+        model: NgramModel,
+        settings: Settings,
+        tokenizer_dir: Path,
+        start_soon: Callable[[Callable[[], Awaitable[None]]], None],
+    ) -> None:
+        self.model = model
+        self.settings = settings
+        self.tokenizer_dir = tokenizer_dir
+        self.journal = Journal(settings.journal_size)
+        tokens: asyncio.Queue[list[TokenDelta]] = asyncio.Queue()
+        texts: asyncio.Queue[list[TextDelta]] = asyncio.Queue()
+        self.scheduler = Scheduler(model, settings, self.journal, tokens.put_nowait)
+        self.detokenizer = Detokenizer(model.tokenizer, tokens, texts)
+        self.manager = TokenizerManager(model, settings, self.scheduler, texts, start_soon)
+
+
+class EngineHost:
+    """Owns an engine and says whether it may be used; one for each application."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        load: Callable[[], NgramModel],
+        on_ready: Callable[[], None] | None = None,
+    ) -> None:
+        self.settings = settings
+        self._load = load
+        self._on_ready = on_ready
+        self._status: Status = "starting"
+        self._crash: Exception | None = None
+        self._engine: Engine | None = None
+
+    @property
+    def engine(self) -> Engine:
+        """The engine; raises Unavailable while there is none to talk to."""
+        if self._status == "crashed":
+            raise Unavailable(f"The engine has crashed: {self._crash!r}")
+        if self._engine is None or self._status != "up":
+            raise Unavailable(f"The engine is {self._status}.")
+        return self._engine
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Load, run until the block ends, then fail whatever is unfinished.
+
+        With ``load_in_background`` the block begins at once and the engine is unavailable for a while.
+        """
+        with ExitStack() as cleanup:
+            async with anyio.create_task_group() as tasks:
+                if self.settings.load_in_background:
+                    tasks.start_soon(self._guarded, lambda: self._start(tasks, cleanup))
+                else:
+                    await self._start(tasks, cleanup)
+                try:
+                    yield
+                finally:
+                    self._status = "ending"
+                    self._fail(Unavailable("The engine is ending."))
+                    tasks.cancel_scope.cancel()
+
+    async def _start(self, tasks: TaskGroup, cleanup: ExitStack) -> None:
+        model = await to_thread.run_sync(self._load)
+        directory = self.settings.tokenizer_dir
+        if directory is None:
+            directory = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="slime-engine-")))
+        model.tokenizer.save(directory)
+
+        def start_soon(stage: Callable[[], Awaitable[None]]) -> None:
+            tasks.start_soon(self._guarded, stage)
+
+        self._engine = Engine(model, self.settings, directory, start_soon)
+        start_soon(self._engine.scheduler.run)
+        start_soon(self._engine.detokenizer.run)
+        self._status = "up"
+        if self._on_ready is not None:
+            self._on_ready()
+
+    async def _guarded(self, stage: Callable[[], Awaitable[None]]) -> None:
+        """Run a stage; if it dies, the engine answers with that instead of leaving its clients waiting."""
+        try:
+            await stage()
+        except Exception as error:
+            logger.exception("The engine has crashed")
+            self._status, self._crash = "crashed", error
+            self._fail(Crashed(f"The engine has crashed: {error!r}"))
+
+    def _fail(self, error: EngineError) -> None:
+        if self._engine is not None:
+            self._engine.manager.fail_all(error)
+            self._engine.scheduler.fail_all(
+                {"type": "abort", "message": str(error), "status_code": error.status}
+            )

@@ -1,0 +1,36 @@
+"""What can go wrong with a request, each with the HTTP status it becomes.
+
+EngineError
+├── BadRequest    400  the client's fault: told once and clearly
+├── Unavailable   503  starting, or ending
+└── Crashed       500  the scheduler died; nothing will be generated any more
+"""
+
+from __future__ import annotations
+
+__all__ = ["BadRequest", "Crashed", "EngineError", "Unavailable"]
+
+
+class EngineError(Exception):
+    """``str(error)`` is the message that the client reads."""
+
+    status = 500
+    kind = "InternalServerError"
+
+
+class BadRequest(EngineError):
+    """The request cannot be served as it is."""
+
+    status = 400
+    kind = "BadRequestError"
+
+
+class Unavailable(EngineError):
+    """The engine is starting or ending; another worker may help."""
+
+    status = 503
+    kind = "ServiceUnavailable"
+
+
+class Crashed(EngineError):
+    """The scheduler has crashed; the message says why."""

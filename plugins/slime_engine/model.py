@@ -1,0 +1,135 @@
+"""The language model: interpolated trigrams over token ids, one set of weights per version string.
+
+Its probabilities are real ones: each step has a distribution over the whole vocabulary, nothing in it is
+zero, and ``logprobs`` gives, bit for bit, what the engine reported when it sampled. That makes it an
+oracle: whatever a router says was sampled can be checked against the model itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from slime_engine.tokenizer import EngineTokenizer, corpus_documents, train_tokenizer
+from slime_engine.training_stream import training_stream
+
+__all__ = ["FloatArray", "NgramModel", "load_model", "log_softmax"]
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+#: Share of the unigram distribution that is spread evenly, so that no token is impossible.
+_FLOOR = 5e-4
+#: A turn starts where two tokens of context ask for it; one token, or none, hardly counts.
+_SPECIAL_DISCOUNT = 0.02
+#: Weight given to a shorter context, per distinct token that was seen after the longer one
+#: (Witten & Bell 1991).
+_BACK_OFF_TO_UNIGRAM = 0.15
+_BACK_OFF_TO_BIGRAM = 1.0
+#: Standard deviation of the difference that a version makes to the logit of a token.
+_VERSION_SPREAD = 0.25
+_KEPT_VERSIONS = 64
+
+
+def load_model() -> NgramModel:
+    """Tokenizer and model, trained from the corpus in the package; about half a second of work."""
+    documents = corpus_documents()
+    tokenizer = train_tokenizer(documents)
+    return NgramModel(tokenizer, training_stream(tokenizer, documents))
+
+
+def log_softmax(logits: FloatArray) -> FloatArray:
+    """Log-probabilities of ``logits``; ``-inf`` stays ``-inf``."""
+    shifted = logits - logits.max()
+    return np.asarray(shifted - np.log(np.exp(shifted).sum()))
+
+
+class NgramModel:
+    """``p(token | two tokens before it, weight version)``; immutable but for a cache of versions.
+
+    The trigram estimate is blended with the bigram's, and that with the unigram's. A version adds its
+    own fixed offset to the logit of each token, a pure function of the version string.
+    """
+
+    def __init__(self, tokenizer: EngineTokenizer, stream: Sequence[Sequence[int]]) -> None:
+        self.tokenizer = tokenizer
+        self.vocab_size = tokenizer.vocab_size
+        pad = [tokenizer.pad_id] * 2
+        tokens = np.array([token for ids in stream for token in (*pad, *ids)], dtype=np.int64)
+        self._bigrams = self._bigram_table(tokens)
+        self._trigrams = self._trigram_table(tokens)
+        self._offsets: dict[str, FloatArray] = {}
+
+    def _bigram_table(self, tokens: IntArray) -> FloatArray:
+        size = self.vocab_size
+        unigrams = np.bincount(tokens, minlength=size).astype(np.float64)
+        unigrams[list(self.tokenizer.special_ids)] *= _SPECIAL_DISCOUNT
+        unigrams = (1 - _FLOOR) * unigrams / unigrams.sum() + _FLOOR / size
+        counts = np.zeros((size, size))
+        np.add.at(counts, (tokens[:-1], tokens[1:]), 1)
+        counts[:, self.tokenizer.start_of_turn_id] *= _SPECIAL_DISCOUNT
+        # A token that was never followed by another has no kinds: all weight on the unigrams.
+        kinds = np.maximum((counts > 0).sum(axis=1, keepdims=True), 1) * _BACK_OFF_TO_UNIGRAM
+        return np.asarray((counts + kinds * unigrams) / (counts.sum(axis=1, keepdims=True) + kinds))
+
+    def _trigram_table(self, tokens: IntArray) -> dict[int, tuple[float, IntArray, FloatArray]]:
+        """For each pair of tokens: the bigrams' share, and what followed with its share of the rest."""
+        contexts = tokens[:-2] * self.vocab_size + tokens[1:-1]
+        pairs, counts = np.unique(np.stack([contexts, tokens[2:]]), axis=1, return_counts=True)
+        starts = np.flatnonzero(np.diff(pairs[0], prepend=-1))
+        table = {}
+        for start, end in zip(starts, [*starts[1:], len(counts)], strict=True):
+            followers = counts[start:end]
+            kinds = (end - start) * _BACK_OFF_TO_BIGRAM
+            total = followers.sum() + kinds
+            table[int(pairs[0, start])] = (kinds / total, pairs[1, start:end], followers / total)
+        return table
+
+    def _offset(self, version: str) -> FloatArray:
+        offset = self._offsets.get(version)
+        if offset is None:
+            seed = int.from_bytes(hashlib.blake2b(version.encode(), digest_size=8).digest(), "big")
+            offset = np.random.default_rng(seed).normal(0.0, _VERSION_SPREAD, self.vocab_size)
+            if len(self._offsets) >= _KEPT_VERSIONS:
+                del self._offsets[next(iter(self._offsets))]
+            self._offsets[version] = offset
+        return offset
+
+    def logits(self, before: int, last: int, version: str) -> FloatArray:
+        """Finite logits, shape ``[vocab_size]``, after the tokens ``before, last``; the caller owns the array."""
+        share_followers = self._trigrams.get(before * self.vocab_size + last)
+        if share_followers is None:
+            weights: FloatArray = self._bigrams[last].copy()
+        else:
+            bigram_share, followers, shares = share_followers
+            weights = self._bigrams[last] * bigram_share
+            weights[followers] += shares
+        np.log(weights, out=weights)
+        weights += self._offset(version)
+        return weights
+
+    def next_logits(self, context: Sequence[int], version: str) -> FloatArray:
+        """``logits`` after a context of any length, an empty one included."""
+        pad = self.tokenizer.pad_id
+        last = context[-1] if context else pad
+        return self.logits(context[-2] if len(context) > 1 else pad, last, version)
+
+    def logprobs(
+        self, ids: Sequence[int], version: str | Sequence[str], *, start: int = 0, temperature: float = 1.0
+    ) -> list[float]:
+        """Log-probability of each of ``ids[start:]`` after all ids before it, as a trainer would compute it.
+
+        ``version`` is one string, or one per token of ``ids[start:]``. ``temperature`` divides the logits;
+        0 stands for greedy sampling, whose log-probabilities are those at temperature 1.
+        """
+        versions = [version] * (len(ids) - start) if isinstance(version, str) else version
+        result = []
+        for position, one_version in zip(range(start, len(ids)), versions, strict=True):
+            logits = self.next_logits(ids[max(0, position - 2) : position], one_version)
+            if temperature > 0:
+                logits /= temperature
+            result.append(float(log_softmax(logits)[ids[position]]))
+        return result

@@ -1,0 +1,182 @@
+"""The engine's own OpenAI routes, in the plain form that SGLang workers have."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from jinja2 import TemplateError
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from slime_engine.engine import Engine, EngineHost
+from slime_engine.errors import BadRequest
+from slime_engine.fields import JSONObject, boolean
+from slime_engine.http import EventStream, JSONBytes, json_body, unless_gone
+from slime_engine.requests import GenerateBody, parse_generate
+
+__all__ = ["openai_routes"]
+
+#: OpenAI's name for a sampling parameter, where it differs from SGLang's.
+_RENAMED = {
+    "max_tokens": "max_new_tokens",
+    "max_completion_tokens": "max_new_tokens",
+    "seed": "sampling_seed",
+}
+_SAME = (
+    *("temperature", "top_p", "top_k", "min_p", "n", "stop", "stop_token_ids", "min_new_tokens"),
+    *("ignore_eos", "skip_special_tokens", "no_stop_trim", "logit_bias"),
+    *("frequency_penalty", "presence_penalty", "repetition_penalty"),
+    *("regex", "ebnf", "json_schema"),
+)
+
+
+def openai_routes(host: EngineHost) -> list[Route]:
+    """``/v1/models``, ``/v1/chat/completions`` and ``/v1/completions``."""
+
+    async def models(request: Request) -> Response:
+        host.engine  # noqa: B018  # raises when there is none
+        name, length = host.settings.model_name, host.settings.context_length
+        model = {"id": name, "object": "model", "created": 0, "owned_by": "slime", "root": name}
+        return JSONBytes({"object": "list", "data": [{**model, "max_model_len": length}]})
+
+    async def chat(request: Request) -> Response:
+        return await answer(request, _Chat)
+
+    async def completions(request: Request) -> Response:
+        return await answer(request, _Completion)
+
+    async def answer(request: Request, kind: type[_Form]) -> Response:
+        body = await json_body(request)
+        form = kind(body, host.engine)
+        manager = host.engine.manager
+        if form.generate.stream:
+            return EventStream(form.chunks(manager.generate(form.generate)))
+        outputs = await unless_gone(request.receive, lambda: manager.collect(form.generate))
+        return JSONBytes(form.whole(outputs if isinstance(outputs, list) else [outputs]))
+
+    return [
+        Route("/v1/models", models, methods=["GET"]),
+        Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/completions", completions, methods=["POST"]),
+    ]
+
+
+class _Form:
+    """One request in OpenAI's form: what it asks the engine for, and how the answer is worded."""
+
+    object_name = ""
+    chunk_name = ""
+
+    def __init__(self, body: JSONObject, engine: Engine) -> None:
+        self._model = body.get("model") or engine.settings.model_name
+        self._incremental = engine.settings.incremental_streaming_output
+        options = body.get("stream_options")
+        self._include_usage = isinstance(options, dict) and bool(options.get("include_usage"))
+        params = {name: body[name] for name in _SAME if body.get(name) is not None}
+        params |= {new: body[old] for old, new in _RENAMED.items() if body.get(old) is not None}
+        request = {
+            **self.prompt(body, engine),
+            "sampling_params": params,
+            "stream": boolean(body, "stream"),
+            "return_logprob": bool(body.get("logprobs")),
+            "return_text_in_logprobs": True,
+        }
+        if body.get("rid") is not None:
+            request["rid"] = body["rid"]
+        self.generate: GenerateBody = parse_generate(request, engine.model.vocab_size)
+        self._id = self.generate.requests[0].rid
+        self._created = int(time.time())
+
+    def prompt(self, body: JSONObject, engine: Engine) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def choice(self, text: str, *, first: bool, whole: bool) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _frame(self, name: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "object": name,
+            "created": self._created,
+            "model": self._model,
+            "choices": choices,
+        }
+
+    def whole(self, outputs: list[dict[str, Any]]) -> dict[str, Any]:
+        choices = [
+            {"index": index, **self.choice(output["text"], first=True, whole=True), **_ending(output)}
+            for index, output in enumerate(outputs)
+        ]
+        return {**self._frame(self.object_name, choices), "usage": _usage([o["meta_info"] for o in outputs])}
+
+    async def chunks(self, outputs: AsyncIterator[dict[str, Any]]) -> AsyncIterator[Mapping[str, Any]]:
+        """Deltas, whatever form the engine streams in."""
+        told: dict[int, int] = {}
+        metas: dict[int, dict[str, Any]] = {}
+        async for output in outputs:
+            index = output.get("index", 0)
+            text = output["text"] if self._incremental else output["text"][told.get(index, 0) :]
+            choice = self.choice(text, first=index not in told, whole=False)
+            told[index] = told.get(index, 0) + len(text)
+            metas[index] = output["meta_info"]
+            yield self._frame(self.chunk_name, [{"index": index, **choice, **_ending(output)}])
+        if self._include_usage:
+            yield {**self._frame(self.chunk_name, []), "usage": _usage(list(metas.values()))}
+
+
+class _Chat(_Form):
+    object_name = "chat.completion"
+    chunk_name = "chat.completion.chunk"
+
+    def prompt(self, body: JSONObject, engine: Engine) -> dict[str, Any]:
+        messages = body.get("messages")
+        if not isinstance(messages, list) or not messages:
+            raise BadRequest("messages must be a list that is not empty.")
+        try:
+            text = engine.model.tokenizer.apply_chat_template(
+                messages, tools=body.get("tools"), add_generation_prompt=True
+            )
+        except (TemplateError, TypeError) as error:
+            raise BadRequest(f"The messages do not fit the chat template: {error}") from None
+        return {"text": text}
+
+    def choice(self, text: str, *, first: bool, whole: bool) -> dict[str, Any]:
+        message = {"role": "assistant", "content": text} if first else {"content": text}
+        return {"message" if whole else "delta": message}
+
+
+class _Completion(_Form):
+    object_name = chunk_name = "text_completion"
+
+    def prompt(self, body: JSONObject, engine: Engine) -> dict[str, Any]:
+        prompt = body.get("prompt")
+        is_ids = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], str)
+        return {"input_ids" if is_ids else "text": prompt}
+
+    def choice(self, text: str, *, first: bool, whole: bool) -> dict[str, Any]:
+        return {"text": text}
+
+
+def _ending(output: dict[str, Any]) -> dict[str, Any]:
+    meta = output["meta_info"]
+    reason = meta["finish_reason"]
+    ending: dict[str, Any] = {"finish_reason": reason and reason["type"], "logprobs": None}
+    if reason and "matched" in reason:
+        ending["matched_stop"] = reason["matched"]
+    if "output_token_logprobs" in meta:
+        content = [{"token": text, "logprob": lp} for lp, _, text in meta["output_token_logprobs"]]
+        ending["logprobs"] = {"content": content}
+    return ending
+
+
+def _usage(metas: list[dict[str, Any]]) -> dict[str, int]:
+    prompt = sum(meta.get("prompt_tokens", 0) for meta in metas[:1])
+    completion = sum(meta["completion_tokens"] for meta in metas)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+    }

@@ -1,0 +1,44 @@
+"""The engine's flags: ``--port ...`` of ``slime-router engine``, ``--engine-...`` of the plugin."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import fields
+from typing import Any
+
+from slime_engine.settings import Settings
+
+__all__ = ["add_engine_options", "settings_from"]
+
+_FLAGS: dict[str, tuple[type, str]] = {
+    "model-name": (str, "the name under which the engine presents itself"),
+    "latency-ms": (float, "milliseconds before a request's first token (default 0)"),
+    "tokens-per-second": (float, "pace of each request (default 0: as fast as possible)"),
+    "context-length": (int, "tokens that prompt and completion may have together (default 32768)"),
+    "seed": (int, "makes sampling repeatable for requests without a sampling_seed of their own"),
+    "weight-version": (str, "the version string, and with it the weights, to start with"),
+    "moe-layers": (int, "layers of the pretended mixture of experts (default 0: none)"),
+    "moe-experts": (int, "experts per layer (default 64)"),
+    "moe-topk": (int, "experts that each token uses in a layer (default 4)"),
+    "max-running-requests": (int, "sequences that are generated at the same time (default 256)"),
+    "journal-size": (int, "sequences that GET /journal remembers (default 100000)"),
+}
+
+
+def add_engine_options(parser: argparse.ArgumentParser, prefix: str = "") -> None:
+    """Add a flag for each field of Settings that a user may set, named ``--<prefix><field>``."""
+    for name, (kind, explanation) in _FLAGS.items():
+        metavar = {int: "N", float: "X", str: "NAME"}[kind]
+        parser.add_argument(f"--{prefix}{name}", type=kind, default=None, metavar=metavar, help=explanation)
+    parser.add_argument(
+        f"--{prefix}incremental-streaming-output",
+        action="store_true",
+        help="stream only what is new instead of everything so far",
+    )
+
+
+def settings_from(options: argparse.Namespace, prefix: str = "", **more: Any) -> Settings:
+    """Settings from the flags that were given; raises ValueError when they do not fit together."""
+    given = vars(options)
+    values = {field.name: given.get(prefix.replace("-", "_") + field.name) for field in fields(Settings)}
+    return Settings(**{name: value for name, value in values.items() if value is not None} | more)

@@ -1,0 +1,186 @@
+"""Sampling parameters as SGLang has them, and the choice of one token from logits.
+
+Order of work, after SGLang 0.5: penalties and biases change the logits; the temperature divides them;
+log-probabilities are the log-softmax of that; ``top_k``, ``top_p`` and ``min_p`` then limit what may be
+drawn, without changing what is reported. Temperature 0 takes the likeliest token and reports its
+log-probability at temperature 1.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from slime_engine.errors import BadRequest
+from slime_engine.fields import JSONObject, boolean, integer, is_int, number, strings
+from slime_engine.model import FloatArray, log_softmax
+
+__all__ = ["SamplingParams", "choose", "parse_sampling_params", "uniform"]
+
+_GREEDY_BELOW = 1e-6
+_UNSUPPORTED = ("json_schema", "regex", "ebnf", "structural_tag", "stop_regex", "custom_params")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """One request's wishes. ``max_new_tokens`` None: until the context is full. ``temperature`` 0: greedy."""
+
+    max_new_tokens: int | None = 128
+    min_new_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    stop: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    no_stop_trim: bool = False
+    sampling_seed: int | None = None
+    n: int = 1
+
+    @property
+    def penalises(self) -> bool:
+        return bool(self.frequency_penalty or self.presence_penalty or self.repetition_penalty != 1.0)
+
+
+def parse_sampling_params(body: JSONObject, vocab_size: int) -> SamplingParams:
+    """Sampling parameters from JSON; null means the default. Raises BadRequest for what cannot be honoured."""
+    known = SamplingParams.__slots__
+    for name, value in body.items():
+        if value is None or name in known or name == "spaces_between_special_tokens":
+            continue
+        if name in _UNSUPPORTED:
+            raise BadRequest(f"{name} is not supported by the embedded engine.")
+        raise BadRequest(f"Unknown sampling parameter {name!r}. Known: {', '.join(sorted(known))}.")
+    max_new_tokens = 128
+    unlimited = "max_new_tokens" in body and body["max_new_tokens"] is None
+    if not unlimited:
+        max_new_tokens = integer(body, "max_new_tokens", 128, minimum=0)
+    min_new_tokens = integer(body, "min_new_tokens", 0, minimum=0)
+    if not unlimited and min_new_tokens > max_new_tokens:
+        raise BadRequest(
+            f"min_new_tokens must be in [0, max_new_tokens({max_new_tokens})], got {min_new_tokens}."
+        )
+    temperature = number(body, "temperature", 1.0, low=0.0, high=math.inf)
+    top_p = number(body, "top_p", 1.0, low=0.0, high=1.0)
+    top_k = integer(body, "top_k", -1)
+    repetition_penalty = number(body, "repetition_penalty", 1.0, low=0.0, high=2.0)
+    if not math.isfinite(temperature):
+        raise BadRequest("temperature must be a non-negative finite number.")
+    if top_p == 0.0 or repetition_penalty == 0.0:
+        raise BadRequest("top_p and repetition_penalty must be greater than 0.")
+    if top_k < 1 and top_k != -1:
+        raise BadRequest(f"top_k must be -1 (disable) or at least 1, got {top_k}.")
+    seed = body.get("sampling_seed")
+    return SamplingParams(
+        max_new_tokens=None if unlimited else max_new_tokens,
+        min_new_tokens=min_new_tokens,
+        temperature=0.0 if temperature < _GREEDY_BELOW else temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=number(body, "min_p", 0.0, low=0.0, high=1.0),
+        frequency_penalty=number(body, "frequency_penalty", 0.0, low=-2.0, high=2.0),
+        presence_penalty=number(body, "presence_penalty", 0.0, low=-2.0, high=2.0),
+        repetition_penalty=repetition_penalty,
+        logit_bias=_logit_bias(body, vocab_size),
+        stop=strings(body, "stop"),
+        stop_token_ids=_token_ids(body, "stop_token_ids"),
+        ignore_eos=boolean(body, "ignore_eos"),
+        skip_special_tokens=boolean(body, "skip_special_tokens", True),
+        no_stop_trim=boolean(body, "no_stop_trim"),
+        sampling_seed=None if seed is None else integer(body, "sampling_seed", 0),
+        n=integer(body, "n", 1, minimum=1),
+    )
+
+
+def _token_ids(body: JSONObject, name: str) -> frozenset[int]:
+    value = body.get(name)
+    if value is None:
+        return frozenset()
+    if not isinstance(value, list) or not all(is_int(item) for item in value):
+        raise BadRequest(f"{name} must be a list of token ids, got {value!r}.")
+    return frozenset(value)
+
+
+def _logit_bias(body: JSONObject, vocab_size: int) -> dict[int, float]:
+    value = body.get("logit_bias")
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise BadRequest(f"logit_bias must be an object, got {value!r}.")
+    biases = {}
+    for key in value:
+        if not key.isdecimal() or int(key) >= vocab_size:
+            raise BadRequest(f"logit_bias must have keys in [0, {vocab_size - 1}], got {key}.")
+        biases[int(key)] = number(value, key, 0.0, low=-1e6, high=1e6)
+    return biases
+
+
+def choose(
+    logits: FloatArray,
+    params: SamplingParams,
+    produced: Mapping[int, int],
+    forbidden: frozenset[int],
+    luck: float,
+) -> tuple[int, FloatArray]:
+    """The next token, and the log-probabilities of all.
+
+    ``produced`` counts the tokens generated so far (for the penalties), ``forbidden`` ids get probability
+    0, ``luck`` in [0, 1) decides. ``logits`` is changed in place.
+    """
+    if params.penalises and produced:
+        _penalise(logits, params, produced)
+    for token_id, bias in params.logit_bias.items():
+        logits[token_id] += bias
+    if forbidden:
+        logits[list(forbidden)] = -math.inf
+    if params.temperature == 0:
+        logprobs = log_softmax(logits)
+        return int(logprobs.argmax()), logprobs
+    logits /= params.temperature
+    logprobs = log_softmax(logits)
+    probabilities = np.exp(logprobs)
+    if params.top_k != -1 or params.top_p < 1 or params.min_p > 0:
+        _truncate(probabilities, params)
+    cumulated = probabilities.cumsum()
+    token_id = int(cumulated.searchsorted(luck * cumulated[-1], side="right"))
+    return token_id, logprobs
+
+
+def _penalise(logits: FloatArray, params: SamplingParams, produced: Mapping[int, int]) -> None:
+    ids = np.fromiter(produced.keys(), np.int64, len(produced))
+    counts = np.fromiter(produced.values(), np.float64, len(produced))
+    seen = logits[ids] - params.frequency_penalty * counts - params.presence_penalty
+    scale = params.repetition_penalty
+    logits[ids] = np.where(seen > 0, seen / scale, seen * scale)
+
+
+def _truncate(probabilities: FloatArray, params: SamplingParams) -> None:
+    """Set to 0 what ``top_k``, ``top_p`` or ``min_p`` exclude, each judged on the full distribution."""
+    order = np.argsort(-probabilities, kind="stable")
+    ranked = probabilities[order]
+    excluded = ranked.cumsum() - ranked > params.top_p
+    if params.top_k != -1:
+        excluded[params.top_k :] = True
+    excluded |= ranked < ranked[0] * params.min_p
+    probabilities[order[excluded]] = 0.0
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in [0, 1) that depends on nothing else, so a generation can be resumed or repeated.
+
+    ``position`` is the token's index in the whole context: a request that continues another's partial
+    output with the same seed continues as the other would have.
+    """
+    digest = hashlib.blake2b(struct.pack("<QQ", seed % (1 << 64), position), digest_size=8).digest()
+    return (int.from_bytes(digest, "little") >> 11) * 2.0**-53

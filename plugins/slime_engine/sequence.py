@@ -1,0 +1,75 @@
+"""One generation while it is under way, and the deltas in which it travels to the client."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from slime_engine.journal import JournalEntry
+from slime_engine.requests import GenerateRequest
+
+__all__ = ["FinishReason", "ScoredToken", "Sequence", "TextDelta", "TokenDelta"]
+
+FinishReason = dict[str, Any]
+#: ``(logprob, token id)``; the first token of a prompt has no logprob.
+ScoredToken = tuple[float | None, int]
+
+
+class Sequence:
+    """What the scheduler knows of one request. ``due_at`` is on the scheduler's clock, in seconds."""
+
+    def __init__(
+        self,
+        request: GenerateRequest,
+        input_ids: list[int],
+        *,
+        max_new_tokens: int,
+        seed: int,
+        entry: JournalEntry,
+        due_at: float,
+    ) -> None:
+        self.request = request
+        self.rid = request.rid
+        self.params = request.params
+        self.input_ids = input_ids
+        self.max_new_tokens = max_new_tokens
+        self.seed = seed
+        self.entry = entry
+        self.due_at = due_at
+        self.context = list(input_ids)
+        self.counts: Counter[int] = Counter()
+        self.stops = [(text, text.encode()) for text in request.params.stop]
+        self.tail = b""  # the last bytes of the output, as many as a stop string may need
+        self.input_logprobs: list[ScoredToken] = []
+        self.input_tops: list[list[ScoredToken] | None] = []
+        self.unsent_logprobs: list[float] = []
+        self.unsent_tops: list[list[ScoredToken]] = []
+        self.sent = 0
+        self.started = False
+        self.retractions = 0
+
+    @property
+    def completion_tokens(self) -> int:
+        return len(self.context) - len(self.input_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDelta:
+    """Tokens sampled since the last delta of this sequence; counters are totals at that moment."""
+
+    sequence: Sequence
+    token_ids: list[int]
+    logprobs: list[float]
+    tops: list[list[ScoredToken]]
+    completion_tokens: int
+    spans: list[tuple[str, int, int]]
+    weight_version: str
+    finish_reason: FinishReason | None
+
+
+class TextDelta(NamedTuple):
+    """A delta with the text that it adds; text may lag behind tokens, never the other way round."""
+
+    tokens: TokenDelta
+    text: str

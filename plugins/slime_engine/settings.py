@@ -1,0 +1,43 @@
+"""Everything about an engine that is decided when it starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Settings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Frozen and checked; ValueError says what does not fit.
+
+    ``latency_ms`` passes before a request's first token, ``tokens_per_second`` paces the others (0: as
+    fast as possible). ``seed`` None: requests without a ``sampling_seed`` differ from run to run.
+    ``moe_layers`` 0: no routed experts. ``tokenizer_dir`` None: a temporary one while the engine lives.
+    """
+
+    model_name: str = "slime-ngram"
+    latency_ms: float = 0.0
+    tokens_per_second: float = 0.0
+    context_length: int = 32768
+    seed: int | None = None
+    weight_version: str = "default"
+    moe_layers: int = 0
+    moe_experts: int = 64
+    moe_topk: int = 4
+    incremental_streaming_output: bool = False
+    max_running_requests: int = 256
+    journal_size: int = 100_000
+    tokenizer_dir: Path | None = None
+    load_in_background: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("latency_ms", "tokens_per_second", "moe_layers"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        for name in ("context_length", "moe_experts", "moe_topk", "max_running_requests", "journal_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.moe_topk > self.moe_experts:
+            raise ValueError(f"moe_topk {self.moe_topk} is more than moe_experts {self.moe_experts}")

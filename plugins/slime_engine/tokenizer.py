@@ -1,0 +1,158 @@
+"""The engine's tokenizer: a small byte-level BPE with Qwen3's markup, trained when it is made.
+
+Training is deterministic: every process gets the same vocabulary from the corpus of this package, so a
+router may load the directory that one engine wrote and talk to another.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+__all__ = ["EngineTokenizer", "corpus_documents", "train_tokenizer"]
+
+#: Left out by ``skip_special_tokens``; the first two end a generation.
+END_OF_TEXT, END_OF_TURN, START_OF_TURN = "<|endoftext|>", "<|im_end|>", "<|im_start|>"
+#: One id each, but text like any other: ``skip_special_tokens`` keeps them, as Qwen3's tokenizer does.
+MARKUP = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+
+_VOCAB_SIZE = 1280
+_DOCUMENT_END = "\n%%\n"
+#: How text is cut before merges are applied: the pattern of GPT-4 and Qwen2, which all byte-level BPEs
+#: of today resemble. Merges never cross these cuts, but a model may well write tokens that do.
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def corpus_documents() -> list[str]:
+    """The texts that ship with the package, each a story, a program, a conversation in ChatML, ..."""
+    return _resource("corpus.txt").rstrip("\n").split(_DOCUMENT_END)
+
+
+def _resource(name: str) -> str:
+    return files("slime_engine").joinpath(name).read_text(encoding="utf-8")
+
+
+def train_tokenizer(documents: Iterable[str]) -> EngineTokenizer:
+    """A tokenizer trained on ``documents``; markup in them is left out of the merges. Takes well under 1 s."""
+    special = (END_OF_TEXT, START_OF_TURN, END_OF_TURN)
+    plain = list(documents)
+    for markup in (*special, *MARKUP):
+        plain = [piece for text in plain for piece in text.split(markup)]
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_WORDS), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=_VOCAB_SIZE - len(special) - len(MARKUP),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(plain, trainer)
+    bpe.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
+    bpe.add_tokens([AddedToken(text, special=False, normalized=False) for text in MARKUP])
+    return EngineTokenizer(bpe)
+
+
+class EngineTokenizer:
+    """Text to token ids and back; fits ``router_core.types.Tokenizer`` and costs no transformers import.
+
+    ``token_bytes[id]`` is what a token adds to the text; a token may end inside a UTF-8 character.
+    """
+
+    def __init__(self, bpe: Tokenizer) -> None:
+        self._bpe = bpe
+        self._template_source = _resource("chat_template.jinja")
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        environment.filters["tojson"] = _to_json
+        self._template = environment.from_string(self._template_source)
+        self.vocab_size: int = bpe.get_vocab_size()
+        self.special_ids = frozenset(map(self._id, (END_OF_TEXT, START_OF_TURN, END_OF_TURN)))
+        self.eos_ids = frozenset(map(self._id, (END_OF_TEXT, END_OF_TURN)))
+        self.pad_id = self._id(END_OF_TEXT)
+        self.start_of_turn_id = self._id(START_OF_TURN)
+        self.token_bytes = self._all_token_bytes()
+
+    def _id(self, token: str) -> int:
+        return self._bpe.get_vocab()[token]
+
+    def _all_token_bytes(self) -> list[bytes]:
+        byte_of = _byte_alphabet()
+        added = self._bpe.get_added_tokens_decoder()
+        table = [b""] * self.vocab_size
+        for text, token_id in self._bpe.get_vocab().items():
+            table[token_id] = text.encode() if token_id in added else bytes(byte_of[char] for char in text)
+        return table
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """Token ids of ``text``; markup written in it becomes one id. Releases the GIL while it works."""
+        (encoding,) = self._bpe.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Token ids of ``text`` with markup spelt out in ordinary tokens: ``<``, ``think``, ``>``."""
+        words = self._bpe.pre_tokenizer.pre_tokenize_str(text)
+        return [token.id for word, _ in words for token in self._bpe.model.tokenize(word)]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """Text of ``token_ids``; bytes that are not UTF-8 become U+FFFD."""
+        return str(self._bpe.decode(token_ids, skip_special_tokens=skip_special_tokens))
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = False,
+        **variables: Any,
+    ) -> str:
+        """ChatML text of a conversation, as ``transformers`` renders it from the saved files.
+
+        Raises jinja2.TemplateError when the messages do not fit the template.
+        """
+        return self._template.render(
+            messages=messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables
+        )
+
+    def save(self, directory: Path) -> None:
+        """Write the files that ``transformers.AutoTokenizer.from_pretrained(directory)`` reads."""
+        directory.mkdir(parents=True, exist_ok=True)
+        names = {
+            "eos_token": END_OF_TURN,
+            "pad_token": END_OF_TEXT,
+            "additional_special_tokens": [START_OF_TURN, END_OF_TURN],
+        }
+        config = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+            "model_max_length": 1 << 30,
+            "chat_template": self._template_source,
+            **names,
+        }
+        self._bpe.save(str(directory / "tokenizer.json"))
+        for name, content in (("tokenizer_config.json", config), ("special_tokens_map.json", names)):
+            (directory / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _to_json(value: object) -> str:
+    """Jinja's own filter escapes HTML; the one of transformers, which this follows, does not."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The byte that each character of a byte-level vocabulary stands for (GPT-2's ``bytes_to_unicode``)."""
+    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(0x100) if byte not in shown]
+    return {chr(byte): byte for byte in shown} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}

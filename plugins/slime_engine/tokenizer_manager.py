@@ -1,0 +1,198 @@
+"""Between HTTP and the scheduler: tokenises, hands over, and wakes whoever waits for the tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from anyio import to_thread
+
+from slime_engine.errors import BadRequest, EngineError
+from slime_engine.model import NgramModel
+from slime_engine.moe import encode_experts, routed_experts
+from slime_engine.replies import JSONDict, Reply
+from slime_engine.requests import GenerateBody, GenerateRequest
+from slime_engine.scheduler import Scheduler
+from slime_engine.sequence import TextDelta
+from slime_engine.settings import Settings
+
+__all__ = ["ReqState", "TokenizerManager"]
+
+#: Characters from which on tokenising is worth a thread.
+_LONG_TEXT = 10_000
+
+
+@dataclass(slots=True)
+class ReqState:
+    """One sequence as its waiter sees it; all sequences of one HTTP request share the event."""
+
+    request: GenerateRequest
+    reply: Reply
+    event: asyncio.Event
+    out_list: list[TextDelta] = field(default_factory=list)
+    finished: bool = False
+    error: EngineError | None = None
+
+    def take(self) -> list[TextDelta]:
+        """All that has come since the last call, at once: nothing is lost, nothing comes twice."""
+        taken, self.out_list = self.out_list, []
+        return taken
+
+
+class TokenizerManager:
+    """``start_soon`` runs a coroutine in the engine's task group; ``handle_loop`` starts with the first request."""
+
+    def __init__(
+        self,
+        model: NgramModel,
+        settings: Settings,
+        scheduler: Scheduler,
+        source: asyncio.Queue[list[TextDelta]],
+        start_soon: Callable[[Callable[[], Any]], None],
+    ) -> None:
+        self._model = model
+        self._tokenizer = model.tokenizer
+        self._settings = settings
+        self._scheduler = scheduler
+        self._source = source
+        self._start_soon = start_soon
+        self._looping = False
+        self._seeds = random.Random(settings.seed)
+        self.rid_to_state: dict[str, ReqState] = {}
+
+    async def generate(self, body: GenerateBody) -> AsyncIterator[JSONDict]:
+        """Outputs as they come; a request that does not stream has one for each sequence, when it is done.
+
+        For a list each output carries its ``index``. Leaving early aborts what is not finished. Raises
+        EngineError.
+        """
+        self._auto_create_handle_loop()
+        event = asyncio.Event()
+        states = self._register(body.requests, event)
+        try:
+            prompts = [await self._prompt(request) for request in body.requests]
+            for request, (ids, max_new_tokens) in zip(body.requests, prompts, strict=True):
+                self._scheduler.submit(request, ids, max_new_tokens=max_new_tokens, seed=self._seed(request))
+            pending = dict(enumerate(zip(body.requests, states, strict=True)))
+            while pending:
+                await event.wait()
+                event.clear()
+                for index, (request, state) in list(pending.items()):
+                    if state.error is not None:
+                        raise state.error
+                    finished, deltas = state.finished, state.take()
+                    if not deltas:
+                        continue
+                    output = state.reply.add(deltas)
+                    if finished:
+                        del pending[index]
+                        await self._add_experts(request, deltas[-1], output)
+                    if body.is_list:
+                        output["index"] = index
+                    yield output
+        finally:
+            for request, state in zip(body.requests, states, strict=True):
+                if not state.finished:
+                    del self.rid_to_state[request.rid]
+                    self._scheduler.abort(request.rid)
+
+    async def collect(self, body: GenerateBody) -> JSONDict | list[JSONDict]:
+        """The whole answer to a request that does not stream."""
+        outputs = [output async for output in self.generate(body)]
+        if not body.is_list:
+            return outputs[0]
+        outputs.sort(key=lambda output: int(output["index"]))
+        for output in outputs:
+            del output["index"]
+        return outputs
+
+    def fail_all(self, error: EngineError) -> None:
+        """Raise ``error`` at every waiter."""
+        for state in self.rid_to_state.values():
+            state.error = error
+            state.event.set()
+
+    def _register(self, requests: list[GenerateRequest], event: asyncio.Event) -> list[ReqState]:
+        rids = [request.rid for request in requests]
+        taken = self.rid_to_state.keys() & rids
+        if taken or len(set(rids)) < len(rids):
+            duplicate = next(rid for rid in rids if rid in taken or rids.count(rid) > 1)
+            raise BadRequest(f"Duplicate request ID detected: {duplicate}")
+        states = []
+        for request in requests:
+            incremental = request.stream and self._settings.incremental_streaming_output
+            reply = Reply(request, self._tokenizer, incremental=incremental)
+            states.append(ReqState(request, reply, event))
+        self.rid_to_state.update(zip(rids, states, strict=True))
+        return states
+
+    async def _prompt(self, request: GenerateRequest) -> tuple[list[int], int]:
+        """The prompt's ids, and how many tokens may follow them."""
+        ids = request.input_ids
+        if ids is None:
+            ids = await self._encode(request.text or "")
+        return ids, self._max_new_tokens(request, len(ids))
+
+    def _seed(self, request: GenerateRequest) -> int:
+        seed = request.params.sampling_seed
+        return self._seeds.getrandbits(63) if seed is None else seed
+
+    async def _encode(self, text: str) -> list[int]:
+        if len(text) < _LONG_TEXT:
+            return self._tokenizer.encode(text)
+        return await to_thread.run_sync(self._tokenizer.encode, text)
+
+    def _max_new_tokens(self, request: GenerateRequest, prompt_tokens: int) -> int:
+        """The number of tokens that may be generated; BadRequest when the context cannot hold them."""
+        limit, wanted = self._settings.context_length, request.params.max_new_tokens
+        if prompt_tokens == 0:
+            raise BadRequest("The prompt is empty.")
+        if prompt_tokens >= limit:
+            raise BadRequest(
+                f"The input ({prompt_tokens} tokens) is longer than the model's context length ({limit} tokens)."
+            )
+        if wanted is not None and prompt_tokens + wanted > limit:
+            raise BadRequest(
+                f"Requested token count exceeds the model's maximum context length of {limit} tokens. You "
+                f"requested a total of {prompt_tokens + wanted} tokens: {prompt_tokens} tokens from the input "
+                f"and {wanted} tokens for the completion."
+            )
+        for name in ("logprob_start_len", "routed_experts_start_len"):
+            if getattr(request, name) > prompt_tokens:
+                raise BadRequest(f"{name} is higher than the number of input tokens ({prompt_tokens}).")
+        return limit - prompt_tokens - 1 if wanted is None else wanted
+
+    async def _add_experts(self, request: GenerateRequest, last: TextDelta, output: JSONDict) -> None:
+        sequence = last.tokens.sequence
+        if not (request.return_routed_experts and self._settings.moe_layers and sequence.started):
+            return
+        output["meta_info"]["routed_experts"] = await to_thread.run_sync(
+            lambda: encode_experts(
+                routed_experts(sequence.context, request.routed_experts_start_len, self._settings)
+            )
+        )
+
+    def _auto_create_handle_loop(self) -> None:
+        if not self._looping:
+            self._looping = True
+            self._start_soon(self.handle_loop)
+
+    async def handle_loop(self) -> None:
+        """The one loop that takes what the detokenizer made and wakes its waiters, once per request."""
+        while True:
+            events = set()
+            for delta in await self._source.get():
+                request = delta.tokens.sequence.request
+                state = self.rid_to_state.get(request.rid)
+                if state is None or state.request is not request:
+                    continue  # its client has gone, and another may have come with the same rid
+                state.out_list.append(delta)
+                if delta.tokens.finish_reason is not None:
+                    state.finished = True
+                    del self.rid_to_state[request.rid]
+                events.add(state.event)
+            for event in events:
+                event.set()
