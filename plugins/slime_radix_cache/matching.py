@@ -1,0 +1,138 @@
+"""From a text to the longest context that is known for it: rules 3 to 6 of exact tokens.
+
+Two questions look alike and differ in what may be the answer. *Generating* continues a context, so it may
+start where a prompt ends only if that is the whole text: the tokens of a longer prompt are not those of its
+beginning and its rest. *Reading* wants to know what was consumed and sampled, whatever comes after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from slime_radix_cache.segments import Context, Response, Segment, last_response
+from slime_radix_cache.text_index import Node, Path
+
+__all__ = ["Cut", "Match", "find_to_continue", "find_to_read"]
+
+#: How many of a response's leading tokens spell a prefix of a text, ending where a token and a character
+#: ends; and how many bytes they spell. ``(0, 0)`` when none do. Arguments: packed ids, text in UTF-8.
+Cut: TypeAlias = Callable[[bytes, bytes], tuple[int, int]]
+
+#: Responses that read alike are cut at most so often in search of the longest cut.
+_CUTS_TRIED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The longest known context: ``context`` covers the first ``position`` bytes of the text.
+
+    ``candidates``: recorded contexts with exactly this text. ``inside_response``: all of the text is recorded, and
+    it ends within a response.
+    """
+
+    context: Context
+    position: int
+    candidates: int
+    inside_response: bool
+
+
+def _belongs_to(segment: Segment, session: str) -> bool:
+    """True when the last response of the context is of ``session``. A context without one is everybody's."""
+    sampled = last_response(segment)
+    return sampled is None or sampled.session == session
+
+
+def find_to_continue(path: Path, text: bytes, cut: Cut, session: str | None) -> Match:
+    """Where generating from ``text`` goes on. A session's own contexts come before longer ones of others."""
+    search = _Search(path, text, cut, reading=False)
+    return (
+        (search.longest(session) if session is not None else None) or search.longest(None) or search.nothing()
+    )
+
+
+def find_to_read(path: Path, text: bytes, cut: Cut, session: str | None) -> Match:
+    """The context that ``text`` stands for: the session's own, else one that covers all of it, else the longest."""
+    search = _Search(path, text, cut, reading=True)
+    own = search.longest(session) if session is not None else None
+    if own is not None and own.position == len(text):
+        return own
+    other = search.longest(None)
+    if other is not None and other.position == len(text):
+        return other
+    return own or other or search.nothing()
+
+
+class _Search:
+    """One text's way through the index, and what is asked of it."""
+
+    def __init__(self, path: Path, text: bytes, cut: Cut, *, reading: bool) -> None:
+        self._path = path
+        self._text = text
+        self._cut = cut
+        self._reading = reading
+
+    def longest(self, session: str | None) -> Match | None:
+        """The longest context, of ``session`` if given; None without any."""
+        found = None
+        for node in reversed(self._path.ended):
+            context = self._ending_at(node, session)
+            if context is not None:
+                found = context, node.depth
+                break
+        return self._match(self._longer_cut(found[1] if found is not None else 0, session) or found)
+
+    def nothing(self) -> Match:
+        """No context at all: the text begins a new one."""
+        match = self._match((None, 0))
+        assert match is not None  # narrowing: only nothing gives nothing
+        return match
+
+    def _match(self, found: tuple[Context, int] | None) -> Match | None:
+        if found is None:
+            return None
+        context, position = found
+        path = self._path
+        ends = path.node.ends if path.node.depth == path.position == len(self._text) else None
+        inside = path.position == len(self._text) and any(
+            response.start < path.position for response in path.node.through or ()
+        )
+        candidates = (
+            len(ends) if ends is not None else int(context is not None and position == len(self._text))
+        )
+        return Match(context, position, candidates, inside)
+
+    def _ending_at(self, node: Node, session: str | None) -> Context:
+        """The newest context that ends at ``node`` and may be the answer, or go on there."""
+        whole = node.depth == len(self._text)
+        for segment in reversed(node.ends or ()):
+            if session is not None and not _belongs_to(segment, session):
+                continue
+            if whole and self._reading:
+                return segment, len(segment)  # the hidden tail too: the model chose to stop
+            if not isinstance(segment, Response):
+                if whole or self._reading:
+                    return segment, len(segment)
+            else:
+                length = segment.visible if node is segment.node else len(segment)
+                if length > 0:
+                    return segment, length
+        return None
+
+    def _longer_cut(self, floor: int, session: str | None) -> tuple[Context, int] | None:
+        """A response that the text leaves on its way, cut where its last whole token ends beyond ``floor``."""
+        path = self._path
+        best: tuple[Context, int] | None = None
+        tried = 0
+        for response in reversed(path.node.through or ()):
+            if floor == path.position or tried == _CUTS_TRIED:
+                break
+            if response.start >= path.position or (session is not None and response.session != session):
+                continue
+            tried += 1
+            length, covered = self._cut(response.ids, self._text[response.start : path.position])
+            if length and response.start + covered > floor:
+                floor = response.start + covered
+                best = (response, length), floor
+        return best

@@ -1,0 +1,167 @@
+"""The plugin: what happens to a ``/generate`` on its way through the router."""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+from starlette.routing import BaseRoute
+
+from router_core import hookimpl
+from router_core.errors import BadRequest, SettingsError
+from router_core.exchange import Exchange
+from router_core.router import Router
+from router_core.types import Tokenizer
+from router_core.weights import WeightUpdate
+from slime_radix_cache.encoding import Encoder
+from slime_radix_cache.requests import Ask, read_ask, with_ids
+from slime_radix_cache.retrieval import Retrieval
+from slime_radix_cache.settings import Settings
+from slime_radix_cache.spelling import Spelling
+from slime_radix_cache.streams import GenerationStream
+from slime_radix_cache.tally import Tally
+from slime_radix_cache.trajectories import Limits, Trajectories
+from slime_radix_cache.turns import Turn, Turns
+
+__all__ = ["RadixCache"]
+
+logger = logging.getLogger(__name__)
+
+_NAME = "radix_cache"
+
+
+class RadixCache:
+    """Sends known tokens instead of text, and keeps what the engines answer.
+
+    No failure in here changes what the client gets: it is counted, logged once per kind, and shows in ``exact``.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._tally = Tally()
+
+    @hookimpl
+    def setup(self, router: Router) -> None:
+        """Load the tokenizer, or take the one that another plugin offers; offer ``"trajectories"``."""
+        settings = self._settings
+        if settings.hf_checkpoint:
+            router.components.register("tokenizer", _load(settings.hf_checkpoint))
+        tokenizer: Tokenizer = router.components.get("tokenizer")
+        spelling = Spelling(tokenizer)
+        encoder = Encoder(tokenizer, add_special_tokens=settings.add_special_tokens)
+        limits = Limits(settings.max_tokens, settings.max_bytes, settings.gc_threshold_k)
+        self._trajectories = Trajectories(limits, spelling.cut)
+        self._turns = Turns(self._trajectories, encoder, spelling, self._tally)
+        self.retrieval = Retrieval(self._trajectories, encoder, self._tally)
+        router.components.register("trajectories", self.retrieval)
+
+    @hookimpl
+    def routes(self) -> Sequence[BaseRoute]:
+        """``/retrieve_from_text`` and ``/cache_stats``."""
+        return self.retrieval.routes(self.get_stats)
+
+    def get_stats(self) -> dict[str, Any]:
+        """What is kept, and what was done so far."""
+        kept = self._trajectories
+        return {
+            "entries": kept.segments,
+            "tokens": kept.tokens,
+            "bytes": kept.size_bytes,
+            "evictions": dict(kept.evicted),
+            **self._tally.as_dict(),
+        }
+
+    @hookimpl
+    async def pre_request(self, exchange: Exchange) -> None:
+        """Send ``input_ids`` instead of ``text``."""
+        request = exchange.request
+        if request.method != "POST" or request.path != "/generate":
+            return
+        try:
+            body = request.json()
+        except BadRequest:
+            self._tally.untouched("malformed")
+            return
+        ask = read_ask(body)
+        if isinstance(ask, str):
+            self._tally.untouched(ask)
+            return
+        try:
+            turns = await self._begin(exchange, ask)
+        except Exception as error:
+            self._tally.untouched("failed")
+            self._tally.unrecorded("prompt_not_tokenised", error)
+            return
+        ids = [array("i", turn.ids).tolist() for turn in turns]
+        request.replace_json(with_ids(body, ids, batch=ask.batch))
+        exchange.notes[_NAME] = [turn for turn in turns for _ in range(ask.copies)]
+
+    async def _begin(self, exchange: Exchange, ask: Ask) -> list[Turn]:
+        begun = []
+        for text in ask.texts:
+            turn, position = self._turns.begin(text, exchange.session)
+            exchange.on_close(lambda turn=turn: self._turns.end(turn))  # type: ignore[misc]  # binds the loop's turn
+            begun.append((turn, position))
+        for turn, position in begun:
+            await self._turns.encode(turn, position)
+        return [turn for turn, _ in begun]
+
+    @hookimpl
+    async def post_response(self, exchange: Exchange) -> None:
+        """Record the answer; a stream's when its last event passes."""
+        turns: list[Turn] | None = exchange.notes.get(_NAME)
+        reply = exchange.reply
+        if turns is None or reply is None or reply.status != 200:
+            return
+        kind = (reply.header(b"content-type") or b"").partition(b";")[0].strip().lower()
+        if kind == b"text/event-stream":
+            reply.tap(
+                GenerationStream(
+                    lambda index, answer: self._record(turns[index], answer),
+                    lambda error: self._tally.unrecorded("stream_not_understood", error),
+                )
+            )
+        elif kind == b"application/json":
+            self._record_whole(turns, await reply.read())
+        else:
+            self._tally.unrecorded("answer_not_understood")
+
+    def _record_whole(self, turns: list[Turn], body: bytes) -> None:
+        try:
+            answer = orjson.loads(body)
+            answers = answer if isinstance(answer, list) else [answer]
+            for turn, each in zip(turns, answers, strict=True):
+                self._record(turn, each)
+        except Exception as error:
+            self._tally.unrecorded("answer_not_understood", error)
+
+    def _record(self, turn: Turn, answer: Any) -> None:
+        response = self._turns.record(turn, answer)
+        if response is not None and self._settings.verbose:
+            logger.info(
+                "recorded %d tokens after %d, session %s, %s",
+                len(response),
+                len(turn.ids) // 4,
+                turn.session,
+                response.finish_reason,
+            )
+
+    @hookimpl
+    async def on_weight_update(self, update: WeightUpdate) -> None:
+        """Forget what was not used under the last few weights."""
+        self._trajectories.see_version(update.version)
+
+
+def _load(path: str) -> Tokenizer:
+    from transformers import AutoTokenizer  # heavy, and only needed with --hf-checkpoint
+
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(path)
+    except Exception as error:
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise SettingsError(f"--hf-checkpoint {path}: no tokenizer to be loaded: {first}") from error
+    loaded: Tokenizer = tokenizer  # its annotations are wider than what it does
+    return loaded

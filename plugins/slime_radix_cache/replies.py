@@ -1,0 +1,106 @@
+"""What an engine answered, out of SGLang's JSON: checked once, here.
+
+Every key may be missing: an aborted generation has next to none.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from slime_radix_cache.segments import Versions, pack_logprobs
+
+__all__ = ["Output", "Unusable", "read_output"]
+
+
+class Unusable(Exception):
+    """An answer of which nothing can be recorded. ``kind`` names why, for counting."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(kind)
+        self.kind = kind
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One sampled sequence. ``ids`` and ``logprobs`` are packed (see segments); ``ids`` is not empty.
+
+    ``prompt_tokens``: how many tokens the engine says it consumed. ``doubts``: what could not be believed.
+    """
+
+    text: str
+    ids: bytes
+    logprobs: bytes | None
+    versions: Versions
+    finish_reason: str
+    prompt_tokens: int | None
+    doubts: tuple[str, ...]
+
+
+def read_output(output: Any) -> Output:
+    """``output`` is one object of a ``/generate`` answer, parsed. Raises Unusable."""
+    if not isinstance(output, dict):
+        raise Unusable("answer_not_understood")
+    meta = output.get("meta_info")
+    meta = meta if isinstance(meta, dict) else {}
+    doubts: list[str] = []
+    try:
+        ids, logprobs = _tokens(output.get("output_ids"), meta.get("output_token_logprobs"), doubts)
+    except (TypeError, ValueError, OverflowError, IndexError):
+        raise Unusable("answer_not_understood") from None
+    if not ids:
+        raise Unusable("nothing_sampled" if meta.get("completion_tokens", 0) == 0 else "answer_without_ids")
+    text = output.get("text")
+    if not isinstance(text, str):
+        raise Unusable("answer_without_text")
+    prompt_tokens = meta.get("prompt_tokens")
+    return Output(
+        text,
+        ids,
+        logprobs,
+        _versions(meta, len(ids) // 4, doubts),
+        sys.intern(orjson.dumps(meta.get("finish_reason")).decode()),
+        prompt_tokens if isinstance(prompt_tokens, int) else None,
+        tuple(doubts),
+    )
+
+
+def _tokens(ids: Any, triples: Any, doubts: list[str]) -> tuple[bytes, bytes | None]:
+    """Packed ids and logprobs from ``output_ids`` and ``[logprob, id, text]``; each may be missing."""
+    told = array("i", ids).tobytes() if ids is not None else None
+    if not triples:
+        return told or b"", None
+    sampled = array("i", [triple[1] for triple in triples]).tobytes()
+    if told is not None and told != sampled:
+        doubts.append("logprobs_of_other_tokens")
+        return told, None
+    return sampled, pack_logprobs([triple[0] for triple in triples])
+
+
+def _versions(meta: dict[str, Any], count: int, doubts: list[str]) -> Versions:
+    """Versions of ``count`` tokens: from spans ``[{version, start, end}]`` when they cover all, else one for all."""
+    spans = meta.get("weight_versions")
+    if spans:
+        runs: list[tuple[str | None, int]] = []
+        position = 0
+        try:
+            for span in spans:
+                if span["start"] != position or span["end"] <= position:
+                    break
+                runs.append((_name(span["version"]), span["end"] - position))
+                position = span["end"]
+        except (TypeError, KeyError):
+            position = -1
+        if position == count:
+            return tuple(runs)
+        doubts.append("version_spans_do_not_cover")
+        return ((None, count),)
+    return ((_name(meta.get("weight_version")), count),)
+
+
+def _name(version: Any) -> str | None:
+    return sys.intern(str(version)) if version is not None else None

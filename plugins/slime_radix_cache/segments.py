@@ -1,0 +1,169 @@
+"""The truth: segments of tokens, each knowing what came before it.
+
+A *context* is a pair ``(segment, length)``: the first ``length`` tokens of ``segment`` and, by parent
+pointers, everything before them. A parent may be kept in part (a client cut a response), so cutting
+copies nothing. Token ids and logprobs are packed bytes: Python objects per token would cost ten times more.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from slime_radix_cache.text_index import Node
+
+__all__ = [
+    "Context",
+    "Prompt",
+    "Response",
+    "Segment",
+    "Versions",
+    "context_ids",
+    "last_response",
+    "links",
+    "pack_logprobs",
+]
+
+#: Versions of consecutive runs of tokens: ``(version, number of tokens)``; None where the engine sent none.
+Versions: TypeAlias = tuple[tuple[str | None, int], ...]
+#: A segment and how many of its tokens belong to the context; ``None`` is the empty context.
+Context: TypeAlias = "tuple[Segment, int] | None"
+
+_ID_BYTES = 4
+
+
+class Segment:
+    """Tokens that entered a context in one step.
+
+    ``kept``: how many tokens of ``parent`` precede it. ``ids``: packed int32. ``node``: where the text up to
+    its visible end lies in the index. The other fields belong to the cache: ``children`` counts segments that
+    continue it, ``pins`` contexts in flight, ``generation`` is that of its last use, ``older`` and ``newer`` are
+    its neighbours by age.
+    """
+
+    __slots__ = ("children", "generation", "ids", "kept", "newer", "node", "older", "parent", "pins")
+
+    def __init__(self, context: Context, ids: bytes, node: Node) -> None:
+        self.parent: Segment | None = context[0] if context is not None else None
+        self.kept = context[1] if context is not None else 0
+        self.ids = ids
+        self.node = node
+        self.children = 0
+        self.pins = 0
+        self.generation = 0
+        self.older: Segment | None = None
+        self.newer: Segment | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids) // _ID_BYTES
+
+    def __bool__(self) -> bool:
+        return True  # a response may have no tokens and is still there
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the packed values."""
+        return len(self.ids)
+
+
+class Prompt(Segment):
+    """Tokens that the router made from text, or was given: loss mask 0, logprob 0.0."""
+
+    __slots__ = ()
+
+
+class Response(Segment):
+    """Tokens that an engine sampled: loss mask 1.
+
+    ``logprobs``: packed float64, or float32 where every value is one; None when the engine sent none.
+    ``visible``: tokens that the text shows, the hidden tail left out; -1 when the text ends inside a token.
+    ``end``: where visible text plus decoded hidden tail lies in the index, ``node`` when there is no tail.
+    ``start``: bytes of text before the response. ``finish_reason``: the engine's JSON value, as JSON.
+    """
+
+    __slots__ = ("end", "finish_reason", "logprobs", "session", "start", "versions", "visible")
+
+    def __init__(
+        self,
+        context: Context,
+        ids: bytes,
+        node: Node,
+        *,
+        end: Node,
+        visible: int,
+        start: int,
+        logprobs: bytes | None,
+        versions: Versions,
+        session: str | None,
+        finish_reason: str,
+    ) -> None:
+        super().__init__(context, ids, node)
+        self.end = end
+        self.visible = visible
+        self.start = start
+        self.logprobs = logprobs
+        self.versions = versions
+        self.session = session
+        self.finish_reason = finish_reason
+
+    @property
+    def reach(self) -> Node:
+        """Where the text ends that the response may be cut in."""
+        return self.node if self.visible >= 0 else self.end
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the packed values."""
+        return len(self.ids) + (len(self.logprobs) if self.logprobs is not None else 0)
+
+    def logprob_array(self, length: int) -> npt.NDArray[np.float64]:
+        """The first ``length`` logprobs; NaN where the engine sent none."""
+        if self.logprobs is None:
+            return np.full(length, np.nan)
+        kind = np.float64 if len(self.logprobs) == 2 * len(self.ids) else np.float32
+        return np.frombuffer(self.logprobs, kind, length).astype(np.float64)
+
+
+def pack_logprobs(values: Sequence[float | None]) -> bytes:
+    """``values`` without loss: as float32 where all of them are exactly that, else as float64; None as NaN.
+
+    Engines compute logprobs in float32, so half the bytes are the usual case; the comparison proves it.
+    Raises TypeError when a value is no number.
+    """
+    exact = array("d", [math.nan if value is None else value for value in values])
+    with np.errstate(over="ignore", invalid="ignore"):  # too large for float32: the comparison sees it
+        narrow = np.frombuffer(exact).astype(np.float32)
+    wide = exact.tobytes()
+    return narrow.tobytes() if narrow.astype(np.float64).tobytes() == wide else wide
+
+
+def links(context: Context) -> Iterator[tuple[Segment, int]]:
+    """The segments of ``context`` from its end to its beginning, each with the number of tokens kept."""
+    while context is not None:
+        yield context
+        segment = context[0]
+        context = (segment.parent, segment.kept) if segment.parent is not None else None
+
+
+def last_response(segment: Segment) -> Response | None:
+    """``segment`` or the nearest response before it; None when the context is prompts only."""
+    here: Segment | None = segment
+    while here is not None and not isinstance(here, Response):
+        here = here.parent
+    return here
+
+
+def context_ids(context: Context) -> bytes:
+    """The token ids of ``context``, packed int32. O(tokens), a copy per segment."""
+    parts = [
+        segment.ids if length * _ID_BYTES == len(segment.ids) else segment.ids[: length * _ID_BYTES]
+        for segment, length in links(context)
+    ]
+    parts.reverse()
+    return b"".join(parts)

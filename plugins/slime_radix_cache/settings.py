@@ -1,0 +1,85 @@
+"""The plugin's flags, validated once."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+
+from router_core.errors import SettingsError
+
+__all__ = ["Settings", "add_radix_cache_options"]
+
+#: Room for a few steps of a large rollout (512 prompts x 8 samples x 8k tokens are 34M tokens).
+_MAX_TOKENS = 100_000_000
+_MAX_BYTES = 4 << 30
+
+
+def add_radix_cache_options(parser: argparse.ArgumentParser) -> None:
+    """Add the plugin's flags to ``parser``."""
+    flags = parser.add_argument_group("radix_cache")
+    flags.add_argument(
+        "--hf-checkpoint",
+        default="",
+        metavar="PATH",
+        help="the model's tokenizer (what transformers loads); without it, the tokenizer of another plugin",
+    )
+    flags.add_argument(
+        "--radix-tree-max-size",
+        type=int,
+        default=_MAX_TOKENS,
+        metavar="TOKENS",
+        help=f"tokens of trajectories to keep, 0 for no limit (default {_MAX_TOKENS:,})",
+    )
+    flags.add_argument(
+        "--radix-tree-max-bytes",
+        type=int,
+        default=_MAX_BYTES,
+        metavar="BYTES",
+        help=f"memory for trajectories, 0 for no limit (default {_MAX_BYTES:,})",
+    )
+    flags.add_argument(
+        "--gc-threshold-k",
+        type=int,
+        default=5,
+        metavar="K",
+        help="forget what was not used within the last K weight versions, 0 for never (default 5)",
+    )
+    flags.add_argument(
+        "--radix-add-special-tokens",
+        action="store_true",
+        help="let the tokenizer put its BOS before a conversation, for models that want one",
+    )
+    flags.add_argument("--verbose", action="store_true", help="log a line for each turn that is recorded")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """See the flags' help. Raises SettingsError."""
+
+    hf_checkpoint: str
+    max_tokens: int
+    max_bytes: int
+    gc_threshold_k: int
+    add_special_tokens: bool
+    verbose: bool
+
+    def __post_init__(self) -> None:
+        for flag, value in (
+            ("--radix-tree-max-size", self.max_tokens),
+            ("--radix-tree-max-bytes", self.max_bytes),
+            ("--gc-threshold-k", self.gc_threshold_k),
+        ):
+            if value < 0:
+                raise SettingsError(f"{flag} is {value}; wanted 0 or more")
+
+    @classmethod
+    def from_options(cls, options: argparse.Namespace) -> Settings:
+        """From the parsed command line."""
+        return cls(
+            hf_checkpoint=options.hf_checkpoint,
+            max_tokens=options.radix_tree_max_size,
+            max_bytes=options.radix_tree_max_bytes,
+            gc_threshold_k=options.gc_threshold_k,
+            add_special_tokens=options.radix_add_special_tokens,
+            verbose=options.verbose,
+        )

@@ -1,0 +1,148 @@
+"""Answers that come as server-sent events: put together from the bytes that the client sees.
+
+SGLang's events are cumulative (each has the whole text and all ids so far) or, with
+``--incremental-streaming-output``, deltas with cumulative counters. Which one it is shows in the counter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+
+__all__ = ["EventSplitter", "GenerationStream"]
+
+#: In JSON this cannot stand inside a string: there the quotes would be escaped.
+_FINISH = b'"finish_reason":'
+_INDEX = b'"index":'
+
+
+class EventSplitter:
+    """Cuts a stream of bytes into the data of its events; an event may be torn anywhere, or share a piece."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """The data of the events that ``piece`` completes. Comments and other fields are left out."""
+        data = self._rest + piece if self._rest else piece
+        if b"\r" in data:
+            data = data.replace(b"\r\n", b"\n")
+        *events, self._rest = data.split(b"\n\n")
+        found = []
+        for event in events:
+            lines = [line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")]
+            if lines:
+                found.append(b"\n".join(lines))
+        return found
+
+
+class GenerationStream:
+    """One streamed ``/generate``, a tap on its reply.
+
+    ``record(index, output)`` is called once for each sequence with an object of the form of an unstreamed
+    answer: when its last event has come, and before the client sees that event; or when the stream ends early,
+    with what was sampled until then. ``fail(error)`` is called when that goes wrong; a tap never raises.
+    """
+
+    def __init__(self, record: Callable[[int, Any], None], fail: Callable[[Exception], None]) -> None:
+        self._record = record
+        self._fail = fail
+        self._events = EventSplitter()
+        self._sequences: dict[int, _Sequence] = {}
+
+    def feed(self, chunk: bytes) -> None:
+        """The next bytes of the reply."""
+        try:
+            for data in self._events.feed(chunk):
+                if data != b"[DONE]":
+                    self._event(data)
+        except Exception as error:
+            self._fail(error)
+
+    def close(self, complete: bool) -> None:
+        """The reply has ended, or was given up."""
+        for index, sequence in self._sequences.items():
+            if not sequence.recorded:
+                self._finish(index, sequence)
+
+    def _event(self, data: bytes) -> None:
+        only = self._sequences.get(0)
+        if only is not None and only.cumulative and _INDEX not in data and not _is_last(data):
+            only.pending = data  # the next event says all this again, so parsing each would be quadratic
+            return
+        event = orjson.loads(data)
+        if "meta_info" not in event:
+            return  # an error after the start: what was sampled until then stays
+        index = event.get("index", 0)
+        sequence = self._sequences.setdefault(index, _Sequence())
+        if sequence.recorded:
+            return
+        sequence.add(event)
+        if event["meta_info"].get("finish_reason") is not None:
+            self._finish(index, sequence)
+
+    def _finish(self, index: int, sequence: _Sequence) -> None:
+        sequence.recorded = True
+        try:
+            self._record(index, sequence.output())
+        except Exception as error:
+            self._fail(error)
+
+
+class _Sequence:
+    """What is known of one sampled sequence."""
+
+    def __init__(self) -> None:
+        self.cumulative = False
+        self.recorded = False
+        self.pending: bytes | None = None
+        self._output: dict[str, Any] | None = None
+
+    def add(self, event: dict[str, Any]) -> None:
+        """Take in an event: instead of what there is when it says all of it again, else behind it."""
+        before, meta = self._output, event["meta_info"]
+        if before is not None and _sampled(event) == meta.get("completion_tokens"):
+            self.cumulative = _sampled(before) > 0
+        elif before is not None:
+            self._append(self._latest(before), event)
+        self.pending = None
+        self._output = event
+
+    @staticmethod
+    def _append(before: dict[str, Any], event: dict[str, Any]) -> None:
+        """Put what was sampled before in front of a delta."""
+        for key in ("text", "output_ids"):
+            if key in before:
+                event[key] = before[key] + event.get(key, before[key][:0])
+        meta = event["meta_info"]
+        count = meta.get("completion_tokens")
+        earlier = before["meta_info"].get("output_token_logprobs")
+        logprobs = meta.get("output_token_logprobs", [])
+        if earlier and len(logprobs) != count:  # some servers send them cumulative beside deltas
+            meta["output_token_logprobs"] = earlier + logprobs
+        if count is not None and _sampled(event) != count:
+            raise ValueError(f"a stream with {_sampled(event)} tokens of {count}")
+
+    def _latest(self, parsed: dict[str, Any]) -> dict[str, Any]:
+        if self.pending is None:
+            return parsed
+        latest: dict[str, Any] = orjson.loads(self.pending)
+        return latest
+
+    def output(self) -> dict[str, Any]:
+        """All of it, as an unstreamed answer has it."""
+        assert self._output is not None  # a sequence is made for its first event
+        return self._latest(self._output)
+
+
+def _sampled(event: dict[str, Any]) -> int:
+    ids = event.get("output_ids")
+    return len(ids if ids is not None else event["meta_info"].get("output_token_logprobs") or ())
+
+
+def _is_last(data: bytes) -> bool:
+    """True unless the event says that generating goes on."""
+    place = data.rfind(_FINISH)
+    return place < 0 or not data[place + len(_FINISH) :].lstrip().startswith(b"null")

@@ -1,0 +1,82 @@
+"""One prompt on its way to an engine, and its answer on its way into the cache."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from typing import Any
+
+from slime_radix_cache.encoding import Encoder
+from slime_radix_cache.replies import Unusable, read_output
+from slime_radix_cache.segments import Context, Response, context_ids, links
+from slime_radix_cache.spelling import Spelling
+from slime_radix_cache.tally import Tally
+from slime_radix_cache.trajectories import Sampled, Trajectories
+
+__all__ = ["Turn", "Turns"]
+
+
+@dataclass(slots=True)
+class Turn:
+    """A prompt: ``context`` is known and pinned, ``rest`` (packed ids) was tokenised for it."""
+
+    prompt: bytes
+    context: Context
+    session: str | None
+    rest: bytes = b""
+
+    @property
+    def ids(self) -> bytes:
+        """What the engine gets, packed."""
+        return context_ids(self.context) + self.rest
+
+
+class Turns:
+    """Begins turns and records how they ended."""
+
+    def __init__(
+        self, trajectories: Trajectories, encoder: Encoder, spelling: Spelling, tally: Tally
+    ) -> None:
+        self._trajectories = trajectories
+        self._encoder = encoder
+        self._spelling = spelling
+        self._tally = tally
+
+    def begin(self, text: str, session: str | None) -> tuple[Turn, int]:
+        """A turn for ``text``, its context pinned until :meth:`end`; and how many bytes of it are known."""
+        prompt = text.encode()
+        match = self._trajectories.find_to_continue(prompt, session)
+        self._trajectories.pin(match.context)
+        return Turn(prompt, match.context, session), match.position
+
+    async def encode(self, turn: Turn, position: int) -> None:
+        """Tokenise what is not known: all of the text behind its first ``position`` bytes."""
+        turn.rest = await self._encoder.encode(turn.prompt[position:].decode(), begins=turn.context is None)
+        known = list(links(turn.context))
+        number = 1 + sum(isinstance(segment, Response) for segment, _ in known)
+        self._tally.turn(number, sum(length for _, length in known), len(turn.rest) // 4)
+
+    def end(self, turn: Turn) -> None:
+        """The turn is over, however it went; to be called once."""
+        self._trajectories.unpin(turn.context)
+
+    def record(self, turn: Turn, answer: Any) -> Response | None:
+        """Keep ``answer``, one object of the engine's; None, and counted, when there is nothing to be kept."""
+        try:
+            output = read_output(answer)
+            consumed = len(turn.ids) // 4
+            if output.prompt_tokens is not None and output.prompt_tokens != consumed:
+                raise Unusable("engine_consumed_other_tokens")
+        except Unusable as reason:
+            self._tally.unrecorded(reason.kind)
+            return None
+        ids = array("i", output.ids)
+        spelt = self._spelling.tail(ids, output.text)
+        for doubt in (*output.doubts, *(() if spelt is not None else ("text_is_not_of_these_tokens",))):
+            self._tally.unrecorded(doubt)
+        visible, tail = spelt if spelt is not None else (len(ids), "")
+        sampled = Sampled(
+            output.ids, output.logprobs, output.text, visible, tail, output.versions, output.finish_reason
+        )
+        self._tally.recorded += 1
+        return self._trajectories.record(turn.context, turn.rest, turn.prompt, sampled, turn.session)

@@ -1,0 +1,321 @@
+"""The trajectories against a model of plain lists, with the invariants of both trees after each step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from toy import EOS, TOKENS, encode, pack, sampled, spell, trajectories, unpack
+
+from slime_radix_cache.answer import inexact_reason, record_of
+from slime_radix_cache.segments import Context, Prompt, Response, Segment, context_ids, links
+from slime_radix_cache.text_index import Node, text_of
+from slime_radix_cache.trajectories import Limits
+
+SESSIONS = st.sampled_from([None, "one", "two"])
+ANSWERS = st.lists(st.sampled_from([1, 2, 3, 4, 5, 6]), max_size=4)
+ADDED = st.text("abé", max_size=4)
+
+
+@dataclass
+class Fact:
+    """What an engine consumed and sampled in one turn, and what is to be known of each token."""
+
+    prompt: str
+    consumed: list[int]
+    consumed_mask: list[int]
+    sampled: list[int]
+    session: str | None
+    owner: str | None  # session of the last response before it; "" without any
+    response: Response
+    used: int
+
+    @property
+    def visible(self) -> list[int]:
+        return self.sampled[:-1] if self.sampled[-1] == EOS else self.sampled
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.consumed + self.sampled
+
+    def goes_on(self) -> dict[str, list[int]]:
+        """Where a text may leave it, and the tokens until there: at each token's end."""
+        ends = range(1, len(self.sampled) + 1)
+        return {self.prompt + spell(self.sampled[:end]): self.consumed + self.sampled[:end] for end in ends}
+
+
+class Model(RuleBasedStateMachine):
+    @initialize(tokens=st.sampled_from([0, 0, 12, 40]), versions=st.sampled_from([0, 2]))
+    def begin(self, tokens: int, versions: int) -> None:
+        self.kept = trajectories(Limits(tokens=tokens, versions=versions))
+        self.limit = tokens
+        self.facts: list[Fact] = []
+        self.flying: list[tuple[Context, str, list[int], list[int], str | None]] = []
+        self.version = 0
+        self.clock = 0
+
+    # What is asked of the model.
+
+    def _own(self, fact: Fact, session: str | None) -> bool:
+        return session is None or fact.session == session
+
+    def _expected(self, text: str, session: str | None) -> tuple[int, list[list[int]]]:
+        """The longest place to continue ``text`` from, and all token runs that are right there."""
+        for wanted in (session, None) if session is not None else (None,):
+            found: dict[str, list[list[int]]] = {}
+            for fact in self.facts:
+                if self._own(fact, wanted):
+                    for until, tokens in fact.goes_on().items():
+                        if text.startswith(until):
+                            found.setdefault(until, []).append(tokens)
+                if fact.prompt == text and (wanted is None or fact.owner in (wanted, "")):
+                    found.setdefault(text, []).append(fact.consumed)
+            for segment in self._lonely_prompts():
+                if text_of(segment.node).decode() == text and self._may(segment, wanted):
+                    found.setdefault(text, []).append(unpack(context_ids((segment, len(segment)))))
+            if found:
+                longest = max(found, key=len)
+                return len(longest), found[longest]
+        return 0, [[]]
+
+    def _lonely_prompts(self) -> list[Prompt]:
+        """Prompts whose answers were evicted before them."""
+        return [
+            segment for segment in self._segments() if isinstance(segment, Prompt) and not segment.children
+        ]
+
+    def _may(self, segment: Segment, session: str | None) -> bool:
+        owners = [one.session for one, _ in links((segment, 0)) if isinstance(one, Response)]
+        return session is None or not owners or owners[0] == session
+
+    def _texts(self) -> list[str]:
+        texts = [""]
+        for fact in self.facts:
+            whole = fact.prompt + spell(fact.sampled)
+            texts += [
+                whole,
+                whole.removesuffix(TOKENS[EOS]),
+                fact.prompt,
+                whole[: len(fact.prompt) + 1],
+                whole[:-1],
+            ]
+        return texts
+
+    # Steps.
+
+    @rule(data=st.data(), answer=ANSWERS, eos=st.booleans(), added=ADDED, session=SESSIONS)
+    def turn(
+        self, data: st.DataObject, answer: list[int], eos: bool, added: str, session: str | None
+    ) -> None:
+        text = data.draw(st.sampled_from(self._texts())) + added
+        if text:
+            self._leave(text, session)
+            self._arrive(self.flying.pop(), [*answer, EOS] if eos or not answer else answer)
+
+    @rule(data=st.data(), added=ADDED, session=SESSIONS)
+    def leave(self, data: st.DataObject, added: str, session: str | None) -> None:
+        text = data.draw(st.sampled_from(self._texts())) + added
+        if text:
+            self._leave(text, session)
+
+    @precondition(lambda self: self.flying)
+    @rule(data=st.data(), answer=ANSWERS)
+    def arrive(self, data: st.DataObject, answer: list[int]) -> None:
+        flight = self.flying.pop(data.draw(st.integers(0, len(self.flying) - 1)))
+        if answer:
+            self._arrive(flight, answer)
+        else:
+            self.kept.unpin(flight[0])  # the worker broke
+
+    @rule()
+    def update_weights(self) -> None:
+        self.version += 1
+        self.kept.see_version(str(self.version))
+        self._forget()
+
+    @rule(data=st.data(), session=SESSIONS, added=ADDED)
+    def read(self, data: st.DataObject, session: str | None, added: str) -> None:
+        text = (data.draw(st.sampled_from(self._texts())) + added) or "a"
+        prompt = text.encode()
+        match = self.kept.find_to_read(prompt, session)
+        record = record_of(match.context, pack(*encode(prompt[match.position :].decode())))
+        lengths = {len(record.tokens), len(record.loss_mask), len(record.logprobs), len(record.versions)}
+        assert len(lengths) == 1
+        reason = inexact_reason(match, prompt, record, session, evicted=False)
+        tokens, mask = record.tokens.tolist(), record.loss_mask.tolist()
+        exact = self._exact(text)
+        assert (reason is None) <= ((tokens, mask) in exact)
+        ended = [fact for fact in self.facts if text in self._ends(fact)]
+        own = [fact for fact in ended if fact.session == session] if session is not None else ended
+        if own:
+            assert (tokens, mask) == (own[-1].tokens, self._mask(own[-1])) or self._older_is_right(
+                text, own, tokens
+            )
+            assert reason is None
+
+    @staticmethod
+    def _ends(fact: Fact) -> set[str]:
+        return {fact.prompt + spell(fact.visible), fact.prompt + spell(fact.sampled)}
+
+    @staticmethod
+    def _older_is_right(text: str, own: list[Fact], tokens: list[int]) -> bool:
+        """Newest is the one recorded last; a fact told again keeps its place, and so may a prompt with this text."""
+        return tokens in [fact.tokens for fact in own] or tokens in [fact.consumed for fact in own]
+
+    @staticmethod
+    def _mask(fact: Fact) -> list[int]:
+        return fact.consumed_mask + [1] * len(fact.sampled)
+
+    def _exact(self, text: str) -> list[tuple[list[int], list[int]]]:
+        """All that is true of ``text``."""
+        true = []
+        for fact in self.facts:
+            if text in self._ends(fact):
+                true.append((fact.tokens, self._mask(fact)))
+            if text == fact.prompt:
+                true.append((fact.consumed, fact.consumed_mask))
+            tokens = fact.goes_on().get(text)
+            if tokens is not None:
+                true.append((tokens, self._mask(fact)[: len(tokens)]))
+        for prompt in self._lonely_prompts():
+            if text_of(prompt.node).decode() == text:
+                record = record_of((prompt, len(prompt)))
+                true.append((record.tokens.tolist(), record.loss_mask.tolist()))
+        return true
+
+    # How a turn goes.
+
+    def _leave(self, text: str, session: str | None) -> None:
+        prompt = text.encode()
+        match = self.kept.find_to_continue(prompt, session)
+        known = unpack(context_ids(match.context))
+        length, right = self._expected(text, session)
+        assert len(prompt[: match.position].decode()) == length
+        assert known in right
+        self.kept.pin(match.context)
+        rest = encode(prompt[match.position :].decode())
+        mask = record_of(match.context).loss_mask.tolist() + [0] * len(rest)
+        self.flying.append((match.context, text, known + rest, mask, session))
+
+    def _arrive(
+        self, flight: tuple[Context, str, list[int], list[int], str | None], answer: list[int]
+    ) -> None:
+        context, text, consumed, mask, session = flight
+        rest = pack(*consumed[len(context_ids(context)) // 4 :])
+        said = sampled(*answer, version=str(self.version))
+        response = self.kept.record(context, rest, text.encode(), said, session)
+        self.kept.unpin(context)
+        self.clock += 1
+        owners = [one.session for one, _ in links(context) if isinstance(one, Response)]
+        known = [fact for fact in self.facts if fact.response is response]
+        if not known:
+            owner = owners[0] if owners else ""
+            self.facts.append(Fact(text, consumed, mask, answer, session, owner, response, self.clock))
+        for fact in self.facts:
+            if any(segment is fact.response for segment, _ in links((response, 0))):
+                fact.used = self.clock
+        self._forget()
+
+    def _forget(self) -> None:
+        """Take leave of what was evicted, which must have been the oldest."""
+        alive = {id(segment) for segment in self._segments()}
+        gone = [fact for fact in self.facts if id(fact.response) not in alive]
+        self.facts = [fact for fact in self.facts if id(fact.response) in alive]
+        pinned = {id(segment) for context, *_ in self.flying for segment, _ in links(context)}
+        leaves = [
+            fact for fact in self.facts if not fact.response.children and id(fact.response) not in pinned
+        ]
+        touched = {id(segment) for context, *_ in self.flying for segment, _ in links(context)}
+        for fact in gone:
+            assert id(fact.response) not in touched
+        if gone and leaves and not self._unpinned_lately:
+            assert max(fact.used for fact in gone) <= max(fact.used for fact in leaves)
+
+    @property
+    def _unpinned_lately(self) -> bool:
+        return bool(self.flying)
+
+    def _segments(self) -> list[Segment]:
+        found: dict[int, Segment] = {}
+        for node in self._nodes():
+            for segment in node.ends or ():
+                found[id(segment)] = segment
+        return list(found.values())
+
+    def _nodes(self) -> list[Node]:
+        nodes, todo = [], [self.kept._index.root]
+        while todo:
+            node = todo.pop()
+            nodes.append(node)
+            todo += node.kids or []
+        return nodes
+
+    # Invariants.
+
+    @invariant()
+    def the_index_is_a_radix_tree(self) -> None:
+        nodes = self._nodes()
+        assert len(nodes) == self.kept._index.nodes + 1
+        assert sum(len(node.edge) for node in nodes) == self.kept._index.size_bytes
+        for node in nodes:
+            kids = node.kids or []
+            assert bytes(kid.edge[0] for kid in kids) == node.keys
+            assert len(set(node.keys)) == len(node.keys)
+            for kid in kids:
+                assert kid.parent is node
+                assert kid.depth == node.depth + len(kid.edge)
+            if node.parent is not None:
+                assert node.ends is not None or len(kids) > 1, "a node that nothing needs"
+            assert node.ends != []
+            assert node.kids != []
+            assert node.through != []
+
+    @invariant()
+    def each_response_covers_its_text_and_nothing_else(self) -> None:
+        responses = {id(fact.response): fact.response for fact in self.facts}
+        for node in self._nodes():
+            above = node.depth - len(node.edge)
+            expected = {
+                key
+                for key, response in responses.items()
+                if response.start < node.depth
+                and response.reach.depth > above
+                and text_of(response.reach).startswith(text_of(node))
+            }
+            assert {id(response) for response in node.through or ()} == expected
+
+    @invariant()
+    def the_counters_are_right(self) -> None:
+        segments = self._segments()
+        assert self.kept.segments == len(segments)
+        assert self.kept.tokens == sum(map(len, segments))
+        for segment in segments:
+            children = [other for other in segments if other.parent is segment]
+            assert segment.children == len(children)
+            pins = sum(segment is one for context, *_ in self.flying for one, _ in links(context))
+            assert segment.pins == pins
+        pinned = {id(segment) for context, *_ in self.flying for segment, _ in links(context)}
+        if self.limit and self.kept.tokens > self.limit:
+            newest = self.facts[-1].response if self.facts else None
+            last = {id(segment) for segment, _ in links((newest, 0) if newest is not None else None)}
+            assert all(id(segment) in pinned | last for segment in segments)
+
+    @invariant()
+    def by_age_a_segment_comes_before_its_parent(self) -> None:
+        order = []
+        segment = self.kept._ages.oldest
+        while segment is not None:
+            order.append(segment)
+            segment = segment.newer
+        place = {id(segment): number for number, segment in enumerate(order)}
+        for number, segment in enumerate(order):
+            assert segment.pins == 0
+            if segment.parent is not None and not segment.parent.pins:
+                assert place[id(segment.parent)] > number
+        assert len(order) == sum(segment.pins == 0 for segment in self._segments())
+
+
+Model.TestCase.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
+TestModel = Model.TestCase

@@ -1,0 +1,314 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from toy import EOS, encode, pack, sampled, trajectories, unpack
+
+from slime_radix_cache.answer import inexact_reason, record_of
+from slime_radix_cache.segments import Prompt, Response, context_ids
+from slime_radix_cache.trajectories import Limits, Sampled, Trajectories
+
+
+def generate(kept: Trajectories, text: str, answer: Sampled, session: str | None = None) -> list[int]:
+    """One turn as the plugin does it; returns what the engine consumed."""
+    prompt = text.encode()
+    match = kept.find_to_continue(prompt, session)
+    rest = pack(*encode(prompt[match.position :].decode()))
+    kept.record(match.context, rest, prompt, answer, session)
+    return unpack(context_ids(match.context) + rest)
+
+
+def read(
+    kept: Trajectories, text: str, session: str | None = None
+) -> tuple[list[int], list[int], str | None]:
+    """Tokens, loss mask and reason."""
+    prompt = text.encode()
+    match = kept.find_to_read(prompt, session)
+    rest = pack(*encode(prompt[match.position :].decode()))
+    record = record_of(match.context, rest)
+    evicted = kept.was_evicted(prompt)
+    reason = inexact_reason(match, prompt, record, session, evicted=evicted)
+    return record.tokens.tolist(), record.loss_mask.tolist(), reason
+
+
+def test_sampled_tokens_come_back_as_they_were_sampled() -> None:
+    kept = trajectories()
+    generate(kept, "b", sampled(1, 2, 1, 2))
+    assert encode("babab") != [2, 1, 2, 1, 2]
+    assert read(kept, "babab") == ([2, 1, 2, 1, 2], [0, 1, 1, 1, 1], None)
+
+
+def test_pitfall_2_a_text_that_extends_another_has_its_own_tokens() -> None:
+    kept = trajectories()
+    generate(kept, "a", sampled(2))
+    generate(kept, "a", sampled(2, 1))
+    assert read(kept, "ab") == ([1, 2], [0, 1], None)
+    assert read(kept, "aba") == ([1, 2, 1], [0, 1, 1], None)
+
+
+def test_a_prompt_that_extends_another_prompt_is_tokenised_as_a_whole() -> None:
+    kept = trajectories()
+    generate(kept, "a", sampled(1))
+    assert generate(kept, "ab", sampled(1)) == [3]  # not 1, 2
+
+
+def test_the_same_prompt_is_kept_once() -> None:
+    kept = trajectories()
+    generate(kept, "ab", sampled(1))
+    generate(kept, "ab", sampled(2))
+    assert (kept.segments, kept.tokens) == (3, 3)
+
+
+def test_the_same_answer_told_twice_is_kept_once() -> None:
+    kept = trajectories()
+    for _ in range(3):
+        generate(kept, "ab", sampled(1, EOS))
+    assert (kept.segments, kept.tokens) == (2, 3)
+    assert kept.find_to_read(b"aba").candidates == 1
+
+
+def test_the_same_tokens_with_other_logprobs_are_another_sample() -> None:
+    kept = trajectories()
+    generate(kept, "ab", sampled(1, logprobs=[-0.5]))
+    generate(kept, "ab", sampled(1, logprobs=[-0.25]))
+    assert kept.find_to_read(b"aba").candidates == 2
+
+
+class TestHiddenTail:
+    """Rule 4."""
+
+    def kept(self) -> Trajectories:
+        kept = trajectories()
+        generate(kept, "a", sampled(1, 2, EOS))
+        return kept
+
+    def test_a_client_that_writes_the_eos_does_not_double_it(self) -> None:
+        assert generate(self.kept(), "aab<e>ba", sampled(1)) == [1, 1, 2, EOS, 4]
+
+    def test_a_client_that_appends_other_text_has_no_eos_in_the_middle(self) -> None:
+        assert generate(self.kept(), "aabba", sampled(1)) == [1, 1, 2, 4]
+
+    @pytest.mark.parametrize("text", ["aab", "aab<e>"])
+    def test_retrieving_the_visible_text_returns_the_hidden_tokens_too(self, text: str) -> None:
+        assert read(self.kept(), text) == ([1, 1, 2, EOS], [0, 1, 1, 1], None)
+
+    def test_a_response_of_nothing_but_an_eos_is_kept(self) -> None:
+        kept = trajectories()
+        generate(kept, "a", sampled(EOS))
+        assert read(kept, "a") == ([1, EOS], [0, 1], None)
+        assert generate(kept, "ab", sampled(1)) == [3]
+        assert generate(kept, "a<e>b", sampled(1)) == [1, EOS, 2]
+
+
+class TestCutText:
+    """Rule 5."""
+
+    def test_a_cut_at_a_tokens_end_keeps_the_tokens_before_it(self) -> None:
+        kept = trajectories()
+        generate(kept, "a", sampled(1, 2, 3, EOS))
+        assert read(kept, "aab") == ([1, 1, 2], [0, 1, 1], None)
+        assert generate(kept, "aabé", sampled(1)) == [1, 1, 2, 6]
+        assert read(kept, "aabéa") == ([1, 1, 2, 6, 1], [0, 1, 1, 0, 1], None)
+
+    def test_a_cut_inside_a_token_is_not_exact_until_an_engine_consumed_it(self) -> None:
+        kept = trajectories()
+        generate(kept, "a", sampled(1, 5, EOS))
+        assert read(kept, "aaba") == ([1, 1, 4], [0, 1, 0], "cut_inside_token")
+        assert generate(kept, "aaba", sampled(6)) == [1, 1, 4]
+        assert read(kept, "aaba") == ([1, 1, 4], [0, 1, 0], None)
+        assert read(kept, "aabaé") == ([1, 1, 4, 6], [0, 1, 0, 1], None)
+
+    def test_a_text_that_ends_inside_a_token_is_continued_from_the_token_before(self) -> None:
+        kept = trajectories()
+        stopped = Sampled(
+            pack(1, 5), None, "ab", -1, "ab", ((None, 2),), "null"
+        )  # "ab" + "ab": cut in token 5
+        generate(kept, "a", stopped)
+        assert read(kept, "aab")[0] == [1, 1, 5]
+        assert read(kept, "aabab")[0] == [1, 1, 5]
+        assert generate(kept, "aabé", sampled(1)) == [1, 1, 2, 6]
+
+    def test_cutting_copies_no_tokens(self) -> None:
+        kept = trajectories()
+        generate(kept, "a", sampled(1, 2, 3, EOS))
+        before = kept.tokens
+        generate(kept, "aabé", sampled(1))
+        assert kept.tokens - before == 2
+
+
+class TestSameTextOtherTokens:
+    """Rule 6."""
+
+    def kept(self) -> Trajectories:
+        kept = trajectories()
+        generate(kept, "a", sampled(1, 2), "one")
+        generate(kept, "a", sampled(3), "two")
+        return kept
+
+    def test_the_session_decides(self) -> None:
+        kept = self.kept()
+        assert read(kept, "aab", "one") == ([1, 1, 2], [0, 1, 1], None)
+        assert read(kept, "aab", "two") == ([1, 3], [0, 1], None)
+        assert generate(kept, "aabé", sampled(1), "one") == [1, 1, 2, 6]
+
+    def test_without_a_session_the_newest_is_taken(self) -> None:
+        assert read(self.kept(), "aab") == ([1, 3], [0, 1], None)
+
+    def test_candidates_tells_how_many_there_are(self) -> None:
+        assert self.kept().find_to_read(b"aab", "one").candidates == 2
+
+    def test_what_only_another_session_said_is_not_exact_for_this_one(self) -> None:
+        kept = self.kept()
+        generate(kept, "b", sampled(1), "three")
+        assert read(kept, "aab", "three") == ([1, 3], [0, 1], "other_session")
+        assert read(kept, "aab", "never seen") == ([1, 3], [0, 1], "other_session")
+
+    def test_what_was_said_outside_of_sessions_is_everybodys(self) -> None:
+        kept = trajectories()
+        generate(kept, "a", sampled(1))
+        assert read(kept, "aa", "one")[2] is None
+
+    def test_a_session_goes_on_from_its_own_shorter_context(self) -> None:
+        kept = trajectories()
+        generate(kept, "a", sampled(1), "one")
+        generate(kept, "a", sampled(1, 2, 1), "two")
+        assert generate(kept, "aaba", sampled(1), "one") == [1, 1, 4]  # "ba" came from the environment
+        assert generate(kept, "aaba", sampled(1), "two") == [1, 1, 2, 1]
+
+    def test_a_session_can_fork_from_what_another_said(self) -> None:
+        kept = self.kept()
+        assert generate(kept, "aabb", sampled(6), "three") == [1, 3, 2]
+        assert read(kept, "aabbé", "three") == ([1, 3, 2, 6], [0, 1, 0, 1], None)
+
+
+class TestNotExact:
+    """Rule 8."""
+
+    def test_text_that_no_engine_has_seen_is_uncovered(self) -> None:
+        kept = trajectories()
+        assert read(kept, "ab") == ([3], [0], "uncovered_text")
+        generate(kept, "a", sampled(1))
+        assert read(kept, "aaé") == ([1, 1, 6], [0, 1, 0], "uncovered_text")
+        assert read(kept, "abé") == ([1, 2, 6], [0, 0, 0], "uncovered_text")
+
+    def test_the_prompt_of_an_answered_request_is_exact(self) -> None:
+        kept = trajectories()
+        generate(kept, "ab", sampled(1))
+        assert read(kept, "ab") == ([3], [0], None)
+
+    def test_missing_logprobs_are_said_and_not_invented(self) -> None:
+        kept = trajectories()
+        generate(kept, "a", Sampled(pack(1, 2), None, "ab", 2, "", ((None, 2),), "null"))
+        assert read(kept, "aab") == ([1, 1, 2], [0, 1, 1], "no_logprobs")
+        record = record_of(kept.find_to_read(b"aab").context)
+        assert record.logprobs[0] == 0.0
+        assert np.isnan(record.logprobs[1:]).all()
+
+    def test_what_was_evicted_is_said_to_be(self) -> None:
+        kept = trajectories(Limits(tokens=3))
+        generate(kept, "a", sampled(1, 2))
+        generate(kept, "b", sampled(1, 2))
+        assert read(kept, "aab")[2] == "evicted"
+        assert read(kept, "bé")[2] == "uncovered_text"
+
+    def test_reading_changes_nothing(self) -> None:
+        kept = trajectories(Limits(tokens=6))
+        generate(kept, "a", sampled(1, 2))
+        generate(kept, "b", sampled(1, 2))
+        for text in ("aab", "aa", "abé", "é"):
+            read(kept, text)
+        assert (kept.segments, kept.tokens) == (4, 6)
+        generate(kept, "é", sampled(1))  # the oldest goes, although it was read last
+        assert [read(kept, text)[2] for text in ("aab", "bab", "éa")] == ["evicted", None, None]
+
+
+class TestEviction:
+    """Rule 11."""
+
+    def test_leaves_go_first_so_a_kept_context_is_whole(self) -> None:
+        kept = trajectories(Limits(tokens=8))
+        generate(kept, "a", sampled(1))
+        generate(kept, "aab", sampled(1))
+        generate(kept, "b", sampled(1))
+        generate(kept, "é", sampled(1, 1, 1))
+        assert read(kept, "aa")[2] is None
+        assert read(kept, "aaba")[2] == "evicted"
+
+    def test_a_hit_makes_a_context_young(self) -> None:
+        kept = trajectories(Limits(tokens=5))
+        generate(kept, "a", sampled(1))
+        generate(kept, "b", sampled(1))
+        generate(kept, "a", sampled(2))
+        generate(kept, "é", sampled(1))
+        assert read(kept, "ba")[2] == "evicted"
+        assert read(kept, "ab")[2] is None
+
+    def test_contexts_in_flight_stay(self) -> None:
+        kept = trajectories(Limits(tokens=2))
+        generate(kept, "a", sampled(1))
+        context = kept.find_to_continue(b"aab").context
+        kept.pin(context)
+        for token in (1, 2, 6):
+            generate(kept, "b", sampled(token, token))
+        kept.record(context, pack(2), b"aab", sampled(1))
+        assert read(kept, "aaba") == ([1, 1, 2, 1], [0, 1, 0, 1], None)
+        kept.unpin(context)
+        generate(kept, "é", sampled(1))
+        assert read(kept, "aaba")[2] == "evicted"
+        assert kept.tokens == 2
+
+    def test_what_was_not_used_within_k_versions_goes(self) -> None:
+        kept = trajectories(Limits(versions=2))
+        generate(kept, "a", sampled(1, version="8"))
+        generate(kept, "b", sampled(1, version="9"))
+        assert read(kept, "aa")[2] is None
+        kept.see_version("10")
+        assert [read(kept, text)[2] for text in ("aa", "ba")] == ["evicted", None]
+        assert kept.evicted == {"weight_version": 2}
+
+    def test_a_hit_under_new_weights_keeps_the_version_it_was_sampled_under(self) -> None:
+        kept = trajectories(Limits(versions=2))
+        generate(kept, "a", sampled(1, version="1"))
+        generate(kept, "aab", sampled(1, version="2"))
+        kept.see_version("3")
+        assert record_of(kept.find_to_read(b"aaba").context).versions == [-1, "1", -1, "2"]
+
+    def test_a_late_answer_of_old_weights_makes_nothing_older(self) -> None:
+        kept = trajectories(Limits(versions=2))
+        for version in ("10", "9", "10", "9"):
+            generate(kept, "a", sampled(1, version=version))
+        assert kept.evicted.total() == 0
+
+    def test_named_versions_are_ordered_as_they_came(self) -> None:
+        kept = trajectories(Limits(versions=2))
+        generate(kept, "a", sampled(1, version="default"))
+        kept.see_version("b")
+        assert read(kept, "aa")[2] is None
+        kept.see_version("a")
+        assert read(kept, "aa")[2] == "evicted"
+
+    def test_bytes_are_a_limit_too(self) -> None:
+        kept = trajectories(Limits(size_bytes=3000))
+        for length in range(1, 40):
+            generate(kept, "b" * length, sampled(1, EOS))
+        assert kept.size_bytes <= 3000
+        assert kept.evicted["max_bytes"] > 0
+        assert read(kept, "b" * 39 + "a")[2] is None
+
+    def test_nothing_is_left_behind(self) -> None:
+        kept = trajectories(Limits(versions=1))
+        for text in ("a", "ab", "abé", "b"):
+            generate(kept, text, sampled(1, 2, EOS, version="1"), "one")
+            generate(kept, text + "aba", sampled(3, EOS, version="1"), "two")
+        kept.see_version("2")
+        assert (kept.segments, kept.tokens, kept.size_bytes) == (0, 0, 0)
+        assert kept._sessions == {}
+
+
+def test_what_is_recorded_tells_prompts_from_responses() -> None:
+    kept = trajectories()
+    generate(kept, "a", sampled(1), "one")
+    response = kept.record(kept.find_to_continue(b"aab").context, pack(2), b"aab", sampled(EOS), "one")
+    assert isinstance(response, Response)
+    assert response.session == "one"
+    assert isinstance(response.parent, Prompt)
