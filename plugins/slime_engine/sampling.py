@@ -28,7 +28,10 @@ _UNSUPPORTED = ("json_schema", "regex", "ebnf", "structural_tag", "stop_regex", 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """One request's wishes. ``max_new_tokens`` None: until the context is full. ``temperature`` 0: greedy."""
+    """One request's wishes. ``max_new_tokens`` None: until the context is full. ``temperature`` 0: greedy.
+
+    A stream sends a chunk every ``stream_interval`` tokens.
+    """
 
     max_new_tokens: int | None = 128
     min_new_tokens: int = 0
@@ -45,6 +48,7 @@ class SamplingParams:
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     no_stop_trim: bool = False
+    stream_interval: int = 1
     sampling_seed: int | None = None
     n: int = 1
 
@@ -98,6 +102,7 @@ def parse_sampling_params(body: JSONObject, vocab_size: int) -> SamplingParams:
         ignore_eos=boolean(body, "ignore_eos"),
         skip_special_tokens=boolean(body, "skip_special_tokens", True),
         no_stop_trim=boolean(body, "no_stop_trim"),
+        stream_interval=integer(body, "stream_interval", 1, minimum=1),
         sampling_seed=None if seed is None else integer(body, "sampling_seed", 0),
         n=integer(body, "n", 1, minimum=1),
     )
@@ -153,7 +158,9 @@ def choose(
     if params.top_k != -1 or params.top_p < 1 or params.min_p > 0:
         _truncate(probabilities, params)
     cumulated = probabilities.cumsum()
-    token_id = int(cumulated.searchsorted(luck * cumulated[-1], side="right"))
+    total = float(cumulated[-1])
+    aim = min(luck * total, math.nextafter(total, 0.0))  # a product that rounds up to the total hits nothing
+    token_id = int(cumulated.searchsorted(aim, side="right"))
     return token_id, logprobs
 
 

@@ -10,15 +10,14 @@ from itertools import islice
 from typing import Literal
 
 import anyio
-import numpy as np
 
 from slime_engine.journal import Journal
-from slime_engine.model import FloatArray, NgramModel, log_softmax
+from slime_engine.model import NgramModel
 from slime_engine.requests import GenerateRequest
-from slime_engine.sampling import choose, uniform
-from slime_engine.sequence import FinishReason, ScoredToken, Sequence, TokenDelta
+from slime_engine.sequence import FinishReason, Sequence, TokenDelta
 from slime_engine.settings import Settings
 from slime_engine.signals import Signal
+from slime_engine.steps import Steps
 
 __all__ = ["PauseMode", "Scheduler"]
 
@@ -26,8 +25,6 @@ PauseMode = Literal["abort", "retract", "in_place"]
 
 #: Sequences advanced before the event loop gets a turn; some hundred microseconds of work.
 _GROUP = 16
-#: Prompt tokens scored per turn for ``logprob_start_len``.
-_PREFILL_CHUNK = 64
 
 
 class Scheduler:
@@ -45,7 +42,7 @@ class Scheduler:
         emit: Callable[[list[TokenDelta]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._model = model
+        self._steps = Steps(model)
         self._journal = journal
         self._emit = emit
         self._clock = clock
@@ -61,7 +58,7 @@ class Scheduler:
         self._changed = Signal()
         self.tokens: Counter[str] = Counter()
 
-    # What clients ask for ---------------------------------------------------------------------------
+    # What clients ask for.
 
     def submit(
         self, request: GenerateRequest, input_ids: list[int], *, max_new_tokens: int, seed: int
@@ -120,7 +117,7 @@ class Scheduler:
 
     def fail(self, sequences: Iterable[Sequence], reason: FinishReason) -> None:
         """Finish sequences, already taken out of the queues, for a reason outside of them."""
-        self._emit([self._delta(sequence, reason) for sequence in sequences])
+        self._emit([sequence.delta(reason, self.version) for sequence in sequences])
         self._changed.notify()
 
     def fail_all(self, reason: FinishReason) -> None:
@@ -129,7 +126,7 @@ class Scheduler:
         self.running, self.waiting = {}, {}
         self.fail(everybody, reason)
 
-    # What the loop does -----------------------------------------------------------------------------
+    # What the loop does.
 
     async def run(self) -> None:
         """Step for ever. An exception here is a crash of the engine."""
@@ -167,94 +164,22 @@ class Scheduler:
 
     def _advance(self, sequence: Sequence) -> Iterator[TokenDelta]:
         """One token for one sequence, unless it was aborted or paused since the step began."""
-        if sequence.rid not in self.running or self._stands_still():
+        if self.running.get(sequence.rid) is not sequence or self._stands_still():
             return
-        if self._score_prompt(sequence):
+        if self._steps.score_prompt(sequence, self.version):
             return
         if sequence.max_new_tokens > 0:
-            self._sample(sequence)
-        reason = self._finish_reason(sequence)
+            self._steps.sample(sequence, self.version)
+            self.tokens["generation"] += 1
+            # A late token does not make the next ones come in a burst.
+            sequence.due_at = max(sequence.due_at, self._clock() - self._period_s) + self._period_s
+        reason = self._steps.finish_reason(sequence)
         if reason is not None:
             del self.running[sequence.rid]
             self._changed.notify()
-        if reason is not None or sequence.request.stream:
-            yield self._delta(sequence, reason)
-
-    def _sample(self, sequence: Sequence) -> None:
-        params, context = sequence.params, sequence.context
-        forbidden: frozenset[int] = frozenset()
-        if sequence.completion_tokens < params.min_new_tokens:
-            forbidden = self._model.tokenizer.eos_ids | params.stop_token_ids
-        logits = self._model.next_logits(context[-2:], self.version)
-        luck = uniform(sequence.seed, len(context))
-        token_id, logprobs = choose(logits, params, sequence.counts, forbidden, luck)
-        logprob = float(logprobs[token_id])
-        sequence.entry.append(token_id, logprob, self.version)
-        context.append(token_id)
-        sequence.unsent_logprobs.append(logprob)
-        if sequence.request.top_logprobs_num:
-            sequence.unsent_tops.append(_top(logprobs, sequence.request.top_logprobs_num))
-        if params.penalises:
-            sequence.counts[token_id] += 1
-        self.tokens["generation"] += 1
-        # A late token does not make the next ones come in a burst.
-        sequence.due_at = max(sequence.due_at, self._clock() - self._period_s) + self._period_s
-
-    def _score_prompt(self, sequence: Sequence) -> bool:
-        """Log-probabilities of the prompt from ``logprob_start_len`` on; True while there are more to do."""
-        request, ids = sequence.request, sequence.input_ids
-        start = request.logprob_start_len
-        if not request.return_logprob or start < 0:
-            return False
-        position = start + len(sequence.input_logprobs)
-        for here in range(position, min(position + _PREFILL_CHUNK, len(ids))):
-            logprobs = log_softmax(self._model.next_logits(ids[max(0, here - 2) : here], self.version))
-            first = here == start  # as SGLang, which has no logits before the first token it scores
-            sequence.input_logprobs.append((None if first else float(logprobs[ids[here]]), ids[here]))
-            sequence.input_tops.append(None if first else _top(logprobs, request.top_logprobs_num))
-        return position + _PREFILL_CHUNK < len(ids)
-
-    def _finish_reason(self, sequence: Sequence) -> FinishReason | None:
-        """In SGLang's order: a full length comes before a stop at the same token."""
-        if sequence.completion_tokens >= sequence.max_new_tokens:
-            return {"type": "length", "length": sequence.max_new_tokens}
-        params, last = sequence.params, sequence.context[-1]
-        stop_ids = self._model.tokenizer.eos_ids | params.stop_token_ids
-        if last in stop_ids and not params.ignore_eos:
-            return {"type": "stop", "matched": last}
-        if sequence.stops:
-            text = sequence.tail + self._model.tokenizer.token_bytes[last]
-            for stop, encoded in sequence.stops:
-                if encoded in text:
-                    return {"type": "stop", "matched": stop}
-            sequence.tail = text[-max(len(encoded) for _, encoded in sequence.stops) :]
-        return None
-
-    def _delta(self, sequence: Sequence, reason: FinishReason | None) -> TokenDelta:
-        if reason is not None:
-            sequence.entry.finish_reason = reason
-        done = sequence.completion_tokens
-        spans = sequence.entry.spans()
-        delta = TokenDelta(
-            sequence=sequence,
-            token_ids=sequence.context[len(sequence.input_ids) + sequence.sent :],
-            logprobs=sequence.unsent_logprobs,
-            tops=sequence.unsent_tops,
-            completion_tokens=done,
-            spans=spans,
-            weight_version=spans[-1][0] if spans else self.version,
-            finish_reason=reason,
-        )
-        sequence.sent, sequence.unsent_logprobs, sequence.unsent_tops = done, [], []
-        return delta
-
-
-def _top(logprobs: FloatArray, count: int) -> list[ScoredToken]:
-    """The ``count`` likeliest tokens, best first."""
-    if not count:
-        return []
-    best = np.argsort(-logprobs, kind="stable")[:count]
-    return [(float(logprobs[one]), int(one)) for one in best]
+        interval = sequence.params.stream_interval
+        if reason is not None or (sequence.request.stream and sequence.completion_tokens % interval == 0):
+            yield sequence.delta(reason, self.version)
 
 
 def _grouped(sequences: list[Sequence], size: int) -> Iterator[list[Sequence]]:

@@ -53,6 +53,28 @@ class Sequence:
     def completion_tokens(self) -> int:
         return len(self.context) - len(self.input_ids)
 
+    def delta(self, reason: FinishReason | None, version: str) -> TokenDelta:
+        """What is new since the last delta; with a reason it is the last one, and the journal has it too.
+
+        ``version`` stands for the weights of a reply that has no tokens.
+        """
+        if reason is not None:
+            self.entry.finish_reason = reason
+        done = self.completion_tokens
+        spans = self.entry.spans()
+        delta = TokenDelta(
+            sequence=self,
+            token_ids=self.context[len(self.input_ids) + self.sent :],
+            logprobs=self.unsent_logprobs,
+            tops=self.unsent_tops,
+            completion_tokens=done,
+            spans=spans,
+            weight_version=spans[-1][0] if spans else version,
+            finish_reason=reason,
+        )
+        self.sent, self.unsent_logprobs, self.unsent_tops = done, [], []
+        return delta
+
 
 @dataclass(frozen=True, slots=True)
 class TokenDelta:

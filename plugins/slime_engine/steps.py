@@ -1,0 +1,80 @@
+"""What the model does for one sequence: score its prompt, sample its next token, see whether it is done."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from slime_engine.model import FloatArray, NgramModel, log_softmax
+from slime_engine.sampling import choose, uniform
+from slime_engine.sequence import FinishReason, ScoredToken, Sequence
+
+__all__ = ["Steps"]
+
+#: Prompt tokens scored at once; each costs about as much as a sampled one.
+_PREFILL_CHUNK = 64
+
+
+class Steps:
+    """One model at work. Each method is short, so that whoever calls it can look after others in between."""
+
+    def __init__(self, model: NgramModel) -> None:
+        self._model = model
+
+    def score_prompt(self, sequence: Sequence, version: str) -> bool:
+        """Log-probabilities of the prompt from ``logprob_start_len`` on; True while there are more to do.
+
+        They are those at temperature 1, whatever the temperature of the request, as SGLang's are.
+        """
+        request, ids = sequence.request, sequence.input_ids
+        start = request.logprob_start_len
+        if not request.return_logprob or start < 0:
+            return False
+        position = start + len(sequence.input_logprobs)
+        for here in range(position, min(position + _PREFILL_CHUNK, len(ids))):
+            logprobs = log_softmax(self._model.next_logits(ids[max(0, here - 2) : here], version))
+            first = here == start  # SGLang has no logits before the first token that it scores
+            sequence.input_logprobs.append((None if first else float(logprobs[ids[here]]), ids[here]))
+            sequence.input_tops.append(None if first else _top(logprobs, request.top_logprobs_num))
+        return position + _PREFILL_CHUNK < len(ids)
+
+    def sample(self, sequence: Sequence, version: str) -> None:
+        """Append one token, in the journal too."""
+        params, context = sequence.params, sequence.context
+        forbidden: frozenset[int] = frozenset()
+        if sequence.completion_tokens < params.min_new_tokens:
+            forbidden = self._model.tokenizer.eos_ids | params.stop_token_ids
+        logits = self._model.next_logits(context[-2:], version)
+        luck = uniform(sequence.seed, len(context))
+        token_id, logprobs = choose(logits, params, sequence.counts, forbidden, luck)
+        logprob = float(logprobs[token_id])
+        sequence.entry.append(token_id, logprob, version)
+        context.append(token_id)
+        sequence.unsent_logprobs.append(logprob)
+        if sequence.request.top_logprobs_num:
+            sequence.unsent_tops.append(_top(logprobs, sequence.request.top_logprobs_num))
+        if params.penalises:
+            sequence.counts[token_id] += 1
+
+    def finish_reason(self, sequence: Sequence) -> FinishReason | None:
+        """Why the sequence ends here, None if it goes on. A full length comes before a stop, as in SGLang."""
+        if sequence.completion_tokens >= sequence.max_new_tokens:
+            return {"type": "length", "length": sequence.max_new_tokens}
+        params, last = sequence.params, sequence.context[-1]
+        stop_ids = self._model.tokenizer.eos_ids | params.stop_token_ids
+        if last in stop_ids and not params.ignore_eos:
+            return {"type": "stop", "matched": last}
+        if sequence.stops:
+            text = sequence.tail + self._model.tokenizer.token_bytes[last]
+            for stop, encoded in sequence.stops:
+                if encoded in text:
+                    return {"type": "stop", "matched": stop}
+            sequence.tail = text[-max(len(encoded) for _, encoded in sequence.stops) :]
+        return None
+
+
+def _top(logprobs: FloatArray, count: int) -> list[ScoredToken]:
+    """The ``count`` likeliest tokens, best first."""
+    if not count:
+        return []
+    best = np.argsort(-logprobs, kind="stable")[:count]
+    return [(float(logprobs[one]), int(one)) for one in best]
