@@ -52,7 +52,7 @@ def _too_large(max_bytes: int) -> PayloadTooLarge:
     return PayloadTooLarge(f"the request body is larger than {max_bytes} bytes (--max-payload-size)")
 
 
-class cancelled_when_gone:  # noqa: N801  # reads as a phrase, like anyio.fail_after
+class cancelled_when_gone:  # reads as a phrase, like anyio.fail_after
     """``with cancelled_when_gone(receive, loop):`` cancels the block when the client hangs up, and ends quietly.
 
     The request's body must have been read. ``loop`` is the running one; asking asyncio for it costs a system call.

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from router_core import hookspecs
-from router_core.errors import HTTPError, PluginError, PluginFailed
+from router_core.errors import HTTPError, PluginError, PluginFailed, StartupError
+from router_core.exchange import Reply
 
 if TYPE_CHECKING:
-    from router_core.exchange import Exchange, Reply
+    from router_core.exchange import Exchange
     from router_core.hookspecs import WorkerChange
     from router_core.weights import WeightUpdate
     from router_core.workers import Worker
@@ -44,19 +45,29 @@ def new_plugin_manager() -> pluggy.PluginManager:
 
 
 def _in_order(manager: pluggy.PluginManager, hook: str) -> list[tuple[str, Callable[..., Any]]]:
-    """``(plugin name, function)`` of each implementation, in the order of registration, after tryfirst/trylast."""
-    implementations = getattr(manager.hook, hook).get_hookimpls()
+    """``(plugin name, function)`` of each implementation, in the order of registration; trylast after the others.
+
+    Raises PluginError for one that the router could not call.
+    """
+    caller = getattr(manager.hook, hook)
     found = []
-    for item in reversed(implementations):
-        if hook in _ASYNC and not inspect.iscoroutinefunction(item.function):
-            raise PluginError(f"plugin {item.plugin_name!r}: {hook} must be an async function")
-        found.append(
-            (
-                item.plugin_name,
-                _takes(item.function, item.argnames, getattr(manager.hook, hook).spec.argnames),
-            )
-        )
+    for item in sorted(caller.get_hookimpls(), key=lambda item: (item.trylast, not item.tryfirst)):
+        wrong = _misfit(hook, item)
+        if wrong is not None:
+            raise PluginError(f"plugin {item.plugin_name!r}: {hook} must {wrong}")
+        found.append((item.plugin_name, _takes(item.function, item.argnames, caller.spec.argnames)))
     return found
+
+
+def _misfit(hook: str, item: pluggy.HookImpl) -> str | None:
+    """What an implementation of ``hook`` must be and is not."""
+    if item.wrapper or item.hookwrapper:
+        return "not be a wrapper: to wrap a whole exchange, write ASGI middleware"
+    if hook in _ASYNC:
+        return None if inspect.iscoroutinefunction(item.function) else "be an async function"
+    if inspect.isasyncgenfunction(item.function):
+        return "return an async context manager: put @asynccontextmanager below @hookimpl"
+    return "not be an async function" if inspect.iscoroutinefunction(item.function) else None
 
 
 def _takes(function: Callable[..., Any], takes: Sequence[str], offered: Sequence[str]) -> Callable[..., Any]:
@@ -81,8 +92,8 @@ class Hooks:
         self._select_worker = _in_order(manager, "select_worker")
         self._on_weight_update = _in_order(manager, "on_weight_update")
         self._worker_changed = _in_order(manager, "worker_changed")
-        self.setup = _in_order(manager, "setup")
-        self.routes = _in_order(manager, "routes")
+        self.setup = _at_start(manager, "setup")
+        self.routes = _at_start(manager, "routes")
         self.lifespan = _in_order(manager, "lifespan")
 
     async def call_pre_request(self, exchange: Exchange) -> Reply | None:
@@ -93,6 +104,8 @@ class Hooks:
             except Exception as error:
                 raise _failure(plugin, "pre_request", error) from error
             if reply is not None:
+                if not isinstance(reply, Reply):
+                    raise _failure(plugin, "pre_request", _not_a(Reply, reply))
                 return reply
         return None
 
@@ -112,6 +125,8 @@ class Hooks:
             except Exception as error:
                 raise _failure(plugin, "select_worker", error) from error
             if worker is not None:
+                if worker not in workers:
+                    raise _failure(plugin, "select_worker", ValueError(f"not among those offered: {worker!r}"))
                 return worker
         return None
 
@@ -122,7 +137,8 @@ class Hooks:
             try:
                 await function(update)
             except Exception as error:
-                failed = failed or _failure(plugin, "on_weight_update", error)
+                failure = _failure(plugin, "on_weight_update", error)
+                failed = failed or failure
         if failed is not None:
             raise failed
 
@@ -142,10 +158,33 @@ def _failure(plugin: str, hook: str, error: Exception) -> HTTPError:
     return PluginFailed(plugin, hook)
 
 
+def _not_a(wanted: type, found: object) -> TypeError:
+    return TypeError(f"wanted a {wanted.__module__}.{wanted.__name__}, got {found!r}")
+
+
+def _at_start(manager: pluggy.PluginManager, hook: str) -> list[tuple[str, Callable[..., Any]]]:
+    """As :func:`_in_order`; what an implementation raises becomes a StartupError that names the plugin."""
+
+    def guarded(plugin: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: object) -> Any:
+            try:
+                return function(*arguments)
+            except StartupError:
+                raise
+            except Exception as error:
+                reason = f"{type(error).__name__}: {error}"
+                raise PluginError(f"plugin {plugin!r} failed in {hook}: {reason}") from error
+
+        return call
+
+    return [(plugin, guarded(plugin, function)) for plugin, function in _in_order(manager, hook)]
+
+
 def _refuse_unknown(manager: pluggy.PluginManager) -> None:
     try:
         manager.check_pending()
     except pluggy.PluginValidationError as error:
+        name = manager.get_name(error.plugin)
+        unknown = sorted(hook for hook in vars(manager.hook) if not getattr(manager.hook, hook).has_spec())
         known = ", ".join(hook_names())
-        first = str(error).splitlines()[0]
-        raise PluginError(f"{first} (known hooks: {known})") from None
+        raise PluginError(f"plugin {name!r}: no such hook: {', '.join(unknown)} (known: {known})") from None

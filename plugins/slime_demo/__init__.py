@@ -1,1 +1,5 @@
+"""``slime-router demo``: the main job on one machine, checked token by token against the engines' journals."""
 
+from slime_demo.command import main
+
+__all__ = ["main"]

@@ -1,0 +1,117 @@
+"""The command: start everything, roll out, judge, tell."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import anyio
+import httpx
+import orjson
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from tokenizers import Tokenizer
+
+from router_core.cli import build
+from router_core.errors import SettingsError
+from router_core.serving import serving
+from slime_demo.conversations import Conversation, conversations
+from slime_demo.report import as_dict, show
+from slime_demo.rollouts import FIRST_VERSION, Rollouts
+from slime_demo.verdict import judge
+
+__all__ = ["main"]
+
+_ROUTER = (
+    "--plugin", "engine", "--engine-workers", "2", "--engine-weight-version", FIRST_VERSION,
+    "--plugin", "radix_cache", "--log-level", "warn",
+)  # fmt: skip
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise SettingsError(f"demo: {message}")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the demo; 0 only if every trajectory is exact. Raises SettingsError."""
+    parser = _Parser(
+        prog="slime-router demo",
+        description="Router, radix cache and two embedded engines on this machine: rolls out 8 prompts × 8 samples × "
+        "3 turns of text, updates the weights half way, and holds every trajectory against the engines' journals.",
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.add_argument(
+        "--samples", type=int, default=8, metavar="N", help="samples per prompt (default: %(default)s)"
+    )
+    options = parser.parse_args(list(argv))
+    if options.samples < 1:
+        raise SettingsError(f"demo: --samples: wanted 1 or more, got {options.samples}")
+    result = anyio.run(
+        _demo, options.samples, Console(stderr=True, quiet=options.json), backend_options={"use_uvloop": True}
+    )
+    if options.json:
+        sys.stdout.write(orjson.dumps(result, option=orjson.OPT_INDENT_2).decode() + "\n")
+    else:
+        show(result, Console())
+    return 0 if result["exact"] == result["trajectories"] else 1
+
+
+async def _demo(samples: int, console: Console) -> dict[str, Any]:
+    started = time.monotonic()
+    _, app = build(_ROUTER)
+    async with (
+        serving(app) as url,
+        httpx.AsyncClient(base_url=url, trust_env=False, timeout=60, limits=_LIMITS) as client,
+    ):
+        workers: list[str] = (await client.get("/list_workers")).json()["urls"]
+        info = (await client.get(f"{workers[0]}/model_info")).json()
+        tokenizer = Tokenizer.from_file(str(Path(info["tokenizer_path"], "tokenizer.json")))
+        rolled = conversations(samples)
+        await _roll_out(client, workers, rolled, console)
+        retrieved = {conversation.session: await _retrieve(client, conversation) for conversation in rolled}
+        journal = {
+            entry["rid"]: entry
+            for worker in workers
+            for entry in (await client.get(f"{worker}/journal")).json()["entries"]
+        }
+        stats = (await client.get("/cache_stats")).json()
+        verdict = judge(
+            rolled,
+            retrieved,
+            journal,
+            lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids),
+        )
+        return as_dict(
+            verdict,
+            stats,
+            time.monotonic() - started,
+            lambda token: tokenizer.decode([token], skip_special_tokens=False),
+        )
+
+
+async def _roll_out(
+    client: httpx.AsyncClient, workers: list[str], rolled: list[Conversation], console: Console
+) -> None:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        bar = progress.add_task("rolling out")
+        rollouts = Rollouts(client, workers, rolled, lambda: progress.advance(bar))
+        progress.update(bar, total=rollouts.turns)
+        await rollouts.run()
+
+
+async def _retrieve(client: httpx.AsyncClient, conversation: Conversation) -> dict[str, Any]:
+    answer = await client.post(
+        "/retrieve_from_text", json={"text": conversation.text, "session_id": conversation.session}
+    )
+    answer.raise_for_status()
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+_LIMITS = httpx.Limits(max_connections=1024, max_keepalive_connections=64)

@@ -1,0 +1,92 @@
+"""Rolling conversations out through the router, over HTTP like anybody else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import httpx
+import orjson
+
+from slime_demo.conversations import FOLLOW_UPS, Conversation
+
+__all__ = ["FIRST_VERSION", "SECOND_VERSION", "Rollouts"]
+
+FIRST_VERSION, SECOND_VERSION = "1", "2"
+
+_SAMPLING = {"temperature": 1.0, "max_new_tokens": 64}
+
+
+class Rollouts:
+    """Plays all conversations at once, and updates the weights when half of the turns are done."""
+
+    def __init__(
+        self,
+        client: httpx.AsyncClient,
+        workers: list[str],
+        conversations: list[Conversation],
+        on_turn: Callable[[], None],
+    ) -> None:
+        self._client = client
+        self._workers = workers
+        self._conversations = conversations
+        self._on_turn = on_turn
+        self._half = anyio.Event()
+        self._done = 0
+
+    @property
+    def turns(self) -> int:
+        """Turns of all conversations together."""
+        return len(self._conversations) * (1 + len(FOLLOW_UPS))
+
+    async def run(self) -> None:
+        """Play them. Raises httpx.HTTPError when anything is refused."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._update_weights)
+            for conversation in self._conversations:
+                tasks.start_soon(self._play, conversation)
+
+    async def _play(self, conversation: Conversation) -> None:
+        for follow_up in (*FOLLOW_UPS, None):
+            conversation.hear(await self._generate(conversation))
+            self._done += 1
+            self._on_turn()
+            if self._done >= self.turns // 2:
+                self._half.set()
+            if follow_up is not None:
+                conversation.go_on(follow_up)
+
+    async def _generate(self, conversation: Conversation) -> str:
+        payload = {
+            "text": conversation.text,
+            "rid": conversation.ask(),
+            "stream": conversation.streamed,
+            "sampling_params": _SAMPLING,
+        }
+        headers = {"x-session-id": conversation.session}
+        if not conversation.streamed:
+            answer = await self._client.post("/generate", json=payload, headers=headers)
+            answer.raise_for_status()
+            return str(answer.json()["text"])
+        text = ""
+        async with self._client.stream("POST", "/generate", json=payload, headers=headers) as answer:
+            answer.raise_for_status()
+            async for line in answer.aiter_lines():
+                if line.startswith("data: {"):
+                    text = orjson.loads(line[6:])["text"]  # cumulative: each event tells all so far
+        return text
+
+    async def _update_weights(self) -> None:
+        """What a trainer does: new weights on every engine, in the middle of generation, then a word to the router."""
+        await self._half.wait()
+        update: dict[str, Any] = {"model_path": "next", "weight_version": SECOND_VERSION}
+        for worker in self._workers:
+            for path, body in (
+                ("/pause_generation", {"mode": "in_place"}),
+                ("/update_weights_from_disk", update),
+                ("/continue_generation", {}),
+            ):
+                (await self._client.post(worker + path, json=body)).raise_for_status()
+        told = await self._client.post("/weight_version", json={"weight_version": SECOND_VERSION})
+        told.raise_for_status()

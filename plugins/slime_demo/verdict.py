@@ -1,0 +1,128 @@
+"""The judgement: what the router says, held against what the engines did."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from slime_demo.conversations import Conversation
+
+__all__ = ["Difference", "Verdict", "expected", "judge"]
+
+Entry = Mapping[str, Any]
+Encode = Callable[[str], list[int]]
+
+#: Version of a token that no engine sampled.
+_PROMPT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where tokenising the text again first goes wrong in ``session``: token ids from there on."""
+
+    session: str
+    position: int
+    sampled: list[int]
+    retokenised: list[int]
+
+
+@dataclass(slots=True)
+class Verdict:
+    """The result over all conversations."""
+
+    trajectories: int = 0
+    exact: int = 0
+    turns: int = 0
+    tokens: int = 0
+    trained_tokens: int = 0
+    corrupted: int = 0
+    example: Difference | None = None
+    tokens_by_version: Counter[str] = field(default_factory=Counter)
+    wrong: dict[str, str] = field(default_factory=dict)
+    naive_tokens: int = 0
+
+
+def expected(turns: Sequence[Entry]) -> dict[str, list[Any]]:
+    """What ``/retrieve_from_text`` must say, from the journal entries of a conversation's turns, in order.
+
+    The last turn's context is the whole conversation. Raises ValueError when an earlier turn is not a part of it.
+    """
+    last = turns[-1]
+    tokens: list[int] = [*last["input_ids"], *last["output_ids"]]
+    mask, logp, versions = [0] * len(tokens), [0.0] * len(tokens), [_PROMPT] * len(tokens)
+    for turn in turns:
+        start = len(turn["input_ids"])
+        end = start + _kept(turn, tokens[start:])
+        if tokens[:start] != turn["input_ids"]:
+            raise ValueError(f"the engine consumed other tokens later than it did in {turn['rid']}")
+        mask[start:end] = [1] * (end - start)
+        logp[start:end] = turn["output_logprobs"][: end - start]
+        versions[start:end] = turn["output_versions"][: end - start]
+    return {"tokens": tokens, "loss_mask": mask, "rollout_logp": logp, "generation_versions": versions}
+
+
+def _kept(turn: Entry, later: Sequence[int]) -> int:
+    """How many of the tokens sampled in ``turn`` are there later on: all, or all but a stop token that no text shows.
+
+    A model that ends with ``<|endoftext|>`` where the template goes on with ``<|im_end|>`` gives
+    the second case. Raises ValueError.
+    """
+    sampled, reason = turn["output_ids"], turn["finish_reason"]
+    hidden = reason["type"] == "stop" and reason["matched"] == sampled[-1]
+    for count in (len(sampled), len(sampled) - 1) if hidden else (len(sampled),):
+        if later[:count] == sampled[:count]:
+            return count
+    raise ValueError(f"the tokens sampled in {turn['rid']} were not kept")
+
+
+def judge(
+    conversations: Sequence[Conversation],
+    retrieved: Mapping[str, Mapping[str, Any]],
+    journal: Mapping[str, Entry],
+    encode: Encode,
+) -> Verdict:
+    """Compare ``retrieved`` (by session) with ``journal`` (by rid), and with tokenising the text again."""
+    verdict = Verdict()
+    for conversation in conversations:
+        session, said = conversation.session, retrieved[conversation.session]
+        turns = [journal[rid] for rid in conversation.rids]
+        verdict.trajectories += 1
+        verdict.turns += len(turns)
+        wrong = _wrong(said, turns)
+        if wrong is None:
+            verdict.exact += 1
+        else:
+            verdict.wrong[session] = wrong
+        tokens = list(said["tokens"])
+        verdict.tokens += len(tokens)
+        verdict.trained_tokens += sum(said["loss_mask"])
+        for turn in turns:
+            verdict.tokens_by_version.update(turn["output_versions"])
+        verdict.naive_tokens += sum(len(encode(prompt)) for prompt in conversation.prompts)
+        again = encode(conversation.text)
+        # The hidden end token is no part of the text: leaving it out is another fault, and not counted here.
+        if again != tokens[: len(again)] or len(tokens) - len(again) > 1:
+            verdict.corrupted += 1
+            if verdict.example is None:
+                verdict.example = _difference(session, tokens, again)
+    return verdict
+
+
+def _wrong(said: Mapping[str, Any], turns: Sequence[Entry]) -> str | None:
+    if not said["exact"]:
+        return f"not exact: {said.get('inexact_reason')}"
+    try:
+        for key, value in expected(turns).items():
+            if list(said[key]) != value:
+                return f"{key} differ from the journal"
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _difference(session: str, sampled: list[int], again: list[int]) -> Difference:
+    pairs = enumerate(zip(sampled, again, strict=False))
+    position = next((place for place, (one, two) in pairs if one != two), min(len(sampled), len(again)))
+    return Difference(session, position, sampled[position:], again[position:])
