@@ -1,10 +1,15 @@
-"""The command ``slime-router``."""
+"""The command ``slime-router``.
+
+The command line is read twice: first for the names of plugins, then, when these have added their flags, as a whole.
+A start that fails says so in one line; ``PYTHONDEVMODE=1`` adds the traceback for authors of plugins.
+"""
 
 from __future__ import annotations
 
 import argparse
 import logging
 import sys
+import traceback
 from collections.abc import Sequence
 from importlib.metadata import entry_points
 from typing import NoReturn
@@ -20,7 +25,7 @@ from router_core.serving import run
 from router_core.settings import Settings, add_core_options
 from router_core.types import ASGIApp
 
-__all__ = ["build", "main"]
+__all__ = ["build", "command_line", "main"]
 
 _LOG_LEVELS = {"debug": "DEBUG", "info": "INFO", "warn": "WARNING", "error": "ERROR"}
 
@@ -65,16 +70,22 @@ def _parser() -> _Parser:
     return parser
 
 
-def build(arguments: Sequence[str]) -> tuple[Router, ASGIApp]:
-    """A router and its application, as the command line ``arguments`` wants them. Raises StartupError."""
+def command_line(arguments: Sequence[str]) -> tuple[configargparse.ArgumentParser, Loaded]:
+    """The parser of a command line, with the flags of the plugins that it names. Raises StartupError."""
     parser = _parser()
     first, _ = parser.parse_known_args(list(arguments))
     loaded = _load(first)
-    add_core_options(parser)
-    loaded.add_options(parser)
     parser.add_argument(
         "-h", "--help", action="help", help="show all flags, also those of the plugins named, and exit"
     )
+    add_core_options(parser)
+    loaded.add_options(parser)
+    return parser, loaded
+
+
+def build(arguments: Sequence[str]) -> tuple[Router, ASGIApp]:
+    """A router and its application, as the command line ``arguments`` wants them. Raises StartupError."""
+    parser, loaded = command_line(arguments)
     options, unknown = parser.parse_known_args(list(arguments))
     if unknown:
         known = sorted(flag for action in parser._actions for flag in action.option_strings)
@@ -122,22 +133,31 @@ def _serve(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _command(name: str, arguments: Sequence[str]) -> int:
+    if name == "plugins":
+        if arguments:
+            raise SettingsError(f"plugins takes no flags, got {arguments[0]!r}")
+        return _list_plugins()
+    commands = {point.name: point for point in entry_points(group=f"{PROJECT}.commands")}
+    if name not in commands:
+        known = ", ".join(sorted({"plugins", *commands}))
+        raise SettingsError(f"unknown command {name!r}; known: {known} (none: start the router)")
+    try:
+        command = commands[name].load()
+    except Exception as error:
+        raise StartupError(f"command {name!r} cannot be imported: {type(error).__name__}: {error}") from error
+    return int(command(arguments))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``slime-router``; returns the exit code, 2 for a command line that cannot work."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         if arguments and not arguments[0].startswith("-"):
-            if arguments[0] == "plugins":
-                return _list_plugins()
-            commands = {point.name: point for point in entry_points(group=f"{PROJECT}.commands")}
-            if arguments[0] not in commands:
-                known = ", ".join(sorted({"plugins", *commands}))
-                raise SettingsError(
-                    f"unknown command {arguments[0]!r}; known: {known} (none: start the router)"
-                )
-            command = commands[arguments[0]].load()
-            return int(command(arguments[1:]))
+            return _command(arguments[0], arguments[1:])
         return _serve(arguments)
     except StartupError as error:
-        sys.stderr.write(f"slime-router: {error}\n")
+        if sys.flags.dev_mode and error.__cause__ is not None:
+            traceback.print_exception(error.__cause__)
+        sys.stderr.write(f"slime-router: {' '.join(str(error).split())}\n")
         return 2

@@ -83,9 +83,7 @@ class Hooks:
 
     def __init__(self, manager: pluggy.PluginManager) -> None:
         _refuse_unknown(manager)
-        self.pre_request: list[tuple[str, Callable[..., Awaitable[Reply | None]]]] = _in_order(
-            manager, "pre_request"
-        )
+        self.pre_request: list[tuple[str, Callable[..., Awaitable[Any]]]] = _in_order(manager, "pre_request")
         self.post_response: list[tuple[str, Callable[..., Awaitable[None]]]] = _in_order(
             manager, "post_response"
         )[::-1]
@@ -100,12 +98,13 @@ class Hooks:
         """The first reply of a plugin, or None."""
         for plugin, function in self.pre_request:
             try:
-                reply = await function(exchange)
+                reply = await function(exchange)  # Any: a plugin may return what it should not
             except Exception as error:
                 raise _failure(plugin, "pre_request", error) from error
             if reply is not None:
                 if not isinstance(reply, Reply):
-                    raise _failure(plugin, "pre_request", _not_a(Reply, reply))
+                    wrong = TypeError(f"wanted a router_core.Reply or None, got {reply!r}")
+                    raise _failure(plugin, "pre_request", wrong)
                 return reply
         return None
 
@@ -126,7 +125,8 @@ class Hooks:
                 raise _failure(plugin, "select_worker", error) from error
             if worker is not None:
                 if worker not in workers:
-                    raise _failure(plugin, "select_worker", ValueError(f"not among those offered: {worker!r}"))
+                    wrong = ValueError(f"not among those offered: {worker!r}")
+                    raise _failure(plugin, "select_worker", wrong)
                 return worker
         return None
 
@@ -158,10 +158,6 @@ def _failure(plugin: str, hook: str, error: Exception) -> HTTPError:
     return PluginFailed(plugin, hook)
 
 
-def _not_a(wanted: type, found: object) -> TypeError:
-    return TypeError(f"wanted a {wanted.__module__}.{wanted.__name__}, got {found!r}")
-
-
 def _at_start(manager: pluggy.PluginManager, hook: str) -> list[tuple[str, Callable[..., Any]]]:
     """As :func:`_in_order`; what an implementation raises becomes a StartupError that names the plugin."""
 
@@ -184,7 +180,8 @@ def _refuse_unknown(manager: pluggy.PluginManager) -> None:
     try:
         manager.check_pending()
     except pluggy.PluginValidationError as error:
-        name = manager.get_name(error.plugin)
-        unknown = sorted(hook for hook in vars(manager.hook) if not getattr(manager.hook, hook).has_spec())
+        callers = manager.get_hookcallers(error.plugin) or []
+        unknown = ", ".join(caller.name for caller in callers if not caller.has_spec())
         known = ", ".join(hook_names())
-        raise PluginError(f"plugin {name!r}: no such hook: {', '.join(unknown)} (known: {known})") from None
+        plugin = manager.get_name(error.plugin)
+        raise PluginError(f"plugin {plugin!r}: no such hook: {unknown} (known: {known})") from None

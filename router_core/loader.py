@@ -11,15 +11,17 @@ import argparse
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
 from typing import Any
 
 import pluggy
 
-from router_core.errors import PluginError
-from router_core.hooks import new_plugin_manager
+from router_core.errors import PluginError, StartupError
+from router_core.hooks import hook_names, new_plugin_manager
 from router_core.hookspecs import PROJECT
 
 __all__ = ["DEFAULT_PLUGINS", "Loaded", "installed_plugins", "load"]
@@ -32,11 +34,35 @@ Factory = Callable[[argparse.Namespace], object]
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A plugin that is not made yet: ``module`` may hold ``add_options``, ``factory`` is None for a plain module."""
+    """A plugin that is not made yet; ``factory`` is None for a plain module.
+
+    ``modules`` may hold ``add_options``: the one that was named, then the one in which the factory is defined.
+    """
 
     name: str
-    module: object
+    modules: tuple[object, ...]
     factory: Factory | None
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        """Add the plugin's flags, if it has any. Raises StartupError."""
+        for module in self.modules:
+            add: Any = getattr(module, "add_options", None)
+            if _is_hook(add):
+                with _blamed(self.name, "add_options"):
+                    add(parser)
+                return
+
+    def make(self, options: argparse.Namespace) -> object:
+        """The plugin. Raises StartupError."""
+        if self.factory is None:
+            return self.modules[0]
+        with _blamed(self.name, "its factory"):
+            plugin = self.factory(options)
+        if plugin is None:
+            raise PluginError(f"plugin {self.name!r}: its factory returned None instead of a plugin")
+        if _is_hook(getattr(plugin, "add_options", None)):
+            raise PluginError(f"plugin {self.name!r}: add_options must be a function beside its factory")
+        return plugin
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,34 +73,51 @@ class Loaded:
     middleware: tuple[type[Any], ...]
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """Let each plugin add its flags. Raises PluginError when two add the same one."""
+        """Let each plugin add its flags. Raises StartupError, also when two add the same one."""
         for source in self.sources:
-            add = getattr(source.module, "add_options", None)
-            if add is None or not hasattr(add, f"{PROJECT}_impl"):
-                continue
-            try:
-                add(parser)
-            except argparse.ArgumentError as error:
-                raise PluginError(f"plugin {source.name!r}: {error}") from None
+            source.add_options(parser)
 
     def make(self, options: argparse.Namespace) -> pluggy.PluginManager:
         """Make the plugins, registered in order. Raises StartupError."""
         manager = new_plugin_manager()
         for source in self.sources:
-            plugin = source.factory(options) if source.factory is not None else source.module
-            if plugin is None:
-                raise PluginError(f"plugin {source.name!r}: its factory returned None instead of a plugin")
-            if source.factory is not None and hasattr(
-                getattr(plugin, "add_options", None), f"{PROJECT}_impl"
-            ):
-                raise PluginError(
-                    f"plugin {source.name!r}: add_options must be a function beside its factory"
-                )
+            plugin = source.make(options)
+            _check_marks(source.name, plugin)
             try:
                 manager.register(plugin, source.name)
-            except (ValueError, pluggy.PluginValidationError) as error:
-                raise PluginError(f"plugin {source.name!r}: {str(error).splitlines()[0]}") from None
+            except pluggy.PluginValidationError as error:
+                # Its lines are: which hook, the definition, what is wrong with it.
+                raise PluginError(" ".join(str(error).split())) from None
+            except ValueError:
+                raise PluginError(
+                    f"plugin {source.name!r} is loaded twice, also under another name"
+                ) from None
         return manager
+
+
+def _is_hook(function: object) -> bool:
+    return hasattr(function, f"{PROJECT}_impl")
+
+
+def _check_marks(name: str, plugin: object) -> None:
+    """Refuse what looks like a hook and would never be called. Raises PluginError."""
+    found = [(hook, getattr(plugin, hook, None)) for hook in hook_names()]
+    for hook, function in found:
+        if inspect.isroutine(function) and not _is_hook(function):
+            raise PluginError(f"plugin {name!r}: {hook} lacks @hookimpl (or another name, if it is no hook)")
+    if not any(_is_hook(function) for _, function in found):
+        raise PluginError(f"plugin {name!r} has no hooks; known: {', '.join(hook_names())}")
+
+
+@contextmanager
+def _blamed(plugin: str, doing: str) -> Iterator[None]:
+    """Whatever a plugin raises while the router starts becomes a StartupError that names it."""
+    try:
+        yield
+    except StartupError:
+        raise
+    except Exception as error:
+        raise PluginError(f"plugin {plugin!r}, {doing}: {type(error).__name__}: {error}") from error
 
 
 def installed_plugins() -> dict[str, EntryPoint]:
@@ -96,44 +139,42 @@ def load(names: Iterable[str], paths: Iterable[str]) -> Loaded:
     for name in dict.fromkeys(names):
         if name not in installed:
             raise PluginError(f"no plugin {name!r}; installed: {', '.join(installed) or 'none'}")
-        try:
-            target = installed[name].load()
-        except Exception as error:
-            raise PluginError(
-                f"plugin {name!r} cannot be imported: {type(error).__name__}: {error}"
-            ) from error
-        sources.append(_source(name, target))
+        point = installed[name]
+        with _blamed(name, "its import"):
+            sources.append(_source(name, point.load(), importlib.import_module(point.module)))
     for path in dict.fromkeys(paths):
-        target = _import(path)
+        target, module = _import(path)
         if inspect.isclass(target) and "router" in inspect.signature(target).parameters:
             middleware.append(target)
         else:
-            sources.append(_source(path, target))
+            sources.append(_source(path, target, module))
     return Loaded(tuple(sources), tuple(middleware))
 
 
-def _source(name: str, target: Any) -> _Source:
+def _source(name: str, target: Any, module: ModuleType) -> _Source:
     if inspect.ismodule(target):
-        return _Source(name, target, getattr(target, "make_plugin", None))
+        return _Source(name, (target,), getattr(target, "make_plugin", None))
     if callable(target):
-        return _Source(name, sys.modules[target.__module__], target)
+        return _Source(name, (module, sys.modules.get(target.__module__)), target)
     raise PluginError(
         f"{name}: wanted a plugin module, a factory or a middleware class, got {type(target).__name__}"
     )
 
 
-def _import(path: str) -> Any:
-    """The module or attribute at a dotted path; ``package.module:name`` works too."""
-    module_path, colon, name = path.partition(":")
+def _import(path: str) -> tuple[Any, ModuleType]:
+    """What is at a dotted path, and the module it was found in; ``package.module:name`` works too."""
+    parent, separator, name = path.rpartition(":")
     try:
-        if colon:
-            return getattr(importlib.import_module(module_path), name)
-        try:
-            return importlib.import_module(path)
-        except ModuleNotFoundError as error:
-            parent, dot, name = path.rpartition(".")
-            if not dot or not (path == error.name or path.startswith(f"{error.name}.")):
-                raise
-            return getattr(importlib.import_module(parent), name)
+        if not separator:
+            try:
+                module = importlib.import_module(path)
+            except ModuleNotFoundError as error:
+                parent, separator, name = path.rpartition(".")
+                if not separator or not (path == error.name or path.startswith(f"{error.name}.")):
+                    raise
+            else:
+                return module, module
+        module = importlib.import_module(parent)
+        return getattr(module, name), module
     except Exception as error:
         raise PluginError(f"--middleware-paths {path}: {type(error).__name__}: {error}") from error
