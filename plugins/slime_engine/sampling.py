@@ -23,17 +23,20 @@ from slime_engine.model import FloatArray, log_softmax
 __all__ = ["SamplingParams", "choose", "parse_sampling_params", "uniform"]
 
 _GREEDY_BELOW = 1e-6
+_NO_LIMIT = 1 << 30
 _UNSUPPORTED = ("json_schema", "regex", "ebnf", "structural_tag", "stop_regex", "custom_params")
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """One request's wishes. ``max_new_tokens`` None: until the context is full. ``temperature`` 0: greedy.
+    """One request's wishes. ``temperature`` 0: greedy.
 
+    ``max_new_tokens`` is cut to what the context can hold only if the client left it open (``may_shorten``).
     A stream sends a chunk every ``stream_interval`` tokens.
     """
 
-    max_new_tokens: int | None = 128
+    max_new_tokens: int = 128
+    may_shorten: bool = True
     min_new_tokens: int = 0
     temperature: float = 1.0
     top_p: float = 1.0
@@ -59,19 +62,17 @@ class SamplingParams:
 
 def parse_sampling_params(body: JSONObject, vocab_size: int) -> SamplingParams:
     """Sampling parameters from JSON; null means the default. Raises BadRequest for what cannot be honoured."""
-    known = SamplingParams.__slots__
+    known = set(SamplingParams.__slots__) - {"may_shorten"}
     for name, value in body.items():
         if value is None or name in known or name == "spaces_between_special_tokens":
             continue
         if name in _UNSUPPORTED:
             raise BadRequest(f"{name} is not supported by the embedded engine.")
         raise BadRequest(f"Unknown sampling parameter {name!r}. Known: {', '.join(sorted(known))}.")
-    max_new_tokens = 128
-    unlimited = "max_new_tokens" in body and body["max_new_tokens"] is None
-    if not unlimited:
-        max_new_tokens = integer(body, "max_new_tokens", 128, minimum=0)
+    without_limit = "max_new_tokens" in body and body["max_new_tokens"] is None
+    max_new_tokens = integer(body, "max_new_tokens", _NO_LIMIT if without_limit else 128, minimum=0)
     min_new_tokens = integer(body, "min_new_tokens", 0, minimum=0)
-    if not unlimited and min_new_tokens > max_new_tokens:
+    if min_new_tokens > max_new_tokens:
         raise BadRequest(
             f"min_new_tokens must be in [0, max_new_tokens({max_new_tokens})], got {min_new_tokens}."
         )
@@ -87,7 +88,8 @@ def parse_sampling_params(body: JSONObject, vocab_size: int) -> SamplingParams:
         raise BadRequest(f"top_k must be -1 (disable) or at least 1, got {top_k}.")
     seed = body.get("sampling_seed")
     return SamplingParams(
-        max_new_tokens=None if unlimited else max_new_tokens,
+        max_new_tokens=max_new_tokens,
+        may_shorten=body.get("max_new_tokens") is None,
         min_new_tokens=min_new_tokens,
         temperature=0.0 if temperature < _GREEDY_BELOW else temperature,
         top_p=top_p,

@@ -147,23 +147,24 @@ class TokenizerManager:
 
     def _max_new_tokens(self, request: GenerateRequest, prompt_tokens: int) -> int:
         """The number of tokens that may be generated; BadRequest when the context cannot hold them."""
-        limit, wanted = self._settings.context_length, request.params.max_new_tokens
+        limit, params = self._settings.context_length, request.params
         if prompt_tokens == 0:
             raise BadRequest("The prompt is empty.")
         if prompt_tokens >= limit:
             raise BadRequest(
                 f"The input ({prompt_tokens} tokens) is longer than the model's context length ({limit} tokens)."
             )
-        if wanted is not None and prompt_tokens + wanted > limit:
+        total = prompt_tokens + params.max_new_tokens
+        if total > limit and not params.may_shorten:
             raise BadRequest(
                 f"Requested token count exceeds the model's maximum context length of {limit} tokens. You "
-                f"requested a total of {prompt_tokens + wanted} tokens: {prompt_tokens} tokens from the input "
-                f"and {wanted} tokens for the completion."
+                f"requested a total of {total} tokens: {prompt_tokens} tokens from the input and "
+                f"{params.max_new_tokens} tokens for the completion."
             )
         for name in ("logprob_start_len", "routed_experts_start_len"):
             if getattr(request, name) > prompt_tokens:
                 raise BadRequest(f"{name} is higher than the number of input tokens ({prompt_tokens}).")
-        return limit - prompt_tokens - 1 if wanted is None else wanted
+        return min(params.max_new_tokens, limit - prompt_tokens - 1 if params.may_shorten else limit)
 
     async def _add_experts(self, request: GenerateRequest, last: TextDelta, output: JSONDict) -> None:
         sequence = last.tokens.sequence
