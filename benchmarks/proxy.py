@@ -8,9 +8,9 @@ tokens with logprobs; here the radix cache has to look up, tokenise the new text
 peers only pass the bytes on.
 
 The proxy has one core, the load generator and the worker the other. ``us CPU`` is the proxy's own processor
-time per request and depends on nobody else; the cores' load says which side was the limit, and ``own`` below
-the core's load says that strangers were at work on it. ``exact`` is the
-share of requests that reached the worker with the sampled ids of earlier turns in them.
+time per request and depends on nobody else; the cores' load says which side was the limit. Where the proxy's
+own share is below its core's, strangers were at work on it. ``exact`` is the share of requests that reached the
+worker with the sampled ids of earlier turns in them.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ _CONVERSATIONS = 128
 _TURNS = 5
 _OPENING_TOKENS, _QUESTION_TOKENS, _ANSWER_TOKENS = 320, 36, 300  # about 2,000 tokens after five turns
 _WARM_UP_S = 1.0
+_SETTLING_S = 0.2
 
 _COLUMNS = (
     Column("requests_per_s", "req/s", ratio=True),
@@ -180,6 +181,7 @@ async def _rounds(
         for connections in _CONNECTIONS:
             for proxy in proxies:
                 seconds = options.seconds if round_ else _WARM_UP_S
+                await anyio.sleep(_SETTLING_S)  # what the run before left in flight
                 if stand_in is not None:
                     stand_in.reset_counts()
                 cores, cpu_s = CoreClock(), proxy.cpu_s()
