@@ -21,7 +21,7 @@ from router_core.errors import SettingsError
 from router_core.serving import serving
 from slime_demo.conversations import Conversation, conversations
 from slime_demo.report import as_dict, show
-from slime_demo.rollouts import FIRST_VERSION, Rollouts
+from slime_demo.rollouts import FIRST_VERSION, Refused, Rollouts, checked
 from slime_demo.verdict import judge
 
 __all__ = ["main"]
@@ -51,14 +51,25 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(list(argv))
     if options.samples < 1:
         raise SettingsError(f"demo: --samples: wanted 1 or more, got {options.samples}")
-    result = anyio.run(
-        _demo, options.samples, Console(stderr=True, quiet=options.json), backend_options={"use_uvloop": True}
-    )
+    console = Console(stderr=True, quiet=options.json)
+    result: dict[str, Any] | None = None
+    try:
+        result = anyio.run(_demo, options.samples, console, backend_options={"use_uvloop": True})
+    except* (Refused, httpx.HTTPError) as failed:
+        sys.stderr.write(f"slime-router demo: {_first(failed)}\n")
+    if result is None:
+        return 1
     if options.json:
         sys.stdout.write(orjson.dumps(result, option=orjson.OPT_INDENT_2).decode() + "\n")
     else:
         show(result, Console())
     return 0 if result["exact"] == result["trajectories"] else 1
+
+
+def _first(failed: BaseException) -> BaseException:
+    while isinstance(failed, BaseExceptionGroup):
+        failed = failed.exceptions[0]
+    return failed
 
 
 async def _demo(samples: int, console: Console) -> dict[str, Any]:
@@ -106,11 +117,8 @@ async def _roll_out(
 
 
 async def _retrieve(client: httpx.AsyncClient, conversation: Conversation) -> dict[str, Any]:
-    answer = await client.post(
-        "/retrieve_from_text", json={"text": conversation.text, "session_id": conversation.session}
-    )
-    answer.raise_for_status()
-    found: dict[str, Any] = answer.json()
+    asked = {"text": conversation.text, "session_id": conversation.session}
+    found: dict[str, Any] = checked(await client.post("/retrieve_from_text", json=asked)).json()
     return found
 
 

@@ -11,11 +11,24 @@ import orjson
 
 from slime_demo.conversations import FOLLOW_UPS, Conversation
 
-__all__ = ["FIRST_VERSION", "SECOND_VERSION", "Rollouts"]
+__all__ = ["FIRST_VERSION", "SECOND_VERSION", "Refused", "Rollouts", "checked"]
 
 FIRST_VERSION, SECOND_VERSION = "1", "2"
 
 _SAMPLING = {"temperature": 1.0, "max_new_tokens": 64}
+
+
+class Refused(Exception):
+    """The router or an engine refused a request; the message tells which and why."""
+
+
+def checked(answer: httpx.Response) -> httpx.Response:
+    """``answer``, when it is a good one. Raises Refused."""
+    if not answer.is_success:
+        raise Refused(
+            f"{answer.request.method} {answer.request.url}: {answer.status_code} {answer.text[:500]}"
+        )
+    return answer
 
 
 class Rollouts:
@@ -41,7 +54,7 @@ class Rollouts:
         return len(self._conversations) * (1 + len(FOLLOW_UPS))
 
     async def run(self) -> None:
-        """Play them. Raises httpx.HTTPError when anything is refused."""
+        """Play them. Raises an ExceptionGroup of Refused and httpx.HTTPError."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._update_weights)
             for conversation in self._conversations:
@@ -66,12 +79,13 @@ class Rollouts:
         }
         headers = {"x-session-id": conversation.session}
         if not conversation.streamed:
-            answer = await self._client.post("/generate", json=payload, headers=headers)
-            answer.raise_for_status()
+            answer = checked(await self._client.post("/generate", json=payload, headers=headers))
             return str(answer.json()["text"])
         text = ""
         async with self._client.stream("POST", "/generate", json=payload, headers=headers) as answer:
-            answer.raise_for_status()
+            if not answer.is_success:
+                await answer.aread()
+            checked(answer)
             async for line in answer.aiter_lines():
                 if line.startswith("data: {"):
                     text = orjson.loads(line[6:])["text"]  # cumulative: each event tells all so far
@@ -87,6 +101,5 @@ class Rollouts:
                 ("/update_weights_from_disk", update),
                 ("/continue_generation", {}),
             ):
-                (await self._client.post(worker + path, json=body)).raise_for_status()
-        told = await self._client.post("/weight_version", json={"weight_version": SECOND_VERSION})
-        told.raise_for_status()
+                checked(await self._client.post(worker + path, json=body))
+        checked(await self._client.post("/weight_version", json={"weight_version": SECOND_VERSION}))
