@@ -21,7 +21,7 @@ __all__ = ["Cut", "Match", "find_to_continue", "find_to_read"]
 Cut: TypeAlias = Callable[[bytes, bytes], tuple[int, int]]
 
 #: Responses that read alike are cut at most so often in search of the longest cut.
-_CUTS_TRIED = 4
+_CUTS_TRIED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,18 +121,28 @@ class _Search:
         return None
 
     def _longer_cut(self, floor: int, session: str | None) -> tuple[Context, int] | None:
-        """A response that the text leaves on its way, cut where its last whole token ends beyond ``floor``."""
-        path = self._path
+        """A response that the text leaves on its way, cut where its last whole token ends beyond ``floor``.
+
+        Looks where the text ends first and then upwards: a response that left it earlier may have a
+        token's end later than one that left it last.
+        """
         best: tuple[Context, int] | None = None
-        tried = 0
-        for response in reversed(path.node.through or ()):
-            if floor == path.position or tried == _CUTS_TRIED:
-                break
-            if response.start >= path.position or (session is not None and response.session != session):
-                continue
-            tried += 1
-            length, covered = self._cut(response.ids, self._text[response.start : path.position])
-            if length and response.start + covered > floor:
-                floor = response.start + covered
-                best = (response, length), floor
+        seen: set[int] = set()
+        node: Node | None = self._path.node
+        while node is not None and (end := min(self._path.position, node.depth)) > floor:
+            for response in reversed(node.through or ()):
+                if response.start >= end or id(response) in seen:
+                    continue
+                if session is not None and response.session != session:
+                    continue
+                if len(seen) == _CUTS_TRIED:
+                    return best
+                seen.add(id(response))
+                length, covered = self._cut(response.ids, self._text[response.start : end])
+                if length and response.start + covered > floor:
+                    floor = response.start + covered
+                    best = (response, length), floor
+                    if floor == end:
+                        return best
+            node = node.parent
         return best

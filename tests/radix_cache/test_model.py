@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from toy import EOS, TOKENS, encode, pack, sampled, spell, trajectories, unpack
 
 from slime_radix_cache.answer import inexact_reason, record_of
 from slime_radix_cache.segments import Context, Prompt, Response, Segment, context_ids, links
 from slime_radix_cache.text_index import Node, text_of
 from slime_radix_cache.trajectories import Limits
+from tests.radix_cache.toy import EOS, TOKENS, encode, pack, sampled, spell, trajectories, unpack
 
 SESSIONS = st.sampled_from([None, "one", "two"])
 ANSWERS = st.lists(st.sampled_from([1, 2, 3, 4, 5, 6]), max_size=4)
@@ -192,8 +192,9 @@ class Model(RuleBasedStateMachine):
         match = self.kept.find_to_continue(prompt, session)
         known = unpack(context_ids(match.context))
         length, right = self._expected(text, session)
-        assert len(prompt[: match.position].decode()) == length
-        assert known in right
+        if len(self.facts) <= 8:  # more are not tried in search of the longest cut
+            assert len(prompt[: match.position].decode()) == length
+            assert known in right
         self.kept.pin(match.context)
         rest = encode(prompt[match.position :].decode())
         mask = record_of(match.context).loss_mask.tolist() + [0] * len(rest)
@@ -206,6 +207,11 @@ class Model(RuleBasedStateMachine):
         rest = pack(*consumed[len(context_ids(context)) // 4 :])
         said = sampled(*answer, version=str(self.version))
         response = self.kept.record(context, rest, text.encode(), said, session)
+        flying = [context, *(other for other, *_ in self.flying)]
+        pinned = {id(segment) for one in flying for segment, _ in links(one)}
+        if self.limit and self.kept.tokens > self.limit:
+            whole = {id(segment) for segment, _ in links((response, 0))}
+            assert all(id(segment) in pinned | whole for segment in self._segments())
         self.kept.unpin(context)
         self.clock += 1
         owners = [one.session for one, _ in links(context) if isinstance(one, Response)]
@@ -296,11 +302,6 @@ class Model(RuleBasedStateMachine):
             assert segment.children == len(children)
             pins = sum(segment is one for context, *_ in self.flying for one, _ in links(context))
             assert segment.pins == pins
-        pinned = {id(segment) for context, *_ in self.flying for segment, _ in links(context)}
-        if self.limit and self.kept.tokens > self.limit:
-            newest = self.facts[-1].response if self.facts else None
-            last = {id(segment) for segment, _ in links((newest, 0) if newest is not None else None)}
-            assert all(id(segment) in pinned | last for segment in segments)
 
     @invariant()
     def by_age_a_segment_comes_before_its_parent(self) -> None:
@@ -317,5 +318,5 @@ class Model(RuleBasedStateMachine):
         assert len(order) == sum(segment.pins == 0 for segment in self._segments())
 
 
-Model.TestCase.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
+Model.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
 TestModel = Model.TestCase

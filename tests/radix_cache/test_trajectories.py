@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from toy import EOS, encode, pack, sampled, trajectories, unpack
 
 from slime_radix_cache.answer import inexact_reason, record_of
 from slime_radix_cache.segments import Prompt, Response, context_ids
 from slime_radix_cache.trajectories import Limits, Sampled, Trajectories
+from tests.radix_cache.toy import EOS, encode, pack, sampled, trajectories, unpack
 
 
 def generate(kept: Trajectories, text: str, answer: Sampled, session: str | None = None) -> list[int]:

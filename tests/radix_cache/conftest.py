@@ -1,0 +1,38 @@
+"""What the tests of the radix cache share."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from slime_engine.tokenizer import EngineTokenizer, corpus_documents, train_tokenizer
+from tests.radix_cache.scripted import Client, ScriptedEngine, routed
+
+if TYPE_CHECKING:
+    from conftest import Start
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> EngineTokenizer:
+    return train_tokenizer(corpus_documents())
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tokenizer: EngineTokenizer, tmp_path_factory: pytest.TempPathFactory) -> str:
+    path: Path = tmp_path_factory.mktemp("checkpoint")
+    tokenizer.save(path)
+    return str(path)
+
+
+@pytest.fixture
+def engine(tokenizer: EngineTokenizer) -> ScriptedEngine:
+    return ScriptedEngine(tokenizer)
+
+
+@pytest.fixture
+async def client(start: Start, engine: ScriptedEngine, checkpoint: str) -> AsyncIterator[Client]:
+    async with routed(start, engine, checkpoint) as client:
+        yield client
