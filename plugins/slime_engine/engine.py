@@ -76,6 +76,11 @@ class EngineHost:
             raise Unavailable(f"The engine is {self._status}.")
         return self._engine
 
+    @property
+    def engine_or_none(self) -> Engine | None:
+        """The engine in whatever state, for those who look after a crash."""
+        return self._engine
+
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Load, run until the block ends, then fail whatever is unfinished.

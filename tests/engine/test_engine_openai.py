@@ -1,0 +1,109 @@
+"""The engine's own OpenAI routes, so that a router has something to pass to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from slime_engine.model import NgramModel
+from tests.engine.conftest import Serve
+
+pytestmark = pytest.mark.anyio
+
+MESSAGES = [{"role": "user", "content": "Tell me a joke."}]
+
+
+async def test_a_chat_is_rendered_generated_and_counted(serve: Serve, model: NgramModel) -> None:
+    async with serve() as engine:
+        body = {"messages": MESSAGES, "seed": 3, "max_tokens": 200, "rid": "chat", "model": "any"}
+        answer = (await engine.post("/v1/chat/completions", **body)).json()
+        (entry,) = await engine.journal("chat")
+    prompt = model.tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=True)
+    assert entry["input_ids"] == model.tokenizer.encode(prompt)
+    assert (answer["object"], answer["model"], answer["id"]) == ("chat.completion", "any", "chat")
+    (choice,) = answer["choices"]
+    assert choice["message"] == {"role": "assistant", "content": entry["text"]}
+    assert choice["finish_reason"] == "stop"
+    assert choice["logprobs"] is None
+    assert answer["usage"] == {
+        "prompt_tokens": len(entry["input_ids"]),
+        "completion_tokens": len(entry["output_ids"]),
+        "total_tokens": len(entry["input_ids"]) + len(entry["output_ids"]),
+    }
+
+
+@pytest.mark.parametrize("incremental", [False, True])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_a_stream_has_deltas_that_add_up(serve: Serve, incremental: bool, path: str) -> None:
+    prompt: dict[str, Any] = {"messages": MESSAGES} if "chat" in path else {"prompt": "Once there was"}
+    body = {**prompt, "max_completion_tokens": 60, "n": 2, "seed": 1}
+
+    def text_of(choice: dict[str, Any]) -> str:
+        return str(choice["delta"].get("content", "") if "delta" in choice else choice["text"])
+
+    async with serve(incremental_streaming_output=incremental) as engine:
+        whole = (await engine.post(path, **body)).json()
+        chunks = [
+            chunk async for chunk in engine.events(path, **body, stream_options={"include_usage": True})
+        ]
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"] == whole["usage"]
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    for choice in whole["choices"]:
+        parts = [one for chunk in chunks for one in chunk["choices"] if one["index"] == choice["index"]]
+        assert "".join(map(text_of, parts)) == choice.get("text", choice.get("message", {}).get("content"))
+        assert [part["finish_reason"] for part in parts][:-1] == [None] * (len(parts) - 1)
+        assert parts[-1]["finish_reason"] == choice["finish_reason"]
+        if "delta" in parts[0]:
+            assert parts[0]["delta"]["role"] == "assistant"
+
+
+async def test_logprobs_come_with_their_tokens(serve: Serve) -> None:
+    async with serve() as engine:
+        body = {"messages": MESSAGES, "logprobs": True, "max_tokens": 5, "rid": "l"}
+        answer = (await engine.post("/v1/chat/completions", **body)).json()
+        (entry,) = await engine.journal("l")
+    content = answer["choices"][0]["logprobs"]["content"]
+    assert [one["logprob"] for one in content] == entry["output_logprobs"]
+    assert all(isinstance(one["token"], str) for one in content)
+
+
+async def test_completions_take_text_ids_and_lists_of_either(serve: Serve, model: NgramModel) -> None:
+    ids = model.tokenizer.encode("Once")
+    async with serve() as engine:
+        for prompt in ("Once", ids, ["Once", "There"], [ids, ids]):
+            answer = (await engine.post("/v1/completions", prompt=prompt, max_tokens=3)).json()
+            assert answer["object"] == "text_completion"
+            assert len(answer["choices"]) == (
+                2 if isinstance(prompt[0], list) or prompt[1:] == ["There"] else 1
+            )
+        inputs = [entry["input_ids"] for entry in await engine.journal()]
+    assert inputs[:3] == [ids, ids, ids]
+
+
+async def test_models_are_listed(serve: Serve) -> None:
+    async with serve(model_name="tiny") as engine:
+        (only,) = (await engine.get("/v1/models"))["data"]
+    assert only["id"] == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {}),
+        ("/v1/chat/completions", {"messages": []}),
+        ("/v1/chat/completions", {"messages": ["hello"]}),
+        ("/v1/chat/completions", {"messages": MESSAGES, "temperature": -1}),
+        ("/v1/chat/completions", {"messages": MESSAGES, "regex": "a"}),
+        ("/v1/completions", {"prompt": ""}),
+        ("/v1/completions", {"prompt": None}),
+    ],
+)
+async def test_errors_are_flat_as_sglangs_are(serve: Serve, path: str, body: dict[str, Any]) -> None:
+    async with serve() as engine:
+        for stream in (False, True):
+            answer = (await engine.post(path, 400, **body, stream=stream)).json()
+            assert set(answer) == {"object", "message", "type", "param", "code"}
+            assert (answer["object"], answer["code"]) == ("error", 400)
+            assert answer["message"]
