@@ -1,0 +1,78 @@
+"""A router with plugins that a test holds in its hands, and workers that keep what they got."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import anyio
+import httpx
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from conftest import Running
+from router_core.app import make_app
+from router_core.hooks import new_plugin_manager
+from router_core.router import Router
+from router_core.serving import serving
+from router_core.settings import Settings
+from router_core.types import Receive, Scope, Send
+
+__all__ = ["Recording", "routing", "until"]
+
+
+class Recording:
+    """A worker that keeps what it got, and answers with its name, or in ``pieces`` at ``/stream``."""
+
+    def __init__(self, name: str = "worker", pieces: Sequence[bytes] = (b"one ", b"two ", b"three")) -> None:
+        self.name = name
+        self.pieces = pieces
+        self.requests: list[tuple[str, dict[str, str], bytes]] = []
+        any_path = Route("/{path:path}", self._answer, methods=["GET", "POST"])
+        self._app = Starlette(routes=[Route("/model_info", self._introduce), any_path])
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+    async def _introduce(self, _: Request) -> Response:
+        return JSONResponse({})
+
+    async def _answer(self, request: Request) -> Response:
+        self.requests.append((request.url.path, dict(request.headers), await request.body()))
+        if request.url.path == "/stream":
+            return StreamingResponse(self._stream())
+        return JSONResponse({"worker": self.name})
+
+    async def _stream(self) -> AsyncIterator[bytes]:
+        for piece in self.pieces:
+            yield piece
+            await anyio.sleep(0.01)  # so that they arrive one by one
+
+
+@asynccontextmanager
+async def routing(
+    plugins: Mapping[str, object], *workers: Recording, options: argparse.Namespace | None = None
+) -> AsyncIterator[Running]:
+    """A router with ``plugins``, in this order, before ``workers``. At the end no lease may be left."""
+    manager = new_plugin_manager()
+    for name, plugin in plugins.items():
+        manager.register(plugin, name)
+    router = Router(Settings(), manager, options)
+    async with AsyncExitStack() as stack:
+        urls = [await stack.enter_async_context(serving(worker)) for worker in workers]
+        url = await stack.enter_async_context(serving(make_app(router)))
+        client = await stack.enter_async_context(httpx.AsyncClient(base_url=url, trust_env=False, timeout=10))
+        for worker in urls:
+            await router.add_worker(worker)
+        yield Running(router, url, client)
+        await until(lambda: not any(worker.in_flight for worker in router.pool))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Return when ``condition`` holds, within 5 seconds."""
+    with anyio.fail_after(5):
+        while not condition():  # noqa: ASYNC110  # what is waited for has no event to set
+            await anyio.sleep(0.01)

@@ -1,0 +1,673 @@
+"""Every hook, in a router on a socket; ``test_docs.py`` wants a ``test_hook_<name>`` for each."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import orjson
+import pytest
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from router_core import BadRequest, Exchange, Reply, WeightUpdate, Worker, hookimpl
+from router_core.app import make_app
+from router_core.errors import PluginError, SettingsError, StartupError
+from router_core.hooks import Hooks, hook_names, new_plugin_manager
+from router_core.hookspecs import WorkerChange
+from router_core.router import Router
+from router_core.settings import Settings
+from tests.plugged import Recording, routing, until
+
+pytestmark = pytest.mark.anyio
+
+#: What an error must not carry to the client.
+SECRET = "the launch code is 0000"
+
+
+async def _unused(_: Request) -> Response:
+    raise AssertionError("nobody asks for it")
+
+
+def refused(plugin: object) -> str:
+    """The one line with which a router with ``plugin`` does not start."""
+    manager = new_plugin_manager()
+    manager.register(plugin, "odd")
+    with pytest.raises(StartupError) as failure:
+        make_app(Router(Settings(), manager))
+    return str(failure.value)
+
+
+class Onion:
+    """A layer that signs what passes, on the way in and on the way out."""
+
+    def __init__(self, name: str, passed: list[str]) -> None:
+        self.name = name
+        self.passed = passed
+
+    @hookimpl
+    async def pre_request(self, exchange: Exchange) -> None:
+        self.passed.append(f"{self.name} in")
+        await anyio.lowlevel.checkpoint()
+        exchange.request.headers.append((b"x-layer", self.name.encode()))
+
+    @hookimpl
+    async def post_response(self, exchange: Exchange) -> None:
+        self.passed.append(f"{self.name} out")
+
+
+# pre_request
+
+
+async def test_hook_pre_request() -> None:
+    """Called in order, and the worker is sent what the hooks made of the request."""
+
+    class Editor:
+        @hookimpl
+        async def pre_request(self, exchange: Exchange) -> None:
+            request = exchange.request
+            request.replace_json({**request.json(), "edited": "é"})
+            request.headers.append((b"x-edited", b"yes"))
+            request.target = b"/elsewhere?a=1"
+            assert exchange.worker is None
+
+    worker, passed = Recording(), list[str]()
+    layers = {name: Onion(name, passed) for name in ("a", "b", "c")}
+    async with routing({**layers, "editor": Editor()}, worker) as running:
+        answer = await running.client.post("/generate", json={"text": "Hi"})
+        assert answer.json() == {"worker": "worker"}
+    assert passed == ["a in", "b in", "c in", "c out", "b out", "a out"]
+    ((path, headers, body),) = worker.requests
+    assert path == "/elsewhere"
+    assert headers["x-edited"] == "yes"
+    assert orjson.loads(body) == {"text": "Hi", "edited": "é"}
+    assert int(headers["content-length"]) == len(body)
+
+
+async def test_tryfirst_and_trylast_move_a_plugin_within_the_order() -> None:
+    passed: list[str] = []
+
+    def layer(name: str, *, tryfirst: bool = False, trylast: bool = False) -> object:
+        class Layer:
+            @hookimpl(tryfirst=tryfirst, trylast=trylast)
+            async def pre_request(self) -> None:
+                passed.append(name)
+
+        return Layer()
+
+    plugins = {
+        "last": layer("last", trylast=True),
+        "a": layer("a"),
+        "b": layer("b"),
+        "first": layer("first", tryfirst=True),
+    }
+    async with routing(plugins, Recording()) as running:
+        await running.client.get("/")
+    assert passed == ["first", "a", "b", "last"]
+
+
+async def test_the_first_reply_wins_and_no_worker_is_asked() -> None:
+    asked: list[str] = []
+
+    class Answers:
+        def __init__(self, name: str, reply: Reply | None) -> None:
+            self.name, self.reply = name, reply
+
+        @hookimpl
+        async def pre_request(self, exchange: Exchange) -> Reply | None:
+            asked.append(self.name)
+            await anyio.lowlevel.checkpoint()
+            return self.reply
+
+    plugins = {
+        "silent": Answers("silent", None),
+        "first": Answers("first", Reply.from_json({"from": "first"}, 202, [(b"x-from", b"first")])),
+        "second": Answers("second", Reply.from_json({"from": "second"})),
+    }
+    worker, passed = Recording(), list[str]()
+    async with routing({**plugins, "onion": Onion("onion", passed)}, worker) as running:
+        answer = await running.client.post("/generate", json={})
+        assert (answer.status_code, answer.json(), answer.headers["x-from"]) == (
+            202,
+            {"from": "first"},
+            "first",
+        )
+    assert asked == ["silent", "first"]  # an async function that returns None has not answered
+    assert passed == ["onion out"]  # a reply is a reply: post_response sees it
+    assert worker.requests == []
+
+
+async def test_a_json_body_that_two_plugins_replace_is_encoded_once() -> None:
+    seen: list[bytes] = []
+
+    class Adds:
+        def __init__(self, key: str) -> None:
+            self.key = key
+
+        @hookimpl
+        async def pre_request(self, exchange: Exchange) -> None:
+            exchange.request.replace_json({**exchange.request.json(), self.key: -1e-5})
+
+    class Looks:
+        @hookimpl
+        async def pre_request(self, exchange: Exchange) -> None:
+            request = exchange.request
+            seen.append(request.body)
+            assert request.body is seen[0], "the same bytes, not encoded again"
+
+    worker = Recording()
+    plugins = {"a": Adds("é"), "b": Adds("b"), "looks": Looks(), "looks_too": Looks()}
+    async with routing(plugins, worker) as running:
+        answer = await running.client.post("/generate", content=b'{ "text" : "Hi" }')
+        assert answer.is_success
+    ((_, headers, body),) = worker.requests
+    assert orjson.loads(body) == {"text": "Hi", "é": -1e-5, "b": -1e-5}
+    assert headers["content-length"] == str(len(body))
+    assert body == seen[0]
+
+
+# select_worker
+
+
+async def test_hook_select_worker() -> None:
+    """The first choice wins; it is asked with the workers that may be used now."""
+    offered: list[list[str]] = []
+
+    class Chooses:
+        def __init__(self, wanted: str | None) -> None:
+            self.wanted = wanted
+
+        @hookimpl
+        def select_worker(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker | None:
+            offered.append([worker.labels["name"] for worker in workers])
+            return next((worker for worker in workers if worker.labels["name"] == self.wanted), None)
+
+    plugins = {"none": Chooses(None), "b": Chooses("b"), "c": Chooses("c")}
+    async with routing(plugins, Recording("a"), Recording("b"), Recording("c")) as running:
+        for worker, name in zip(running.router.pool, "abc", strict=True):
+            worker.labels["name"] = name
+        names = [(await running.client.get("/")).json()["worker"] for _ in range(5)]
+        assert names == ["b"] * 5
+        assert offered == [["a", "b", "c"]] * 10  # by two plugins each; the third one was never asked
+
+        (b,) = [worker for worker in running.router.pool if worker.labels["name"] == "b"]
+        running.router.pool.quarantine(b)
+        assert (await running.client.get("/")).json()["worker"] == "c"
+        assert offered[-1] == ["a", "c"]
+
+
+async def test_a_session_keeps_its_worker_without_asking_again() -> None:
+    asked = 0
+
+    class Counts:
+        @hookimpl
+        def select_worker(self, workers: Sequence[Worker]) -> Worker:
+            nonlocal asked
+            asked += 1
+            return workers[asked % 2]
+
+    async with routing({"counts": Counts()}, Recording("a"), Recording("b")) as running:
+        session = {"x-session-id": "s"}
+        names = {(await running.client.get("/", headers=session)).json()["worker"] for _ in range(6)}
+        assert len(names) == 1
+        assert asked == 1
+
+
+# post_response
+
+
+async def test_hook_post_response() -> None:
+    """Sees the reply before the client, and may change status, headers and body."""
+
+    class Changes:
+        @hookimpl
+        async def post_response(self, exchange: Exchange) -> None:
+            reply = exchange.reply
+            assert reply is not None
+            assert exchange.worker is not None
+            seen = orjson.loads(await reply.read())
+            reply.status = 203
+            reply.headers.append((b"x-worker", exchange.worker.url.encode()))
+            reply.replace_body(orjson.dumps({**seen, "more": "é" * 100}))
+
+    async with routing({"changes": Changes()}, Recording()) as running:
+        answer = await running.client.get("/")
+        assert (answer.status_code, answer.json()) == (203, {"worker": "worker", "more": "é" * 100})
+        assert answer.headers["content-length"] == str(len(answer.content))
+        assert answer.headers["x-worker"] == next(iter(running.router.pool)).url
+
+
+async def test_a_reply_that_is_only_read_passes_unchanged() -> None:
+    class Reads:
+        @hookimpl
+        async def post_response(self, exchange: Exchange) -> None:
+            assert exchange.reply is not None
+            assert exchange.reply.body is None  # a stream until somebody reads it
+            assert await exchange.reply.read() == b"one two three"
+            assert exchange.reply.body == await exchange.reply.read()
+
+    async with routing({"reads": Reads(), "reads_too": Onion("x", [])}, Recording()) as running:
+        assert (await running.client.get("/stream")).content == b"one two three"
+
+
+async def test_on_close_runs_once_however_the_exchange_ends() -> None:
+    ended: list[str] = []
+
+    class Cleans:
+        @hookimpl
+        async def pre_request(self, exchange: Exchange) -> Reply | None:
+            path = exchange.request.path
+            exchange.on_close(lambda: ended.append(path))
+            if path == "/refused":
+                raise BadRequest("no")
+            return Reply.from_json({}) if path == "/answered" else None
+
+    async with routing({"cleans": Cleans()}, Recording()) as running:
+        for path in ("/proxied", "/answered", "/refused", "/stream"):
+            await running.client.get(path)
+        await until(lambda: len(ended) == 4)
+        assert ended == ["/proxied", "/answered", "/refused", "/stream"]
+
+
+# errors in the hooks of a request
+
+
+class Raises:
+    """Raises ``error`` in the hook ``where``."""
+
+    def __init__(self, where: str, error: Exception) -> None:
+        self.where, self.error = where, error
+
+    def _raise_in(self, hook: str) -> None:
+        if self.where == hook:
+            raise self.error
+
+    @hookimpl
+    async def pre_request(self) -> None:
+        self._raise_in("pre_request")
+
+    @hookimpl
+    def select_worker(self) -> None:
+        self._raise_in("select_worker")
+
+    @hookimpl
+    async def post_response(self) -> None:
+        self._raise_in("post_response")
+
+    @hookimpl
+    async def on_weight_update(self) -> None:
+        self._raise_in("on_weight_update")
+
+    @hookimpl
+    def worker_changed(self) -> None:
+        self._raise_in("worker_changed")
+
+
+@pytest.mark.parametrize("where", ["pre_request", "select_worker", "post_response"])
+async def test_an_error_in_a_hook_names_the_plugin_and_nothing_else(
+    where: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with routing({"clumsy": Raises(where, ValueError(SECRET))}, Recording()) as running:
+        answer = await running.client.post("/generate", json={})
+        assert answer.status_code == 500
+        assert answer.json() == {
+            "error": {
+                "message": f"plugin 'clumsy' failed in {where}; the router's log has the traceback",
+                "type": "plugin_error",
+                "code": "PLUGIN_FAILED",
+            }
+        }
+        assert [worker.in_flight for worker in running.router.pool] == [0]
+    assert SECRET in caplog.text
+    assert "Traceback" in caplog.text
+
+
+@pytest.mark.parametrize("where", ["pre_request", "select_worker", "post_response"])
+async def test_an_http_error_of_a_hook_reaches_the_client_as_it_is(where: str) -> None:
+    async with routing({"strict": Raises(where, BadRequest("no such session"))}, Recording()) as running:
+        answer = await running.client.post("/generate", json={})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"] == "no such session"
+        assert [worker.in_flight for worker in running.router.pool] == [0]
+
+
+async def test_a_reply_of_the_wrong_type_is_the_plugins_fault(caplog: pytest.LogCaptureFixture) -> None:
+    class Confused:
+        @hookimpl
+        async def pre_request(self) -> Response:
+            return PlainTextResponse("starlette's, not ours")
+
+    async with routing({"confused": Confused()}, Recording()) as running:
+        answer = await running.client.get("/")
+        assert answer.status_code == 500
+        assert "'confused' failed in pre_request" in answer.json()["error"]["message"]
+    assert "wanted a router_core.Reply or None" in caplog.text
+
+
+async def test_a_choice_that_was_not_offered_is_the_plugins_fault(caplog: pytest.LogCaptureFixture) -> None:
+    class Confused:
+        @hookimpl
+        def select_worker(self) -> Worker:
+            return Worker("http://127.0.0.1:1")
+
+    async with routing({"confused": Confused()}, Recording()) as running:
+        answer = await running.client.get("/")
+        assert answer.status_code == 500
+        assert "'confused' failed in select_worker" in answer.json()["error"]["message"]
+    assert "not among those offered" in caplog.text
+
+
+# routes
+
+
+async def test_hook_routes() -> None:
+    """A plugin's routes come before the proxy, and their errors have the router's shape."""
+
+    class Serves:
+        @hookimpl
+        def routes(self, router: Router) -> Sequence[BaseRoute]:
+            async def own(request: Request) -> Response:
+                return PlainTextResponse(f"{len(router.pool)} workers, {request.path_params['name']}")
+
+            async def refuses(_: Request) -> Response:
+                raise BadRequest("not so")
+
+            async def crashes(_: Request) -> Response:
+                raise ValueError(SECRET)
+
+            return [
+                Route("/own/{name}", own),
+                Route("/refuses", refuses, methods=["POST"]),
+                Route("/crashes", crashes),
+            ]
+
+    worker = Recording()
+    async with routing({"serves": Serves()}, worker) as running:
+        assert (await running.client.get("/own/page")).text == "1 workers, page"
+        refused = await running.client.post("/refuses")
+        assert (refused.status_code, refused.json()["error"]["message"]) == (400, "not so")
+        assert (await running.client.get("/refuses")).status_code == 405
+        crashed = await running.client.get("/crashes")
+        assert (crashed.status_code, crashed.json()["error"]["code"]) == (500, "INTERNAL_ERROR")
+        assert SECRET not in crashed.text
+        assert worker.requests == []
+        assert (await running.client.get("/own")).json() == {"worker": "worker"}  # this one is nobody's
+
+
+async def test_two_plugins_cannot_claim_one_route() -> None:
+    class Claims:
+        @hookimpl
+        def routes(self) -> Sequence[BaseRoute]:
+            return [Route("/mine", _unused, methods=["GET"])]
+
+    manager = new_plugin_manager()
+    manager.register(Claims(), "one")
+    manager.register(Claims(), "two")
+    with pytest.raises(PluginError, match="plugin 'two' and plugin 'one' both claim the route GET /mine"):
+        make_app(Router(Settings(), manager))
+
+
+# lifespan and setup
+
+
+async def test_hook_lifespan() -> None:
+    """Entered in order before the first request, left in reverse after the last; tasks end with it."""
+    story: list[str] = []
+
+    class Lives:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        @hookimpl
+        @asynccontextmanager
+        async def lifespan(self, router: Router) -> AsyncIterator[None]:
+            story.append(f"{self.name} up")
+            router.tasks.start_soon(self.work)
+            yield
+            story.append(f"{self.name} down")
+
+        async def work(self) -> None:
+            try:
+                await anyio.sleep_forever()
+            finally:
+                story.append(f"{self.name} work ended")
+
+        @hookimpl
+        async def pre_request(self) -> Reply:
+            story.append("request")
+            return Reply.from_json({})
+
+    async with routing({"a": Lives("a"), "b": Lives("b")}) as running:
+        await running.client.get("/")
+    assert story[:5] == ["a up", "b up", "request", "b down", "a down"]
+    assert sorted(story[5:]) == ["a work ended", "b work ended"]
+
+
+async def test_hook_setup() -> None:
+    """In order, with components; what it raises ends the start."""
+    setups: list[str] = []
+
+    class Offers:
+        @hookimpl
+        def setup(self, router: Router) -> None:
+            setups.append("offers")
+            router.components.register("answer", 42)
+
+    class Uses:
+        @hookimpl
+        def setup(self, router: Router) -> None:
+            setups.append("uses")
+            assert router.components.get("answer") == 42
+
+    async with routing({"offers": Offers(), "uses": Uses()}) as running:
+        assert "answer" in running.router.components
+    assert setups == ["offers", "uses"]
+
+    assert refused(Uses()).startswith("component 'answer' is not there (registered: none); ")
+
+
+async def test_setup_and_routes_that_raise_end_the_start_in_the_plugins_name() -> None:
+    class BadSetup:
+        @hookimpl
+        def setup(self) -> None:
+            raise KeyError("x")
+
+    class BadValue:
+        @hookimpl
+        def setup(self) -> None:
+            raise SettingsError("--its-flag: wanted less")
+
+    class BadRoutes:
+        @hookimpl
+        def routes(self) -> Sequence[BaseRoute]:
+            raise OSError("no disk")
+
+    assert refused(BadSetup()) == "plugin 'odd' failed in setup: KeyError: 'x'"
+    assert refused(BadValue()) == "--its-flag: wanted less"
+    assert refused(BadRoutes()) == "plugin 'odd' failed in routes: OSError: no disk"
+
+
+# on_weight_update
+
+
+class Told:
+    def __init__(self) -> None:
+        self.updates: list[WeightUpdate] = []
+
+    @hookimpl
+    async def on_weight_update(self, update: WeightUpdate) -> None:
+        await anyio.sleep(0.01)
+        self.updates.append(update)
+
+
+async def test_hook_on_weight_update() -> None:
+    """Once per version and in order, before the call that announced it is answered."""
+    told = Told()
+    async with routing({"told": told}, Recording()) as running:
+
+        async def announce(version: str | int) -> None:
+            answer = await running.client.post("/weight_version", json={"weight_version": version})
+            assert answer.is_success
+            assert str(version) in [update.version for update in told.updates]
+
+        await announce("1")
+        async with anyio.create_task_group() as tasks:
+            for _ in range(8):
+                tasks.start_soon(announce, 2)
+        await announce("2")
+        async with anyio.create_task_group() as tasks:
+            for version in range(3, 11):
+                tasks.start_soon(announce, version)
+        now = (await running.client.get("/weight_version")).json()
+
+    versions = [update.version for update in told.updates]
+    assert versions[:2] == ["1", "2"]
+    assert sorted(versions, key=int) == [str(version) for version in range(1, 11)]
+    assert [update.previous for update in told.updates] == [None, *versions[:-1]]
+    assert {update.source for update in told.updates} == {"announced"}
+    assert now["weight_version"] == versions[-1]
+    assert set(now["workers"].values()) == {versions[-1]}
+
+
+async def test_an_error_in_on_weight_update_comes_after_everybody_was_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    told = Told()
+    plugins = {
+        "clumsy": Raises("on_weight_update", ValueError(SECRET)),
+        "told": told,
+        "clumsier": Raises("on_weight_update", KeyError("second")),
+    }
+    async with routing(plugins) as running:
+        answer = await running.client.post("/weight_version", json={"weight_version": "7"})
+        assert answer.status_code == 500
+        assert "plugin 'clumsy' failed in on_weight_update" in answer.json()["error"]["message"]
+        assert SECRET not in answer.text
+        assert [update.version for update in told.updates] == ["7"]
+        assert "plugin 'clumsier' failed in on_weight_update" in caplog.text
+        assert (await running.client.get("/weight_version")).json()["weight_version"] == "7"
+
+
+# worker_changed
+
+
+async def test_hook_worker_changed() -> None:
+    """Right after each change; an error is logged and changes nothing."""
+    changes: list[tuple[WorkerChange, str]] = []
+
+    class Sees:
+        @hookimpl
+        def worker_changed(self, worker: Worker, change: WorkerChange) -> None:
+            changes.append((change, worker.state))
+
+    plugins = {"clumsy": Raises("worker_changed", ValueError("logged")), "sees": Sees()}
+    async with routing(plugins, Recording()) as running:
+        pool = running.router.pool
+        (worker,) = pool
+        pool.quarantine(worker)
+        pool.quarantine(worker)  # no change, no call
+        pool.ready(worker)
+        pool.drain(worker)
+        await running.router.add_worker(worker.url)
+        await running.client.post("/remove_worker", params={"url": worker.url})
+    assert changes == [
+        ("added", "joining"),
+        ("quarantined", "quarantined"),
+        ("readmitted", "ready"),
+        ("draining", "draining"),
+        ("added", "joining"),
+        ("removed", "ready"),
+    ]
+
+
+# router.generate()
+
+
+async def test_a_plugins_own_generation_goes_through_the_other_plugins() -> None:
+    worker, passed = Recording(), list[str]()
+
+    class Asks:
+        @hookimpl
+        def routes(self, router: Router) -> Sequence[BaseRoute]:
+            async def ask(_: Request) -> Response:
+                async with router.generate({"text": "Hi"}, session="s") as reply:
+                    return Response(await reply.read(), reply.status)
+
+            return [Route("/ask", ask, methods=["POST"])]
+
+    plugins = {"asks": Asks(), "a": Onion("a", passed), "b": Onion("b", passed)}
+    async with routing(plugins, worker) as running:
+        answer = await running.client.post("/ask")
+        assert answer.json() == {"worker": "worker"}
+        assert [each.in_flight for each in running.router.pool] == [0]
+        assert running.router.pool.of_session("s") is next(iter(running.router.pool))
+    assert passed == ["a in", "b in", "b out", "a out"]
+    ((path, headers, body),) = worker.requests
+    assert (path, orjson.loads(body)) == ("/generate", {"text": "Hi"})
+    assert headers["content-type"] == "application/json"
+
+
+async def test_a_generation_that_is_not_read_gives_its_lease_and_connection_back() -> None:
+    async with routing({}, Recording(pieces=[b"x" * 1000] * 10_000)) as running:
+        router = running.router
+        async with router.generate({}) as reply:
+            assert reply.body is None
+            assert sum(worker.in_flight for worker in router.pool) == 1
+        assert [worker.in_flight for worker in router.pool] == [0]
+
+
+# implementations that could not be called
+
+
+async def test_a_hook_that_does_not_fit_is_refused_with_what_is_wrong() -> None:
+    class Sync:
+        @hookimpl
+        def pre_request(self, exchange: Exchange) -> None: ...
+
+    class Async:
+        @hookimpl
+        async def select_worker(self) -> None: ...
+
+    class Generator:
+        @hookimpl
+        async def lifespan(self, router: Router) -> AsyncIterator[None]:
+            yield
+
+    class Wrapper:
+        @hookimpl(wrapper=True)
+        def pre_request(self) -> Any:
+            return (yield)
+
+    class Misspelt:
+        @hookimpl
+        async def pre_requests(self, exchange: Exchange) -> None: ...
+
+    assert refused(Sync()) == "plugin 'odd': pre_request must be an async function"
+    assert refused(Async()) == "plugin 'odd': select_worker must not be an async function"
+    assert refused(Generator()) == (
+        "plugin 'odd': lifespan must return an async context manager: put @asynccontextmanager below @hookimpl"
+    )
+    assert refused(Wrapper()).startswith("plugin 'odd': pre_request must not be a wrapper")
+    assert refused(Misspelt()) == (
+        f"plugin 'odd': no such hook: pre_requests (known: {', '.join(hook_names())})"
+    )
+
+
+async def test_hooks_that_nobody_implements_cost_nothing() -> None:
+    hooks = Hooks(new_plugin_manager())
+    assert hooks.pre_request == hooks.post_response == []
+    assert hook_names() == [
+        "add_options",
+        "lifespan",
+        "on_weight_update",
+        "post_response",
+        "pre_request",
+        "routes",
+        "select_worker",
+        "setup",
+        "worker_changed",
+    ]
