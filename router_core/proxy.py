@@ -66,7 +66,7 @@ class Proxy:
         """``worker`` has left: drop its idle connections; what is in flight goes on."""
         upstream = self._upstreams.pop(worker.url, None)
         if upstream is not None:
-            upstream.close_idle()
+            upstream.retire()
 
     def close(self) -> None:
         """Close all connections."""

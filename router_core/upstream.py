@@ -174,7 +174,6 @@ class _Connection(asyncio.Protocol):
         self._upload: memoryview | None = None
         self._upload_paused = False
         self.deadline = 0.0
-        self.used = False
         self._reset("")
 
     def _reset(self, method: str) -> None:
@@ -186,6 +185,7 @@ class _Connection(asyncio.Protocol):
         self._head_done = False
         self._message_done = False
         self._framed = False
+        self._ended = False
         self._keep_alive = False
         self._named: list[bytes] = []
 
@@ -264,13 +264,16 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are transports by behaviour only
 
+    def eof_received(self) -> None:
+        self._ended = True  # over TLS: by its closing alert, so nobody on the wire cut it short
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._upload = None
         self._pool.forget(self)
         reply, self._reply = self._reply, None
         if reply is not None:
-            if self._head_done and not self._framed and exc is None:
+            if self._head_done and not self._framed and self._ended:
                 reply.end()  # RFC 9112 section 6.3, rule 8: the body ends with the connection
             else:
                 when = "in the middle of its answer" if self._answered else "before answering"
@@ -285,7 +288,6 @@ class _Connection(asyncio.Protocol):
             self.abort()  # bytes that nobody asked for; they must not become the next request's answer
             return
         self._answered = True
-        self.deadline = self._pool.loop.time() + self._pool.limits.silence_s
         self._unparsed += len(data)
         try:
             self._parser.feed_data(data)
@@ -302,6 +304,8 @@ class _Connection(asyncio.Protocol):
             self._finish()
         elif self._unparsed > self._pool.limits.head_bytes:
             self.break_off(f"sent more than {self._pool.limits.head_bytes} bytes without a header or a body")
+        elif self._head_done:  # until then the deadline for an answer stands, however it drips
+            self.deadline = self._pool.loop.time() + self._pool.limits.silence_s
 
     def _finish(self) -> None:
         reply, self._reply = self._reply, None
@@ -311,7 +315,6 @@ class _Connection(asyncio.Protocol):
             if self._held:
                 self._held = False
                 self._transport.resume_reading()
-            self.used = True
             self._pool.put_back(self)
         else:
             self.abort()
@@ -346,14 +349,14 @@ class _Connection(asyncio.Protocol):
         self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        self._unparsed = 0
         status = self._parser.get_status_code()
-        if status < 200:
+        if 100 <= status < 200:
             if status == 101:
                 raise _Refused("switched protocols unasked")
-            return
-        if status > 599:
+            return  # it counts as unparsed: no endless row of them
+        if not 200 <= status < 600:
             raise _Refused(f"answered with status {status}")
+        self._unparsed = 0
         self._head_done = True
         headers = self._headers
         if self._named:
@@ -382,6 +385,7 @@ class _Connection(asyncio.Protocol):
             self._keep_alive = self._parser.should_keep_alive()
         else:  # 1xx: for this hop only
             self._headers = []
+            self._named = []
             self._framed = False
 
 
@@ -403,6 +407,7 @@ class Upstream:
         self._host_line = b"host: %s\r\n" % parts.netloc.encode("ascii")
         self._idle: list[_Connection] = []
         self._connections: set[_Connection] = set()
+        self._retired = False
         self._sweeper: asyncio.TimerHandle | None = None
 
     @property
@@ -424,7 +429,7 @@ class Upstream:
             try:
                 await reply.head()
             except WorkerBroke as error:
-                if error.answered:
+                if error.answered or self._retired:
                     raise
             except BaseException:
                 reply.close()
@@ -499,6 +504,9 @@ class Upstream:
 
     def put_back(self, connection: _Connection) -> None:
         """``connection`` is free again."""
+        if self._retired:
+            connection.abort()
+            return
         connection.deadline = self.loop.time() + self.limits.idle_s
         self._idle.append(connection)
 
@@ -506,8 +514,9 @@ class Upstream:
         """``connection`` is closed."""
         self._connections.discard(connection)
 
-    def close_idle(self) -> None:
-        """Close the connections that nobody uses; what is in flight goes on."""
+    def retire(self) -> None:
+        """Close the connections that nobody uses; what is in flight goes on, and closes its own at the end."""
+        self._retired = True
         while self._idle:
             self._idle.pop().abort()
 
@@ -525,6 +534,7 @@ class Upstream:
 
     def close(self) -> None:
         """Close all connections; what is in flight fails."""
+        self.retire()
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None

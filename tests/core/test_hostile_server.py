@@ -1,0 +1,457 @@
+"""A worker that says anything at all, byte by byte: each answer is whole, a clean error, or visibly broken."""
+
+from __future__ import annotations
+
+import anyio
+import httpx
+import pytest
+
+from conftest import Running, Start
+from tests.core.servers import Scripted, Wire, answer, content, on_both_loops, scripted, talk
+
+pytestmark = [pytest.mark.anyio, on_both_loops]
+
+BARE = "--no-default-plugins"
+
+CHUNKED = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nTransfer-Encoding: chunked\r\n\r\n"
+    b"5\r\nhello\r\n6;ext=1\r\n world\r\n0\r\nX-Trailer: t\r\n\r\n"
+)
+UNTIL_CLOSE = b"HTTP/1.1 200 OK\r\nX-A: 1\r\n\r\nhello world"
+SHAPES = {
+    "length": (answer(b"hello world", b"X-A: 1", b"X-A: 2"), b"hello world"),
+    "chunked": (CHUNKED, b"hello world"),
+    "until-close": (UNTIL_CLOSE, b"hello world"),
+    "hints": (b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n" + CHUNKED, b"hello world"),
+    "no-content": (b"HTTP/1.1 204 No Content\r\nX-A: 1\r\n\r\n", b""),
+}
+
+
+def rest(request_line: bytes) -> list[str]:
+    """The parts of the path in a request line."""
+    return request_line.split(b" ")[1].decode().strip("/").split("/")
+
+
+async def ask(running: Running, path: str) -> httpx.Response | None:
+    """The answer to a GET, or None when it was visibly broken."""
+    try:
+        return await running.client.get(path)
+    except (httpx.RemoteProtocolError, httpx.ReadError):
+        return None
+
+
+def reading(worker: Scripted) -> tuple[str, ...]:
+    return (BARE, "--worker-urls", worker.url)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_an_answer_split_at_any_byte_is_the_same_answer(start: Start, shape: str) -> None:
+    whole, body = SHAPES[shape]
+
+    async def split(wire: Wire) -> None:
+        while (request := await wire.request()) is not None:
+            place = int(rest(request.line)[0])
+            await wire.send(whole[:place])
+            await anyio.sleep(
+                0.02
+            )  # enough for the first part to be read alone; too little weakens, never breaks
+            await wire.send(whole[place:])
+            if shape == "until-close":
+                return
+
+    async with scripted(split) as worker, start(*reading(worker)) as running:
+        found: dict[int, httpx.Response | None] = {}
+
+        async def get(place: int) -> None:
+            found[place] = await ask(running, f"/{place}")
+
+        async with anyio.create_task_group() as tasks:
+            for place in range(len(whole) + 1):
+                tasks.start_soon(get, place)
+        expected = found[0]
+        assert expected is not None
+        assert expected.content == body
+        assert expected.headers.get_list("link") == expected.headers.get_list("transfer-encoding")[1:]
+        for place, reply in found.items():
+            assert reply is not None, place
+            assert (reply.status_code, reply.content, reply.headers) == (
+                expected.status_code,
+                body,
+                expected.headers,
+            ), place
+
+
+@pytest.mark.parametrize("how", ["closed", "reset"])
+@pytest.mark.parametrize("shape", ["length", "chunked", "until-close", "hints"])
+async def test_a_torn_answer_is_never_passed_as_whole(start: Start, shape: str, how: str) -> None:
+    whole, body = SHAPES[shape]
+    head = whole.index(b"\r\n\r\n", whole.index(b"HTTP/1.1 200")) + 4
+
+    async def torn(wire: Wire) -> None:
+        if (request := await wire.request()) is not None:
+            await wire.send(whole[: int(rest(request.line)[0])])
+            if how == "reset":
+                await anyio.sleep(0.02)  # a reset may overtake what was sent before it
+                wire.reset()
+
+    async with scripted(torn) as worker, start(*reading(worker)) as running:
+        found: dict[int, httpx.Response | None] = {}
+
+        async def get(place: int) -> None:
+            found[place] = await ask(running, f"/{place}")
+
+        async with anyio.create_task_group() as tasks:
+            for place in range(len(whole)):
+                tasks.start_soon(get, place)
+        for place, reply in found.items():
+            if place < head:
+                assert reply is not None, place
+                assert reply.status_code == 502, place
+                assert reply.json()["error"]["code"] == "WORKER_BROKE"
+            elif shape == "until-close" and how == "closed":
+                assert reply is not None, place
+                assert reply.content == whole[head:place]  # what ends with the connection ends here
+            else:
+                assert reply is None, (place, reply)
+        assert running.router.proxy.open_connections == 0
+        assert [worker.in_flight for worker in running.router.pool] == [0]
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+CODED = OK + b"Transfer-Encoding: chunked\r\n"
+REFUSED = {
+    "both lengths": OK + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "both lengths, turned": OK + b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n",
+    "a length twice": OK + b"Content-Length: 5\r\nContent-Length: 5\r\n\r\nhello",
+    "two lengths": OK + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nhello!",
+    "a list of lengths": OK + b"Content-Length: 5, 5\r\n\r\nhello",
+    "a signed length": OK + b"Content-Length: +5\r\n\r\nhello",
+    "a negative length": OK + b"Content-Length: -5\r\n\r\nhello",
+    "a hexadecimal length": OK + b"Content-Length: 0x5\r\n\r\nhello",
+    "an empty length": OK + b"Content-Length:\r\n\r\nhello",
+    "an endless length": OK + b"Content-Length: 99999999999999999999999\r\n\r\nhello",
+    "a space before the colon": OK + b"Content-Length : 5\r\n\r\nhello",
+    "an empty name": OK + b": 5\r\n\r\nhello",
+    "no colon": OK + b"Content-Length 5\r\n\r\nhello",
+    "bare LF": OK + b"Content-Length: 5\nX: y\n\nhello",
+    "bare CR": OK + b"X: a\rContent-Length: 5\r\n\r\nhello",
+    "a folded line": OK + b"X: a\r\n Content-Length: 0\r\nContent-Length: 5\r\n\r\nhello",
+    "NUL in a value": OK + b"X: a\0b\r\nContent-Length: 5\r\n\r\nhello",
+    "a control character in a value": OK + b"X: a\x01b\r\nContent-Length: 5\r\n\r\nhello",
+    "gzip as transfer coding": OK + b"Transfer-Encoding: gzip\r\n\r\nhello",
+    "gzip, chunked": OK + b"Transfer-Encoding: gzip, chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+    "identity": OK + b"Transfer-Encoding: identity\r\n\r\nhello",
+    "chunked twice": CODED + b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+    "a vertical tab before chunked": OK + b"Transfer-Encoding: \x0bchunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+    "status 000": b"HTTP/1.1 000 ?\r\nContent-Length: 5\r\n\r\nhello",
+    "status 050": b"HTTP/1.1 050 ?\r\nContent-Length: 5\r\n\r\nhello",
+    "status 99": b"HTTP/1.1 99 ?\r\nContent-Length: 5\r\n\r\nhello",
+    "status 600": b"HTTP/1.1 600 ?\r\nContent-Length: 5\r\n\r\nhello",
+    "status 999": b"HTTP/1.1 999 ?\r\nContent-Length: 5\r\n\r\nhello",
+    "status 2000": b"HTTP/1.1 2000 ?\r\nContent-Length: 5\r\n\r\nhello",
+    "status 101": b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\nhello",
+    "status 101 without upgrade": b"HTTP/1.1 101 Switching Protocols\r\nContent-Length: 5\r\n\r\nhello",
+    "not HTTP": b"SSH-2.0-OpenSSH_9.2\r\n",
+    "HTTP/0.9": b"hello, world",
+    "a TLS alert": b"\x15\x03\x01\x00\x02\x02\x16",
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+async def test_what_could_be_read_in_two_ways_is_refused(start: Start, what: str) -> None:
+    async def hostile(wire: Wire) -> None:
+        await wire.request()
+        await wire.send(REFUSED[what])
+        await wire.until_closed()
+
+    async with scripted(hostile) as worker, start(*reading(worker)) as running:
+        reply = await running.client.get("/")
+        assert reply.status_code == 502
+        assert reply.json()["error"]["code"] == "WORKER_BROKE"
+        assert worker.url in reply.json()["error"]["message"]
+        assert len(worker.arrived) == 1  # what has answered is not asked again
+        assert running.router.proxy.open_connections == 0
+
+
+BREAKS_OFF = {
+    "a hexadecimal prefix": b"0x5\r\nhello\r\n0\r\n\r\n",
+    "a negative size": b"-5\r\nhello\r\n0\r\n\r\n",
+    "an endless size": b"fffffffffffffffff\r\nhello\r\n0\r\n\r\n",
+    "no size": b"\r\nhello\r\n0\r\n\r\n",
+    "a space behind the size": b"5 \r\nhello\r\n0\r\n\r\n",
+    "bare LF": b"5\nhello\n0\n\n",
+    "bare LF behind an extension": b"5;a=b\nhello\r\n0\r\n\r\n",
+    "more data than its size": b"5\r\nhello!\r\n0\r\n\r\n",
+    "less data than its size": b"9\r\nhello\r\n0\r\n\r\n",
+    "a length among the trailers": b"5\r\nhello\r\n0\r\nContent-Length: 7\r\n\r\n",
+    "a folded trailer": b"5\r\nhello\r\n0\r\nX: a\r\n b\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("what", BREAKS_OFF)
+async def test_a_bad_chunk_breaks_the_clients_body_too(start: Start, what: str) -> None:
+    async def hostile(wire: Wire) -> None:
+        await wire.request()
+        await wire.send(CODED + b"\r\n")
+        await wire.send(BREAKS_OFF[what])
+        await wire.end()
+        await wire.until_closed()
+
+    async with scripted(hostile) as worker, start(*reading(worker)) as running:
+        reply = await talk(running.url, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert reply.startswith(b"HTTP/1.1 200")
+        with pytest.raises(ValueError, match="incomplete|without sending complete"):
+            content(reply)
+        assert running.router.proxy.open_connections == 0
+
+
+LINE = b"x" * 1000
+ENDLESS = {
+    "status line": (b"HTTP/1.1 200 ", LINE),
+    "empty lines": (b"", b"\r\n" * 500),
+    "headers": (OK, b"X-A: %s\r\n" % LINE),
+    "small headers": (OK, b"A:\r\n" * 250),
+    "header name": (OK, LINE),
+    "header value": (OK + b"X-A: ", LINE),
+    "1xx": (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 40),
+    "1xx with headers": (b"", b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n" * 25),
+}
+ENDLESS_BODY = {
+    "chunk extension": (CODED + b"\r\n5;", LINE),
+    "chunk size": (CODED + b"\r\n", b"0" * 1000),
+    "trailers": (CODED + b"\r\n5\r\nhello\r\n0\r\n", b"X-A: %s\r\n" % LINE),
+    "trailer value": (CODED + b"\r\n5\r\nhello\r\n0\r\nX-A: ", LINE),
+}
+
+
+@pytest.mark.parametrize("what", ENDLESS | ENDLESS_BODY)
+async def test_what_never_ends_is_cut_after_64_kib(start: Start, what: str) -> None:
+    first, more = (ENDLESS | ENDLESS_BODY)[what]
+    sent = 0
+
+    async def endless(wire: Wire) -> None:
+        nonlocal sent
+        await wire.request()
+        await wire.send(first)
+        while await wire.send(more):
+            sent += len(more)
+
+    async with scripted(endless) as worker, start(*reading(worker)) as running:
+        with anyio.fail_after(5):
+            reply = await ask(running, "/")
+        if what in ENDLESS:
+            assert reply is not None
+            assert reply.status_code == 502
+            assert "65536 bytes" in reply.json()["error"]["message"]
+        else:
+            assert reply is None  # the body had begun
+        assert running.router.proxy.open_connections == 0
+    assert sent < 8 << 20  # the kernel's buffers; the router itself took 64 KiB
+
+
+async def test_a_head_of_60_kib_and_a_trailer_pass(start: Start) -> None:
+    fields = [b"X-%d: %s" % (number, b"v" * 992) for number in range(60)]
+
+    async def large(wire: Wire) -> None:
+        while await wire.request():
+            await wire.send(
+                b"\r\n".join([CODED[:-2], *fields]) + b"\r\n\r\n5\r\nhello\r\n0\r\nX-T: t\r\n\r\n"
+            )
+
+    async with scripted(large) as worker, start(*reading(worker)) as running:
+        for _ in range(3):  # the limit is per answer, also on a connection that is used again
+            reply = await running.client.get("/")
+            assert reply.content == b"hello"
+            assert reply.headers["x-59"] == "v" * 992
+            assert "x-t" not in reply.headers
+        assert worker.accepted == 1
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.05])
+async def test_a_second_answer_never_becomes_the_next_requests_answer(start: Start, pause: float) -> None:
+    async def chatty(wire: Wire) -> None:
+        while request := await wire.request():
+            await wire.send(answer(request.body))
+            await anyio.sleep(pause)
+            await wire.send(answer(b"poison"))
+
+    async with scripted(chatty) as worker, start(*reading(worker)) as running:
+        for number in range(20):
+            reply = await running.client.post("/", content=b"%d" % number)
+            assert reply.content == b"%d" % number
+            if pause:
+                await anyio.sleep(2 * pause)
+        assert worker.accepted == 20 or not pause
+
+
+async def test_a_second_answer_in_the_same_packet_costs_the_connection_not_the_answer(start: Start) -> None:
+    async def chatty(wire: Wire) -> None:
+        while request := await wire.request():
+            await wire.send(answer(request.body) + answer(b"poison"))
+
+    async with scripted(chatty) as worker, start(*reading(worker)) as running:
+        for number in range(5):
+            assert (await running.client.post("/", content=b"%d" % number)).content == b"%d" % number
+        assert worker.accepted == 5
+
+
+@pytest.mark.parametrize("extra", [b"HTTP/1.1 408 Request Timeout\r\n\r\n", b"\r\n", b"\x00"])
+async def test_bytes_on_an_idle_connection_close_it(start: Start, extra: bytes) -> None:
+    async def restless(wire: Wire) -> None:
+        while request := await wire.request():
+            await wire.send(answer(request.body))
+            await anyio.sleep(0.02)
+            await wire.send(extra)
+            await wire.until_closed()
+            return
+
+    async with scripted(restless) as worker, start(*reading(worker)) as running:
+        assert (await running.client.post("/", content=b"1")).content == b"1"
+        with anyio.fail_after(2):
+            while running.router.proxy.open_connections:  # noqa: ASYNC110  # seen from outside only
+                await anyio.sleep(0.005)
+        assert (await running.client.post("/", content=b"2")).content == b"2"
+
+
+async def test_a_body_behind_head_204_and_304_is_dropped_with_the_connection(start: Start) -> None:
+    async def wrong(wire: Wire) -> None:
+        while request := await wire.request():
+            method, path, _ = request.line.split(b" ")
+            status = b"200 OK" if method == b"HEAD" else path[1:4] + b" Nothing"
+            await wire.send(answer(b"hello", status=status))
+
+    async with scripted(wrong) as worker, start(*reading(worker)) as running:
+        for method, path, status in [("HEAD", "/", 200), ("GET", "/204", 204), ("GET", "/304", 304)] * 2:
+            reply = await running.client.request(method, path)
+            assert (reply.status_code, reply.content) == (status, b"")
+        assert (await running.client.get("/200")).content == b"hello"
+        assert worker.accepted == 7
+
+
+@pytest.mark.parametrize("size", [1, 40 << 20])
+async def test_an_answer_before_the_request_was_read_reaches_the_client(start: Start, size: int) -> None:
+    async def hasty(wire: Wire) -> None:
+        while head := await wire.head():
+            await wire.send(answer(b"too much", b"Connection: close", status=b"413 Content Too Large"))
+            await wire.end()
+            await wire.until_closed()
+            assert head.values(b"content-length") == [b"%d" % size]
+
+    async with scripted(hasty) as worker, start(*reading(worker)) as running:
+        for _ in range(3):
+            reply = await running.client.post("/", content=b"x" * size)
+            assert (reply.status_code, reply.content) == (413, b"too much")
+        assert running.router.proxy.open_connections == 0
+
+
+async def test_a_worker_that_closes_in_the_middle_of_an_upload_is_a_clean_502(start: Start) -> None:
+    async def deaf(wire: Wire) -> None:
+        await wire.head()
+
+    async with scripted(deaf) as worker, start(*reading(worker)) as running:
+        reply = await running.client.post("/", content=b"x" * (40 << 20))
+        assert reply.status_code == 502
+        assert running.router.proxy.open_connections == 0
+        assert [worker.in_flight for worker in running.router.pool] == [0]
+
+
+async def test_a_worker_that_closes_each_reused_connection_costs_nothing_but_a_connection(
+    start: Start,
+) -> None:
+    async def one_each(wire: Wire) -> None:
+        if request := await wire.request():
+            await wire.send(answer(request.body))
+            await wire.head()  # the next one's head is read, and nobody answers
+
+    async with scripted(one_each) as worker, start(*reading(worker)) as running:
+        for number in range(6):
+            reply = await running.client.post("/", content=b"%d" % number)
+            assert (reply.status_code, reply.content) == (200, b"%d" % number)
+        assert worker.accepted == 6
+
+
+async def test_a_fresh_connection_that_closes_unanswered_is_not_tried_again(start: Start) -> None:
+    async def closing(wire: Wire) -> None:
+        await wire.request()
+
+    async with scripted(closing) as worker, start(*reading(worker)) as running:
+        reply = await running.client.post("/", content=b"once")
+        assert reply.status_code == 502
+        assert "before answering" in reply.json()["error"]["message"]
+        assert [request.body for request in worker.arrived] == [b"once"]
+
+
+async def test_a_reused_connection_that_dies_within_an_answer_is_not_tried_again(start: Start) -> None:
+    async def half(wire: Wire) -> None:
+        await wire.request()
+        await wire.send(answer(b"whole"))
+        if await wire.request():
+            await wire.send(b"HTTP")
+
+    async with scripted(half) as worker, start(*reading(worker)) as running:
+        assert (await running.client.post("/", content=b"1")).content == b"whole"
+        assert (await running.client.post("/", content=b"2")).status_code == 502
+        assert [request.body for request in worker.arrived] == [b"1", b"2"]
+
+
+SILENCES = {
+    "nothing": b"",
+    "half a head": b"HTTP/1.1 200 OK\r\nX-A:",
+    "a hint": b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("said", SILENCES)
+async def test_a_worker_that_never_answers_is_a_504(start: Start, said: str) -> None:
+    async def silent(wire: Wire) -> None:
+        await wire.request()
+        await wire.send(SILENCES[said])
+        await wire.until_closed()
+
+    async with (
+        scripted(silent) as worker,
+        start(
+            *reading(worker), "--request-timeout-secs", "0.3", "--stream-silence-timeout-secs", "60"
+        ) as running,
+    ):
+        with anyio.fail_after(3):
+            reply = await running.client.get("/")
+        assert reply.status_code == 504
+        assert reply.json()["error"]["code"] == "WORKER_TIMEOUT"
+        assert "did not answer within 0.3 s" in reply.json()["error"]["message"]
+        assert running.router.proxy.open_connections == 0
+
+
+async def test_a_worker_that_drips_its_head_is_a_504(start: Start) -> None:
+    async def dripping(wire: Wire) -> None:
+        await wire.request()
+        while await wire.send(b"HTTP/1.1 103 Early Hints\r\n\r\n"):
+            await anyio.sleep(0.02)
+
+    async with (
+        scripted(dripping) as worker,
+        start(*reading(worker), "--request-timeout-secs", "0.3") as running,
+    ):
+        with anyio.fail_after(3):
+            assert (await running.client.get("/")).status_code == 504
+
+
+async def test_a_worker_that_falls_silent_within_an_answer_breaks_the_body(start: Start) -> None:
+    async def fading(wire: Wire) -> None:
+        await wire.request()
+        await wire.send(CODED + b"\r\n")
+        for _ in range(4):  # longer than the limit in all, never longer at once
+            await wire.send(b"5\r\nhello\r\n")
+            await anyio.sleep(0.15)
+        await wire.until_closed()
+
+    async with (
+        scripted(fading) as worker,
+        start(*reading(worker), "--stream-silence-timeout-secs", "0.3") as running,
+    ):
+        with anyio.fail_after(4):
+            reply = await talk(running.url, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert reply.count(b"hello") == 4
+        with pytest.raises(ValueError, match="incomplete"):
+            content(reply)
+        assert running.router.proxy.open_connections == 0
