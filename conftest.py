@@ -2,42 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import httpx
 import pytest
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
+from routers import Running, Start, answering
 
 from router_core.cli import build
-from router_core.router import Router
 from router_core.serving import serving
-from router_core.types import ASGIApp
 
-
-@dataclass(frozen=True)
-class Running:
-    """A router that serves: its object, its base URL, and a client of it."""
-
-    router: Router
-    url: str
-    client: httpx.AsyncClient
-
-
-def answering(body: bytes, status: int = 200) -> ASGIApp:
-    """A worker that answers everything with ``body``."""
-
-    async def app(request: Request) -> Response:
-        return Response(body, status)
-
-    return Starlette(routes=[Route("/{path:path}", app, methods=["GET", "POST"])])
-
-
-Start = Callable[..., AbstractAsyncContextManager[Running]]
+__all__ = ["Running", "Start", "answering"]
 
 
 @pytest.fixture

@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import anyio
 import pytest
+from routers import Running, Start
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from conftest import Running, Start
 from router_core.cli import main
 from router_core.serving import serving
 

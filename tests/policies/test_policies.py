@@ -3,8 +3,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from routers import Start, answering
 
-from conftest import Start, answering
 from router_core.cli import main
 from router_core.serving import serving
 from router_core.workers import Worker

@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator
 
 import orjson
 import pytest
+from routers import Start
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from conftest import Start
 from router_core.serving import serving
 
 EXPERTS = base64.b64encode(bytes(range(256)) * 64).decode()

@@ -1,0 +1,39 @@
+"""Routers and workers on real sockets, for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+
+import httpx
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from router_core.router import Router
+from router_core.types import ASGIApp
+
+__all__ = ["Running", "Start", "answering"]
+
+
+@dataclass(frozen=True)
+class Running:
+    """A router that serves: its object, its base URL, and a client of it."""
+
+    router: Router
+    url: str
+    client: httpx.AsyncClient
+
+
+def answering(body: bytes, status: int = 200) -> ASGIApp:
+    """A worker that answers everything with ``body``."""
+
+    async def app(request: Request) -> Response:
+        return Response(body, status)
+
+    return Starlette(routes=[Route("/{path:path}", app, methods=["GET", "POST"])])
+
+
+Start = Callable[..., AbstractAsyncContextManager[Running]]
