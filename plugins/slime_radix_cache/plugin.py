@@ -144,7 +144,7 @@ class RadixCache:
             logger.info(
                 "recorded %d tokens after %d, session %s, %s",
                 len(response),
-                len(turn.ids) // 4,
+                turn.tokens,
                 turn.session,
                 response.finish_reason,
             )

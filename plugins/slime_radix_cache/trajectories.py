@@ -113,18 +113,21 @@ class Trajectories:
     ) -> Response:
         """Keep what an engine consumed and sampled, as facts.
 
-        It consumed ``context`` and then ``prompt_ids``; the text of both is ``prompt``. ``context`` is in the cache
-        still, as a pinned one is. The same fact told twice is kept once.
+        It consumed ``context``, which is pinned, and then ``prompt_ids``; the text of both is ``prompt``. The same
+        fact told twice is kept once.
         """
-        if prompt_ids:
-            context = self._prompt(context, prompt_ids, prompt), len(prompt_ids) // 4
+        asked = self._prompt(context, prompt_ids, prompt) if prompt_ids else None
+        if asked is not None:
+            context = asked, len(asked)
         response = self._response(context, prompt, sampled, session)
         for version, _ in sampled.versions:
             if version is not None:
                 self._see(version)
-        self.pin((response, len(response)))
-        self._keep_to_limits()
-        self.unpin((response, len(response)))
+        for segment in (response, asked):
+            if segment is not None and segment.pins == 0:
+                self._ages.remove(segment)
+                self._append(segment)
+        self._keep_to_limits(response)
         return response
 
     def _prompt(self, context: Context, ids: bytes, text: bytes) -> Prompt:
@@ -211,10 +214,10 @@ class Trajectories:
         if after[-1:] != before[-1:]:
             self._generation += 1
 
-    def _keep_to_limits(self) -> None:
-        """Evict the oldest until the limits hold or all that is left is in flight. O(what goes)."""
+    def _keep_to_limits(self, newest: Segment | None = None) -> None:
+        """Evict the oldest until the limits hold, or all that is left is in flight or the ``newest``. O(what goes)."""
         limits = self._limits
-        while (oldest := self._ages.oldest) is not None:
+        while (oldest := self._ages.oldest) is not None and oldest is not newest:
             if limits.versions and oldest.generation <= self._generation - limits.versions:
                 reason = "weight_version"
             elif limits.tokens and self.tokens > limits.tokens:

@@ -18,12 +18,13 @@ __all__ = ["Turn", "Turns"]
 
 @dataclass(slots=True)
 class Turn:
-    """A prompt: ``context`` is known and pinned, ``rest`` (packed ids) was tokenised for it."""
+    """A prompt: ``context`` is known and pinned, ``rest`` (packed ids) was tokenised for it; ``tokens`` in all."""
 
     prompt: bytes
     context: Context
     session: str | None
     rest: bytes = b""
+    tokens: int = 0
 
     @property
     def ids(self) -> bytes:
@@ -54,7 +55,9 @@ class Turns:
         turn.rest = await self._encoder.encode(turn.prompt[position:].decode(), begins=turn.context is None)
         known = list(links(turn.context))
         number = 1 + sum(isinstance(segment, Response) for segment, _ in known)
-        self._tally.turn(number, sum(length for _, length in known), len(turn.rest) // 4)
+        reused, encoded = sum(length for _, length in known), len(turn.rest) // 4
+        turn.tokens = reused + encoded
+        self._tally.turn(number, reused, encoded)
 
     def end(self, turn: Turn) -> None:
         """The turn is over, however it went; to be called once."""
@@ -64,8 +67,7 @@ class Turns:
         """Keep ``answer``, one object of the engine's; None, and counted, when there is nothing to be kept."""
         try:
             output = read_output(answer)
-            consumed = len(turn.ids) // 4
-            if output.prompt_tokens is not None and output.prompt_tokens != consumed:
+            if output.prompt_tokens not in (None, turn.tokens):
                 raise Unusable("engine_consumed_other_tokens")
         except Unusable as reason:
             self._tally.unrecorded(reason.kind)

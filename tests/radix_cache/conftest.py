@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from radix_cache.scripted import Client, ScriptedEngine, routed
 
 from slime_engine.tokenizer import EngineTokenizer, corpus_documents, train_tokenizer
-from tests.radix_cache.scripted import Client, ScriptedEngine, routed
 
 if TYPE_CHECKING:
     from conftest import Start

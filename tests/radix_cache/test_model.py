@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from radix_cache.toy import EOS, TOKENS, encode, pack, sampled, spell, trajectories, unpack
 
 from slime_radix_cache.answer import inexact_reason, record_of
 from slime_radix_cache.segments import Context, Prompt, Response, Segment, context_ids, links
 from slime_radix_cache.text_index import Node, text_of
 from slime_radix_cache.trajectories import Limits
-from tests.radix_cache.toy import EOS, TOKENS, encode, pack, sampled, spell, trajectories, unpack
 
 SESSIONS = st.sampled_from([None, "one", "two"])
 ANSWERS = st.lists(st.sampled_from([1, 2, 3, 4, 5, 6]), max_size=4)

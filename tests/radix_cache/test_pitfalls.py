@@ -11,9 +11,9 @@ import anyio.lowlevel
 import httpx
 import orjson
 import pytest
+from radix_cache.scripted import Client, ScriptedEngine, bits, lifespan_free, routed
 
 from router_core.serving import serving
-from tests.radix_cache.scripted import Client, ScriptedEngine, bits, lifespan_free, routed
 
 if TYPE_CHECKING:
     from conftest import Start

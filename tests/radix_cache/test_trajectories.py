@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from radix_cache.toy import EOS, encode, pack, sampled, trajectories, unpack
 
 from slime_radix_cache.answer import inexact_reason, record_of
 from slime_radix_cache.segments import Prompt, Response, context_ids
 from slime_radix_cache.trajectories import Limits, Sampled, Trajectories
-from tests.radix_cache.toy import EOS, encode, pack, sampled, trajectories, unpack
 
 
 def generate(kept: Trajectories, text: str, answer: Sampled, session: str | None = None) -> list[int]:
@@ -14,7 +14,9 @@ def generate(kept: Trajectories, text: str, answer: Sampled, session: str | None
     prompt = text.encode()
     match = kept.find_to_continue(prompt, session)
     rest = pack(*encode(prompt[match.position :].decode()))
+    kept.pin(match.context)
     kept.record(match.context, rest, prompt, answer, session)
+    kept.unpin(match.context)
     return unpack(context_ids(match.context) + rest)
 
 
@@ -308,7 +310,9 @@ class TestEviction:
 def test_what_is_recorded_tells_prompts_from_responses() -> None:
     kept = trajectories()
     generate(kept, "a", sampled(1), "one")
-    response = kept.record(kept.find_to_continue(b"aab").context, pack(2), b"aab", sampled(EOS), "one")
+    context = kept.find_to_continue(b"aab").context
+    kept.pin(context)
+    response = kept.record(context, pack(2), b"aab", sampled(EOS), "one")
     assert isinstance(response, Response)
     assert response.session == "one"
     assert isinstance(response.parent, Prompt)
