@@ -92,7 +92,7 @@ class Wire:
         size = len(self._buffer)
         while size < length:
             try:
-                piece = await self._stream.receive(1 << 20)
+                piece = await self._stream.receive()
             except _BROKEN:
                 return None
             pieces.append(piece)
