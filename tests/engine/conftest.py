@@ -3,83 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-import anyio
-import httpx
-import orjson
 import pytest
+from engine.served import Serve, Served, served
 
-from router_core.serving import serving
-from slime_engine.app import make_app
-from slime_engine.engine import EngineHost
 from slime_engine.model import NgramModel, load_model
-from slime_engine.scheduler import Scheduler
 from slime_engine.settings import Settings
-
-#: A prompt after which the model writes an answer and mostly ends it within a few dozen tokens.
-CHAT = "<|im_start|>user\nTell me a short story.<|im_end|>\n<|im_start|>assistant\n"
-
-JSONDict = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Served:
-    """An engine that serves: a client of it, and its inside."""
-
-    client: httpx.AsyncClient
-    host: EngineHost
-
-    async def generate(self, expect: int = 200, /, **body: Any) -> Any:
-        """The answer to ``/generate``, whose status must be ``expect``."""
-        answer = await self.client.post("/generate", json=body)
-        assert answer.status_code == expect, answer.text
-        return answer.json()
-
-    async def stream(self, **body: Any) -> list[JSONDict]:
-        """All events of a streamed ``/generate``; the last one must be ``[DONE]``."""
-        return [event async for event in self.events("/generate", **body)]
-
-    async def events(self, path: str, **body: Any) -> AsyncIterator[JSONDict]:
-        async with self.client.stream("POST", path, json={**body, "stream": True}) as answer:
-            assert answer.status_code == 200, await answer.aread()
-            assert answer.headers["content-type"].startswith("text/event-stream")
-            done = False
-            async for line in answer.aiter_lines():
-                if not line:
-                    continue
-                assert not done, "nothing comes after [DONE]"
-                assert line.startswith("data: ")
-                if line == "data: [DONE]":
-                    done = True
-                else:
-                    yield orjson.loads(line.removeprefix("data: "))
-            assert done
-
-    async def post(self, path: str, expect: int = 200, /, **body: Any) -> httpx.Response:
-        answer = await self.client.post(path, json=body)
-        assert answer.status_code == expect, answer.text
-        return answer
-
-    async def get(self, path: str, expect: int = 200, /, **query: str) -> Any:
-        answer = await self.client.get(path, params=query)
-        assert answer.status_code == expect, answer.text
-        return answer.json()
-
-    async def until(self, condition: Callable[[Scheduler], bool]) -> None:
-        """Wait for a state of the scheduler."""
-        with anyio.fail_after(10):
-            while not condition(self.host.engine.scheduler):  # noqa: ASYNC110  # its state has no event
-                await anyio.sleep(0.002)
-
-    async def journal(self, rid: str | None = None) -> list[JSONDict]:
-        entries: list[JSONDict] = (await self.get("/journal", **({"rid": rid} if rid else {})))["entries"]
-        return entries
-
-
-Serve = Callable[..., AbstractAsyncContextManager[Served]]
 
 
 @pytest.fixture(scope="session")
@@ -91,13 +22,22 @@ def model() -> NgramModel:
 def serve(model: NgramModel) -> Serve:
     """``async with serve(moe_layers=2) as engine:`` serves an engine with these settings."""
 
-    @asynccontextmanager
-    async def served(load: Callable[[], NgramModel] | None = None, **settings: Any) -> AsyncIterator[Served]:
-        app = make_app(Settings(**settings), load or (lambda: model))
-        async with (
-            serving(app, grace_s=1) as url,
-            httpx.AsyncClient(base_url=url, trust_env=False, timeout=20) as client,
-        ):
-            yield Served(client, app.state.host)
+    def start(
+        load: Callable[[], NgramModel] | None = None, **settings: Any
+    ) -> AbstractAsyncContextManager[Served]:
+        return served(load or (lambda: model), Settings(**settings))
 
-    return served
+    return start
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    """One event loop for a module, so that its tests may share an engine."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+async def engine(model: NgramModel) -> AsyncIterator[Served]:
+    """An engine with default settings, for tests that leave it as they found it."""
+    async with served(lambda: model, Settings()) as running:
+        yield running

@@ -6,9 +6,9 @@ from typing import Any
 
 import anyio
 import pytest
+from engine.served import CHAT, JSONDict, Serve, Served
 
 from slime_engine.model import NgramModel
-from tests.engine.conftest import CHAT, JSONDict, Serve, Served
 
 pytestmark = pytest.mark.anyio
 

@@ -8,17 +8,16 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
+from engine.served import CHAT, Serve, Served
 
 from slime_engine.model import NgramModel
 from slime_engine.moe import routed_experts
-from tests.engine.conftest import CHAT, Serve
 
 pytestmark = pytest.mark.anyio
 
 
-async def test_text_gives_text_ids_and_meta_info(serve: Serve, model: NgramModel) -> None:
-    async with serve() as engine:
-        answer = await engine.generate(text=CHAT, rid="mine", sampling_params={"max_new_tokens": 12})
+async def test_text_gives_text_ids_and_meta_info(engine: Served, model: NgramModel) -> None:
+    answer = await engine.generate(text=CHAT, rid="mine", sampling_params={"max_new_tokens": 12})
     assert set(answer) == {"text", "output_ids", "meta_info"}
     meta = answer["meta_info"]
     assert meta["id"] == "mine"
@@ -31,56 +30,51 @@ async def test_text_gives_text_ids_and_meta_info(serve: Serve, model: NgramModel
     assert not {"weight_versions", "output_token_logprobs", "routed_experts"} & set(meta)
 
 
-async def test_ids_are_taken_as_they_are_given(serve: Serve, model: NgramModel) -> None:
+async def test_ids_are_taken_as_they_are_given(engine: Served, model: NgramModel) -> None:
     prompt = model.tokenizer.encode_plain("<think>")
-    async with serve() as engine:
-        await engine.generate(input_ids=prompt, rid="ids")
-        (entry,) = await engine.journal("ids")
+    await engine.generate(input_ids=prompt, rid="ids")
+    (entry,) = await engine.journal("ids")
     assert entry["input_ids"] == prompt
 
 
-async def test_a_batch_is_answered_in_order_with_numbered_rids(serve: Serve) -> None:
-    async with serve() as engine:
-        texts = ["one", "two", "three"]
-        answers = await engine.generate(text=texts, rid="batch", sampling_params={"max_new_tokens": 2})
-        assert [answer["meta_info"]["id"] for answer in answers] == ["batch_0", "batch_1", "batch_2"]
-        for index, text in enumerate(texts):
-            (entry,) = await engine.journal(f"batch_{index}")
-            assert entry["input_ids"] == (await engine.post("/tokenize", prompt=text)).json()["tokens"]
+async def test_a_batch_is_answered_in_order_with_numbered_rids(engine: Served) -> None:
+    texts = ["one", "two", "three"]
+    answers = await engine.generate(text=texts, rid="batch", sampling_params={"max_new_tokens": 2})
+    assert [answer["meta_info"]["id"] for answer in answers] == ["batch_0", "batch_1", "batch_2"]
+    for index, text in enumerate(texts):
+        (entry,) = await engine.journal(f"batch_{index}")
+        assert entry["input_ids"] == (await engine.post("/tokenize", prompt=text)).json()["tokens"]
 
 
-async def test_a_batch_of_ids_may_have_a_list_of_everything(serve: Serve) -> None:
-    async with serve() as engine:
-        answers = await engine.generate(
-            input_ids=[[1, 2], [3]],
-            rid=["a", "b"],
-            sampling_params=[{"max_new_tokens": 1}, {"max_new_tokens": 2, "ignore_eos": True}],
-            return_logprob=[True, False],
-        )
+async def test_a_batch_of_ids_may_have_a_list_of_everything(engine: Served) -> None:
+    answers = await engine.generate(
+        input_ids=[[1, 2], [3]],
+        rid=["a", "b"],
+        sampling_params=[{"max_new_tokens": 1}, {"max_new_tokens": 2, "ignore_eos": True}],
+        return_logprob=[True, False],
+    )
     assert [len(answer["output_ids"]) for answer in answers] == [1, 2]
     assert ["output_token_logprobs" in answer["meta_info"] for answer in answers] == [True, False]
 
 
-async def test_n_samples_of_each_prompt_come_together_with_new_rids(serve: Serve) -> None:
-    async with serve() as engine:
-        params = {"n": 3, "max_new_tokens": 8, "ignore_eos": True, "sampling_seed": 4}
-        answers = await engine.generate(text=[CHAT, "The"], sampling_params=params, return_logprob=True)
-        assert len(answers) == 6
-        assert len({answer["meta_info"]["id"] for answer in answers}) == 6
-        prompt_tokens = [answer["meta_info"]["prompt_tokens"] for answer in answers]
-        assert prompt_tokens == [prompt_tokens[0]] * 3 + [prompt_tokens[3]] * 3
-        assert len({str(answer["output_ids"]) for answer in answers[:3]}) == 3
-        single = await engine.generate(text=CHAT, sampling_params={**params, "n": 2})
-        assert [answer["output_ids"] for answer in single] == [a["output_ids"] for a in answers[:2]]
+async def test_n_samples_of_each_prompt_come_together_with_new_rids(engine: Served) -> None:
+    params = {"n": 3, "max_new_tokens": 8, "ignore_eos": True, "sampling_seed": 4}
+    answers = await engine.generate(text=[CHAT, "The"], sampling_params=params, return_logprob=True)
+    assert len(answers) == 6
+    assert len({answer["meta_info"]["id"] for answer in answers}) == 6
+    prompt_tokens = [answer["meta_info"]["prompt_tokens"] for answer in answers]
+    assert prompt_tokens == [prompt_tokens[0]] * 3 + [prompt_tokens[3]] * 3
+    assert len({str(answer["output_ids"]) for answer in answers[:3]}) == 3
+    single = await engine.generate(text=CHAT, sampling_params={**params, "n": 2})
+    assert [answer["output_ids"] for answer in single] == [a["output_ids"] for a in answers[:2]]
 
 
-async def test_a_seed_repeats_a_generation_and_continues_one(serve: Serve) -> None:
+async def test_a_seed_repeats_a_generation_and_continues_one(engine: Served) -> None:
     params = {"max_new_tokens": 30, "ignore_eos": True, "sampling_seed": 11}
-    async with serve() as engine:
-        first = await engine.generate(input_ids=[1, 2, 3], sampling_params=params)
-        again = await engine.generate(input_ids=[1, 2, 3], sampling_params=params)
-        other = await engine.generate(input_ids=[1, 2, 3], sampling_params={**params, "sampling_seed": 12})
-        rest = await engine.generate(input_ids=[1, 2, 3, *first["output_ids"][:10]], sampling_params=params)
+    first = await engine.generate(input_ids=[1, 2, 3], sampling_params=params)
+    again = await engine.generate(input_ids=[1, 2, 3], sampling_params=params)
+    other = await engine.generate(input_ids=[1, 2, 3], sampling_params={**params, "sampling_seed": 12})
+    rest = await engine.generate(input_ids=[1, 2, 3, *first["output_ids"][:10]], sampling_params=params)
     assert first["output_ids"] == again["output_ids"] != other["output_ids"]
     assert rest["output_ids"][:20] == first["output_ids"][10:]
 
@@ -96,11 +90,10 @@ async def test_an_engine_with_a_seed_repeats_itself(serve: Serve) -> None:
     assert len({str(ids) for ids in outputs[0]}) > 1
 
 
-async def test_logprob_tuples_have_text_on_request(serve: Serve, model: NgramModel) -> None:
-    async with serve() as engine:
-        body = {"text": "The capital of", "return_logprob": True, "sampling_params": {"max_new_tokens": 3}}
-        plain = (await engine.generate(**body, logprob_start_len=0))["meta_info"]
-        told = (await engine.generate(**body, return_text_in_logprobs=True, top_logprobs_num=2))["meta_info"]
+async def test_logprob_tuples_have_text_on_request(engine: Served, model: NgramModel) -> None:
+    body = {"text": "The capital of", "return_logprob": True, "sampling_params": {"max_new_tokens": 3}}
+    plain = (await engine.generate(**body, logprob_start_len=0))["meta_info"]
+    told = (await engine.generate(**body, return_text_in_logprobs=True, top_logprobs_num=2))["meta_info"]
     prompt = model.tokenizer.encode("The capital of")
     scores = model.logprobs(prompt, "default")
     assert plain["input_token_logprobs"] == [
@@ -120,42 +113,40 @@ async def test_logprob_tuples_have_text_on_request(serve: Serve, model: NgramMod
         assert (logprob == best[0]) == (token == best[1])
 
 
-async def test_prompt_logprobs_begin_where_asked(serve: Serve, model: NgramModel) -> None:
+async def test_prompt_logprobs_begin_where_asked(engine: Served, model: NgramModel) -> None:
     prompt = list(range(1, 300))
     scores = model.logprobs(prompt, "default")
-    async with serve() as engine:
-        meta = (
-            await engine.generate(
-                input_ids=prompt,
-                return_logprob=True,
-                logprob_start_len=200,
-                top_logprobs_num=1,
-                sampling_params={"max_new_tokens": 0},
-            )
-        )["meta_info"]
+    meta = (
+        await engine.generate(
+            input_ids=prompt,
+            return_logprob=True,
+            logprob_start_len=200,
+            top_logprobs_num=1,
+            sampling_params={"max_new_tokens": 0},
+        )
+    )["meta_info"]
     assert [one[0] for one in meta["input_token_logprobs"]] == [None, *scores[201:]]
     assert [one[1] for one in meta["input_token_logprobs"]] == prompt[200:]
     assert [top if top is None else len(top) for top in meta["input_top_logprobs"]] == [None] + [1] * 98
 
 
-async def test_no_new_tokens_is_an_empty_answer(serve: Serve) -> None:
-    async with serve() as engine:
-        answer = await engine.generate(text="Hello", sampling_params={"max_new_tokens": 0})
+async def test_no_new_tokens_is_an_empty_answer(engine: Served) -> None:
+    answer = await engine.generate(text="Hello", sampling_params={"max_new_tokens": 0})
     assert (answer["text"], answer["output_ids"]) == ("", [])
     assert answer["meta_info"]["finish_reason"] == {"type": "length", "length": 0}
 
 
-async def test_prompt_ids_are_returned_on_request(serve: Serve, model: NgramModel) -> None:
-    async with serve() as engine:
-        answer = await engine.generate(text="Hello, world", return_prompt_token_ids=True)
+async def test_prompt_ids_are_returned_on_request(engine: Served, model: NgramModel) -> None:
+    answer = await engine.generate(text="Hello, world", return_prompt_token_ids=True)
     assert answer["prompt_token_ids"] == model.tokenizer.encode("Hello, world")
 
 
-async def test_an_end_token_stops_and_shows_in_ids_and_logprobs_only(serve: Serve, model: NgramModel) -> None:
-    async with serve(seed=0) as engine:
-        answers = await engine.generate(
-            text=CHAT, return_logprob=True, sampling_params={"n": 20, "max_new_tokens": 400}
-        )
+async def test_an_end_token_stops_and_shows_in_ids_and_logprobs_only(
+    engine: Served, model: NgramModel
+) -> None:
+    answers = await engine.generate(
+        text=CHAT, return_logprob=True, sampling_params={"n": 20, "max_new_tokens": 400, "sampling_seed": 0}
+    )
     stopped = [one for one in answers if one["meta_info"]["finish_reason"]["type"] == "stop"]
     assert len(stopped) > 15
     for answer in stopped:
@@ -166,28 +157,31 @@ async def test_an_end_token_stops_and_shows_in_ids_and_logprobs_only(serve: Serv
         assert answer["text"] == model.tokenizer.decode(answer["output_ids"], skip_special_tokens=True)
 
 
-async def test_ignore_eos_goes_on_to_the_full_length(serve: Serve, model: NgramModel) -> None:
-    params = {"max_new_tokens": 300, "ignore_eos": True, "skip_special_tokens": False}
-    async with serve(seed=0) as engine:
-        answer = await engine.generate(text=CHAT, sampling_params=params)
+async def test_ignore_eos_goes_on_to_the_full_length(engine: Served, model: NgramModel) -> None:
+    params = {"max_new_tokens": 300, "ignore_eos": True, "skip_special_tokens": False, "sampling_seed": 0}
+    answer = await engine.generate(text=CHAT, sampling_params=params)
     assert len(answer["output_ids"]) == 300
     assert model.tokenizer.eos_ids & set(answer["output_ids"])
     assert answer["text"] == model.tokenizer.decode(answer["output_ids"])
 
 
-async def test_min_new_tokens_keeps_the_end_away(serve: Serve, model: NgramModel) -> None:
-    params = {"max_new_tokens": 200, "min_new_tokens": 100, "n": 5}
-    async with serve(seed=0) as engine:
-        for answer in await engine.generate(text=CHAT, sampling_params=params):
-            assert not model.tokenizer.eos_ids & set(answer["output_ids"][:100])
-            assert len(answer["output_ids"]) >= 100
+async def test_min_new_tokens_keeps_the_end_away(engine: Served, model: NgramModel) -> None:
+    params = {"max_new_tokens": 200, "min_new_tokens": 100, "n": 5, "sampling_seed": 0}
+    for answer in await engine.generate(text=CHAT, sampling_params=params):
+        assert not model.tokenizer.eos_ids & set(answer["output_ids"][:100])
+        assert len(answer["output_ids"]) >= 100
 
 
 @pytest.mark.parametrize("no_stop_trim", [False, True])
-async def test_a_stop_string_ends_the_text(serve: Serve, model: NgramModel, no_stop_trim: bool) -> None:
-    params = {"stop": ["e", "zzz"], "no_stop_trim": no_stop_trim, "max_new_tokens": 100, "n": 20}
-    async with serve(seed=0) as engine:
-        answers = await engine.generate(text=CHAT, sampling_params=params)
+async def test_a_stop_string_ends_the_text(engine: Served, model: NgramModel, no_stop_trim: bool) -> None:
+    params = {
+        "stop": ["e", "zzz"],
+        "no_stop_trim": no_stop_trim,
+        "max_new_tokens": 100,
+        "n": 20,
+        "sampling_seed": 0,
+    }
+    answers = await engine.generate(text=CHAT, sampling_params=params)
     matched = [one for one in answers if one["meta_info"]["finish_reason"].get("matched") == "e"]
     assert len(matched) > 10
     for answer in matched:
@@ -197,13 +191,13 @@ async def test_a_stop_string_ends_the_text(serve: Serve, model: NgramModel, no_s
         assert answer["text"] == (whole if no_stop_trim else whole[: whole.index("e")])
 
 
-async def test_a_stop_token_id_ends_the_text(serve: Serve, model: NgramModel) -> None:
+async def test_a_stop_token_id_ends_the_text(engine: Served, model: NgramModel) -> None:
     (comma,) = model.tokenizer.encode(",")
-    async with serve(seed=0) as engine:
-        answers = await engine.generate(text=CHAT, sampling_params={"stop_token_ids": [comma], "n": 20})
-        ignoring = await engine.generate(
-            text=CHAT, sampling_params={"stop_token_ids": [comma], "ignore_eos": True, "max_new_tokens": 50}
-        )
+    params = {"stop_token_ids": [comma], "sampling_seed": 0}
+    answers = await engine.generate(text=CHAT, sampling_params={**params, "n": 20})
+    ignoring = await engine.generate(
+        text=CHAT, sampling_params={**params, "ignore_eos": True, "max_new_tokens": 50}
+    )
     matched = [one for one in answers if one["meta_info"]["finish_reason"].get("matched") == comma]
     assert matched
     for answer in matched:
@@ -212,13 +206,12 @@ async def test_a_stop_token_id_ends_the_text(serve: Serve, model: NgramModel) ->
     assert len(ignoring["output_ids"]) == 50
 
 
-async def test_a_full_length_comes_before_a_stop_at_the_same_token(serve: Serve) -> None:
+async def test_a_full_length_comes_before_a_stop_at_the_same_token(engine: Served) -> None:
     params = {"max_new_tokens": 400, "sampling_seed": 1}
-    async with serve() as engine:
-        stopped = await engine.generate(text=CHAT, sampling_params=params)
-        assert stopped["meta_info"]["finish_reason"]["type"] == "stop"
-        length = len(stopped["output_ids"])
-        full = await engine.generate(text=CHAT, sampling_params={**params, "max_new_tokens": length})
+    stopped = await engine.generate(text=CHAT, sampling_params=params)
+    assert stopped["meta_info"]["finish_reason"]["type"] == "stop"
+    length = len(stopped["output_ids"])
+    full = await engine.generate(text=CHAT, sampling_params={**params, "max_new_tokens": length})
     assert full["output_ids"] == stopped["output_ids"]
     assert full["meta_info"]["finish_reason"] == {"type": "length", "length": length}
 
@@ -243,9 +236,8 @@ async def test_routed_experts_cover_all_tokens_but_the_last(serve: Serve) -> Non
     assert "routed_experts" not in without["meta_info"]
 
 
-async def test_routed_experts_are_left_out_when_the_engine_has_none(serve: Serve) -> None:
-    async with serve() as engine:
-        answer = await engine.generate(text="Hello", return_routed_experts=True)
+async def test_routed_experts_are_left_out_when_the_engine_has_none(engine: Served) -> None:
+    answer = await engine.generate(text="Hello", return_routed_experts=True)
     assert "routed_experts" not in answer["meta_info"]
 
 
@@ -309,14 +301,12 @@ async def test_the_default_length_is_cut_to_what_fits(serve: Serve) -> None:
         assert len(exact["output_ids"]) == 63
 
 
-async def test_a_body_that_is_no_json_object_is_told_so(serve: Serve) -> None:
-    async with serve() as engine:
-        for content in (b"", b"{", b"[1]", b'"a"', b"\xff"):
-            answer = await engine.client.post("/generate", content=content)
-            assert answer.status_code == 400
-            assert "body" in answer.json()["error"]["message"]
+async def test_a_body_that_is_no_json_object_is_told_so(engine: Served) -> None:
+    for content in (b"", b"{", b"[1]", b'"a"', b"\xff"):
+        answer = await engine.client.post("/generate", content=content)
+        assert answer.status_code == 400
+        assert "body" in answer.json()["error"]["message"]
 
 
-async def test_unknown_fields_are_ignored(serve: Serve) -> None:
-    async with serve() as engine:
-        await engine.generate(text="Hello", priority=3, bootstrap_room=1, image_data=None, novelty={"a": [1]})
+async def test_unknown_fields_are_ignored(engine: Served) -> None:
+    await engine.generate(text="Hello", priority=3, bootstrap_room=1, image_data=None, novelty={"a": [1]})

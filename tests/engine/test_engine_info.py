@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import anyio
 import pytest
+from engine.served import CHAT, Serve, Served
 
 from slime_engine.model import NgramModel
 from slime_engine.settings import Settings
-from tests.engine.conftest import CHAT, Serve
 
 pytestmark = pytest.mark.anyio
 
 
-async def test_health_is_an_empty_200_and_may_generate(serve: Serve) -> None:
-    async with serve() as engine:
-        for path in ("/health", "/health_generate"):
-            answer = await engine.client.get(path)
-            assert (answer.status_code, answer.content) == (200, b"")
-        (entry,) = await engine.journal()
-        assert entry["rid"].startswith("HEALTH_CHECK")
+async def test_health_is_an_empty_200_and_may_generate(engine: Served) -> None:
+    for path in ("/health", "/health_generate"):
+        answer = await engine.client.get(path)
+        assert (answer.status_code, answer.content) == (200, b"")
+    entry = (await engine.journal())[-1]
+    assert entry["rid"].startswith("HEALTH_CHECK")
 
 
 async def test_model_info_has_both_names_and_a_tokenizer_to_load(serve: Serve, model: NgramModel) -> None:
@@ -72,28 +71,26 @@ async def test_metrics_count_tokens(serve: Serve) -> None:
     assert 'sglang:generation_tokens_total{model_name="slime-ngram"} 7\n' in metrics
 
 
-async def test_tokenize_and_detokenize_are_each_others_inverse(serve: Serve, model: NgramModel) -> None:
+async def test_tokenize_and_detokenize_are_each_others_inverse(engine: Served, model: NgramModel) -> None:
     text = "naïve <|im_end|> 京都"
     ids = model.tokenizer.encode(text)
-    async with serve() as engine:
-        told = (await engine.post("/tokenize", prompt=text)).json()
-        assert told == {"tokens": ids, "count": len(ids), "max_model_len": 32768}
-        both = (await engine.post("/tokenize", prompt=[text, ""])).json()
-        assert (both["tokens"], both["count"]) == ([ids, []], [len(ids), 0])
-        shown = await engine.post("/detokenize", tokens=ids, skip_special_tokens=False)
-        assert shown.json() == {"text": text}
-        assert (await engine.post("/detokenize", tokens=[ids])).json() == {
-            "text": [text.replace("<|im_end|>", "")]
-        }
-        await engine.post("/tokenize", 400, prompt=1)
-        await engine.post("/detokenize", 400, tokens="x")
-        await engine.post("/detokenize", 400, tokens=[99999])
+    told = (await engine.post("/tokenize", prompt=text)).json()
+    assert told == {"tokens": ids, "count": len(ids), "max_model_len": 32768}
+    both = (await engine.post("/tokenize", prompt=[text, ""])).json()
+    assert (both["tokens"], both["count"]) == ([ids, []], [len(ids), 0])
+    shown = await engine.post("/detokenize", tokens=ids, skip_special_tokens=False)
+    assert shown.json() == {"text": text}
+    assert (await engine.post("/detokenize", tokens=[ids])).json() == {
+        "text": [text.replace("<|im_end|>", "")]
+    }
+    await engine.post("/tokenize", 400, prompt=1)
+    await engine.post("/detokenize", 400, tokens="x")
+    await engine.post("/detokenize", 400, tokens=[99999])
 
 
-async def test_a_wrong_method_and_an_unknown_path_are_told_apart(serve: Serve) -> None:
-    async with serve() as engine:
-        assert (await engine.client.get("/generate")).status_code == 405
-        assert (await engine.client.get("/nothing")).status_code == 404
+async def test_a_wrong_method_and_an_unknown_path_are_told_apart(engine: Served) -> None:
+    assert (await engine.client.get("/generate")).status_code == 405
+    assert (await engine.client.get("/nothing")).status_code == 404
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 import anyio
 import httpx
 import pytest
+from engine.served import CHAT, Serve
 
 from router_core.serving import serving
 from slime_engine.app import make_app
 from slime_engine.model import FloatArray, NgramModel
 from slime_engine.settings import Settings
-from tests.engine.conftest import CHAT, Serve
 
 pytestmark = pytest.mark.anyio
 

@@ -5,20 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from engine.served import Serve, Served
 
 from slime_engine.model import NgramModel
-from tests.engine.conftest import Serve
 
 pytestmark = pytest.mark.anyio
 
 MESSAGES = [{"role": "user", "content": "Tell me a joke."}]
 
 
-async def test_a_chat_is_rendered_generated_and_counted(serve: Serve, model: NgramModel) -> None:
-    async with serve() as engine:
-        body = {"messages": MESSAGES, "seed": 3, "max_tokens": 200, "rid": "chat", "model": "any"}
-        answer = (await engine.post("/v1/chat/completions", **body)).json()
-        (entry,) = await engine.journal("chat")
+async def test_a_chat_is_rendered_generated_and_counted(engine: Served, model: NgramModel) -> None:
+    body = {"messages": MESSAGES, "seed": 3, "max_tokens": 200, "rid": "chat", "model": "any"}
+    answer = (await engine.post("/v1/chat/completions", **body)).json()
+    (entry,) = await engine.journal("chat")
     prompt = model.tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=True)
     assert entry["input_ids"] == model.tokenizer.encode(prompt)
     assert (answer["object"], answer["model"], answer["id"]) == ("chat.completion", "any", "chat")
@@ -59,27 +58,24 @@ async def test_a_stream_has_deltas_that_add_up(serve: Serve, incremental: bool, 
             assert parts[0]["delta"]["role"] == "assistant"
 
 
-async def test_logprobs_come_with_their_tokens(serve: Serve) -> None:
-    async with serve() as engine:
-        body = {"messages": MESSAGES, "logprobs": True, "max_tokens": 5, "rid": "l"}
-        answer = (await engine.post("/v1/chat/completions", **body)).json()
-        (entry,) = await engine.journal("l")
+async def test_logprobs_come_with_their_tokens(engine: Served) -> None:
+    body = {"messages": MESSAGES, "logprobs": True, "max_tokens": 5, "rid": "l"}
+    answer = (await engine.post("/v1/chat/completions", **body)).json()
+    (entry,) = await engine.journal("l")
     content = answer["choices"][0]["logprobs"]["content"]
     assert [one["logprob"] for one in content] == entry["output_logprobs"]
     assert all(isinstance(one["token"], str) for one in content)
 
 
-async def test_completions_take_text_ids_and_lists_of_either(serve: Serve, model: NgramModel) -> None:
+async def test_completions_take_text_ids_and_lists_of_either(engine: Served, model: NgramModel) -> None:
     ids = model.tokenizer.encode("Once")
-    async with serve() as engine:
-        for prompt in ("Once", ids, ["Once", "There"], [ids, ids]):
-            answer = (await engine.post("/v1/completions", prompt=prompt, max_tokens=3)).json()
-            assert answer["object"] == "text_completion"
-            assert len(answer["choices"]) == (
-                2 if isinstance(prompt[0], list) or prompt[1:] == ["There"] else 1
-            )
-        inputs = [entry["input_ids"] for entry in await engine.journal()]
+    for prompt in ("Once", ids, ["Once", "There"], [ids, ids]):
+        answer = (await engine.post("/v1/completions", prompt=prompt, max_tokens=3)).json()
+        assert answer["object"] == "text_completion"
+        assert len(answer["choices"]) == (2 if isinstance(prompt[0], list) or prompt[1:] == ["There"] else 1)
+    inputs = [entry["input_ids"] for entry in (await engine.journal())[-6:]]
     assert inputs[:3] == [ids, ids, ids]
+    assert inputs[4:] == [ids, ids]
 
 
 async def test_models_are_listed(serve: Serve) -> None:
@@ -100,10 +96,9 @@ async def test_models_are_listed(serve: Serve) -> None:
         ("/v1/completions", {"prompt": None}),
     ],
 )
-async def test_errors_are_flat_as_sglangs_are(serve: Serve, path: str, body: dict[str, Any]) -> None:
-    async with serve() as engine:
-        for stream in (False, True):
-            answer = (await engine.post(path, 400, **body, stream=stream)).json()
-            assert set(answer) == {"object", "message", "type", "param", "code"}
-            assert (answer["object"], answer["code"]) == ("error", 400)
-            assert answer["message"]
+async def test_errors_are_flat_as_sglangs_are(engine: Served, path: str, body: dict[str, Any]) -> None:
+    for stream in (False, True):
+        answer = (await engine.post(path, 400, **body, stream=stream)).json()
+        assert set(answer) == {"object", "message", "type", "param", "code"}
+        assert (answer["object"], answer["code"]) == ("error", 400)
+        assert answer["message"]

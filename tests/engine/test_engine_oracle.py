@@ -7,10 +7,10 @@ from typing import Any
 
 import anyio
 import pytest
+from engine.served import CHAT, JSONDict, Serve, Served
 
 from slime_engine.journal import Journal
 from slime_engine.model import NgramModel
-from tests.engine.conftest import CHAT, JSONDict, Serve, Served
 
 pytestmark = pytest.mark.anyio
 
@@ -130,12 +130,13 @@ async def test_journal_replies_and_model_agree_under_everything_at_once(
     assert sum(entry["aborted"] and bool(entry["output_ids"]) for entry in entries) > 0
 
 
-async def test_many_samples_are_tokens_that_no_tokenizer_would_make(serve: Serve, model: NgramModel) -> None:
+async def test_many_samples_are_tokens_that_no_tokenizer_would_make(
+    engine: Served, model: NgramModel
+) -> None:
     """Also with markup spelt out in ordinary tokens, and characters split over tokens."""
     thinking = "<|im_start|>user\nWhat is 12 + 30?<|im_end|>\n<|im_start|>assistant\n"
-    async with serve(seed=0) as engine:
-        params = {"n": 200, "skip_special_tokens": False}
-        answers = await engine.generate(text=thinking, sampling_params=params)
+    params = {"n": 200, "skip_special_tokens": False, "sampling_seed": 0}
+    answers = await engine.generate(text=thinking, sampling_params=params)
     tokenizer = model.tokenizer
     differ = spelt_out = ended = 0
     spelling = str(tokenizer.encode_plain("<think>"))[1:-1]
@@ -150,17 +151,16 @@ async def test_many_samples_are_tokens_that_no_tokenizer_would_make(serve: Serve
     assert ended > 150, "most answers end by themselves"
 
 
-async def test_a_journal_entry_is_complete_when_the_stream_says_so(serve: Serve) -> None:
-    async with serve() as engine:
-        for number in range(20):
-            rid = f"s{number}"
-            body = {"text": CHAT, "rid": rid, "sampling_params": {"max_new_tokens": 9}}
-            async for event in engine.events("/generate", **body):
-                if event["meta_info"]["finish_reason"] is not None:
-                    (entry,) = engine.host.engine.journal.entries(rid)
-                    assert entry.finish_reason == event["meta_info"]["finish_reason"]
-                    assert entry.text == event["text"]
-                    assert entry.output_ids.tolist() == event["output_ids"]
+async def test_a_journal_entry_is_complete_when_the_stream_says_so(engine: Served) -> None:
+    for number in range(20):
+        rid = f"s{number}"
+        body = {"text": CHAT, "rid": rid, "sampling_params": {"max_new_tokens": 9}}
+        async for event in engine.events("/generate", **body):
+            if event["meta_info"]["finish_reason"] is not None:
+                (entry,) = engine.host.engine.journal.entries(rid)
+                assert entry.finish_reason == event["meta_info"]["finish_reason"]
+                assert entry.text == event["text"]
+                assert entry.output_ids.tolist() == event["output_ids"]
 
 
 async def test_the_journal_can_be_asked_for_one_rid_and_says_what_it_forgot(serve: Serve) -> None:

@@ -6,10 +6,10 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from engine.served import CHAT, JSONDict, Serve, Served
 
 from slime_engine.model import NgramModel
 from slime_engine.requests import parse_generate
-from tests.engine.conftest import CHAT, JSONDict, Serve, Served
 
 pytestmark = pytest.mark.anyio
 
@@ -41,9 +41,10 @@ def comparable(answer: JSONDict) -> JSONDict:
     return answer | {"meta_info": meta}
 
 
-async def test_each_chunk_of_a_cumulative_stream_extends_the_one_before(serve: Serve) -> None:
-    async with serve(seed=1) as engine:
-        events = await engine.stream(text=CHAT, return_logprob=True, sampling_params={"max_new_tokens": 40})
+async def test_each_chunk_of_a_cumulative_stream_extends_the_one_before(engine: Served) -> None:
+    events = await engine.stream(
+        text=CHAT, return_logprob=True, sampling_params={"max_new_tokens": 40, "ignore_eos": True}
+    )
     assert len(events) > 3
     for before, after in pairwise(events):
         assert before["meta_info"]["finish_reason"] is None
@@ -59,7 +60,9 @@ async def test_each_chunk_of_a_cumulative_stream_extends_the_one_before(serve: S
 
 async def test_an_incremental_stream_has_deltas_and_running_counters(serve: Serve) -> None:
     async with serve(seed=1, incremental_streaming_output=True) as engine:
-        events = await engine.stream(text=CHAT, return_logprob=True, sampling_params={"max_new_tokens": 40})
+        events = await engine.stream(
+            text=CHAT, return_logprob=True, sampling_params={"max_new_tokens": 40, "ignore_eos": True}
+        )
     assert len(events) > 3
     told = 0
     for event in events:
@@ -103,10 +106,9 @@ async def test_no_chunk_has_half_a_character(serve: Serve, model: NgramModel) ->
     assert split > 5, "too few characters were split over tokens to show anything"
 
 
-async def test_chunks_of_a_batch_carry_their_index(serve: Serve) -> None:
-    async with serve(seed=2) as engine:
-        body = {"text": ["one", "two"], "sampling_params": {"n": 2, "max_new_tokens": 5, "ignore_eos": True}}
-        events = await engine.stream(**body)
+async def test_chunks_of_a_batch_carry_their_index(engine: Served) -> None:
+    body = {"text": ["one", "two"], "sampling_params": {"n": 2, "max_new_tokens": 5, "ignore_eos": True}}
+    events = await engine.stream(**body)
     last = {event["index"]: event for event in events}
     assert sorted(last) == [0, 1, 2, 3]
     assert all(len(event["output_ids"]) == 5 for event in last.values())
