@@ -92,6 +92,8 @@ class Loaded:
                 raise PluginError(
                     f"plugin {source.name!r} is loaded twice, also under another name"
                 ) from None
+            if not manager.get_hookcallers(plugin):
+                raise PluginError(f"plugin {source.name!r} has no hooks; known: {', '.join(hook_names())}")
         return manager
 
 
@@ -100,13 +102,11 @@ def _is_hook(function: object) -> bool:
 
 
 def _check_marks(name: str, plugin: object) -> None:
-    """Refuse what looks like a hook and would never be called. Raises PluginError."""
-    found = [(hook, getattr(plugin, hook, None)) for hook in hook_names()]
-    for hook, function in found:
+    """Refuse what is named like a hook and would never be called. Raises PluginError."""
+    for hook in hook_names():
+        function = getattr(plugin, hook, None)
         if inspect.isroutine(function) and not _is_hook(function):
             raise PluginError(f"plugin {name!r}: {hook} lacks @hookimpl (or another name, if it is no hook)")
-    if not any(_is_hook(function) for _, function in found):
-        raise PluginError(f"plugin {name!r} has no hooks; known: {', '.join(hook_names())}")
 
 
 @contextmanager
