@@ -29,7 +29,8 @@ end
 function done(summary, latency)
   local e = summary.errors
   io.write(string.format(
-    '\n@{"requests":%d,"duration_us":%d,"errors":%d,"p50_us":%d,"p99_us":%d}\n',
-    summary.requests, summary.duration, e.connect + e.read + e.write + e.status + e.timeout,
-    latency:percentile(50), latency:percentile(99)))
+    '\n@{"requests":%d,"duration_us":%d,"p50_us":%d,"p99_us":%d,'
+      .. '"failed_connects":%d,"failed_reads":%d,"failed_writes":%d,"bad_statuses":%d,"timeouts":%d}\n',
+    summary.requests, summary.duration, latency:percentile(50), latency:percentile(99),
+    e.connect, e.read, e.write, e.status, e.timeout))
 end

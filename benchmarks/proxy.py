@@ -203,7 +203,7 @@ async def _rounds(
                     "proxy_own": cpu_s / seen.duration_us * 1e8,
                     "proxy_core": busy[PROXY_CORE] * 100,
                     "load_core": busy.get(LOAD_CORE, 1.0) * 100,
-                    "errors": float(seen.errors),
+                    **seen.errors(),
                 }
                 if stand_in is not None:
                     figures["exact"] = stand_in.with_sampled_ids / max(1, stand_in.requests) * 100

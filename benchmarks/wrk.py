@@ -19,13 +19,23 @@ _SCRIPT = Path(__file__).with_name("load.lua")
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One run as the client saw it. ``errors``: connects, reads, writes, timeouts and statuses ≥ 400."""
+    """One run as the client saw it. A bad status is one of 400 and above."""
 
     requests: int
     duration_us: int
-    errors: int
     p50_us: int
     p99_us: int
+    failed_connects: int
+    failed_reads: int
+    failed_writes: int
+    bad_statuses: int
+    timeouts: int
+
+    def errors(self) -> dict[str, float]:
+        """How often what went wrong, by kind, and ``errors``, all together."""
+        kinds = ("failed_connects", "failed_reads", "failed_writes", "bad_statuses", "timeouts")
+        counts: dict[str, float] = {kind: getattr(self, kind) for kind in kinds}
+        return {"errors": sum(counts.values()), **counts}
 
 
 async def run(url: str, bodies: Path, *, connections: int, seconds: float, tag: str) -> Figures:
