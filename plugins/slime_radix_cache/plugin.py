@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from array import array
 from collections.abc import Sequence
 from typing import Any
@@ -17,18 +16,16 @@ from router_core.router import Router
 from router_core.types import Tokenizer
 from router_core.weights import WeightUpdate
 from slime_radix_cache.encoding import Encoder
+from slime_radix_cache.open_streams import OpenStreams, StreamRecorder
 from slime_radix_cache.requests import Ask, read_ask, with_ids
 from slime_radix_cache.retrieval import Retrieval
 from slime_radix_cache.settings import Settings
 from slime_radix_cache.spelling import Spelling
-from slime_radix_cache.streams import GenerationStream
 from slime_radix_cache.tally import Tally
 from slime_radix_cache.trajectories import Limits, Trajectories
 from slime_radix_cache.turns import Turn, Turns
 
 __all__ = ["RadixCache"]
-
-logger = logging.getLogger(__name__)
 
 _NAME = "radix_cache"
 
@@ -54,8 +51,9 @@ class RadixCache:
         encoder = Encoder(tokenizer, add_special_tokens=settings.add_special_tokens)
         limits = Limits(settings.max_tokens, settings.max_bytes, settings.gc_threshold_k)
         self._trajectories = Trajectories(limits, spelling.cut)
-        self._turns = Turns(self._trajectories, encoder, spelling, self._tally)
-        self.retrieval = Retrieval(self._trajectories, encoder, self._tally)
+        self._turns = Turns(self._trajectories, encoder, spelling, self._tally, verbose=settings.verbose)
+        self._streams = OpenStreams()
+        self.retrieval = Retrieval(self._trajectories, encoder, self._tally, self._streams)
         router.components.register("trajectories", self.retrieval)
 
     @hookimpl
@@ -102,6 +100,7 @@ class RadixCache:
     async def _begin(self, exchange: Exchange, ask: Ask) -> list[Turn]:
         begun = []
         for text in ask.texts:
+            self._streams.catch_up(text.encode(), exchange.session)
             turn, position = self._turns.begin(text, exchange.session)
             exchange.on_close(lambda turn=turn: self._turns.end(turn))  # type: ignore[misc]  # binds the loop's turn
             begun.append((turn, position))
@@ -118,12 +117,7 @@ class RadixCache:
             return
         kind = (reply.header(b"content-type") or b"").partition(b";")[0].strip().lower()
         if kind == b"text/event-stream":
-            reply.tap(
-                GenerationStream(
-                    lambda index, answer: self._record(turns[index], answer),
-                    lambda error: self._tally.unrecorded("stream_not_understood", error),
-                )
-            )
+            reply.tap(StreamRecorder(turns, self._turns, self._tally, self._streams))
         elif kind == b"application/json":
             self._record_whole(turns, await reply.read())
         else:
@@ -134,20 +128,9 @@ class RadixCache:
             answer = orjson.loads(body)
             answers = answer if isinstance(answer, list) else [answer]
             for turn, each in zip(turns, answers, strict=True):
-                self._record(turn, each)
+                self._turns.record(turn, each)
         except Exception as error:
             self._tally.unrecorded("answer_not_understood", error)
-
-    def _record(self, turn: Turn, answer: Any) -> None:
-        response = self._turns.record(turn, answer)
-        if response is not None and self._settings.verbose:
-            logger.info(
-                "recorded %d tokens after %d, session %s, %s",
-                len(response),
-                turn.tokens,
-                turn.session,
-                response.finish_reason,
-            )
 
     @hookimpl
     async def on_weight_update(self, update: WeightUpdate) -> None:

@@ -14,6 +14,7 @@ from starlette.routing import Route
 from router_core.errors import BadRequest
 from slime_radix_cache.answer import inexact_reason, record_of
 from slime_radix_cache.encoding import Encoder
+from slime_radix_cache.open_streams import OpenStreams
 from slime_radix_cache.tally import Tally
 from slime_radix_cache.trajectories import Trajectories
 
@@ -56,17 +57,22 @@ def _kind(value: object) -> str:
 class Retrieval:
     """Answers from text with exact tokens, or says that they are not."""
 
-    def __init__(self, trajectories: Trajectories, encoder: Encoder, tally: Tally) -> None:
+    def __init__(
+        self, trajectories: Trajectories, encoder: Encoder, tally: Tally, streams: OpenStreams
+    ) -> None:
         self._trajectories = trajectories
         self._encoder = encoder
         self._tally = tally
+        self._streams = streams
 
     async def retrieve(self, question: Question) -> dict[str, Any]:
         """The answer as documented for ``/retrieve_from_text``; token by token values are numpy arrays.
 
-        A pure read: it leaves no trace in the trajectories or their ages.
+        A pure read: it leaves no trace in the trajectories or their ages, but for what running streams have
+        told their clients already.
         """
         text = question.text.encode()
+        self._streams.catch_up(text, question.session)
         match = self._trajectories.find_to_read(text, question.session)
         rest = b""
         evicted = False

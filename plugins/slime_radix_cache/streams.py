@@ -39,11 +39,11 @@ class EventSplitter:
 
 
 class GenerationStream:
-    """One streamed ``/generate``, a tap on its reply.
+    """One streamed ``/generate``: its bytes in, answers as of an unstreamed one out.
 
-    ``record(index, output)`` is called once for each sequence with an object of the form of an unstreamed
-    answer: when its last event has come, and before the client sees that event; or when the stream ends early,
-    with what was sampled until then. ``fail(error)`` is called when that goes wrong; a tap never raises.
+    ``record(index, output)`` is called for each sequence when its last event has come, so before the client
+    sees that event; and with what there is by :meth:`record_all`. ``fail(error)`` is called when something goes
+    wrong; nothing is raised.
     """
 
     def __init__(self, record: Callable[[int, Any], None], fail: Callable[[Exception], None]) -> None:
@@ -61,11 +61,11 @@ class GenerationStream:
         except Exception as error:
             self._fail(error)
 
-    def close(self, complete: bool) -> None:
-        """The reply has ended, or was given up."""
+    def record_all(self) -> None:
+        """Record what has come of the sequences that have not ended."""
         for index, sequence in self._sequences.items():
-            if not sequence.recorded:
-                self._finish(index, sequence)
+            if not sequence.ended:
+                self._try_record(index, sequence)
 
     def _event(self, data: bytes) -> None:
         only = self._sequences.get(0)
@@ -77,14 +77,14 @@ class GenerationStream:
             return  # an error after the start: what was sampled until then stays
         index = event.get("index", 0)
         sequence = self._sequences.setdefault(index, _Sequence())
-        if sequence.recorded:
+        if sequence.ended:
             return
         sequence.add(event)
         if event["meta_info"].get("finish_reason") is not None:
-            self._finish(index, sequence)
+            sequence.ended = True
+            self._try_record(index, sequence)
 
-    def _finish(self, index: int, sequence: _Sequence) -> None:
-        sequence.recorded = True
+    def _try_record(self, index: int, sequence: _Sequence) -> None:
         try:
             self._record(index, sequence.output())
         except Exception as error:
@@ -96,7 +96,7 @@ class _Sequence:
 
     def __init__(self) -> None:
         self.cumulative = False
-        self.recorded = False
+        self.ended = False
         self.pending: bytes | None = None
         self._output: dict[str, Any] | None = None
 

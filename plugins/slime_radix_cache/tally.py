@@ -19,7 +19,6 @@ class Tally:
     """
 
     def __init__(self) -> None:
-        self.recorded = 0
         self.tokens_reused = 0
         self.tokens_encoded = 0
         self._turns: Counter[int] = Counter()
@@ -67,7 +66,6 @@ class Tally:
             },
             "tokens_reused": self.tokens_reused,
             "tokens_encoded": self.tokens_encoded,
-            "recorded": self.recorded,
             "untouched": dict(self._untouched),
             "unrecorded": dict(self._unrecorded),
             "retrieved": self._answers.total(),

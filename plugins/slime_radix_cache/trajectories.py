@@ -200,6 +200,11 @@ class Trajectories:
         segment.generation = self._generation
         self._ages.append(segment)
 
+    def withdraw(self, part: Response) -> None:
+        """Forget ``part``, of which more is recorded by now, if nothing goes on from it."""
+        if part.node.ends is not None and part in part.node.ends and not part.children and not part.pins:
+            self._remove(part)
+
     # Forgetting.
 
     def see_version(self, version: str) -> None:
@@ -231,12 +236,16 @@ class Trajectories:
 
     def _evict(self, segment: Segment) -> None:
         assert segment.children == 0, "a segment is older than what it continues, so a leaf goes first"
-        self._ages.remove(segment)
         self._remember(text_of(segment.node))
+        if isinstance(segment, Response) and segment.end is not segment.node:
+            self._remember(text_of(segment.end))
+        self._remove(segment)
+
+    def _remove(self, segment: Segment) -> None:
+        self._ages.remove(segment)
         if isinstance(segment, Response):
             self._index.uncover(segment)
             if segment.end is not segment.node:
-                self._remember(text_of(segment.end))
                 self._index.detach(segment, segment.end)
             self._leave_session(segment)
         self._index.detach(segment, segment.node)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from array import array
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,8 @@ from slime_radix_cache.segments import Context, Response, context_ids, links
 from slime_radix_cache.spelling import Spelling
 from slime_radix_cache.tally import Tally
 from slime_radix_cache.trajectories import Sampled, Trajectories
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["Turn", "Turns"]
 
@@ -36,12 +39,19 @@ class Turns:
     """Begins turns and records how they ended."""
 
     def __init__(
-        self, trajectories: Trajectories, encoder: Encoder, spelling: Spelling, tally: Tally
+        self,
+        trajectories: Trajectories,
+        encoder: Encoder,
+        spelling: Spelling,
+        tally: Tally,
+        *,
+        verbose: bool,
     ) -> None:
         self._trajectories = trajectories
         self._encoder = encoder
         self._spelling = spelling
         self._tally = tally
+        self._verbose = verbose
 
     def begin(self, text: str, session: str | None) -> tuple[Turn, int]:
         """A turn for ``text``, its context pinned until :meth:`end`; and how many bytes of it are known."""
@@ -80,5 +90,16 @@ class Turns:
         sampled = Sampled(
             output.ids, output.logprobs, output.text, visible, tail, output.versions, output.finish_reason
         )
-        self._tally.recorded += 1
+        if self._verbose:
+            logger.info(
+                "session %s: %d tokens after %d, %s",
+                turn.session,
+                len(ids),
+                turn.tokens,
+                output.finish_reason,
+            )
         return self._trajectories.record(turn.context, turn.rest, turn.prompt, sampled, turn.session)
+
+    def take_back(self, part: Response) -> None:
+        """Forget ``part``, the beginning of a response that is recorded whole, unless somebody went on from it."""
+        self._trajectories.withdraw(part)
