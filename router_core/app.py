@@ -93,6 +93,8 @@ class _App:
                 # The client sees a body that breaks off: the server closes the connection without its end.
                 logger.warning("a reply broke off: %s", error)
                 return
+            if error.status >= 500:
+                logger.warning("%s %s: %d, %s", scope["method"], scope["path"], error.status, error)
             await _send_error(error, send)
         except Exception:
             logger.exception("a request failed")
