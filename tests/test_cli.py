@@ -1,0 +1,229 @@
+"""The command ``slime-router``: its flags from everywhere, and its one line when it cannot start."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from router_core import cli
+from router_core.cli import build, main
+from router_core.errors import PluginError
+from router_core.loader import DEFAULT_PLUGINS, installed_plugins
+from router_core.serving import bind
+
+Capture = pytest.CaptureFixture[str]
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """``python -m router_core`` in a process of its own."""
+    command = [sys.executable, "-m", "router_core", *arguments]
+    seen = os.environ | environment
+    return subprocess.run(command, env=seen, capture_output=True, text=True, timeout=60, check=False)
+
+
+def line_of(capsys: Capture, *arguments: str) -> str:
+    """The one line on stderr with which ``slime-router`` ends with exit code 2."""
+    nowhere = ("--host", "192.0.2.1")  # RFC 5737: should it start after all, it cannot listen, and ends
+    command = bool(arguments) and not arguments[0].startswith("-")
+    assert main(arguments if command else [*nowhere, *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("slime-router: ")
+    assert err.endswith("\n")
+    assert err.count("\n") == 1
+    return err.removeprefix("slime-router: ").rstrip("\n")
+
+
+# what is refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--port", "many"], "argument --port: invalid int value: 'many'"),
+        (["--port", "65536"], "--port: wanted 0 to 65535, got 65536"),
+        (["--port"], "argument --port: expected one argument"),
+        (["--plugin"], "argument --plugin: expected one argument"),
+        (["--max-payload-size", "0"], "--max-payload-size: wanted a number above 0, got 0"),
+        (["--connect-timeout-secs", "-1"], "--connect-timeout-secs: wanted a number above 0, got -1.0"),
+        (["--request-timeout-secs", "nan"], "--request-timeout-secs: wanted a number above 0, got nan"),
+        (["--health-failure-threshold", "0"], "--health-failure-threshold: wanted 1 or more, got 0"),
+        (["--tls-cert-path", "/nowhere"], "--tls-cert-path: no such file: /nowhere"),
+        (["--tls-cert-path", __file__], "--tls-cert-path and --tls-key-path go together"),
+        (["--ca-cert-paths", __file__], "the certificates for workers cannot be used: "),
+        (["--client-key-path", "/nowhere"], "--client-key-path: no such file: /nowhere"),
+        (["--worker-urls", "10.0.0.1:1"], "--worker-urls: wanted a worker URL such as http://10.0.0.7:30001"),
+        (["--config", "/nowhere"], "Unable to open config file: /nowhere"),
+    ],
+)
+def test_a_value_that_cannot_work_is_told(arguments: list[str], line: str, capsys: Capture) -> None:
+    assert line_of(capsys, *arguments).startswith(line)
+
+
+def test_a_choice_is_told_with_the_known_ones(capsys: Capture) -> None:
+    line = line_of(capsys, "--policy", "best")
+    assert line.startswith("argument --policy: invalid choice: 'best' (choose from ")
+    assert "least_inflight" in line
+
+
+def test_an_unknown_flag_is_told_with_the_known_ones(capsys: Capture) -> None:
+    line = line_of(capsys, "--wroker-urls", "http://127.0.0.1:1")
+    assert line.startswith("unknown flag or value '--wroker-urls'; known: --ca-cert-paths, ")
+    assert "--worker-urls" in line
+    assert "--health-check-endpoint" in line  # of a plugin that is loaded
+
+
+def test_flags_are_not_abbreviated(capsys: Capture) -> None:
+    assert line_of(capsys, "--worker-url", "http://127.0.0.1:1").startswith(
+        "unknown flag or value '--worker-url'"
+    )
+
+
+def test_a_flag_of_a_plugin_that_is_not_loaded_is_unknown(capsys: Capture) -> None:
+    line = line_of(capsys, "--no-default-plugins", "--disable-health-check")
+    assert line.startswith("unknown flag or value '--disable-health-check'")
+
+
+def test_a_taken_port_is_told(capsys: Capture) -> None:
+    with bind("127.0.0.1", 0) as sock:
+        port = str(sock.getsockname()[1])
+        line = line_of(capsys, "--host", "127.0.0.1", "--port", port)
+    assert line == f"cannot listen on 127.0.0.1:{port}: Address already in use"
+
+
+def test_an_unknown_command_is_told_with_the_known_ones(capsys: Capture) -> None:
+    line = line_of(capsys, "serve")
+    assert line.startswith("unknown command 'serve'; known: demo, engine, plugins")
+
+
+def test_a_command_that_cannot_be_imported_is_told(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("torn", "router_core.nothing:main", "slime_router.commands")
+    monkeypatch.setattr(cli, "entry_points", lambda group: [point])
+    line = line_of(capsys, "torn")
+    assert line == (
+        "command 'torn' cannot be imported: ModuleNotFoundError: No module named 'router_core.nothing'"
+    )
+
+
+def test_plugins_takes_no_flags(capsys: Capture) -> None:
+    assert line_of(capsys, "plugins", "--all") == "plugins takes no flags, got '--all'"
+
+
+def test_authors_of_plugins_get_the_traceback_in_dev_mode(tmp_path: Path) -> None:
+    (tmp_path / "torn.py").write_text("raise ValueError('the reason')")
+    environment = {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    plain = run("--middleware-paths", "torn", **environment)
+    assert (plain.returncode, plain.stdout) == (2, "")
+    assert plain.stderr == "slime-router: --middleware-paths torn: ValueError: the reason\n"
+    verbose = run("--middleware-paths", "torn", PYTHONDEVMODE="1", **environment)
+    assert verbose.returncode == 2
+    assert "Traceback" in verbose.stderr
+    assert "torn.py" in verbose.stderr
+    assert verbose.stderr.endswith(plain.stderr)
+
+
+# flags from everywhere
+
+
+def test_flags_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLIME_ROUTER_PORT", "7")
+    monkeypatch.setenv("SLIME_ROUTER_WORKER_URLS", "[http://10.0.0.1:1, http://10.0.0.2:2]")
+    monkeypatch.setenv("SLIME_ROUTER_PLUGIN", "r3")
+    monkeypatch.setenv("SLIME_ROUTER_DISABLE_HEALTH_CHECK", "true")
+    monkeypatch.setenv("SLIME_ROUTER_POLICY", "round_robin")
+    router, _ = build([])
+    assert router.settings.port == 7
+    assert router.settings.worker_urls == ("http://10.0.0.1:1", "http://10.0.0.2:2")
+    assert [name for name, _ in router.hooks.pre_request] == ["r3"]
+    assert router.options.disable_health_check is True
+    assert router.options.policy == "round_robin"
+
+
+def test_flags_come_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "router.conf"
+    file.write_text(
+        "# the plugins' flags as well\n"
+        "port = 7\n"
+        "worker-urls = [http://10.0.0.1:1, http://10.0.0.2:2]\n"
+        "plugin = r3\n"
+        "disable-health-check = true\n"
+    )
+    router, _ = build(["--config", str(file)])
+    assert router.settings.port == 7
+    assert router.settings.worker_urls == ("http://10.0.0.1:1", "http://10.0.0.2:2")
+    assert [name for name, _ in router.hooks.pre_request] == ["r3"]
+    assert router.options.disable_health_check is True
+
+
+def test_an_unknown_name_in_a_file_is_told(tmp_path: Path, capsys: Capture) -> None:
+    file = tmp_path / "router.conf"
+    file.write_text("prot = 7\n")
+    assert line_of(capsys, "--config", str(file)).startswith("unknown flag or value '--prot=7'; known: ")
+
+
+def test_the_command_line_goes_before_the_environment_and_that_before_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "router.conf"
+    file.write_text("port = 1\nmax-payload-size = 1\nconnect-timeout-secs = 1\n")
+    monkeypatch.setenv("SLIME_ROUTER_PORT", "2")
+    monkeypatch.setenv("SLIME_ROUTER_MAX_PAYLOAD_SIZE", "2")
+    router, _ = build(["--config", str(file), "--port", "3"])
+    settings = router.settings
+    assert (settings.port, settings.max_payload_size, settings.connect_timeout_s) == (3, 2, 1.0)
+
+
+def test_a_bad_value_in_the_environment_is_told(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    # What Kubernetes puts there for a service that is named slime-router.
+    monkeypatch.setenv("SLIME_ROUTER_PORT", "tcp://10.96.0.1:30000")
+    assert line_of(capsys) == "argument --port: invalid int value: 'tcp://10.96.0.1:30000'"
+
+
+def test_slimes_name_for_the_middleware_paths_is_an_alias() -> None:
+    with pytest.raises(PluginError, match="--middleware-paths nowhere: ModuleNotFoundError"):
+        build(["--slime-router-middleware-paths", "nowhere"])
+
+
+def test_lists_of_urls_follow_one_flag_and_are_made_unique() -> None:
+    router, _ = build(["--worker-urls", "http://a:1/", "http://b:2", "http://a:1", "--port", "7"])
+    assert router.settings.worker_urls == ("http://a:1", "http://b:2")
+    assert router.settings.port == 7
+
+
+# what it tells
+
+
+def test_plugins_lists_what_is_installed(capsys: Capture) -> None:
+    assert main(["plugins"]) == 0
+    out = capsys.readouterr().out
+    listed = {line.split()[0]: line for line in out.splitlines()}
+    assert list(listed) == list(installed_plugins())
+    assert "slime_r3:make_plugin" in listed["r3"]
+    assert "[slime-router]" in listed["r3"]
+    assert {name for name, line in listed.items() if line.endswith("(default)")} == set(DEFAULT_PLUGINS)
+
+
+def test_help_shows_the_flags_of_the_plugins_that_are_loaded(capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        main(["--plugin", "radix_cache", "--help"])
+    assert leaving.value.code == 0
+    shown = capsys.readouterr().out
+    for flag in ("--worker-urls", "--health-check-endpoint", "--policy", "--hf-checkpoint", "--config"):
+        assert flag in shown
+    with pytest.raises(SystemExit):
+        main(["--no-default-plugins", "-h"])
+    shown = capsys.readouterr().out
+    assert "--worker-urls" in shown
+    assert "--policy" not in shown
+
+
+def test_python_m_router_core_is_the_command() -> None:
+    assert run("plugins").stdout.split()[0] in installed_plugins()
+    refused = run("--port", "many")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr == "slime-router: argument --port: invalid int value: 'many'\n"

@@ -1,0 +1,221 @@
+"""Imports go one way. A failure prints the edge that does not."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+CORE = ROOT / "router_core"
+PLUGINS = ROOT / "plugins"
+
+#: The core's modules, lowest first. A module imports from below, or from beside it, and never in a circle.
+LAYERS = (
+    ("types", "errors"),
+    ("hookspecs", "serving"),
+    ("exchange", "hooks", "registry", "settings", "weights", "workers"),
+    ("upstream",),
+    ("client", "proxy"),
+    ("router",),
+    ("admin", "loader"),
+    ("app",),
+    ("cli",),
+    ("__main__",),
+)
+
+#: What takes a second to import and is not always needed. Only these may be imported within a function.
+HEAVY = frozenset(("numpy", "tokenizers", "torch", "transformers"))
+
+
+@dataclass(frozen=True)
+class Import:
+    """Line ``line`` of module ``by`` imports module ``of``."""
+
+    by: str
+    of: str
+    line: int
+    text: str
+    comment: str
+    in_function: bool
+
+    def __str__(self) -> str:
+        return f"{self.by}:{self.line} imports {self.of}: {self.text}"
+
+    @property
+    def package(self) -> str:
+        """The top-level package that is imported."""
+        return self.of.partition(".")[0]
+
+
+def module_name(path: Path, root: Path) -> str:
+    """The dotted name of the module in ``path``; ``root`` is what would be on ``sys.path``."""
+    parts = path.relative_to(root).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(path: Path, root: Path) -> Iterator[Import]:
+    """Every import of a file but those under ``if TYPE_CHECKING:``; of ``from package import module``, the module."""
+    source = path.read_text()
+    lines = source.splitlines()
+    name = module_name(path, root)
+
+    def walk(node: Any, in_function: bool) -> Iterator[Import]:
+        if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+            for other in node.orelse:
+                yield from walk(other, in_function)
+            return
+        for target in _targets(node, name):
+            text = lines[node.lineno - 1].strip()
+            above = lines[node.lineno - 2].strip()
+            comment = text.partition("#")[2] or above.removeprefix("#") * above.startswith("#")
+            yield Import(name, target, node.lineno, text, comment, in_function)
+        inside = in_function or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for child in ast.iter_child_nodes(node):
+            yield from walk(child, inside)
+
+    yield from walk(ast.parse(source), False)
+
+
+def _targets(node: ast.AST, by: str) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        assert node.level == 0, f"{by}:{node.lineno}: imports are absolute here"
+        assert node.module is not None  # narrowing: only a relative import has none
+        return [_target(node.module, alias.name) for alias in node.names]
+    return []
+
+
+def _target(module: str, name: str) -> str:
+    inner = Path(*module.split("."), name)
+    is_module = any(
+        (root / inner).with_suffix(".py").is_file() or (root / inner / "__init__.py").is_file()
+        for root in (ROOT, PLUGINS)
+    )
+    return f"{module}.{name}" if is_module else module
+
+
+def core_imports() -> list[Import]:
+    return [each for path in sorted(CORE.rglob("*.py")) for each in imports_of(path, ROOT)]
+
+
+def plugin_imports() -> list[Import]:
+    return [each for path in sorted(PLUGINS.rglob("*.py")) for each in imports_of(path, PLUGINS)]
+
+
+def told(offences: list[Import]) -> str:
+    return "\n" + "\n".join(map(str, offences))
+
+
+def test_each_module_of_the_core_has_its_layer() -> None:
+    listed = [name for layer in LAYERS for name in layer]
+    assert sorted(listed) == sorted(path.stem for path in CORE.glob("*.py") if path.stem != "__init__")
+
+
+def test_the_core_imports_downwards() -> None:
+    height = {f"router_core.{name}": level for level, layer in enumerate(LAYERS) for name in layer}
+    within = [each for each in core_imports() if each.package == "router_core" and each.by != "router_core"]
+    assert len(within) > 20
+    # The package itself is what plugins import from; it is above every layer but the entry points of a process.
+    offences = [each for each in within if height.get(each.of, len(LAYERS)) > height[each.by]]
+    assert not offences, told(offences)
+
+
+def test_the_core_knows_no_plugin() -> None:
+    plugins = {path.parent.name for path in PLUGINS.glob("*/__init__.py")}
+    assert "slime_radix_cache" in plugins
+    offences = [each for each in core_imports() if each.package in plugins or each.package == "plugins"]
+    assert not offences, told(offences)
+
+
+def test_plugins_do_not_know_each_other() -> None:
+    plugins = {path.parent.name for path in PLUGINS.glob("*/__init__.py")}
+    offences = [
+        each
+        for each in plugin_imports()
+        if each.package in plugins | {"plugins"} and each.package != each.by.partition(".")[0]
+    ]
+    assert not offences, told(offences)
+
+
+def test_what_is_imported_within_a_function_is_heavy_and_a_comment_says_so() -> None:
+    """Heavy itself, or a module of the own package that needs what the comment names."""
+
+    def excused(each: Import) -> bool:
+        if each.package in HEAVY:
+            return bool(each.comment)
+        own = each.package == each.by.partition(".")[0]
+        return own and any(heavy in each.comment for heavy in HEAVY)
+
+    offences = [each for each in core_imports() + plugin_imports() if each.in_function and not excused(each)]
+    assert not offences, told(offences)
+
+
+@pytest.mark.parametrize("imports", [core_imports(), plugin_imports()], ids=["core", "plugins"])
+def test_no_module_imports_itself_in_a_circle(imports: list[Import]) -> None:
+    known = {each.by for each in imports}
+    needs: dict[str, dict[str, Import]] = {name: {} for name in known}
+    for each in imports:
+        if each.of in known:
+            needs[each.by][each.of] = each
+    done: set[str] = set()
+
+    def visit(name: str, way: tuple[Import, ...]) -> None:
+        for each in needs[name].values():
+            circle = [step for step, passed in enumerate(way) if passed.by == each.of]
+            assert not circle, told([*way[circle[0] :], each])
+            if each.of not in done:
+                visit(each.of, (*way, each))
+        done.add(name)
+
+    for name in sorted(known):
+        visit(name, ())
+
+
+@pytest.mark.parametrize(
+    ("module", "light"),
+    [
+        ("router_core", HEAVY),
+        ("router_core.cli", HEAVY),
+        *((path.parent.name, {"transformers", "torch"}) for path in sorted(PLUGINS.glob("*/__init__.py"))),
+    ],
+)
+def test_importing_is_light(module: str, light: set[str]) -> None:
+    """In a fresh interpreter. Who only asks for ``--help`` does not wait for transformers."""
+    code = f"import sys, {module}; print(*sorted({set(light)!r} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr, done.stdout.split()) == (0, "", [])
+
+
+def test_the_walk_sees_what_it_should(tmp_path: Path) -> None:
+    """So that none of the above passes for want of eyes."""
+    (tmp_path / "sample.py").write_text(
+        "from typing import TYPE_CHECKING\n"
+        "from router_core import hooks, Reply\n"
+        "if TYPE_CHECKING:\n"
+        "    import slime_r3\n"
+        "else:\n"
+        "    import slime_engine.model as model\n"
+        "class A:\n"
+        "    async def f(self):\n"
+        "        import torch  # heavy\n"
+    )
+    seen = [
+        (each.of, each.in_function, each.comment) for each in imports_of(tmp_path / "sample.py", tmp_path)
+    ]
+    assert seen == [
+        ("typing", False, ""),
+        ("router_core.hooks", False, ""),
+        ("router_core", False, ""),
+        ("slime_engine.model", False, ""),
+        ("torch", True, " heavy"),
+    ]
