@@ -61,8 +61,8 @@ def _serve(arguments: list[str]) -> None:
             sys.stdout.flush()
 
         run(make_app(settings, on_ready=tell), host=options.host, port=port, grace_s=_GRACE_S)
-    except OSError as error:
-        reason = error.strerror or error
+    except (OSError, OverflowError) as error:  # the latter for a port above 65535
+        reason = getattr(error, "strerror", None) or error
         raise StartupError(f"cannot listen on {options.host}:{options.port}: {reason}") from None
 
 

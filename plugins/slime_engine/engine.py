@@ -102,9 +102,7 @@ class EngineHost:
 
     async def _start(self, tasks: TaskGroup, cleanup: ExitStack) -> None:
         model = await to_thread.run_sync(self._load)
-        directory = self.settings.tokenizer_dir
-        if directory is None:
-            directory = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="slime-engine-")))
+        directory = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="slime-engine-")))
         model.tokenizer.save(directory)
 
         def start_soon(stage: Callable[[], Awaitable[None]]) -> None:

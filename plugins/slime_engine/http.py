@@ -45,8 +45,7 @@ def error_body(error: EngineError, path: str) -> dict[str, Any]:
 
 def error_response(request: Request, error: Exception) -> Response:
     """The HTTP form of an EngineError; Starlette calls it for those that routes raise."""
-    if not isinstance(error, EngineError):
-        raise error
+    assert isinstance(error, EngineError), "registered for this type"
     return JSONBytes(error_body(error, request.url.path), status_code=error.status)
 
 
@@ -70,8 +69,7 @@ async def unless_gone(receive: Receive, work: Callable[[], Awaitable[T]]) -> T:
     failure: Exception = ClientDisconnect()
 
     async def watch() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
+        await receive()  # the body has been read, so this is the disconnect
         tasks.cancel_scope.cancel()
 
     async with anyio.create_task_group() as tasks:

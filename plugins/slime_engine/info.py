@@ -65,7 +65,6 @@ def info_routes(host: EngineHost) -> list[Route]:
     async def server_info(request: Request) -> Response:
         engine = host.engine
         arguments = asdict(host.settings) | {
-            "tokenizer_dir": None,
             "model_path": host.settings.model_name,
             "served_model_name": host.settings.model_name,
             "tokenizer_path": str(engine.tokenizer_dir),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -64,7 +65,7 @@ def openai_routes(host: EngineHost) -> list[Route]:
     ]
 
 
-class _Form:
+class _Form(ABC):
     """One request in OpenAI's form: what it asks the engine for, and how the answer is worded."""
 
     object_name = ""
@@ -90,11 +91,13 @@ class _Form:
         self._id = self.generate.requests[0].rid
         self._created = int(time.time())
 
+    @abstractmethod
     def prompt(self, body: JSONObject, engine: Engine) -> dict[str, Any]:
-        raise NotImplementedError
+        """The ``text`` or ``input_ids`` of ``/generate``; raises BadRequest."""
 
+    @abstractmethod
     def choice(self, text: str, *, first: bool, whole: bool) -> dict[str, Any]:
-        raise NotImplementedError
+        """Where the text stands in a choice; ``first`` piece of it, or the ``whole``."""
 
     def _frame(self, name: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 __all__ = ["Settings"]
 
@@ -14,7 +13,7 @@ class Settings:
 
     ``latency_ms`` passes before a request's first token, ``tokens_per_second`` paces the others (0: as
     fast as possible). ``seed`` None: requests without a ``sampling_seed`` differ from run to run.
-    ``moe_layers`` 0: no routed experts. ``tokenizer_dir`` None: a temporary one while the engine lives.
+    ``moe_layers`` 0: no routed experts. ``load_in_background``: serve, and refuse, while the model loads.
     """
 
     model_name: str = "slime-ngram"
@@ -29,7 +28,6 @@ class Settings:
     incremental_streaming_output: bool = False
     max_running_requests: int = 256
     journal_size: int = 100_000
-    tokenizer_dir: Path | None = None
     load_in_background: bool = False
 
     def __post_init__(self) -> None:

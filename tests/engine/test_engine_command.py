@@ -70,6 +70,7 @@ def test_the_tokenizer_can_be_saved(tmp_path: Path) -> None:
     [
         (["--prot", "1"], "--prot"),
         (["--port", "x"], "--port"),
+        (["--port", "99999"], "99999"),
         (["--latency-ms", "-5"], "latency_ms"),
         (["--moe-topk", "9", "--moe-experts", "3"], "moe_topk"),
     ],

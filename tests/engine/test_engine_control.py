@@ -252,6 +252,7 @@ async def test_the_version_alone_can_be_changed(serve: Serve) -> None:
         assert answer.json()["new_version"] == "9"
         assert (await start.answer("kept"))["meta_info"]["finish_reason"]["type"] == "abort"
         await engine.post("/update_weight_version", 400)
+        await engine.post("/update_weights_from_disk", 400, weight_version="1")
 
 
 async def test_nothing_is_sampled_while_the_memory_is_released(serve: Serve) -> None:

@@ -310,3 +310,18 @@ async def test_a_body_that_is_no_json_object_is_told_so(engine: Served) -> None:
 
 async def test_unknown_fields_are_ignored(engine: Served) -> None:
     await engine.generate(text="Hello", priority=3, bootstrap_room=1, image_data=None, novelty={"a": [1]})
+
+
+async def test_a_long_text_is_tokenised_like_a_short_one(engine: Served, model: NgramModel) -> None:
+    text = "The harbour wakes before the town does. " * 400
+    answer = await engine.generate(text=text, rid="long", sampling_params={"max_new_tokens": 1})
+    (entry,) = await engine.journal("long")
+    assert entry["input_ids"] == model.tokenizer.encode(text)
+    assert answer["meta_info"]["prompt_tokens"] == len(entry["input_ids"])
+
+
+async def test_penalties_count_what_was_generated(engine: Served) -> None:
+    params = {"max_new_tokens": 60, "ignore_eos": True, "temperature": 0}
+    plain = await engine.generate(text="The", sampling_params=params)
+    varied = await engine.generate(text="The", sampling_params={**params, "frequency_penalty": 2})
+    assert len(set(varied["output_ids"])) > len(set(plain["output_ids"]))

@@ -20,6 +20,15 @@ async def test_health_is_an_empty_200_and_may_generate(engine: Served) -> None:
     assert entry["rid"].startswith("HEALTH_CHECK")
 
 
+async def test_health_that_cannot_generate_is_a_503(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slime_engine.info._HEALTH_DEADLINE_S", 0.05)
+    async with serve() as engine:
+        await engine.post("/pause_generation")
+        answer = await engine.client.get("/health_generate")
+        assert answer.status_code == 503
+        assert engine.host.engine.scheduler.waiting == {}
+
+
 async def test_model_info_has_both_names_and_a_tokenizer_to_load(serve: Serve, model: NgramModel) -> None:
     async with serve(weight_version="3", model_name="tiny") as engine:
         info = await engine.get("/model_info")

@@ -5,12 +5,15 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from router_core import SettingsError
 from slime_engine import add_options, make_plugin
+from slime_engine.model import NgramModel
+from slime_engine.tokenizer import EngineTokenizer
 
 pytestmark = pytest.mark.anyio
 
@@ -32,6 +35,23 @@ async def test_engines_are_started_and_registered_as_workers(start: Start) -> No
         pool = running.router.pool
         assert len(pool) == 2
     assert len(pool) == 0, "their engines are gone, so they are no workers any more"
+
+
+async def test_a_tokenizer_that_is_there_already_stays(
+    start: Start, model: NgramModel, tmp_path: Path
+) -> None:
+    model.tokenizer.save(tmp_path)
+    flags = ["--plugin", "radix_cache", "--hf-checkpoint", str(tmp_path), "--plugin", "engine"]
+    async with start(*flags) as running:
+        assert not isinstance(running.router.components.get("tokenizer"), EngineTokenizer)
+
+
+async def test_an_operator_may_remove_an_engine(start: Start) -> None:
+    async with start("--plugin", "engine") as running:
+        (worker,) = running.router.pool
+        answer = await running.client.post("/remove_worker", json={"url": worker.url})
+        assert answer.status_code == 200
+        assert (await running.client.post(f"{worker.url}/generate", json={"text": "a"})).status_code == 200
 
 
 async def test_engines_of_one_seed_differ_from_one_another(start: Start) -> None:

@@ -100,6 +100,7 @@ def test_luck_depends_on_seed_and_position_alone() -> None:
 
 def test_null_means_the_default_except_for_an_open_end() -> None:
     assert parse_sampling_params(dict.fromkeys(["temperature", "stop", "regex", "n"]), 10) == SamplingParams()
+    assert parse_sampling_params({"logit_bias": {"3": -1}}, 10).logit_bias == {3: -1.0}
     assert parse_sampling_params({"max_new_tokens": None}, 10).max_new_tokens > 1 << 29
 
 
@@ -114,6 +115,7 @@ def test_null_means_the_default_except_for_an_open_end() -> None:
         ({"temperature": True}, "temperature"),
         ({"temperature": "1"}, "temperature"),
         ({"top_p": 0}, "top_p"),
+        ({"temperature": math.inf}, "temperature"),
         ({"top_p": 1.5}, "top_p"),
         ({"top_k": 0}, "top_k"),
         ({"min_p": 2}, "min_p"),

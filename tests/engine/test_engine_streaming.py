@@ -59,7 +59,7 @@ async def test_each_chunk_of_a_cumulative_stream_extends_the_one_before(engine: 
 
 
 async def test_an_incremental_stream_has_deltas_and_running_counters(serve: Serve) -> None:
-    async with serve(seed=1, incremental_streaming_output=True) as engine:
+    async with serve(incremental_streaming_output=True) as engine:
         events = await engine.stream(
             text=CHAT, return_logprob=True, sampling_params={"max_new_tokens": 40, "ignore_eos": True}
         )
