@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote
 
@@ -21,7 +21,6 @@ __all__ = ["BodySource", "Exchange", "Reply", "Request", "Tap"]
 
 logger = logging.getLogger(__name__)
 
-_SESSION_HEADERS = (b"x-session-id", b"x-smg-routing-key")
 _JSON = (b"content-type", b"application/json")
 _UNREAD = object()
 
@@ -174,25 +173,24 @@ class Reply:
         """Let ``tap`` watch the bytes that go to the client."""
         self._taps.append(tap)
 
-    async def pieces(self) -> AsyncIterator[tuple[bytes, bool]]:
-        """The body as ``(piece, is_last)``, shown to the taps first. To be walked once."""
+    async def next_piece(self) -> tuple[bytes, bool]:
+        """The next piece of the body, shown to the taps first, and whether it is the last one.
+
+        Raises what :meth:`BodySource.read` raises.
+        """
         if self._body is not None:
-            self._show(self._body)
-            self._end(True)
-            yield self._body, True
-            return
-        source = self._source
-        assert source is not None  # narrowing: a reply has one of the two
-        last = False
-        while not last:
+            piece, last = self._body, True
+        else:
+            source = self._source
+            assert source is not None  # narrowing: a reply has one of the two
             piece = await source.read()
             last = source.finished or not piece
-            if self._taps:
-                if piece:
-                    self._show(piece)
-                if last:
-                    self._end(True)
-            yield piece, last
+        if self._taps:
+            if piece:
+                self._show(piece)
+            if last:
+                self._end(True)
+        return piece, last
 
     def _show(self, piece: bytes) -> None:
         for tap in self._taps:
@@ -246,10 +244,14 @@ class Exchange:
 
     def _find_session(self) -> str | None:
         request = self.request
-        for wanted in _SESSION_HEADERS:
-            value = request.header(wanted)
-            if value:
+        routing_key = None
+        for name, value in request.headers:
+            if name == b"x-session-id" and value:
                 return value.decode("latin-1")
+            if name == b"x-smg-routing-key" and value and routing_key is None:
+                routing_key = value.decode("latin-1")
+        if routing_key is not None:
+            return routing_key
         if b'"session_id"' in request.body:  # a look at the bytes is cheaper than parsing each body
             try:
                 document = request.json()

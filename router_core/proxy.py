@@ -88,7 +88,9 @@ async def relay(reply: Reply, method: str, send: Send) -> None:
     elif reply.body is not None and not bodiless and reply.header(b"content-length") is None:
         headers = [*headers, (b"content-length", b"%d" % len(reply.body))]
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-    async for piece, last in reply.pieces():
+    last = False
+    while not last:
+        piece, last = await reply.next_piece()
         await send(
             {"type": "http.response.body", "body": piece if not bodiless else b"", "more_body": not last}
         )
