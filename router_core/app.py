@@ -31,6 +31,7 @@ __all__ = ["make_app"]
 logger = logging.getLogger(__name__)
 
 _JSON = (b"content-type", b"application/json")
+_METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 
 
 def make_app(router: Router, middleware: Iterable[type[Any]] = ()) -> ASGIApp:
@@ -139,15 +140,11 @@ def _table(claimed: Sequence[tuple[str, BaseRoute]]) -> tuple[frozenset[str], tu
     for owner, route in claimed:
         if not isinstance(route, Route | Mount):
             raise PluginError(f"{owner} offers a {type(route).__name__}; routes must be Route or Mount")
-        methods = (route.methods or {"*"}) if isinstance(route, Route) else {"*"}
-        for method in methods:
-            for taken in (
-                (method, "*") if method != "*" else {name for path, name in owners if path == route.path}
-            ):
-                other = owners.get((route.path, taken))
-                if other is not None:
-                    raise PluginError(f"{owner} and {other} both claim the route {method} {route.path}")
-        owners |= {(route.path, method): owner for method in methods}
+        for method in sorted((isinstance(route, Route) and route.methods) or _METHODS):
+            other = owners.get((route.path, method))
+            if other is not None:
+                raise PluginError(f"{owner} and {other} both claim the route {method} {route.path}")
+            owners[route.path, method] = owner
         literal, parameter, _ = route.path.partition("{")
         if isinstance(route, Mount):
             exact.add(route.path)
