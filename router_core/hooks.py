@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pluggy
@@ -20,6 +21,7 @@ from router_core.exchange import Reply
 if TYPE_CHECKING:
     from router_core.exchange import Exchange
     from router_core.hookspecs import WorkerChange
+    from router_core.router import Router
     from router_core.weights import WeightUpdate
     from router_core.workers import Worker
 
@@ -92,7 +94,7 @@ class Hooks:
         self._worker_changed = _in_order(manager, "worker_changed")
         self.setup = _at_start(manager, "setup")
         self.routes = _at_start(manager, "routes")
-        self.lifespan = _in_order(manager, "lifespan")
+        self.lifespan = [(plugin, _entered(plugin, life)) for plugin, life in _in_order(manager, "lifespan")]
 
     async def call_pre_request(self, exchange: Exchange) -> Reply | None:
         """The first reply of a plugin, or None."""
@@ -158,22 +160,37 @@ def _failure(plugin: str, hook: str, error: Exception) -> HTTPError:
     return PluginFailed(plugin, hook)
 
 
+@contextmanager
+def _blamed(plugin: str, hook: str) -> Iterator[None]:
+    """What a hook raises while the router starts becomes a StartupError that names the plugin."""
+    try:
+        yield
+    except StartupError:
+        raise
+    except Exception as error:
+        raise PluginError(f"plugin {plugin!r} failed in {hook}: {type(error).__name__}: {error}") from error
+
+
 def _at_start(manager: pluggy.PluginManager, hook: str) -> list[tuple[str, Callable[..., Any]]]:
-    """As :func:`_in_order`; what an implementation raises becomes a StartupError that names the plugin."""
+    """As :func:`_in_order`, for a hook that is called while the router starts."""
 
     def guarded(plugin: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: object) -> Any:
-            try:
-                return function(*arguments)
-            except StartupError:
-                raise
-            except Exception as error:
-                reason = f"{type(error).__name__}: {error}"
-                raise PluginError(f"plugin {plugin!r} failed in {hook}: {reason}") from error
-
-        return call
+        return lambda *arguments: _blamed(plugin, hook)(function)(*arguments)
 
     return [(plugin, guarded(plugin, function)) for plugin, function in _in_order(manager, hook)]
+
+
+def _entered(plugin: str, life: Callable[..., Any]) -> Callable[..., AbstractAsyncContextManager[None]]:
+    """``life`` with a name on what it raises when it is entered."""
+
+    @asynccontextmanager
+    async def named(router: Router) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            with _blamed(plugin, "lifespan"):
+                await stack.enter_async_context(life(router))
+            yield
+
+    return named
 
 
 def _refuse_unknown(manager: pluggy.PluginManager) -> None:

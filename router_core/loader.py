@@ -16,13 +16,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 
 from router_core.errors import PluginError, StartupError
 from router_core.hooks import hook_names, new_plugin_manager
 from router_core.hookspecs import PROJECT
+from router_core.types import ASGIApp
+
+if TYPE_CHECKING:
+    from router_core.router import Router
 
 __all__ = ["DEFAULT_PLUGINS", "Loaded", "installed_plugins", "load"]
 
@@ -67,10 +71,10 @@ class _Source:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The plugins of one command line, and the middleware classes, first one outermost."""
+    """The plugins of one command line, and what makes the middleware, first one outermost."""
 
     sources: tuple[_Source, ...]
-    middleware: tuple[type[Any], ...]
+    middleware: tuple[Any, ...]
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """Let each plugin add its flags. Raises StartupError, also when two add the same one."""
@@ -135,7 +139,7 @@ def load(names: Iterable[str], paths: Iterable[str]) -> Loaded:
     """Import what ``--plugin`` and ``--middleware-paths`` name. Raises PluginError."""
     installed = installed_plugins()
     sources: list[_Source] = []
-    middleware: list[type[Any]] = []
+    middleware: list[Any] = []
     for name in dict.fromkeys(names):
         if name not in installed:
             raise PluginError(f"no plugin {name!r}; installed: {', '.join(installed) or 'none'}")
@@ -145,10 +149,20 @@ def load(names: Iterable[str], paths: Iterable[str]) -> Loaded:
     for path in dict.fromkeys(paths):
         target, module = _import(path)
         if inspect.isclass(target) and "router" in inspect.signature(target).parameters:
-            middleware.append(target)
+            middleware.append(_named(path, target))
         else:
             sources.append(_source(path, target, module))
     return Loaded(tuple(sources), tuple(middleware))
+
+
+def _named(path: str, middleware: type[Any]) -> Callable[..., Any]:
+    """``middleware`` with a name on what its constructor raises."""
+
+    def make(app: ASGIApp, *, router: Router) -> Any:
+        with _blamed(path, "its constructor"):
+            return middleware(app, router=router)
+
+    return make
 
 
 def _source(name: str, target: Any, module: ModuleType) -> _Source:

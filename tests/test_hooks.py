@@ -447,6 +447,41 @@ async def test_hook_lifespan() -> None:
     assert sorted(story[5:]) == ["a work ended", "b work ended"]
 
 
+async def test_a_lifespan_that_cannot_be_entered_ends_the_start_in_the_plugins_name() -> None:
+    story: list[str] = []
+
+    class Before:
+        @hookimpl
+        @asynccontextmanager
+        async def lifespan(self) -> AsyncIterator[None]:
+            yield
+            story.append("the one before was left")
+
+    class Torn:
+        @hookimpl
+        @asynccontextmanager
+        async def lifespan(self) -> AsyncIterator[None]:
+            raise OSError("no disk")
+            yield
+
+    class NoContext:
+        @hookimpl
+        def lifespan(self) -> None: ...
+
+    for torn, reason in ((Torn(), "ValueError: invalid literal"), (NoContext(), "TypeError: ")):
+        manager = new_plugin_manager()
+        manager.register(Before(), "before")
+        manager.register(torn, "odd")
+        router = Router(Settings(), manager)
+        with pytest.raises(ExceptionGroup) as failure:
+            async with router.running():
+                raise AssertionError("it does not start")
+        (error,) = failure.value.exceptions
+        assert isinstance(error, PluginError)
+        assert str(error).startswith(f"plugin 'odd' failed in lifespan: {reason}")
+    assert story == ["the one before was left"] * 2
+
+
 async def test_hook_setup() -> None:
     """In order, with components; what it raises ends the start."""
     setups: list[str] = []

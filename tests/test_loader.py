@@ -316,6 +316,14 @@ def test_a_plugin_that_cannot_work_is_told_in_one_line(
         assert name in line
 
 
+def test_a_middleware_class_that_cannot_be_made_is_told(
+    module: Module, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = "class M:\n  def __init__(self, app, *, router): router.args.nothing"
+    line = line_of(capsys, "--middleware-paths", f"{module('torn_layer', source)}.M")
+    assert line.startswith("plugin 'torn_layer.M', its constructor: AttributeError: ")
+
+
 def test_two_plugins_with_one_flag_are_told(module: Module, capsys: pytest.CaptureFixture[str]) -> None:
     source = "@hookimpl\ndef add_options(parser): parser.add_argument('--shared')"
     paths = [module("flag_first", source), module("flag_second", source)]
