@@ -454,14 +454,16 @@ async def test_a_lifespan_that_cannot_be_entered_ends_the_start_in_the_plugins_n
         @hookimpl
         @asynccontextmanager
         async def lifespan(self) -> AsyncIterator[None]:
-            yield
-            story.append("the one before was left")
+            try:
+                yield
+            finally:
+                story.append("the one before was left")
 
     class Torn:
         @hookimpl
         @asynccontextmanager
         async def lifespan(self) -> AsyncIterator[None]:
-            raise OSError("no disk")
+            int("no number")
             yield
 
     class NoContext:
