@@ -54,7 +54,7 @@ class Scheduler:
         self.running: dict[str, Sequence] = {}
         self.paused = False
         self.memory_released = False
-        self._updates_waiting = 0
+        self.updates_waiting = 0
         self._changed = Signal()
         self.tokens: Counter[str] = Counter()
 
@@ -107,12 +107,12 @@ class Scheduler:
 
     async def update_weights(self, version: str) -> None:
         """Sample from other weights. Waits, letting nobody in, until no sequence runs; at once while paused."""
-        self._updates_waiting += 1
+        self.updates_waiting += 1
         try:
             await self._changed.wait_for(lambda: self.paused or not self.running)
             self.version = version
         finally:
-            self._updates_waiting -= 1
+            self.updates_waiting -= 1
             self._changed.notify()
 
     def fail(self, sequences: Iterable[Sequence], reason: FinishReason) -> None:
@@ -145,7 +145,7 @@ class Scheduler:
         return self.paused or self.memory_released
 
     def _admit(self) -> None:
-        if self._stands_still() or self._updates_waiting:
+        if self._stands_still() or self.updates_waiting:
             return
         free = self.max_running - len(self.running)
         for rid in list(islice(self.waiting, max(0, free))):

@@ -207,7 +207,7 @@ async def test_an_update_waits_for_what_runs_and_lets_nobody_in(serve: Serve) ->
             done.append(anyio.current_time())
 
         tasks.start_soon(update)
-        await anyio.wait_all_tasks_blocked()
+        await engine.until(lambda s: s.updates_waiting == 1)
         await start("new", 0, sampling_params={"max_new_tokens": 2, "ignore_eos": True})
         assert not done
         assert (await start.answer("old"))["meta_info"]["weight_version"] == "default"
