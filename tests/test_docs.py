@@ -1,0 +1,261 @@
+"""The documents say what the code does: hooks, flags, routes, links and command lines."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import shlex
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+from starlette.routing import Route
+
+from conftest import Start
+from router_core import hookspecs
+from router_core.admin import admin_routes
+from router_core.cli import build, command_line
+from router_core.hooks import hook_names
+from router_core.loader import installed_plugins
+from router_core.serving import serving
+from tests.plugged import Recording
+
+ROOT = Path(__file__).parent.parent
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "examples").rglob("*.md")),
+]
+EXAMPLE = ROOT / "examples" / "third_party_plugin"
+
+
+#: The plugins of this distribution, whatever else is installed.
+PLUGINS = [
+    name
+    for name, point in installed_plugins().items()
+    if point.dist is not None and point.dist.name == "slime-router"
+]
+
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_INDENTED = re.compile(r"^ {4}(.*)$", re.MULTILINE)
+_SPAN = re.compile(r"(?<!`)`([^`\n]+)`")
+_COMMAND = re.compile(r"(?:^|&& |PYTHONPATH=\S+ )slime-router(?= |$)(.*)")
+
+
+def page(name: str) -> str:
+    return (ROOT / name).read_text()
+
+
+def headings(text: str) -> list[str]:
+    return re.findall(r"^#+ +(.+?) *$", text, re.MULTILINE)
+
+
+# hooks
+
+
+def test_each_hook_is_a_heading_with_its_arguments() -> None:
+    documented = [title for title in headings(page("docs/hooks.md")) if "(" in title]
+    specified = [
+        f"{name}({', '.join(inspect.signature(getattr(hookspecs, name)).parameters)})"
+        for name in hook_names()
+    ]
+    assert len(documented) == len(set(documented))
+    assert sorted(documented) == sorted(specified)
+
+
+def test_each_hook_says_when_and_what_happens_to_errors() -> None:
+    sections = re.split(r"^## ", page("docs/hooks.md"), flags=re.MULTILINE)
+    for name in hook_names():
+        (section,) = [section for section in sections if section.startswith(f"{name}(")]
+        assert "- **When**: " in section, name
+        assert "- **Errors**: " in section, name
+
+
+def test_each_hook_has_a_test() -> None:
+    sources = [path.read_text() for path in (ROOT / "tests").rglob("test_*.py")]
+    tested = {name for source in sources for name in re.findall(r"def test_hook_(\w+)\(", source)}
+    assert tested == set(hook_names())
+
+
+# flags
+
+
+def flags(*plugins: str) -> set[str]:
+    """The long flags of a command line with ``plugins``, and no others."""
+    arguments = [part for name in plugins for part in ("--plugin", name)]
+    parser, _ = command_line(["--no-default-plugins", *arguments])
+    return {flag for action in parser._actions for flag in action.option_strings if flag.startswith("--")}
+
+
+def mentioned(text: str) -> set[str]:
+    return set(re.findall(r"(?<![\w-])--[a-z0-9][a-z0-9-]*", text))
+
+
+def test_each_flag_of_the_core_is_in_the_operations_page() -> None:
+    core = flags() - {"--help"}
+    assert "--worker-urls" in core
+    assert core - mentioned(page("docs/operations.md")) == set()
+
+
+@pytest.mark.parametrize("plugin", PLUGINS)
+def test_each_flag_of_a_plugin_is_in_the_page_of_the_plugin(plugin: str) -> None:
+    own = flags(plugin) - flags()
+    assert own - mentioned(page(f"docs/plugins/{plugin}.md")) == set()
+
+
+# links
+
+
+def anchors(text: str) -> set[str]:
+    """As GitHub makes them."""
+    plain = (re.sub(r"[^\w\- ]", "", title.lower()) for title in headings(text))
+    return {title.replace(" ", "-") for title in plain}
+
+
+def links() -> list[tuple[Path, str]]:
+    """Page and target of every link that stays within the repository."""
+    found = [(source, target) for source in PAGES for target in _LINK.findall(source.read_text())]
+    return [(source, target) for source, target in found if not target.startswith(("http://", "https://"))]
+
+
+def test_there_are_links() -> None:
+    assert len(links()) > 20
+
+
+@pytest.mark.parametrize(("source", "target"), links(), ids=lambda value: str(value).removeprefix(f"{ROOT}/"))
+def test_each_link_leads_somewhere(source: Path, target: str) -> None:
+    path, _, anchor = target.partition("#")
+    destination = (source.parent / path).resolve() if path else source
+    assert destination.exists()
+    if anchor:
+        assert anchor in anchors(destination.read_text())
+
+
+# command lines
+
+
+def command_lines() -> list[tuple[str, str]]:
+    """``slime-router ...`` in code blocks and in code spans: page and arguments. ``[...]`` is a form, not a line."""
+    found = []
+    for source in PAGES:
+        text = source.read_text().replace("\\\n", " ")
+        fenced = [line for _, block in _BLOCK.findall(text) for line in block.splitlines()]
+        for code in [*fenced, *_INDENTED.findall(text), *_SPAN.findall(text)]:
+            command = _COMMAND.search(code)
+            if command and "[" not in command[1]:
+                found.append((source.relative_to(ROOT).as_posix(), command[1].strip()))
+    return found
+
+
+def test_there_are_command_lines() -> None:
+    assert len(command_lines()) > 10
+
+
+@pytest.fixture(scope="module")
+def help_of_commands() -> dict[str, str]:
+    shown = {"plugins": ""}
+    for point in entry_points(group="slime_router.commands"):
+        command = [sys.executable, "-m", "router_core", point.name, "--help"]
+        shown[point.name] = subprocess.run(
+            command, check=True, capture_output=True, text=True, timeout=60
+        ).stdout
+    return shown
+
+
+@pytest.mark.parametrize(("source", "arguments"), command_lines())
+def test_each_command_line_can_be_parsed(
+    source: str, arguments: str, help_of_commands: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(EXAMPLE)
+    words = shlex.split(arguments, comments=True)
+    if words and not words[0].startswith("-"):
+        assert words[0] in help_of_commands, f"{source}: no such command"
+        wanted = {word for word in words if word.startswith("--")}
+        assert wanted <= mentioned(help_of_commands[words[0]])
+        return
+    if "turns" in words:  # as the example's own distribution would have it
+        at = words.index("turns")
+        words[at - 1 : at + 1] = ["--middleware-paths", "slime_turns"]
+    parser, _ = command_line(words)
+    if "--help" not in words:
+        _, unknown = parser.parse_known_args(words)
+        assert unknown == []
+
+
+# the example
+
+
+def unindented(text: str) -> str:
+    return "".join(f"{line.strip()}\n" for line in text.splitlines())
+
+
+def test_each_code_block_of_the_walk_through_stands_in_the_example() -> None:
+    sources = [path.read_text() for path in EXAMPLE.iterdir() if path.suffix in (".py", ".toml")]
+    # The one about router.generate(), which the example does not need, stands in a test.
+    sources.append(page("tests/test_hooks.py"))
+    blocks = _BLOCK.findall(page("docs/writing-a-plugin.md"))
+    assert len(blocks) >= 8
+    for language, block in blocks:
+        assert language in ("python", "toml")
+        assert any(unindented(block) in unindented(source) for source in sources), f"nowhere:\n{block}"
+
+
+def test_the_walk_through_shows_the_whole_plugin() -> None:
+    """Every function and class of the example's module."""
+    text = page("docs/writing-a-plugin.md")
+    source = (EXAMPLE / "slime_turns.py").read_text()
+    definitions = re.findall(r"^ *(?:async def|def|class) .*$", source, re.MULTILINE)
+    assert len(definitions) > 6
+    assert [line for line in definitions if line.strip() not in text] == []
+
+
+# routes
+
+
+def documented_routes() -> list[tuple[str, str]]:
+    return re.findall(r"^### `(GET|POST|PUT|DELETE) (/\S*)`$", page("docs/http-api.md"), re.MULTILINE)
+
+
+def routes_of_the_core() -> set[tuple[str, str]]:
+    router, _ = build(["--no-default-plugins"])
+    return {(method, _plain(route)) for route in admin_routes(router) for method in _methods(route)}
+
+
+def routes_of_plugins() -> set[tuple[str, str]]:
+    names = sorted(PLUGINS, key=lambda name: (name != "engine", name))  # which offers what others want
+    router, _ = build(["--no-default-plugins", *(part for name in names for part in ("--plugin", name))])
+    found = [route for _, routes in router.hooks.routes for route in routes(router)]
+    return {(method, _plain(route)) for route in found for method in _methods(route)}
+
+
+def _methods(route: Route) -> set[str]:
+    return (route.methods or {"GET"}) - {"HEAD"}
+
+
+def _plain(route: Route) -> str:
+    return re.sub(r"\{(\w+):\w+\}", r"{\1}", route.path)
+
+
+def test_each_route_is_documented_and_no_other() -> None:
+    documented = documented_routes()
+    assert len(documented) == len(set(documented))
+    core, plugins = routes_of_the_core(), routes_of_plugins()
+    assert len(core) >= 12
+    assert set(documented) == core | plugins
+
+
+@pytest.mark.anyio
+async def test_each_documented_route_answers(start: Start) -> None:
+    """The router itself answers: the worker, which would answer anything, is not asked."""
+    worker = Recording()
+    with_routes = ["--plugin", "engine", "--engine-workers", "1", "--plugin", "radix_cache"]
+    async with serving(worker) as url, start("--no-default-plugins", *with_routes) as running:
+        for method, path in documented_routes():
+            registered, _ = await running.router.add_worker(url)
+            answer = await running.client.request(method, path.replace("{worker_id}", registered.id))
+            assert answer.status_code in (200, 202, 400), f"{method} {path}: {answer.text}"
+            assert answer.headers["content-type"] == "application/json"
+            assert worker.requests == [], f"{method} {path}"
