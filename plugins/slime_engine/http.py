@@ -119,6 +119,7 @@ class EventStream(Response):
             except EngineError as error:
                 if not started:
                     raise
-                await send_event(orjson.dumps({"error": error_body(error, path).get("error", str(error))}))
+                body = error_body(error, path)
+                await send_event(orjson.dumps({"error": body.get("error", body)}))
         await send_event(b"[DONE]")
         await send({"type": "http.response.body", "body": b"", "more_body": False})

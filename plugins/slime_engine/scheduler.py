@@ -135,8 +135,7 @@ class Scheduler:
             now = self._clock()
             due = [] if self._stands_still() else [s for s in self.running.values() if s.due_at <= now]
             for group in _grouped(due, _GROUP):
-                if deltas := [delta for sequence in group for delta in self._advance(sequence)]:
-                    self._emit(deltas)
+                self._step(group)
                 await asyncio.sleep(0)
             if not due:
                 await self._until_due()
@@ -161,6 +160,15 @@ class Scheduler:
             wait_s = max(0.0, min(s.due_at for s in self.running.values()) - self._clock())
         with anyio.move_on_after(wait_s):
             await self._changed.wait()
+
+    def _step(self, group: list[Sequence]) -> None:
+        deltas: list[TokenDelta] = []
+        try:
+            for sequence in group:
+                deltas += self._advance(sequence)
+        finally:  # what was sampled before a crash is told
+            if deltas:
+                self._emit(deltas)
 
     def _advance(self, sequence: Sequence) -> Iterator[TokenDelta]:
         """One token for one sequence, unless it was aborted or paused since the step began."""

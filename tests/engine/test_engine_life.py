@@ -101,6 +101,7 @@ async def test_a_crash_fails_every_waiter_at_once(serve: Serve, model: NgramMode
         for entry in engine.host.engine_or_none.journal.entries():
             assert entry.finish_reason is not None
             assert entry.finish_reason["status_code"] == 500
+            assert entry.text == model.tokenizer.decode(entry.output_ids, skip_special_tokens=True)
         for path in ("/health", "/v1/loads"):
             answer = await engine.client.get(path)
             assert answer.status_code == 503
