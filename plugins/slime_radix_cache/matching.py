@@ -7,14 +7,17 @@ beginning and its rest. *Reading* wants to know what was consumed and sampled, w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import TypeAlias
 
-from slime_radix_cache.segments import Context, Response, Segment, last_response
+import numpy as np
+
+from slime_radix_cache.segments import Context, Response, Segment, context_ids, last_response
 from slime_radix_cache.text_index import Node, Path
 
-__all__ = ["Cut", "Match", "find_to_continue", "find_to_read"]
+__all__ = ["Cut", "Match", "find_given", "find_to_continue", "find_to_read"]
 
 #: How many of a response's leading tokens spell a prefix of a text, ending where a token and a character
 #: ends; and how many bytes they spell. ``(0, 0)`` when none do. Arguments: packed ids, text in UTF-8.
@@ -22,6 +25,8 @@ Cut: TypeAlias = Callable[[bytes, bytes], tuple[int, int]]
 
 #: Responses that read alike are cut at most so often in search of the longest cut.
 _CUTS_TRIED = 8
+#: Contexts that are compared with given ids.
+_GIVEN_TRIED = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,47 @@ def find_to_read(path: Path, text: bytes, cut: Cut, session: str | None) -> Matc
     if other is not None and other.position == len(text):
         return other
     return own or other or search.nothing()
+
+
+def find_given(path: Path, ids: bytes, session: str | None) -> Context:
+    """The longest context whose tokens are the first of ``ids`` (packed); ``path`` is that of their text.
+
+    Unlike text, given ids may go on from anywhere. A session's own contexts come first here, too.
+    """
+    for wanted in (session, None) if session is not None else (None,):
+        best: Context = None
+        covered = 0
+        for context in islice(_contexts_near(path, ids, wanted), _GIVEN_TRIED):
+            known = context_ids(context)
+            if len(known) > covered and ids.startswith(known):
+                best, covered = context, len(known)
+        if best is not None:
+            return best
+    return None
+
+
+def _contexts_near(path: Path, ids: bytes, session: str | None) -> Iterator[tuple[Segment, int]]:
+    """Contexts that may begin as ``ids`` do: responses that the text leaves on its way, then what ends there."""
+    node: Node | None = path.node
+    while node is not None:
+        for response in reversed(node.through or ()):
+            if session is None or response.session == session:
+                before = context_ids(
+                    (response.parent, response.kept) if response.parent is not None else None
+                )
+                if ids.startswith(before):
+                    yield response, _common_tokens(response.ids, ids[len(before) :])
+        for segment in reversed(node.ends or ()):
+            if session is None or _belongs_to(segment, session):
+                yield segment, len(segment)
+        node = node.parent
+
+
+def _common_tokens(sampled: bytes, given: bytes) -> int:
+    ours, theirs = np.frombuffer(sampled, np.int32), np.frombuffer(given, np.int32)
+    length = min(len(ours), len(theirs))
+    differing = np.flatnonzero(ours[:length] != theirs[:length])
+    return int(differing[0]) if len(differing) else length
 
 
 class _Search:

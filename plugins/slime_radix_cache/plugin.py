@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import orjson
@@ -16,8 +17,9 @@ from router_core.router import Router
 from router_core.types import Tokenizer
 from router_core.weights import WeightUpdate
 from slime_radix_cache.encoding import Encoder
-from slime_radix_cache.open_streams import OpenStreams, StreamRecorder
-from slime_radix_cache.requests import Ask, read_ask, with_ids
+from slime_radix_cache.open_streams import OpenStreams
+from slime_radix_cache.recorder import StreamRecorder
+from slime_radix_cache.requests import Ask, read_ask, rewritten
 from slime_radix_cache.retrieval import Retrieval
 from slime_radix_cache.settings import Settings
 from slime_radix_cache.spelling import Spelling
@@ -51,8 +53,10 @@ class RadixCache:
         encoder = Encoder(tokenizer, add_special_tokens=settings.add_special_tokens)
         limits = Limits(settings.max_tokens, settings.max_bytes, settings.gc_threshold_k)
         self._trajectories = Trajectories(limits, spelling.cut)
-        self._turns = Turns(self._trajectories, encoder, spelling, self._tally, verbose=settings.verbose)
         self._streams = OpenStreams()
+        self._turns = Turns(
+            self._trajectories, encoder, spelling, self._tally, self._streams, verbose=settings.verbose
+        )
         self.retrieval = Retrieval(self._trajectories, encoder, self._tally, self._streams)
         router.components.register("trajectories", self.retrieval)
 
@@ -89,24 +93,24 @@ class RadixCache:
             return
         try:
             turns = await self._begin(exchange, ask)
+            document = rewritten(body, ask, [array("i", turn.ids).tolist() for turn in turns])
         except Exception as error:
             self._tally.untouched("failed")
             self._tally.unrecorded("prompt_not_tokenised", error)
             return
-        ids = [array("i", turn.ids).tolist() for turn in turns]
-        request.replace_json(with_ids(body, ids, batch=ask.batch))
+        if document is not None:
+            request.replace_json(document)
         exchange.notes[_NAME] = [turn for turn in turns for _ in range(ask.copies)]
 
     async def _begin(self, exchange: Exchange, ask: Ask) -> list[Turn]:
-        begun = []
-        for text in ask.texts:
-            self._streams.catch_up(text.encode(), exchange.session)
-            turn, position = self._turns.begin(text, exchange.session)
-            exchange.on_close(lambda turn=turn: self._turns.end(turn))  # type: ignore[misc]  # binds the loop's turn
-            begun.append((turn, position))
-        for turn, position in begun:
-            await self._turns.encode(turn, position)
-        return [turn for turn, _ in begun]
+        turns = []
+        for prompt in ask.prompts:
+            turn = self._turns.begin(prompt, exchange.session)
+            exchange.on_close(partial(self._turns.end, turn))
+            turns.append(turn)
+        for turn in turns:
+            await self._turns.encode(turn)
+        return turns
 
     @hookimpl
     async def post_response(self, exchange: Exchange) -> None:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Ask", "read_ask", "with_ids"]
+__all__ = ["Ask", "read_ask", "rewritten"]
 
-#: Fields that put more into an engine's context than the text says: such a request is passed on as it is.
-_MORE_THAN_TEXT = ("input_ids", "input_embeds", "image_data", "video_data", "audio_data", "session_params")
+#: Fields that put more into an engine's context than the prompt says: such a request is passed on as it is.
+_MORE_THAN_PROMPT = ("input_embeds", "image_data", "video_data", "audio_data", "session_params")
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Texts to continue, ``copies`` times each. ``batch``: the body has a list."""
+    """Prompts to continue, ``copies`` times each: texts, or token ids (packed) that stay as they are.
 
-    texts: tuple[str, ...]
+    ``batch``: the body has a list of prompts.
+    """
+
+    prompts: tuple[str, ...] | tuple[bytes, ...]
     batch: bool
     copies: int
 
@@ -28,28 +32,53 @@ def read_ask(body: Any) -> Ask | str:
     """
     if not isinstance(body, dict):
         return "malformed"
-    for name in _MORE_THAN_TEXT:
-        if body.get(name) is not None:
+    for name in _MORE_THAN_PROMPT:
+        if body.get(name):
             return name
-    text = body.get("text")
-    batch = isinstance(text, list)
-    texts = tuple(text) if isinstance(text, list) else (text,)
-    if not texts or not all(isinstance(item, str) and item for item in texts):
+    text, ids = body.get("text"), body.get("input_ids")
+    copies = _copies(body.get("sampling_params"))
+    if (text is None) == (ids is None) or copies is None:
         return "malformed"
-    parameters = body.get("sampling_params")
+    prompts = _texts(text) if ids is None else _packed(ids)
+    if not prompts:
+        return "malformed"
+    return Ask(prompts, isinstance(text, list) or (ids is not None and isinstance(ids[0], list)), copies)
+
+
+def _copies(parameters: Any) -> int | None:
     first = parameters[0] if isinstance(parameters, list) and parameters else parameters
     copies = first.get("n") if isinstance(first, dict) else None
     if copies is None:
-        copies = 1
-    if not isinstance(copies, int) or copies < 1:
-        return "malformed"
-    return Ask(texts, batch, copies)
+        return 1
+    return copies if isinstance(copies, int) and copies > 0 else None
 
 
-def with_ids(body: dict[str, Any], ids: Sequence[list[int]], *, batch: bool) -> dict[str, Any]:
-    """``body`` with ``input_ids`` instead of ``text``, and logprobs unless the client has forbidden them."""
+def _texts(text: Any) -> tuple[str, ...] | None:
+    texts = text if isinstance(text, list) else [text]
+    return tuple(texts) if all(isinstance(one, str) and one for one in texts) else None
+
+
+def _packed(ids: Any) -> tuple[bytes, ...] | None:
+    if not isinstance(ids, list) or not ids:
+        return None
+    try:
+        lists = ids if isinstance(ids[0], list) else [ids]
+        packed = tuple(array("i", one).tobytes() for one in lists)
+    except (TypeError, OverflowError):
+        return None
+    return packed if all(packed) else None
+
+
+def rewritten(body: dict[str, Any], ask: Ask, prompts: Sequence[list[int]]) -> dict[str, Any] | None:
+    """``body`` with ``prompts`` instead of texts, and with logprobs unless the client has forbidden them.
+
+    None when there is nothing to change.
+    """
     changed = {name: value for name, value in body.items() if name != "text"}
-    changed["input_ids"] = list(ids) if batch else ids[0]
+    if isinstance(ask.prompts[0], str):
+        changed["input_ids"] = list(prompts) if ask.batch else prompts[0]
+    elif body.get("return_logprob") is not None:
+        return None
     if changed.get("return_logprob") is None:
         changed["return_logprob"] = True
     return changed

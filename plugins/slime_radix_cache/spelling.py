@@ -72,8 +72,19 @@ class Spelling:
                 for longer in (whole, shown):
                     if longer.startswith(text):
                         return -1, _anchored(longer[len(text) :])
-                return None
+                return self._broken_off(ids, text)
         return visible, _anchored(self._decode(ids[visible:], False))
+
+    def _broken_off(self, ids: Sequence[int], text: str) -> tuple[int, str] | None:
+        """A text that ends in half a character, before a stop token that was trimmed."""
+        for visible in range(len(ids) - 1, max(len(ids) - _STEPS_BACK, 0), -1):
+            if text in (self._decode(ids[:visible], True), self._decode(ids[:visible], False)):
+                return visible, _anchored(self._decode(ids[visible:], False))
+        return None
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """All that ``ids`` say, special tokens spelt out: the key of a prompt that was given as ids."""
+        return self._decode(ids, False)
 
     def _without_trailing_specials(self, ids: Sequence[int]) -> int:
         visible = len(ids)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from router_core.weights import WeightVersions
 from slime_radix_cache.ages import Ages
-from slime_radix_cache.matching import Cut, Match, find_to_continue, find_to_read
+from slime_radix_cache.matching import Cut, Match, find_given, find_to_continue, find_to_read
 from slime_radix_cache.segments import Context, Prompt, Response, Segment, Versions, links
 from slime_radix_cache.text_index import Node, TextIndex, text_of
 
@@ -75,6 +75,11 @@ class Trajectories:
         """Where generating from ``text`` goes on; what lies behind the match is to be tokenised."""
         own = session if session in self._sessions else None
         return find_to_continue(self._index.walk(text), text, self._cut, own)
+
+    def find_given(self, text: bytes, ids: bytes, session: str | None = None) -> Context:
+        """The longest context that ``ids`` (packed) begin with; ``text`` is theirs."""
+        own = session if session in self._sessions else None
+        return find_given(self._index.walk(text), ids, own)
 
     def find_to_read(self, text: bytes, session: str | None = None) -> Match:
         """The context that ``text`` stands for."""
@@ -184,8 +189,11 @@ class Trajectories:
         return response
 
     def _visible_end(self, context: Context, prompt: bytes, text: bytes) -> Node:
-        if context is not None and isinstance(context[0], Prompt):
-            return self._index.insert(text, context[0].node)  # all of the prompt's text ends there
+        before = context[0].node if context is not None else None
+        if before is not None and before.depth == len(
+            prompt
+        ):  # and not at the visible end of a hidden tail, or a cut
+            return self._index.insert(text, before)
         return self._index.insert(prompt + text)
 
     def _add(self, segment: Segment, overhead: int) -> None:

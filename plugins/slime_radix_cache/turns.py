@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime_radix_cache.encoding import Encoder
+from slime_radix_cache.open_streams import OpenStreams
 from slime_radix_cache.replies import Unusable, read_output
 from slime_radix_cache.segments import Context, Response, context_ids, links
 from slime_radix_cache.spelling import Spelling
@@ -21,11 +22,15 @@ __all__ = ["Turn", "Turns"]
 
 @dataclass(slots=True)
 class Turn:
-    """A prompt: ``context`` is known and pinned, ``rest`` (packed ids) was tokenised for it; ``tokens`` in all."""
+    """A prompt, in UTF-8: ``context`` is known and pinned, and has the first ``position`` bytes.
+
+    ``rest`` are the packed ids behind it, ``tokens`` counts both.
+    """
 
     prompt: bytes
     context: Context
     session: str | None
+    position: int
     rest: bytes = b""
     tokens: int = 0
 
@@ -44,6 +49,7 @@ class Turns:
         encoder: Encoder,
         spelling: Spelling,
         tally: Tally,
+        streams: OpenStreams,
         *,
         verbose: bool,
     ) -> None:
@@ -51,23 +57,35 @@ class Turns:
         self._encoder = encoder
         self._spelling = spelling
         self._tally = tally
+        self._streams = streams
         self._verbose = verbose
 
-    def begin(self, text: str, session: str | None) -> tuple[Turn, int]:
-        """A turn for ``text``, its context pinned until :meth:`end`; and how many bytes of it are known."""
-        prompt = text.encode()
-        match = self._trajectories.find_to_continue(prompt, session)
-        self._trajectories.pin(match.context)
-        return Turn(prompt, match.context, session), match.position
+    def begin(self, prompt: str | bytes, session: str | None) -> Turn:
+        """A turn for a text, or for packed ids; its context is pinned until :meth:`end`."""
+        given = b"" if isinstance(prompt, str) else prompt
+        text = (
+            prompt.encode() if isinstance(prompt, str) else self._spelling.text_of(array("i", given)).encode()
+        )
+        self._streams.catch_up(text, session)
+        if given:
+            context = self._trajectories.find_given(text, given, session)
+            turn = Turn(text, context, session, len(text), given[len(context_ids(context)) :])
+        else:
+            match = self._trajectories.find_to_continue(text, session)
+            turn = Turn(text, match.context, session, match.position)
+        self._trajectories.pin(turn.context)
+        return turn
 
-    async def encode(self, turn: Turn, position: int) -> None:
-        """Tokenise what is not known: all of the text behind its first ``position`` bytes."""
-        turn.rest = await self._encoder.encode(turn.prompt[position:].decode(), begins=turn.context is None)
+    async def encode(self, turn: Turn) -> None:
+        """Tokenise what is not known."""
         known = list(links(turn.context))
+        reused = sum(length for _, length in known)
+        if turn.position < len(turn.prompt):
+            text = turn.prompt[turn.position :].decode()
+            turn.rest = await self._encoder.encode(text, begins=turn.context is None)
+        turn.tokens = reused + len(turn.rest) // 4
         number = 1 + sum(isinstance(segment, Response) for segment, _ in known)
-        reused, encoded = sum(length for _, length in known), len(turn.rest) // 4
-        turn.tokens = reused + encoded
-        self._tally.turn(number, reused, encoded)
+        self._tally.turn(number, reused, turn.tokens - reused)
 
     def end(self, turn: Turn) -> None:
         """The turn is over, however it went; to be called once."""

@@ -32,7 +32,8 @@ class ScriptedEngine:
 
     ``asked`` are the bodies it got, ``consumed`` and ``sampled`` the journal. ``meta`` is put over every
     ``meta_info``, None values taking keys away. A stream is sent in ``pieces`` of that many bytes, and breaks off
-    after ``events_sent`` events. Answers wait for ``delay``.
+    after ``events_sent`` events. Answers wait for ``delay``,
+    and streams for ``hold`` after ``hold_after`` events.
     """
 
     def __init__(self, tokenizer: EngineTokenizer) -> None:
@@ -46,6 +47,8 @@ class ScriptedEngine:
         self.pieces = 1 << 20
         self.events_sent = 1 << 20
         self.delay: anyio.Event | None = None
+        self.hold: anyio.Event | None = None
+        self.hold_after = 0
         self.app = Starlette(routes=[Route("/generate", self.generate, methods=["POST"])])
 
     async def generate(self, request: Request) -> Response:
@@ -94,10 +97,14 @@ class ScriptedEngine:
     async def stream(
         self, body: dict[str, Any], ids: list[int], logprobs: list[float]
     ) -> AsyncIterator[bytes]:
-        sent = self.events_sent
-        data = b"".join(b"data: %s\n\n" % event for event in list(self.events(body, ids, logprobs))[:sent])
-        if sent > len(ids):
-            data += b"data: [DONE]\n\n"
+        events = [b"data: %s\n\n" % event for event in self.events(body, ids, logprobs)]
+        events.append(b"data: [DONE]\n\n")
+        if self.hold is not None:
+            for event in events[: self.hold_after]:
+                yield event
+            await self.hold.wait()
+            del events[: self.hold_after]
+        data = b"".join(events[: self.events_sent])
         for start in range(0, len(data), self.pieces):
             yield data[start : start + self.pieces]
 

@@ -1,0 +1,58 @@
+"""A stream on its way into the cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slime_radix_cache.open_streams import OpenStreams
+from slime_radix_cache.segments import Response
+from slime_radix_cache.streams import GenerationStream
+from slime_radix_cache.tally import Tally
+from slime_radix_cache.turns import Turn, Turns
+
+__all__ = ["StreamRecorder"]
+
+
+class StreamRecorder:
+    """A tap that records the sequences of one streamed ``/generate``; ``turns[i]`` is the prompt of sequence ``i``.
+
+    A sequence may be recorded in part, and again when more is known. The part is taken back then, unless
+    somebody went on from it.
+    """
+
+    def __init__(self, turns: list[Turn], recorder: Turns, tally: Tally, streams: OpenStreams) -> None:
+        self._turns = turns
+        self._recorder = recorder
+        self._tally = tally
+        self._streams = streams
+        self._parts: dict[int, Response] = {}
+        self._stream = GenerationStream(self._record, self._failed)
+        streams.opened(self)
+
+    def feed(self, chunk: bytes) -> None:
+        """The next bytes of the reply."""
+        self._stream.feed(chunk)
+
+    def close(self, complete: bool) -> None:
+        """The reply has ended, or was given up."""
+        self._streams.closed(self)
+        self._stream.record_all()
+
+    def catch_up(self, prompt: bytes, session: str | None) -> None:
+        """Record what was streamed until now, if the client that asks with ``prompt`` may have read it."""
+        for turn in self._turns:
+            if len(prompt) > len(turn.prompt) and prompt.startswith(turn.prompt):
+                if session is None or turn.session in (session, None):
+                    self._stream.record_all()
+                return
+
+    def _record(self, index: int, answer: Any) -> None:
+        response = self._recorder.record(self._turns[index], answer)
+        part = self._parts.get(index)
+        if part is not None and response is not None and part is not response:
+            self._recorder.take_back(part)
+        if response is not None:
+            self._parts[index] = response
+
+    def _failed(self, error: Exception) -> None:
+        self._tally.unrecorded("stream_not_understood", error)

@@ -1,0 +1,138 @@
+"""Server-sent events, whichever way they are cut and whatever an engine puts into them."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slime_radix_cache.streams import EventSplitter, GenerationStream
+
+DATA = b': comment\n\ndata: {"a":1}\n\nevent: x\ndata: one\ndata:two\r\n\r\ndata: [DONE]\n\n'
+
+
+@given(st.sets(st.integers(1, len(DATA) - 1)))
+def test_events_are_the_same_wherever_the_bytes_are_torn(cuts: set[int]) -> None:
+    splitter = EventSplitter()
+    edges = [0, *sorted(cuts), len(DATA)]
+    found = [data for start, end in pairwise(edges) for data in splitter.feed(DATA[start:end])]
+    assert found == [b'{"a":1}', b"one\ntwo", b"[DONE]"]
+
+
+class Recorded:
+    """A stream, and what it recorded."""
+
+    def __init__(self) -> None:
+        self.answers: list[tuple[int, Any]] = []
+        self.errors: list[Exception] = []
+        self.stream = GenerationStream(
+            lambda index, answer: self.answers.append((index, answer)), self.errors.append
+        )
+
+    def send(self, **event: Any) -> None:
+        self.stream.feed(b"data: %s\n\n" % orjson.dumps(event))
+
+
+def event(text: str, ids: list[int], count: int, *, last: bool = False, **more: Any) -> dict[str, Any]:
+    logprobs = [[-one / 7, one, None] for one in ids]
+    meta = {"finish_reason": {"type": "stop"} if last else None, "completion_tokens": count}
+    return {"text": text, "output_ids": ids, "meta_info": meta | {"output_token_logprobs": logprobs}} | more
+
+
+@pytest.mark.parametrize("index", [{}, {"index": 0}], ids=["single", "batch"])
+@pytest.mark.parametrize(
+    "events",
+    [
+        [
+            event("a", [1], 1),
+            event("ab", [1, 2], 2),
+            event("abc", [1, 2, 3], 3),
+            event("abcd", [1, 2, 3, 4], 4, last=True),
+        ],
+        [event("a", [1], 1), event("bc", [2, 3], 3), event("", [], 3), event("d", [4], 4, last=True)],
+        [event("", [], 0), event("ab", [1, 2], 2), event("cd", [3, 4], 4), event("", [], 4, last=True)],
+        [event("abcd", [1, 2, 3, 4], 4, last=True)],
+    ],
+    ids=["cumulative", "deltas", "deltas with empty ones", "one event"],
+)
+def test_a_stream_ends_as_the_unstreamed_answer(events: list[dict[str, Any]], index: dict[str, int]) -> None:
+    recorded = Recorded()
+    for one in events:
+        assert recorded.answers == []
+        recorded.send(**one, **index)
+    recorded.stream.feed(b"data: [DONE]\n\n")
+    recorded.stream.record_all()
+    ((place, answer),) = recorded.answers
+    expected = event("abcd", [1, 2, 3, 4], 4, last=True)
+    assert (place, {**answer, **index}) == (0, expected | index)
+    assert recorded.errors == []
+
+
+def test_what_was_told_of_a_cumulative_stream_is_recorded_when_it_breaks() -> None:
+    recorded = Recorded()
+    for count in range(1, 5):
+        recorded.send(**event("abcd"[:count], list(range(1, count + 1)), count))
+    recorded.stream.record_all()
+    assert recorded.answers == [(0, event("abcd", [1, 2, 3, 4], 4))]
+
+
+def test_an_abort_that_says_nothing_but_its_reason_keeps_what_was_sampled() -> None:
+    recorded = Recorded()
+    recorded.send(**event("a", [1], 1))
+    recorded.send(**event("ab", [1, 2], 2))
+    recorded.send(**event("abc", [1, 2, 3], 3))
+    recorded.send(meta_info={"finish_reason": {"type": "abort"}, "completion_tokens": 3})
+    ((_, answer),) = recorded.answers
+    assert (answer["text"], answer["output_ids"]) == ("abc", [1, 2, 3])
+    assert len(answer["meta_info"]["output_token_logprobs"]) == 3
+
+
+def test_cumulative_logprobs_beside_deltas_are_not_doubled() -> None:
+    recorded = Recorded()
+    recorded.send(**event("a", [1], 1))
+    second = event("b", [2], 2, last=True)
+    second["meta_info"]["output_token_logprobs"] = [[-1 / 7, 1, None], [-2 / 7, 2, None]]
+    recorded.send(**second)
+    assert recorded.answers == [(0, event("ab", [1, 2], 2, last=True))]
+
+
+def test_an_error_after_the_start_leaves_what_was_sampled() -> None:
+    recorded = Recorded()
+    recorded.send(**event("a", [1], 1))
+    recorded.send(error={"message": "broke"})
+    recorded.stream.record_all()
+    assert recorded.answers == [(0, event("a", [1], 1))]
+
+
+def test_text_that_looks_like_the_end_is_text() -> None:
+    recorded = Recorded()
+    recorded.send(**event("a", [1], 1))
+    recorded.send(**event('a"finish_reason": 1', [1, 2], 2))
+    recorded.send(**event('a"finish_reason": 1,', [1, 2, 3], 3))
+    assert recorded.answers == []
+
+
+def test_events_after_the_last_one_change_nothing() -> None:
+    recorded = Recorded()
+    recorded.send(**event("a", [1], 1, last=True))
+    recorded.send(**event("ab", [1, 2], 2, last=True))
+    recorded.stream.record_all()
+    assert recorded.answers == [(0, event("a", [1], 1, last=True))]
+
+
+@pytest.mark.parametrize("data", [b"data: {\n\n", b"data: 5\n\n", b'data: {"meta_info": 5}\n\n'])
+def test_nonsense_is_a_failure_that_is_told(data: bytes) -> None:
+    recorded = Recorded()
+    recorded.stream.feed(data)
+    assert len(recorded.errors) == 1
+
+
+def test_deltas_that_do_not_add_up_are_not_believed() -> None:
+    recorded = Recorded()
+    recorded.send(**event("a", [1], 1))
+    recorded.send(**event("b", [2], 3, last=True))
+    assert (len(recorded.errors), recorded.answers) == (1, [])
