@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import ssl
 import sys
 import traceback
 from collections.abc import Sequence
@@ -126,6 +127,8 @@ def _serve(arguments: Sequence[str]) -> int:
             ssl_certfile=settings.tls_cert_path,
             ssl_keyfile=settings.tls_key_path,
         )
+    except ssl.SSLError as error:
+        raise SettingsError(f"--tls-cert-path and --tls-key-path cannot be used: {error}") from None
     except OSError as error:
         raise StartupError(
             f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}"

@@ -2,8 +2,8 @@
 
 Synchronous hooks are called by pluggy. The two asynchronous ones on the path of a request are awaited one
 after the other, so a later plugin sees what an earlier one did. Plugins run in ``--plugin`` order;
-``post_response`` in reverse, like the layers of an onion. An implementation may leave out arguments that
-it does not need.
+``post_response`` in reverse, like the layers of an onion; ``tryfirst`` and ``trylast`` move an implementation to an
+end of that order. An implementation may leave out arguments that it does not need. docs/hooks.md says more.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def lifespan(router: Router) -> AbstractAsyncContextManager[None]:  # type: igno
     """An async context that is open while the router serves: the place for background work.
 
     When: entered in ``--plugin`` order before the first request, left in reverse after the last one.
-    ``router.tasks`` is the task group to start work in; it is cancelled when serving ends.
-    An exception on entering ends the start.
+    ``router.tasks`` is the task group to start work in; it is cancelled when all lifespans were left.
+    An exception on entering ends the start. Background work handles its own: one that leaves a task ends all of it.
     """
 
 
@@ -90,7 +90,7 @@ def select_worker(exchange: Exchange, workers: Sequence[Worker]) -> Worker | Non
     When: after ``pre_request``, unless the request's session keeps its worker. ``workers`` are those that
     may be used now; never empty. The first answer that is not None wins; without one the least loaded
     worker is taken. There is no await between this and the lease, so counts cannot move in between.
-    An exception becomes a 500 that names the plugin.
+    An exception, or a worker that was not offered, becomes a 500 that names the plugin.
     """
 
 

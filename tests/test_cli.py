@@ -7,6 +7,7 @@ import subprocess
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -56,6 +57,7 @@ def line_of(capsys: Capture, *arguments: str) -> str:
         (["--tls-cert-path", "/nowhere"], "--tls-cert-path: no such file: /nowhere"),
         (["--tls-cert-path", __file__], "--tls-cert-path and --tls-key-path go together"),
         (["--ca-cert-paths", __file__], "the certificates for workers cannot be used: "),
+        (["--client-cert-path", __file__], "the certificates for workers cannot be used: "),
         (["--client-key-path", "/nowhere"], "--client-key-path: no such file: /nowhere"),
         (["--worker-urls", "10.0.0.1:1"], "--worker-urls: wanted a worker URL such as http://10.0.0.7:30001"),
         (["--config", "/nowhere"], "Unable to open config file: /nowhere"),
@@ -89,6 +91,23 @@ def test_a_flag_of_a_plugin_that_is_not_loaded_is_unknown(capsys: Capture) -> No
     assert line.startswith("unknown flag or value '--disable-health-check'")
 
 
+def test_a_certificate_that_is_none_is_not_taken_for_a_taken_port() -> None:
+    refused = run("--port", "0", "--tls-cert-path", __file__, "--tls-key-path", __file__)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("slime-router: --tls-cert-path and --tls-key-path cannot be used: ")
+    assert refused.stderr.count("\n") == 1
+
+
+def test_a_plugin_that_cannot_come_up_ends_the_start(tmp_path: Path) -> None:
+    (tmp_path / "torn_life.py").write_text(
+        "from router_core import hookimpl\n@hookimpl\ndef lifespan(router): raise ValueError('no disk')\n"
+    )
+    environment = {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    ended = run("--port", "0", "--middleware-paths", "torn_life", **environment)
+    assert ended.returncode != 0
+    assert "plugin 'torn_life' failed in lifespan: ValueError: no disk" in ended.stderr
+
+
 def test_a_taken_port_is_told(capsys: Capture) -> None:
     with bind("127.0.0.1", 0) as sock:
         port = str(sock.getsockname()[1])
@@ -108,6 +127,15 @@ def test_a_command_that_cannot_be_imported_is_told(capsys: Capture, monkeypatch:
     assert line == (
         "command 'torn' cannot be imported: ModuleNotFoundError: No module named 'router_core.nothing'"
     )
+
+
+def test_a_command_gets_its_arguments_and_says_how_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("counting")
+    monkeypatch.setattr(module, "main", len, raising=False)
+    monkeypatch.setitem(sys.modules, "counting", module)
+    point = EntryPoint("count", "counting:main", "slime_router.commands")
+    monkeypatch.setattr(cli, "entry_points", lambda group: [point])
+    assert main(["count", "a", "--b", "c"]) == 3
 
 
 def test_plugins_takes_no_flags(capsys: Capture) -> None:
