@@ -10,6 +10,7 @@ import sys
 from importlib.metadata import entry_points
 from pathlib import Path
 
+import httpx
 import pytest
 from starlette.routing import Route
 
@@ -247,15 +248,28 @@ def test_each_route_is_documented_and_no_other() -> None:
     assert set(documented) == core | plugins
 
 
+def section_of(method: str, path: str) -> str:
+    title = f"### `{method} {path}`\n"
+    return page("docs/http-api.md").partition(title)[2].partition("\n#")[0]
+
+
 @pytest.mark.anyio
-async def test_each_documented_route_answers(start: Start) -> None:
-    """The router itself answers: the worker, which would answer anything, is not asked."""
+async def test_each_documented_route_answers_as_documented(start: Start) -> None:
+    """With a status and fields that its section names, and without asking a worker, which would answer anything."""
     worker = Recording()
     with_routes = ["--plugin", "engine", "--engine-workers", "1", "--plugin", "radix_cache"]
+    answers: list[tuple[str, str, httpx.Response]] = []
     async with serving(worker) as url, start("--no-default-plugins", *with_routes) as running:
+        wanted = {"url": url, "weight_version": "7", "text": "Hi"}  # what any of the routes may want
         for method, path in documented_routes():
             registered, _ = await running.router.add_worker(url)
-            answer = await running.client.request(method, path.replace("{worker_id}", registered.id))
-            assert answer.status_code in (200, 202, 400), f"{method} {path}: {answer.text}"
-            assert answer.headers["content-type"] == "application/json"
-            assert worker.requests == [], f"{method} {path}"
+            body = wanted if method == "POST" else None
+            filled = path.replace("{worker_id}", registered.id)
+            answers.append((method, path, await running.client.request(method, filled, json=body)))
+    assert worker.requests == []
+    for method, path, answer in answers:
+        told = section_of(method, path)
+        assert answer.is_success, f"{method} {path}: {answer.text}"
+        assert re.search(rf"\b{answer.status_code}\b", told), f"{method} {path}: {answer.status_code}"
+        untold = [key for key in answer.json() if not re.search(rf'["`]{key}["`]', told)]
+        assert untold == [], f"{method} {path}"
