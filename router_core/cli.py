@@ -22,7 +22,7 @@ from router_core.errors import SettingsError, StartupError
 from router_core.hookspecs import PROJECT
 from router_core.loader import DEFAULT_PLUGINS, Loaded, installed_plugins, load
 from router_core.router import Router
-from router_core.serving import run
+from router_core.serving import bind, run
 from router_core.settings import Settings, add_core_options
 from router_core.types import ASGIApp
 
@@ -119,20 +119,15 @@ def _serve(arguments: Sequence[str]) -> int:
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)  # a line per health probe tells an operator nothing
     try:
-        run(
-            app,
-            host=settings.host,
-            port=settings.port,
-            grace_s=settings.shutdown_grace_s,
-            ssl_certfile=settings.tls_cert_path,
-            ssl_keyfile=settings.tls_key_path,
-        )
+        sock = bind(settings.host, settings.port)
+    except OSError as error:
+        reason = error.strerror or error
+        raise StartupError(f"cannot listen on {settings.host}:{settings.port}: {reason}") from None
+    tls = {"ssl_certfile": settings.tls_cert_path, "ssl_keyfile": settings.tls_key_path}
+    try:
+        run(app, sock, grace_s=settings.shutdown_grace_s, **tls)
     except ssl.SSLError as error:
         raise SettingsError(f"--tls-cert-path and --tls-key-path cannot be used: {error}") from None
-    except OSError as error:
-        raise StartupError(
-            f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}"
-        ) from None
     return 0
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import signal
 import socket
 from collections.abc import AsyncIterator, Generator
@@ -16,47 +17,71 @@ from typing import Any
 
 import anyio
 import uvicorn
+import uvloop
 
+from router_core.errors import StartupError
 from router_core.types import ASGIApp
 
-__all__ = ["bind", "run", "serving"]
+__all__ = ["bind", "run", "serving", "url_of"]
+
+logger = logging.getLogger(__name__)
 
 _BACKLOG = 4096
 _HANDLED = (signal.SIGINT, signal.SIGTERM)
 
 
 class _Server(uvicorn.Server):
-    """A uvicorn server that leaves the process's signals alone."""
+    """A uvicorn server that leaves the process's signals alone, and is told to stop instead of looking for it."""
+
+    def __init__(self, app: ASGIApp, grace_s: float, **options: Any) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http="httptools",
+                ws="none",
+                lifespan="on",
+                access_log=False,
+                proxy_headers=False,
+                log_config=None,
+                log_level="warning",
+                server_header=False,
+                date_header=False,
+                timeout_graceful_shutdown=max(1, round(grace_s)),
+                backlog=_BACKLOG,
+                **options,
+            )
+        )
+        self.ready = anyio.Event()
+        self._stopped = anyio.Event()
+
+    def stop(self) -> None:
+        """Accept nothing more and finish; asked a second time, do not wait."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+        self._stopped.set()
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         yield
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            await super().startup(sockets)
+        except SystemExit:  # uvicorn has logged what the application's lifespan raised
+            raise StartupError("the application cannot start; the log says why") from None
+        for sock in sockets or ():
+            logger.info("listening on %s", url_of(sock, tls=self.config.is_ssl))
+        self.ready.set()
 
-def _server(app: ASGIApp, grace_s: float, **options: Any) -> _Server:
-    return _Server(
-        uvicorn.Config(
-            app,
-            http="httptools",
-            ws="none",
-            lifespan="on",
-            access_log=False,
-            proxy_headers=False,
-            log_config=None,
-            log_level="warning",
-            server_header=False,
-            date_header=False,
-            timeout_graceful_shutdown=max(1, round(grace_s)),
-            backlog=_BACKLOG,
-            **options,
-        )
-    )
+    async def main_loop(self) -> None:
+        await self._stopped.wait()
 
 
 def bind(host: str, port: int) -> socket.socket:
     """A listening TCP socket on ``host:port`` (0: any free port). Raises OSError when it is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio sets TCP_NODELAY on what it accepts only if the protocol is named; without, an answer may wait 40 ms.
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((host, port))
@@ -68,7 +93,8 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
-def _url(sock: socket.socket, *, tls: bool) -> str:
+def url_of(sock: socket.socket, *, tls: bool = False) -> str:
+    """The base URL of a server on ``sock``."""
     host, port = sock.getsockname()[:2]
     return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
@@ -81,20 +107,17 @@ async def serving(
 
     Leaving the block stops accepting, lets requests in flight finish for ``grace_s`` seconds (whole
     seconds, at least one), and then cancels them. ``options`` go to ``uvicorn.Config`` (TLS files).
+    Raises OSError, and an ExceptionGroup of StartupError when the application's lifespan fails.
     """
-    sock = bind(host, port)
-    server = _server(app, grace_s, **options)
-    try:
+    with bind(host, port) as sock:
+        server = _Server(app, grace_s, **options)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(server.serve, [sock])
-            while not server.started:  # noqa: ASYNC110  # uvicorn offers a flag, not an event
-                await anyio.sleep(0.005)
+            await server.ready.wait()
             try:
-                yield _url(sock, tls=server.config.is_ssl)
+                yield url_of(sock, tls=server.config.is_ssl)
             finally:
-                server.should_exit = True
-    finally:
-        sock.close()
+                server.stop()
 
 
 def _calm_the_collector() -> None:
@@ -105,15 +128,11 @@ def _calm_the_collector() -> None:
     gc.set_threshold(50_000, 20, 50)
 
 
-async def _serve_until_signalled(server: _Server, sock: socket.socket) -> None:
+async def _serve_until_signalled(app: ASGIApp, sock: socket.socket, grace_s: float, **options: Any) -> None:
     loop = asyncio.get_running_loop()
-
-    def leave() -> None:
-        server.force_exit = server.should_exit  # the second signal does not wait
-        server.should_exit = True
-
+    server = _Server(app, grace_s, **options)
     for number in _HANDLED:
-        loop.add_signal_handler(number, leave)
+        loop.add_signal_handler(number, server.stop)
     try:
         await server.serve([sock])
     finally:
@@ -121,17 +140,12 @@ async def _serve_until_signalled(server: _Server, sock: socket.socket) -> None:
             loop.remove_signal_handler(number)
 
 
-def run(app: ASGIApp, *, host: str, port: int, grace_s: float, **options: Any) -> None:
-    """Serve ``app`` in the foreground until SIGTERM or SIGINT; then finish what is in flight and return.
+def run(app: ASGIApp, sock: socket.socket, *, grace_s: float, **options: Any) -> None:
+    """Serve ``app`` on a socket of :func:`bind` in the foreground until SIGTERM or SIGINT; then finish and return.
 
     Requests that are still running ``grace_s`` seconds after the signal are cancelled. A second signal
-    ends at once. Raises OSError when the address is taken.
+    ends at once. Raises StartupError when the application's lifespan fails.
     """
-    sock = bind(host, port)
-    server = _server(app, grace_s, **options)
     _calm_the_collector()
-    try:
-        with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
-            runner.run(_serve_until_signalled(server, sock))
-    finally:
-        sock.close()
+    with sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve_until_signalled(app, sock, grace_s, **options))

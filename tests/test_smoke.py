@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from conftest import Start
+from routers import Start
 from router_core.serving import serving
 from router_core.types import Receive, Scope, Send
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from router_core.errors import SettingsError, StartupError
-from router_core.serving import bind, run
+from router_core.serving import bind, run, url_of
 from slime_engine.app import make_app
 from slime_engine.model import load_model
 from slime_engine.options import add_engine_options, settings_from
@@ -53,25 +53,17 @@ def _serve(arguments: list[str]) -> None:
         return
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        port = options.port or _free_port(options.host)
-        url = f"http://{f'[{options.host}]' if ':' in options.host else options.host}:{port}"
-
-        def tell() -> None:
-            sys.stdout.write(f"engine ready at {url}\n")
-            sys.stdout.flush()
-
-        run(make_app(settings, on_ready=tell), host=options.host, port=port, grace_s=_GRACE_S)
+        sock = bind(options.host, options.port)
     except (OSError, OverflowError) as error:  # the latter for a port above 65535
         reason = getattr(error, "strerror", None) or error
         raise StartupError(f"cannot listen on {options.host}:{options.port}: {reason}") from None
+    url = url_of(sock)
 
+    def tell() -> None:
+        sys.stdout.write(f"engine ready at {url}\n")
+        sys.stdout.flush()
 
-def _free_port(host: str) -> int:
-    sock = bind(host, 0)
-    try:
-        return int(sock.getsockname()[1])
-    finally:
-        sock.close()
+    run(make_app(settings, on_ready=tell), sock, grace_s=_GRACE_S)
 
 
 def main(argv: list[str]) -> int:
