@@ -12,6 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from plugged import Recording
 from starlette.routing import Route
 
 from conftest import Start
@@ -21,7 +22,6 @@ from router_core.cli import build, command_line
 from router_core.hooks import hook_names
 from router_core.loader import installed_plugins
 from router_core.serving import serving
-from tests.plugged import Recording
 
 ROOT = Path(__file__).parent.parent
 PAGES = [

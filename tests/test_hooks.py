@@ -10,6 +10,7 @@ import anyio
 import anyio.lowlevel
 import orjson
 import pytest
+from plugged import Recording, routing, until
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
@@ -21,7 +22,6 @@ from router_core.hooks import Hooks, hook_names, new_plugin_manager
 from router_core.hookspecs import WorkerChange
 from router_core.router import Router
 from router_core.settings import Settings
-from tests.plugged import Recording, routing, until
 
 pytestmark = pytest.mark.anyio
 

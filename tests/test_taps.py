@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import httpx
 import pytest
+from plugged import Recording, routing, until
 
 from router_core import Exchange, hookimpl
 from router_core.types import Receive, Scope, Send
-from tests.plugged import Recording, routing, until
 
 pytestmark = pytest.mark.anyio
 

@@ -7,8 +7,7 @@ import zipfile
 from pathlib import Path, PurePosixPath
 
 import pytest
-
-from tests.wheels import ROOT, build_wheel
+from wheels import ROOT, build_wheel
 
 #: Not code, and not data that is read at run time.
 _LEFT_OUT = ("__pycache__", ".pyc")
