@@ -95,13 +95,12 @@ async def _demo(samples: int, console: Console) -> dict[str, Any]:
             rolled,
             retrieved,
             journal,
-            lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids),
+            encode=lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids),
+            decode=lambda ids: str(tokenizer.decode(ids)),
         )
+        seconds = time.monotonic() - started
         return as_dict(
-            verdict,
-            stats,
-            time.monotonic() - started,
-            lambda token: tokenizer.decode([token], skip_special_tokens=False),
+            verdict, stats, seconds, lambda token: tokenizer.decode([token], skip_special_tokens=False)
         )
 
 

@@ -13,6 +13,7 @@ __all__ = ["Difference", "Verdict", "expected", "judge"]
 
 Entry = Mapping[str, Any]
 Encode = Callable[[str], list[int]]
+Decode = Callable[[list[int]], str]
 
 #: Version of a token that no engine sampled.
 _PROMPT = -1
@@ -44,17 +45,18 @@ class Verdict:
     naive_tokens: int = 0
 
 
-def expected(turns: Sequence[Entry]) -> dict[str, list[Any]]:
+def expected(turns: Sequence[Entry], decode: Decode) -> dict[str, list[Any]]:
     """What ``/retrieve_from_text`` must say, from the journal entries of a conversation's turns, in order.
 
-    The last turn's context is the whole conversation. Raises ValueError when an earlier turn is not a part of it.
+    The last turn's context is the whole conversation. ``decode`` gives the text that ids show. Raises ValueError
+    when an earlier turn is not a part of it.
     """
     last = turns[-1]
     tokens: list[int] = [*last["input_ids"], *last["output_ids"]]
     mask, logp, versions = [0] * len(tokens), [0.0] * len(tokens), [_PROMPT] * len(tokens)
     for turn in turns:
         start = len(turn["input_ids"])
-        end = start + _kept(turn, tokens[start:])
+        end = start + _kept(turn, tokens[start:], decode)
         if tokens[:start] != turn["input_ids"]:
             raise ValueError(f"the engine consumed other tokens later than it did in {turn['rid']}")
         mask[start:end] = [1] * (end - start)
@@ -63,18 +65,20 @@ def expected(turns: Sequence[Entry]) -> dict[str, list[Any]]:
     return {"tokens": tokens, "loss_mask": mask, "rollout_logp": logp, "generation_versions": versions}
 
 
-def _kept(turn: Entry, later: Sequence[int]) -> int:
-    """How many of the tokens sampled in ``turn`` are there later on: all, or all but a stop token that no text shows.
+def _kept(turn: Entry, later: Sequence[int], decode: Decode) -> int:
+    """How many of the tokens sampled in ``turn`` are there later: all, or all but a tail that its text does not show.
 
-    A model that ends with ``<|endoftext|>`` where the template goes on with ``<|im_end|>`` gives
-    the second case. Raises ValueError.
+    A model that ends with ``<|endoftext|>`` where the template goes on with ``<|im_end|>`` gives the second
+    case, and so does a length that ends inside a character. Raises ValueError.
     """
-    sampled, reason = turn["output_ids"], turn["finish_reason"]
-    hidden = reason["type"] == "stop" and reason["matched"] == sampled[-1]
-    for count in (len(sampled), len(sampled) - 1) if hidden else (len(sampled),):
-        if later[:count] == sampled[:count]:
-            return count
-    raise ValueError(f"the tokens sampled in {turn['rid']} were not kept")
+    sampled = turn["output_ids"]
+    pairs = zip(sampled, later, strict=False)
+    count = next(
+        (place for place, (one, two) in enumerate(pairs) if one != two), min(len(sampled), len(later))
+    )
+    if count < len(sampled) and decode(sampled[:count]) != turn["text"]:
+        raise ValueError(f"the tokens sampled in {turn['rid']} were not kept")
+    return count
 
 
 def judge(
@@ -82,6 +86,7 @@ def judge(
     retrieved: Mapping[str, Mapping[str, Any]],
     journal: Mapping[str, Entry],
     encode: Encode,
+    decode: Decode,
 ) -> Verdict:
     """Compare ``retrieved`` (by session) with ``journal`` (by rid), and with tokenising the text again."""
     verdict = Verdict()
@@ -90,7 +95,7 @@ def judge(
         turns = [journal[rid] for rid in conversation.rids]
         verdict.trajectories += 1
         verdict.turns += len(turns)
-        wrong = _wrong(said, turns)
+        wrong = _wrong(said, turns, decode)
         if wrong is None:
             verdict.exact += 1
         else:
@@ -110,11 +115,11 @@ def judge(
     return verdict
 
 
-def _wrong(said: Mapping[str, Any], turns: Sequence[Entry]) -> str | None:
+def _wrong(said: Mapping[str, Any], turns: Sequence[Entry], decode: Decode) -> str | None:
     if not said["exact"]:
         return f"not exact: {said.get('inexact_reason')}"
     try:
-        for key, value in expected(turns).items():
+        for key, value in expected(turns, decode).items():
             if list(said[key]) != value:
                 return f"{key} differ from the journal"
     except ValueError as error:

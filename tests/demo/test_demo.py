@@ -51,11 +51,11 @@ def test_bad_arguments_are_one_line(arguments: list[str]) -> None:
 # The judge itself: a fault in the answer must be seen.
 
 _FIRST = {
-    "rid": "a.1", "input_ids": [1, 2], "output_ids": [3, 4, 9], "output_logprobs": [-0.1, -0.2, -0.3],
+    "rid": "a.1", "text": "34", "input_ids": [1, 2], "output_ids": [3, 4, 9], "output_logprobs": [-0.1, -0.2, -0.3],
     "output_versions": ["1", "1", "2"], "finish_reason": {"type": "stop", "matched": 9},
 }  # fmt: skip
 _SECOND = {
-    "rid": "a.2", "input_ids": [1, 2, 3, 4, 9, 5], "output_ids": [6], "output_logprobs": [-0.5],
+    "rid": "a.2", "text": "6", "input_ids": [1, 2, 3, 4, 9, 5], "output_ids": [6], "output_logprobs": [-0.5],
     "output_versions": ["2"], "finish_reason": {"type": "length", "length": 1},
 }  # fmt: skip
 
@@ -72,13 +72,16 @@ def _answer() -> dict[str, Any]:
 
 def _judged(answer: dict[str, Any], second: dict[str, Any] = _SECOND) -> Verdict:
     conversation = Conversation("a", "text", streamed=False, rids=["a.1", "a.2"], prompts=["t", "te"])
-    return judge(
-        [conversation], {"a": answer}, {"a.1": _FIRST, "a.2": second}, lambda text: [1, 2, 3, 4, 9, 5, 6]
-    )
+    journal = {"a.1": _FIRST, "a.2": second}
+    return judge([conversation], {"a": answer}, journal, lambda text: [1, 2, 3, 4, 9, 5, 6], _decode)
+
+
+def _decode(ids: list[int]) -> str:
+    return "".join(str(token) for token in ids if token != 9)
 
 
 def test_the_journal_says_what_the_answer_must_be() -> None:
-    assert expected([_FIRST, _SECOND]) | {"exact": True} == _answer()
+    assert expected([_FIRST, _SECOND], _decode) | {"exact": True} == _answer()
     verdict = _judged(_answer())
     assert (verdict.exact, verdict.corrupted, verdict.wrong) == (1, 0, {})
     assert verdict.tokens_by_version == {"1": 2, "2": 2}
@@ -102,7 +105,7 @@ def test_an_answer_that_says_it_is_not_exact_does_not_count_as_exact() -> None:
 
 def test_a_hidden_stop_token_may_be_missing_in_later_turns_but_no_other_token() -> None:
     second = copy.deepcopy(_SECOND) | {"input_ids": [1, 2, 3, 4, 5]}
-    assert expected([_FIRST, second])["loss_mask"] == [0, 0, 1, 1, 0, 1]
+    assert expected([_FIRST, second], _decode)["loss_mask"] == [0, 0, 1, 1, 0, 1]
     second = copy.deepcopy(_SECOND) | {"input_ids": [1, 2, 3, 9, 5]}
     with pytest.raises(ValueError, match=r"a\.1"):
-        expected([_FIRST, second])
+        expected([_FIRST, second], _decode)
