@@ -11,6 +11,7 @@ codings, bytes after the end) breaks the connection instead of being passed on.
 from __future__ import annotations
 
 import asyncio
+import math
 import ssl
 from collections import deque
 from dataclasses import dataclass
@@ -173,7 +174,7 @@ class _Connection(asyncio.Protocol):
         self._held = False
         self._upload: memoryview | None = None
         self._upload_paused = False
-        self.deadline = 0.0
+        self.deadline = math.inf  # none until it is used
         self._reset("")
 
     def _reset(self, method: str) -> None:
