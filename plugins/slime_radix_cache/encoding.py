@@ -34,8 +34,6 @@ class Encoder:
 
         Raises what the tokenizer raises.
         """
-        if not text:
-            return b""
         special = begins and self._add_special_tokens
         if len(text) < _LONG_TEXT:
             ids = self._encode(text, special)

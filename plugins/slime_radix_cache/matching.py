@@ -44,9 +44,9 @@ class Match:
 
 
 def _belongs_to(segment: Segment, session: str) -> bool:
-    """True when the last response of the context is of ``session``. A context without one is everybody's."""
+    """True when the last response of the context is of ``session``; prompts alone are nobody's."""
     sampled = last_response(segment)
-    return sampled is None or sampled.session == session
+    return sampled is not None and sampled.session == session
 
 
 def find_to_continue(path: Path, text: bytes, cut: Cut, session: str | None) -> Match:

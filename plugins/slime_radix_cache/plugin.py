@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import orjson
 from starlette.routing import BaseRoute
 
 from router_core import hookimpl
@@ -19,6 +18,7 @@ from router_core.weights import WeightUpdate
 from slime_radix_cache.encoding import Encoder
 from slime_radix_cache.open_streams import OpenStreams
 from slime_radix_cache.recorder import StreamRecorder
+from slime_radix_cache.replies import parsed
 from slime_radix_cache.requests import Ask, read_ask, rewritten
 from slime_radix_cache.retrieval import Retrieval
 from slime_radix_cache.settings import Settings
@@ -30,6 +30,8 @@ from slime_radix_cache.turns import Turn, Turns
 __all__ = ["RadixCache"]
 
 _NAME = "radix_cache"
+#: Both of which SGLang takes for ``/generate``.
+_METHODS = ("POST", "PUT")
 
 
 class RadixCache:
@@ -80,7 +82,7 @@ class RadixCache:
     async def pre_request(self, exchange: Exchange) -> None:
         """Send ``input_ids`` instead of ``text``."""
         request = exchange.request
-        if request.method != "POST" or request.path != "/generate":
+        if request.method not in _METHODS or request.path != "/generate":
             return
         try:
             body = request.json()
@@ -129,7 +131,7 @@ class RadixCache:
 
     def _record_whole(self, turns: list[Turn], body: bytes) -> None:
         try:
-            answer = orjson.loads(body)
+            answer = parsed(body)
             answers = answer if isinstance(answer, list) else [answer]
             for turn, each in zip(turns, answers, strict=True):
                 self._turns.record(turn, each)

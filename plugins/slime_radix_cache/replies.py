@@ -14,7 +14,12 @@ import orjson
 
 from slime_radix_cache.segments import Versions, pack_logprobs
 
-__all__ = ["Output", "Unusable", "read_output"]
+__all__ = ["Output", "Unusable", "parsed", "read_output"]
+
+#: In JSON this cannot stand inside a string: there the quotes would be escaped.
+_EXPERTS = b'"routed_experts":'
+#: Bodies below are parsed as they are: experts make one large.
+_LARGE = 1 << 16
 
 
 class Unusable(Exception):
@@ -23,6 +28,32 @@ class Unusable(Exception):
     def __init__(self, kind: str) -> None:
         super().__init__(kind)
         self.kind = kind
+
+
+def parsed(body: bytes) -> Any:
+    """``body`` as JSON, the values of ``routed_experts`` left out: parsing 64 MiB of them takes 0.1 s.
+
+    Raises orjson.JSONDecodeError.
+    """
+    return orjson.loads(_without_experts(body) if len(body) > _LARGE else body)
+
+
+def _without_experts(body: bytes) -> bytes:
+    kept: list[bytes] = []
+    position = 0
+    while (name := body.find(_EXPERTS, position)) >= 0:
+        value = name + len(_EXPERTS)
+        start = body.find(b'"', value)
+        if start >= 0 and not body[value:start].strip():
+            kept.append(body[position : start + 1])
+            position = body.find(b'"', start + 1)  # base64 has no escapes
+            if position < 0:
+                return body  # no JSON; the parser says so
+        else:
+            kept.append(body[position:value])
+            position = value
+    kept.append(body[position:])
+    return b"".join(kept)
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,9 +63,6 @@ class Segment:
     def __len__(self) -> int:
         return len(self.ids) // _ID_BYTES
 
-    def __bool__(self) -> bool:
-        return True  # a response may have no tokens and is still there
-
     @property
     def size_bytes(self) -> int:
         """Bytes of the packed values."""

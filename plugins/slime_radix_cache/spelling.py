@@ -7,7 +7,7 @@ with the text before it is believed; a tokenizer that breaks the rule yields no 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from router_core.types import Tokenizer
 
@@ -59,20 +59,17 @@ class Spelling:
     def tail(self, ids: Sequence[int], text: str) -> tuple[int, str] | None:
         """``(visible, tail)`` of a response that reads ``text``: see Sampled. None when ``ids`` do not spell it.
 
-        One decoding in the usual case.
+        Two decodings in the usual case.
         """
         shown = self._decode(ids, True)
         if shown == text:
-            visible = self._without_trailing_specials(ids)
+            visible = self._without_hidden(ids, shown)
         elif (whole := self._decode(ids, False)) == text:
             return len(ids), ""
         else:
             visible, covered = self.cut(array("i", ids).tobytes(), text.encode())
             if covered < len(text.encode()):
-                for longer in (whole, shown):
-                    if longer.startswith(text):
-                        return -1, _anchored(longer[len(text) :])
-                return self._broken_off(ids, text)
+                return self._broken_off(ids, text) or self._inside_token((whole, shown), text)
         return visible, _anchored(self._decode(ids[visible:], False))
 
     def _broken_off(self, ids: Sequence[int], text: str) -> tuple[int, str] | None:
@@ -82,13 +79,22 @@ class Spelling:
                 return visible, _anchored(self._decode(ids[visible:], False))
         return None
 
+    @staticmethod
+    def _inside_token(longer: Iterable[str], text: str) -> tuple[int, str] | None:
+        for one in longer:
+            if one.startswith(text):
+                return -1, _anchored(one[len(text) :])
+        return None
+
     def text_of(self, ids: Sequence[int]) -> str:
         """All that ``ids`` say, special tokens spelt out: the key of a prompt that was given as ids."""
         return self._decode(ids, False)
 
-    def _without_trailing_specials(self, ids: Sequence[int]) -> int:
+    def _without_hidden(self, ids: Sequence[int], shown: str) -> int:
         visible = len(ids)
         while visible and not self._decode(ids[visible - 1 : visible], True):
+            if self._decode(ids[: visible - 1], True) != shown:
+                break  # alone it shows nothing, behind others it does: SentencePiece's space
             visible -= 1
         return visible
 

@@ -9,27 +9,36 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import orjson
+from slime_radix_cache.replies import parsed
 
 __all__ = ["EventSplitter", "GenerationStream"]
 
 #: In JSON this cannot stand inside a string: there the quotes would be escaped.
 _FINISH = b'"finish_reason":'
 _INDEX = b'"index":'
+_ENDS = (b"\n\n", b"\n\r\n")
+_SEAM_BYTES = 2
 
 
 class EventSplitter:
     """Cuts a stream of bytes into the data of its events; an event may be torn anywhere, or share a piece."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._pieces: list[bytes] = []
+        self._seam = b""
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """The data of the events that ``piece`` completes. Comments and other fields are left out."""
-        data = self._rest + piece if self._rest else piece
+        """The data of the events that ``piece`` completes. Comments and other fields are left out. O(bytes)."""
+        self._pieces.append(piece)
+        seam = self._seam + piece
+        self._seam = seam[-_SEAM_BYTES:]
+        if not any(end in seam for end in _ENDS):
+            return []  # an event may be very long: it is put together once
+        data = b"".join(self._pieces)
         if b"\r" in data:
             data = data.replace(b"\r\n", b"\n")
-        *events, self._rest = data.split(b"\n\n")
+        *events, rest = data.split(b"\n\n")
+        self._pieces = [rest]
         found = []
         for event in events:
             lines = [line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")]
@@ -72,7 +81,7 @@ class GenerationStream:
         if only is not None and only.cumulative and _INDEX not in data and not _is_last(data):
             only.pending = data  # the next event says all this again, so parsing each would be quadratic
             return
-        event = orjson.loads(data)
+        event = parsed(data)
         if "meta_info" not in event:
             return  # an error after the start: what was sampled until then stays
         index = event.get("index", 0)
@@ -125,10 +134,10 @@ class _Sequence:
         if count is not None and _sampled(event) != count:
             raise ValueError(f"a stream with {_sampled(event)} tokens of {count}")
 
-    def _latest(self, parsed: dict[str, Any]) -> dict[str, Any]:
+    def _latest(self, known: dict[str, Any]) -> dict[str, Any]:
         if self.pending is None:
-            return parsed
-        latest: dict[str, Any] = orjson.loads(self.pending)
+            return known
+        latest: dict[str, Any] = parsed(self.pending)
         return latest
 
     def output(self) -> dict[str, Any]:

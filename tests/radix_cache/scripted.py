@@ -43,6 +43,7 @@ class ScriptedEngine:
         self.consumed: list[list[int]] = []
         self.sampled: list[tuple[list[int], list[float]]] = []
         self.meta: dict[str, Any] = {}
+        self.media_type = "application/json"
         self.incremental = False
         self.pieces = 1 << 20
         self.events_sent = 1 << 20
@@ -59,7 +60,7 @@ class ScriptedEngine:
             await self.delay.wait()
         if isinstance(answer, tuple):
             status, content = answer
-            return Response(content, status, media_type="application/json")
+            return Response(content, status, media_type=self.media_type)
         self.consumed.append(body.get("input_ids") or self.tokenizer.encode(body["text"]))
         # Divided by 7, no logprob is a float32; the sum makes each one different.
         logprobs = [-(place + token) / 7 for place, token in enumerate(answer)]

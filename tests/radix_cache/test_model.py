@@ -70,7 +70,7 @@ class Model(RuleBasedStateMachine):
                     for until, tokens in fact.goes_on().items():
                         if text.startswith(until):
                             found.setdefault(until, []).append(tokens)
-                if fact.prompt == text and (wanted is None or fact.owner in (wanted, "")):
+                if fact.prompt == text and (wanted is None or fact.owner == wanted):
                     found.setdefault(text, []).append(fact.consumed)
             for segment in self._lonely_prompts():
                 if text_of(segment.node).decode() == text and self._may(segment, wanted):
@@ -88,7 +88,7 @@ class Model(RuleBasedStateMachine):
 
     def _may(self, segment: Segment, session: str | None) -> bool:
         owners = [one.session for one, _ in links((segment, 0)) if isinstance(one, Response)]
-        return session is None or not owners or owners[0] == session
+        return session is None or (bool(owners) and owners[0] == session)
 
     def _texts(self) -> list[str]:
         texts = [""]
@@ -128,6 +128,7 @@ class Model(RuleBasedStateMachine):
             self._arrive(flight, answer)
         else:
             self.kept.unpin(flight[0])  # the worker broke
+            self._used(flight[0])
 
     @rule()
     def update_weights(self) -> None:
@@ -213,35 +214,32 @@ class Model(RuleBasedStateMachine):
             whole = {id(segment) for segment, _ in links((response, 0))}
             assert all(id(segment) in pinned | whole for segment in self._segments())
         self.kept.unpin(context)
-        self.clock += 1
         owners = [one.session for one, _ in links(context) if isinstance(one, Response)]
         known = [fact for fact in self.facts if fact.response is response]
         if not known:
             owner = owners[0] if owners else ""
-            self.facts.append(Fact(text, consumed, mask, answer, session, owner, response, self.clock))
-        for fact in self.facts:
-            if any(segment is fact.response for segment, _ in links((response, 0))):
-                fact.used = self.clock
+            self.facts.append(Fact(text, consumed, mask, answer, session, owner, response, 0))
+        self._used((response, 0))
+        self._used(context)
         self._forget()
 
+    def _used(self, context: Context) -> None:
+        self.clock += 1
+        used = {id(segment) for segment, _ in links(context)}
+        for fact in self.facts:
+            if id(fact.response) in used:
+                fact.used = self.clock
+
     def _forget(self) -> None:
-        """Take leave of what was evicted, which must have been the oldest."""
+        """Take leave of what was evicted, which must have been the oldest and not in flight."""
         alive = {id(segment) for segment in self._segments()}
         gone = [fact for fact in self.facts if id(fact.response) not in alive]
         self.facts = [fact for fact in self.facts if id(fact.response) in alive]
         pinned = {id(segment) for context, *_ in self.flying for segment, _ in links(context)}
-        leaves = [
-            fact for fact in self.facts if not fact.response.children and id(fact.response) not in pinned
-        ]
-        touched = {id(segment) for context, *_ in self.flying for segment, _ in links(context)}
+        kept = [fact.used for fact in self.facts if id(fact.response) not in pinned]
         for fact in gone:
-            assert id(fact.response) not in touched
-        if gone and leaves and not self._unpinned_lately:
-            assert max(fact.used for fact in gone) <= max(fact.used for fact in leaves)
-
-    @property
-    def _unpinned_lately(self) -> bool:
-        return bool(self.flying)
+            assert id(fact.response) not in pinned
+            assert not kept or fact.used <= min(kept)
 
     def _segments(self) -> list[Segment]:
         found: dict[int, Segment] = {}

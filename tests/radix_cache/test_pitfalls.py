@@ -338,6 +338,56 @@ async def test_pitfall_9_a_long_prompt_does_not_hold_up_others(
     assert worst < alone / 2
 
 
+@pytest.mark.parametrize(
+    ("media_type", "body", "kind"),
+    [
+        ("text/plain", b"well", "answer_not_understood"),
+        ("application/json", b"{", "answer_not_understood"),
+        ("application/json", b"[{}, {}]", "answer_not_understood"),
+        ("text/event-stream", b"data: {\n\n", "stream_not_understood"),
+    ],
+)
+async def test_an_answer_that_makes_no_sense_passes_and_is_counted(
+    client: Client, engine: ScriptedEngine, media_type: str, body: bytes, kind: str
+) -> None:
+    engine.media_type = media_type
+    engine.script.append((200, body))
+    answer = await client.running.client.post("/generate", json={"text": PROMPT})
+    assert answer.content == body
+    assert (await client.stats())["unrecorded"] == {kind: 1}
+
+
+async def test_text_that_is_not_of_its_tokens_is_recorded_and_counted(
+    client: Client, engine: ScriptedEngine
+) -> None:
+    told = {
+        "text": "something else",
+        "output_ids": [5, 6],
+        "meta_info": {"output_token_logprobs": [[-1, 5], [-2, 6]]},
+    }
+    engine.script.append((200, orjson.dumps(told)))
+    await client.running.client.post("/generate", json={"text": PROMPT})
+    answer = await client.retrieve(PROMPT + "something else")
+    assert answer["tokens"] == [*engine.tokenizer.encode(PROMPT), 5, 6]
+    assert answer["exact"]
+    assert (await client.stats())["unrecorded"] == {"text_is_not_of_these_tokens": 1}
+    assert (await client.retrieve(PROMPT + "something"))["inexact_reason"] == "cut_inside_token"
+
+
+async def test_verbose_tells_of_each_turn(
+    start: Start, engine: ScriptedEngine, checkpoint: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "slime_radix_cache")
+    async with routed(start, engine, checkpoint, "--verbose") as client:
+        await client.generate(PROMPT, [5, 6], "one")
+    assert "session one: 2 tokens after" in caplog.text
+
+
+async def test_logprobs_are_left_out_on_request(client: Client, engine: ScriptedEngine) -> None:
+    text = PROMPT + (await client.generate(PROMPT, [5, 6]))["text"]
+    assert "rollout_logp" not in await client.retrieve(text, return_logp=False)
+
+
 async def test_an_engine_that_consumed_other_tokens_is_not_believed(
     client: Client, engine: ScriptedEngine
 ) -> None:

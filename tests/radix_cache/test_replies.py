@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
 import pytest
 from radix_cache.toy import pack
 
-from slime_radix_cache.replies import Output, Unusable, read_output
+from slime_radix_cache.replies import Output, Unusable, parsed, read_output
 from slime_radix_cache.segments import pack_logprobs
 
 
@@ -106,3 +107,20 @@ def test_what_cannot_be_recorded_is_named(told: Any, kind: str) -> None:
 )
 def test_logprobs_are_narrow_only_where_nothing_is_lost(values: list[float | None], size: int) -> None:
     assert len(pack_logprobs(values)) == size
+
+
+@pytest.mark.parametrize("space", [b"", b" ", b"\n  "])
+def test_a_large_answer_is_parsed_without_its_experts(space: bytes) -> None:
+    experts = b'"routed_experts":' + space + b'"' + b"QUJD" * 50_000 + b'"'
+    text = b'"text": "\\"routed_experts\\":\\"stays\\""'
+    body = b"[{%s, %s}, {%s}, {%s}]" % (text, experts, experts, b'"routed_experts": null, "a": 1')
+    assert parsed(body) == [
+        {"text": '"routed_experts":"stays"', "routed_experts": ""},
+        {"routed_experts": ""},
+        {"routed_experts": None, "a": 1},
+    ]
+
+
+def test_experts_that_do_not_end_are_no_json() -> None:
+    with pytest.raises(orjson.JSONDecodeError):
+        parsed(b'{"routed_experts":"' + b"QUJD" * 50_000)

@@ -172,12 +172,15 @@ async def test_what_a_stream_has_told_is_known_while_it_runs(client: Client, eng
     engine.script.append(ids)
     engine.hold_after = 3
     engine.hold = anyio.Event()
-    body = {"text": PROMPTS[0], "stream": True}
+    body = {"text": PROMPTS[0], "stream": True, "session_id": "one"}
     async with client.running.client.stream("POST", "/generate", json=body) as stream:
         lines = stream.aiter_lines()
         for _ in range(5):
             await anext(lines)  # three events, and the empty lines between them
         told = PROMPTS[0] + engine.tokenizer.decode(ids[:3])
+        assert not (await client.retrieve("something else"))["exact"]
+        assert not (await client.retrieve(told, session_id="another"))["exact"]
+        assert (await client.stats())["entries"] == 0
         assert (await client.retrieve(told))["exact"]
         assert (await client.stats())["entries"] == 2
         engine.hold.set()

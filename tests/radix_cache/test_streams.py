@@ -131,6 +131,16 @@ def test_nonsense_is_a_failure_that_is_told(data: bytes) -> None:
     assert len(recorded.errors) == 1
 
 
+def test_a_failure_to_record_is_told() -> None:
+    errors: list[Exception] = []
+
+    def fail(index: int, answer: Any) -> None:
+        raise RuntimeError("out of order")
+
+    GenerationStream(fail, errors.append).feed(b"data: %s\n\n" % orjson.dumps(event("a", [1], 1, last=True)))
+    assert [str(error) for error in errors] == ["out of order"]
+
+
 def test_deltas_that_do_not_add_up_are_not_believed() -> None:
     recorded = Recorded()
     recorded.send(**event("a", [1], 1))

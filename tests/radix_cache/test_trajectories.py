@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from radix_cache.toy import EOS, encode, pack, sampled, trajectories, unpack
+from radix_cache.toy import EOS, encode, pack, sampled, spell, trajectories, unpack
 
 from slime_radix_cache.answer import inexact_reason, record_of
 from slime_radix_cache.segments import Prompt, Response, context_ids
@@ -177,10 +177,89 @@ class TestSameTextOtherTokens:
         assert generate(kept, "aaba", sampled(1), "one") == [1, 1, 4]  # "ba" came from the environment
         assert generate(kept, "aaba", sampled(1), "two") == [1, 1, 2, 1]
 
+    def test_a_session_goes_on_from_its_own_context_before_a_prompt_that_reads_alike(self) -> None:
+        kept = trajectories()
+        generate(kept, "aab", sampled(6))
+        generate(kept, "a", sampled(1), "one")
+        assert generate(kept, "aab", sampled(6), "one") == [1, 1, 2]
+
     def test_a_session_can_fork_from_what_another_said(self) -> None:
         kept = self.kept()
         assert generate(kept, "aabb", sampled(6), "three") == [1, 3, 2]
         assert read(kept, "aabbé", "three") == ([1, 3, 2, 6], [0, 1, 0, 1], None)
+
+
+class TestGivenIds:
+    """Rule 12: ids stay as they are, and those of earlier responses are known again."""
+
+    def kept(self) -> Trajectories:
+        kept = trajectories()
+        generate(kept, "a", sampled(1, 2, EOS), "one")
+        generate(kept, "a", sampled(1, 2, EOS, logprobs=[-1, -2, -3]), "two")
+        return kept
+
+    @pytest.mark.parametrize(
+        ("ids", "known"),
+        [
+            ([1, 1, 2, EOS, 4], 4),
+            ([1, 1, 2, 4], 3),
+            ([1, 1, 3], 2),
+            ([1, 3], 1),
+            ([4, 1], 0),
+            ([1], 1),
+        ],
+    )
+    def test_the_longest_context_that_they_begin_with_is_found(self, ids: list[int], known: int) -> None:
+        context = self.kept().find_given(spell(ids).encode(), pack(*ids))
+        assert unpack(context_ids(context)) == ids[:known]
+
+    def test_the_session_decides_whose_logprobs_they_are(self) -> None:
+        kept = self.kept()
+        for session, first in (("one", -1 / 7), ("two", -1.0), ("three", -1.0), (None, -1.0)):
+            context = kept.find_given(b"aab<e>b", pack(1, 1, 2, EOS, 2), session)
+            assert record_of(context).logprobs[1] == first
+
+    def test_a_session_without_such_a_context_takes_what_there_is(self) -> None:
+        kept = self.kept()
+        generate(kept, "b", sampled(6), "three")
+        context = kept.find_given(b"aab<e>b", pack(1, 1, 2, EOS, 2), "three")
+        assert len(context_ids(context)) == 16
+
+
+class TestWithdraw:
+    """A stream may be recorded in part first."""
+
+    def test_a_part_that_nobody_went_on_from_is_forgotten(self) -> None:
+        kept = trajectories()
+        generate(kept, "a", sampled(1), "one")
+        response = kept.find_to_read(b"aa").context[0]  # type: ignore[index]  # it was recorded just now
+        generate(kept, "a", sampled(1, 2), "one")
+        kept.withdraw(response)  # type: ignore[arg-type]  # a response
+        kept.withdraw(response)  # type: ignore[arg-type]  # twice changes nothing
+        assert (kept.segments, kept.tokens) == (2, 3)
+        assert read(kept, "aa") == ([1, 1], [0, 1], None)
+
+    def test_a_part_that_somebody_went_on_from_stays(self) -> None:
+        kept = trajectories()
+        generate(kept, "a", sampled(1))
+        response = kept.find_to_read(b"aa").context[0]  # type: ignore[index]  # as above
+        generate(kept, "aab", sampled(1))
+        kept.withdraw(response)  # type: ignore[arg-type]  # as above
+        assert kept.segments == 4
+
+
+def test_only_so_many_responses_are_cut_in_search_of_the_longest() -> None:
+    tries = []
+
+    def counting(ids: bytes, text: bytes) -> tuple[int, int]:
+        tries.append(ids)
+        return 0, 0
+
+    kept = Trajectories(Limits(), counting)
+    for token in (1, 2, 3, 4, 5, 6, 7, 8, 10, 1, 2, 3):
+        generate(kept, "b", sampled(6, token))
+    kept.find_to_continue("béx".encode())
+    assert len(tries) == 8
 
 
 class TestNotExact:
@@ -212,6 +291,21 @@ class TestNotExact:
         generate(kept, "b", sampled(1, 2))
         assert read(kept, "aab")[2] == "evicted"
         assert read(kept, "bé")[2] == "uncovered_text"
+
+    def test_old_losses_are_forgotten(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("slime_radix_cache.trajectories._LOST_TEXTS", 2)
+        kept = trajectories(Limits(tokens=2))
+        for text in ("a", "b", "é"):
+            generate(kept, text, sampled(1))
+        assert [read(kept, text)[2] for text in ("aa", "ba", "éa")] == ["uncovered_text", "evicted", None]
+
+    def test_what_was_evicted_is_known_by_its_hidden_end_too(self) -> None:
+        kept = trajectories(Limits(versions=1))
+        generate(kept, "a", sampled(1, EOS, version="1"))
+        kept.see_version("2")
+        assert [read(kept, text)[2] for text in ("a", "aa", "aa<e>", "aa<")] == ["evicted"] * 3 + [
+            "uncovered_text"
+        ]
 
     def test_reading_changes_nothing(self) -> None:
         kept = trajectories(Limits(tokens=6))
@@ -274,6 +368,18 @@ class TestEviction:
         generate(kept, "aab", sampled(1, version="2"))
         kept.see_version("3")
         assert record_of(kept.find_to_read(b"aaba").context).versions == [-1, "1", -1, "2"]
+
+    def test_a_hit_alone_makes_a_context_young(self) -> None:
+        kept = trajectories(Limits(versions=2))
+        generate(kept, "a", sampled(1, version="1"))
+        kept.see_version("2")
+        context = kept.find_to_continue(b"aab").context
+        kept.pin(context)
+        kept.unpin(context)  # its worker broke
+        kept.see_version("3")
+        assert read(kept, "aa")[2] is None
+        kept.see_version("4")
+        assert read(kept, "aa")[2] == "evicted"
 
     def test_a_late_answer_of_old_weights_makes_nothing_older(self) -> None:
         kept = trajectories(Limits(versions=2))
