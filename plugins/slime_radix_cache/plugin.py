@@ -133,7 +133,7 @@ class RadixCache:
         try:
             answer = parsed(body)
             answers = answer if isinstance(answer, list) else [answer]
-            for turn, each in zip(turns, answers, strict=True):
+            for turn, each in list(zip(turns, answers, strict=True)):  # all are there before one is recorded
                 self._turns.record(turn, each)
         except Exception as error:
             self._tally.unrecorded("answer_not_understood", error)
