@@ -134,17 +134,16 @@ async def _crash(_: StarletteRequest, error: Exception) -> Response:
 
 def _table(claimed: Sequence[tuple[str, BaseRoute]]) -> tuple[frozenset[str], tuple[str, ...]]:
     """Exact paths, and the literal beginnings of paths with parameters. Raises PluginError on a double claim."""
-    owners: dict[tuple[str, str], str] = {}
     exact: set[str] = set()
     prefixes: set[str] = set()
-    for owner, route in claimed:
+    for number, (owner, route) in enumerate(claimed):
         if not isinstance(route, Route | Mount):
             raise PluginError(f"{owner} offers a {type(route).__name__}; routes must be Route or Mount")
-        for method in sorted((isinstance(route, Route) and route.methods) or _METHODS):
-            other = owners.get((route.path, method))
-            if other is not None:
-                raise PluginError(f"{owner} and {other} both claim the route {method} {route.path}")
-            owners[route.path, method] = owner
+        for other, earlier in claimed[:number]:
+            assert isinstance(earlier, Route | Mount)  # narrowing: it was looked at before
+            both = _methods(route) & _methods(earlier)
+            if both and earlier.path_regex.match(route.path):  # /workers/{id} would answer /workers/mine, too
+                raise PluginError(f"{owner} and {other} both claim the route {min(both)} {route.path}")
         literal, parameter, _ = route.path.partition("{")
         if isinstance(route, Mount):
             exact.add(route.path)
@@ -154,3 +153,7 @@ def _table(claimed: Sequence[tuple[str, BaseRoute]]) -> tuple[frozenset[str], tu
         else:
             exact.add(route.path)
     return frozenset(exact), tuple(prefixes)
+
+
+def _methods(route: Route | Mount) -> frozenset[str]:
+    return frozenset((isinstance(route, Route) and route.methods) or _METHODS)

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 import orjson
 
-from router_core.errors import BadRequest, PayloadTooLarge
+from router_core.errors import BadRequest, WorkerBroke
 from router_core.types import Headers
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class Reply:
     async def read(self, max_bytes: int | None = None) -> bytes:
         """The whole body; the reply is a whole one from now on.
 
-        Raises PayloadTooLarge past ``max_bytes``, and what :meth:`BodySource.read` raises.
+        Raises WorkerBroke past ``max_bytes``, and what :meth:`BodySource.read` raises.
         """
         if self._body is None:
             assert self._source is not None  # narrowing: a reply has one of the two
@@ -155,7 +155,9 @@ class Reply:
                 pieces.append(piece)
                 size += len(piece)
                 if max_bytes is not None and size > max_bytes:
-                    raise PayloadTooLarge(f"the worker's reply is larger than {max_bytes} bytes")
+                    raise WorkerBroke(
+                        f"a worker's reply is larger than the {max_bytes} bytes that a plugin takes"
+                    )
             self._body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
             self._source = None
         return self._body
@@ -224,16 +226,27 @@ class Exchange:
     plugins to keep what they know about this request (key: the plugin's own name).
     """
 
-    __slots__ = ("_closed", "_on_close", "_session", "notes", "reply", "request", "worker")
+    __slots__ = ("_closed", "_on_close", "_reply", "_session", "notes", "request", "worker")
 
     def __init__(self, request: Request, *, session: str | None = None) -> None:
         self.request = request
-        self.reply: Reply | None = None
+        self._reply: Reply | None = None
         self.worker: Worker | None = None
         self.notes: dict[str, Any] = {}
         self._session: str | object | None = _UNREAD if session is None else session
         self._on_close: list[Callable[[], None]] = []
         self._closed = False
+
+    @property
+    def reply(self) -> Reply | None:
+        """What the client will get. One that is put in its place ends the other: its taps, its connection."""
+        return self._reply
+
+    @reply.setter
+    def reply(self, reply: Reply | None) -> None:
+        replaced, self._reply = self._reply, reply
+        if replaced is not None and replaced is not reply:
+            replaced.close()
 
     @property
     def session(self) -> str | None:

@@ -67,8 +67,9 @@ def lifespan(router: Router) -> AbstractAsyncContextManager[None]:  # type: igno
     """An async context that is open while the router serves: the place for background work.
 
     When: entered in ``--plugin`` order before the first request, left in reverse after the last one.
-    ``router.tasks`` is the task group to start work in; it is cancelled when all lifespans were left.
-    An exception on entering ends the start. Background work handles its own: one that leaves a task ends all of it.
+    ``router.tasks`` is the task group to start work in; it has ended when the first lifespan is left.
+    An exception on entering ends the start. Background work handles its own: one that leaves a task ends the
+    router, with exit code 1.
     """
 
 

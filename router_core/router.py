@@ -10,10 +10,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import anyio
-import anyio.abc
 import httpx
 import orjson
 import pluggy
+from anyio.abc import TaskGroup, TaskStatus
 
 from router_core.exchange import Exchange, Reply, Request
 from router_core.hooks import Hooks
@@ -57,7 +57,7 @@ class Router:
         )
         self.proxy = Proxy(self.pool, self.hooks.select_worker, limits, self.worker_tls)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._tasks: anyio.abc.TaskGroup | None = None
+        self._tasks: TaskGroup | None = None
         self._http: httpx.AsyncClient | None = None
         self._announcing: anyio.Lock | None = None
         for _, setup in self.hooks.setup:
@@ -75,7 +75,7 @@ class Router:
         return self._loop
 
     @property
-    def tasks(self) -> anyio.abc.TaskGroup:
+    def tasks(self) -> TaskGroup:
         """The task group for background work, open while the router serves."""
         assert self._tasks is not None, (
             "the router is not serving: start background work in the lifespan hook"
@@ -90,23 +90,31 @@ class Router:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """The router's life: task group, probes' client, the plugins' lifespans; all ended on leaving."""
+        """The router's life: task group, probes' client, the plugins' lifespans; all ended on leaving.
+
+        Background work ends before the lifespans do, whose resources it uses; when it crashes, so does the router.
+        """
         try:
             async with (
                 httpx.AsyncClient(trust_env=False, verify=self.worker_tls) as self._http,
-                anyio.create_task_group() as self._tasks,
+                anyio.create_task_group() as life,
             ):
                 self._announcing = anyio.Lock()
                 self._loop = asyncio.get_running_loop()
-                try:
-                    async with AsyncExitStack() as stack:
-                        for _, lifespan in self.hooks.lifespan:
-                            await stack.enter_async_context(lifespan(self))
-                        for url in self.settings.worker_urls:
-                            self._tasks.start_soon(self.add_worker, url)
+                ended = anyio.Event()
+                self._tasks = await life.start(_host_tasks, ended)
+                async with AsyncExitStack() as stack:
+                    for _, lifespan in self.hooks.lifespan:
+                        await stack.enter_async_context(lifespan(self))
+                    for url in self.settings.worker_urls:
+                        self._tasks.start_soon(self.add_worker, url)
+                    try:
                         yield
-                finally:
-                    self._tasks.cancel_scope.cancel()
+                    finally:
+                        self._tasks.cancel_scope.cancel()
+                        with anyio.CancelScope(shield=True):
+                            await ended.wait()
+                life.cancel_scope.cancel()
         finally:
             self.proxy.close()
             self._tasks = self._http = self._loop = None
@@ -223,3 +231,13 @@ class Router:
                 logger.info("weights at version %s (was %s, by %s)", version, update.previous, source)
                 await self.hooks.on_weight_update(update)
         return update
+
+
+async def _host_tasks(ended: anyio.Event, *, task_status: TaskStatus[TaskGroup]) -> None:
+    """A task group in a task of its own, so that it can be ended before the context that it was opened in."""
+    try:
+        async with anyio.create_task_group() as tasks:
+            task_status.started(tasks)
+            await anyio.sleep_forever()
+    finally:
+        ended.set()

@@ -53,6 +53,7 @@ class _Server(uvicorn.Server):
         )
         self.ready = anyio.Event()
         self._stopped = anyio.Event()
+        self.crashed = False
 
     def stop(self) -> None:
         """Accept nothing more and finish; asked a second time, do not wait."""
@@ -74,7 +75,16 @@ class _Server(uvicorn.Server):
         self.ready.set()
 
     async def main_loop(self) -> None:
-        await self._stopped.wait()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._stop_when_the_lifespan_ends)
+            await self._stopped.wait()
+            tasks.cancel_scope.cancel()
+
+    async def _stop_when_the_lifespan_ends(self) -> None:
+        # Unasked it ends when background work crashes; the application could not answer any more.
+        await self.lifespan.shutdown_event.wait()
+        self.crashed = True
+        self.stop()
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -138,6 +148,8 @@ async def _serve_until_signalled(app: ASGIApp, sock: socket.socket, grace_s: flo
     finally:
         for number in _HANDLED:
             loop.remove_signal_handler(number)
+    if server.crashed:
+        raise SystemExit(1)  # uvicorn has logged why
 
 
 def run(app: ASGIApp, sock: socket.socket, *, grace_s: float, **options: Any) -> None:

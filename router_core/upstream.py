@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from router_core.errors import WorkerBroke, WorkerTimeout, WorkerUnreachable
+from router_core.errors import BadRequest, WorkerBroke, WorkerTimeout, WorkerUnreachable
 from router_core.types import Headers
 
 __all__ = ["Limits", "Upstream", "UpstreamReply"]
@@ -448,10 +448,12 @@ class Upstream:
 
     def _head(self, method: str, target: bytes, headers: Headers, length: int) -> bytes:
         lines = [method.encode("ascii"), b" ", target, b" HTTP/1.1\r\n", self._host_line]
+        line_ends = 3  # of the request line, of Host, and of the empty line
         named: list[bytes] = []
         for name, value in headers:
             if name not in _NOT_SENT:
                 lines += (name, b": ", value, b"\r\n")
+                line_ends += 1
             elif name == b"connection" and value.lower() not in _PLAIN_CONNECTION:
                 named += [token.strip().lower() for token in value.split(b",")]
         if named:
@@ -459,8 +461,13 @@ class Upstream:
             return self._head(method, target, rest, length)
         if length or method not in ("GET", "HEAD", "DELETE", "OPTIONS"):
             lines.append(b"content-length: %d\r\n" % length)
+            line_ends += 1
         lines.append(b"\r\n")
-        return b"".join(lines)
+        head = b"".join(lines)
+        # What a client sent was checked by its parser; a header that a plugin made was not.
+        if head.count(b"\n") != line_ends or head.count(b"\r") != line_ends:
+            raise BadRequest("a header of the request has a line break in it")
+        return head
 
     async def _connect(self) -> _Connection:
         connection = _Connection(self)

@@ -415,7 +415,7 @@ async def test_two_plugins_cannot_claim_one_route() -> None:
 
 
 async def test_hook_lifespan() -> None:
-    """Entered in order before the first request, left in reverse after the last; tasks end with it."""
+    """Entered in order before the first request, left in reverse after the last; tasks end before."""
     story: list[str] = []
 
     class Lives:
@@ -443,8 +443,9 @@ async def test_hook_lifespan() -> None:
 
     async with routing({"a": Lives("a"), "b": Lives("b")}) as running:
         await running.client.get("/")
-    assert story[:5] == ["a up", "b up", "request", "b down", "a down"]
-    assert sorted(story[5:]) == ["a work ended", "b work ended"]
+    assert story[:3] == ["a up", "b up", "request"]
+    assert sorted(story[3:5]) == ["a work ended", "b work ended"]
+    assert story[5:] == ["b down", "a down"]
 
 
 async def test_a_lifespan_that_cannot_be_entered_ends_the_start_in_the_plugins_name() -> None:
@@ -708,3 +709,47 @@ async def test_hooks_that_nobody_implements_cost_nothing() -> None:
         "setup",
         "worker_changed",
     ]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("value", [b"1\r\nx-evil: 2", b"1\nx-evil: 2", b"1\rx-evil: 2"])
+async def test_a_header_that_a_plugin_made_cannot_become_two(value: bytes) -> None:
+    class Careless:
+        @hookimpl
+        async def pre_request(self, exchange: Exchange) -> None:
+            exchange.request.headers.append((b"x-mine", value))
+
+    worker = Recording()
+    async with routing({"careless": Careless()}, worker) as running:
+        answer = await running.client.get("/")
+        assert answer.status_code == 400
+        assert "line break" in answer.json()["error"]["message"]
+        assert [worker.in_flight for worker in running.router.pool] == [0]
+    assert worker.requests == []
+
+
+@pytest.mark.anyio
+async def test_a_reply_that_is_put_in_place_of_another_ends_the_other() -> None:
+    class Replacing:
+        @hookimpl
+        async def post_response(self, exchange: Exchange) -> None:
+            exchange.reply = Reply.from_json({"instead": True})
+
+    async with routing({"replacing": Replacing()}, Recording()) as running:
+        for _ in range(20):
+            assert (await running.client.get("/stream")).json() == {"instead": True}
+        await until(lambda: running.router.proxy.open_connections <= 1)
+
+
+def test_a_route_that_another_one_would_answer_is_refused() -> None:
+    class Hidden:
+        @hookimpl
+        def routes(self) -> Sequence[BaseRoute]:
+            return [Route("/workers/mine", _unused, methods=["GET"])]
+
+    manager = new_plugin_manager()
+    manager.register(Hidden(), "hidden")
+    with pytest.raises(
+        PluginError, match="plugin 'hidden' and the core both claim the route GET /workers/mine"
+    ):
+        make_app(Router(Settings(), manager))
