@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 
 import httpx
 import pytest
-from routers import Running, Start, answering
 
 from router_core.cli import build
 from router_core.serving import serving
+from routers import Running, Start, answering
 
 __all__ = ["Running", "Start", "answering"]
 

@@ -34,6 +34,11 @@ class Proxy:
         """Connections to workers that are open, busy or idle."""
         return sum(upstream.open_connections for upstream in self._upstreams.values())
 
+    @property
+    def busy_connections(self) -> int:
+        """Connections to workers with an exchange under way."""
+        return sum(upstream.busy_connections for upstream in self._upstreams.values())
+
     def choose(self, exchange: Exchange) -> Worker:
         """The worker for ``exchange``, leased: its session's, else the plugins' choice, else the least loaded.
 

@@ -266,7 +266,13 @@ class _Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are transports by behaviour only
 
     def eof_received(self) -> None:
-        self._ended = True  # over TLS: by its closing alert, so nobody on the wire cut it short
+        assert self._transport is not None  # narrowing: connected
+        tls: ssl.SSLObject | None = self._transport.get_extra_info("ssl_object")
+        try:
+            # Without a closing alert somebody on the wire may have cut the body short (RFC 9112 section 9.8).
+            self._ended = tls is None or tls.read(1) == b""
+        except ssl.SSLError:
+            self._ended = False
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -415,6 +421,11 @@ class Upstream:
     def open_connections(self) -> int:
         """Connections that are open, busy or idle."""
         return len(self._connections)
+
+    @property
+    def busy_connections(self) -> int:
+        """Connections with an exchange under way, or not yet made."""
+        return len(self._connections) - sum(connection.open for connection in self._idle)
 
     async def request(self, method: str, target: bytes, headers: Headers, body: bytes = b"") -> UpstreamReply:
         """Send a request; returns when the reply's status and headers are there.

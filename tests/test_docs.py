@@ -12,10 +12,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from plugged import Recording
 from starlette.routing import Route
 
 from conftest import Start
+from plugged import Recording
 from router_core import hookspecs
 from router_core.admin import admin_routes
 from router_core.cli import build, command_line

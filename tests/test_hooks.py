@@ -10,11 +10,11 @@ import anyio
 import anyio.lowlevel
 import orjson
 import pytest
-from plugged import Recording, routing, until
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from plugged import Recording, routing, until
 from router_core import BadRequest, Exchange, Reply, WeightUpdate, Worker, hookimpl
 from router_core.app import make_app
 from router_core.errors import PluginError, SettingsError, StartupError

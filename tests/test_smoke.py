@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from routers import Start
 from router_core.serving import serving
 from router_core.types import Receive, Scope, Send
+from routers import Start
 
 
 async def _echo(scope: Scope, receive: Receive, send: Send) -> None:

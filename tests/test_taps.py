@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import httpx
 import pytest
-from plugged import Recording, routing, until
 
+from plugged import Recording, routing, until
 from router_core import Exchange, hookimpl
 from router_core.types import Receive, Scope, Send
 

@@ -16,9 +16,9 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
-from wheels import ROOT, build_wheel
 
 from router_core.serving import bind, serving
+from wheels import ROOT, build_wheel
 
 EXAMPLE = ROOT / "examples" / "third_party_plugin"
 

@@ -7,6 +7,7 @@ import zipfile
 from pathlib import Path, PurePosixPath
 
 import pytest
+
 from wheels import ROOT, build_wheel
 
 #: Not code, and not data that is read at run time.

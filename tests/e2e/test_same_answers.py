@@ -10,10 +10,10 @@ from typing import Any
 import httpx
 import orjson
 import pytest
-from routers import Running, Start
 
 from router_core.serving import serving
 from router_core.types import ASGIApp, Message, Receive, Scope, Send
+from routers import Running, Start
 from slime_engine.app import make_app
 from slime_engine.settings import Settings
 

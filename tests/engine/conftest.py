@@ -7,8 +7,8 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
-from engine.served import Serve, Served, served
 
+from engine.served import Serve, Served, served
 from slime_engine.model import NgramModel, load_model
 from slime_engine.settings import Settings
 

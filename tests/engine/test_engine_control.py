@@ -6,8 +6,8 @@ from typing import Any
 
 import anyio
 import pytest
-from engine.served import CHAT, JSONDict, Serve, Served
 
+from engine.served import CHAT, JSONDict, Serve, Served
 from slime_engine.model import NgramModel
 
 pytestmark = pytest.mark.anyio

@@ -8,8 +8,8 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
-from engine.served import CHAT, Serve, Served
 
+from engine.served import CHAT, Serve, Served
 from slime_engine.model import NgramModel
 from slime_engine.moe import routed_experts
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import anyio
 import pytest
-from engine.served import CHAT, Serve, Served
 
+from engine.served import CHAT, Serve, Served
 from slime_engine.model import NgramModel
 from slime_engine.settings import Settings
 

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import anyio
 import httpx
 import pytest
-from engine.served import CHAT, Serve
 
+from engine.served import CHAT, Serve
 from router_core.serving import serving
 from slime_engine.app import make_app
 from slime_engine.model import FloatArray, NgramModel

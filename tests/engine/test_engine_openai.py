@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from engine.served import Serve, Served
 
+from engine.served import Serve, Served
 from slime_engine.model import NgramModel
 
 pytestmark = pytest.mark.anyio

@@ -7,8 +7,8 @@ from typing import Any
 
 import anyio
 import pytest
-from engine.served import CHAT, JSONDict, Serve, Served
 
+from engine.served import CHAT, JSONDict, Serve, Served
 from slime_engine.journal import Journal
 from slime_engine.model import NgramModel
 

@@ -6,8 +6,8 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from engine.served import CHAT, JSONDict, Serve, Served
 
+from engine.served import CHAT, JSONDict, Serve, Served
 from slime_engine.model import NgramModel
 from slime_engine.requests import parse_generate
 

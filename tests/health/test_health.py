@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import anyio
 import pytest
-from routers import Running, Start
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,6 +11,7 @@ from starlette.routing import Route
 
 from router_core.cli import main
 from router_core.serving import serving
+from routers import Running, Start
 
 FAST = ("--health-check-interval-secs", "0.02", "--health-check-timeout-secs", "0.2")
 

@@ -3,11 +3,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from routers import Start, answering
 
 from router_core.cli import main
 from router_core.serving import serving
 from router_core.workers import Worker
+from routers import Start, answering
 from slime_policies import Policy, RoundRobin
 from slime_policies.contract import check_policy
 from slime_policies.plugin import POLICIES

@@ -5,13 +5,13 @@ from collections.abc import AsyncIterator
 
 import orjson
 import pytest
-from routers import Start
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from router_core.serving import serving
+from routers import Start
 
 EXPERTS = base64.b64encode(bytes(range(256)) * 64).decode()
 # Spaces and a float spelt its own way: parsing and encoding again would not give these bytes back.
