@@ -47,7 +47,7 @@ class Crowd:
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.3):
                     await self._session.post(
-                        "/generate", json={**body, "sampling_params": SLOW}, headers=headers
+                        "/generate", json={**body, "sampling_params": LONG}, headers=headers
                     )
             self.left += 1
             return
