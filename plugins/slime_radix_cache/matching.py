@@ -22,6 +22,8 @@ __all__ = ["Cut", "Match", "find_given", "find_to_continue", "find_to_read"]
 #: How many of a response's leading tokens spell a prefix of a text, ending where a token and a character
 #: ends; and how many bytes they spell. ``(0, 0)`` when none do. Arguments: packed ids, text in UTF-8.
 Cut: TypeAlias = Callable[[bytes, bytes], tuple[int, int]]
+#: Whether a context may be taken, by the last response in it.
+Whose: TypeAlias = "Callable[[Response | None], bool]"
 
 #: Responses that read alike are cut at most so often in search of the longest cut.
 _CUTS_TRIED = 8
@@ -43,41 +45,61 @@ class Match:
     inside_response: bool
 
 
-def _belongs_to(segment: Segment, session: str) -> bool:
-    """True when the last response of the context is of ``session``; prompts alone are nobody's."""
-    sampled = last_response(segment)
-    return sampled is not None and sampled.session == session
+def _anyones(sampled: Response | None) -> bool:
+    return True
 
 
-def find_to_continue(path: Path, text: bytes, cut: Cut, session: str | None) -> Match:
-    """Where generating from ``text`` goes on. A session's own contexts come before longer ones of others."""
+def _nobodys(sampled: Response | None) -> bool:
+    """Prompts alone say nothing in anybody's name."""
+    return sampled is None
+
+
+def _owned_by(session: str) -> Whose:
+    return lambda sampled: sampled is not None and sampled.session == session
+
+
+def _in_order(session: str | None, has_spoken: bool) -> tuple[Whose, ...]:
+    """Whose contexts to go on from: the session's own before longer ones of others.
+
+    What follows its own words is not another one's, however alike it reads, so a session that
+    ``has_spoken`` in this text already takes nobody else's. One that has not may go on where another one was.
+    """
+    if session is None:
+        return (_anyones,)
+    return _owned_by(session), (_nobodys if has_spoken else _anyones)
+
+
+def find_to_continue(path: Path, text: bytes, cut: Cut, session: str | None, *, has_spoken: bool) -> Match:
+    """Where generating from ``text`` goes on."""
     search = _Search(path, text, cut, reading=False)
-    return (
-        (search.longest(session) if session is not None else None) or search.longest(None) or search.nothing()
-    )
+    for whose in _in_order(session, has_spoken):
+        match = search.longest(whose)
+        if match is not None:
+            return match
+    return search.nothing()
 
 
 def find_to_read(path: Path, text: bytes, cut: Cut, session: str | None) -> Match:
     """The context that ``text`` stands for: the session's own, else one that covers all of it, else the longest."""
     search = _Search(path, text, cut, reading=True)
-    own = search.longest(session) if session is not None else None
+    own = search.longest(_owned_by(session)) if session is not None else None
     if own is not None and own.position == len(text):
         return own
-    other = search.longest(None)
+    other = search.longest(_anyones)
     if other is not None and other.position == len(text):
         return other
     return own or other or search.nothing()
 
 
-def find_given(path: Path, ids: bytes, session: str | None) -> Context:
+def find_given(path: Path, ids: bytes, session: str | None, *, has_spoken: bool) -> Context:
     """The longest context whose tokens are the first of ``ids`` (packed); ``path`` is that of their text.
 
-    Unlike text, given ids may go on from anywhere. A session's own contexts come first here, too.
+    Unlike text, given ids may go on from anywhere.
     """
-    for wanted in (session, None) if session is not None else (None,):
+    for whose in _in_order(session, has_spoken):
         best: Context = None
         covered = 0
-        for context in islice(_contexts_near(path, ids, wanted), _GIVEN_TRIED):
+        for context in islice(_contexts_near(path, ids, whose), _GIVEN_TRIED):
             known = context_ids(context)
             if len(known) > covered and ids.startswith(known):
                 best, covered = context, len(known)
@@ -86,19 +108,19 @@ def find_given(path: Path, ids: bytes, session: str | None) -> Context:
     return None
 
 
-def _contexts_near(path: Path, ids: bytes, session: str | None) -> Iterator[tuple[Segment, int]]:
+def _contexts_near(path: Path, ids: bytes, whose: Whose) -> Iterator[tuple[Segment, int]]:
     """Contexts that may begin as ``ids`` do: responses that the text leaves on its way, then what ends there."""
     node: Node | None = path.node
     while node is not None:
         for response in reversed(node.through or ()):
-            if session is None or response.session == session:
+            if whose(response):
                 before = context_ids(
                     (response.parent, response.kept) if response.parent is not None else None
                 )
                 if ids.startswith(before):
                     yield response, _common_tokens(response.ids, ids[len(before) :])
         for segment in reversed(node.ends or ()):
-            if session is None or _belongs_to(segment, session):
+            if whose(last_response(segment)):
                 yield segment, len(segment)
         node = node.parent
 
@@ -119,15 +141,15 @@ class _Search:
         self._cut = cut
         self._reading = reading
 
-    def longest(self, session: str | None) -> Match | None:
-        """The longest context, of ``session`` if given; None without any."""
+    def longest(self, whose: Whose) -> Match | None:
+        """The longest context among those; None without any."""
         found = None
         for node in reversed(self._path.ended):
-            context = self._ending_at(node, session)
+            context = self._ending_at(node, whose)
             if context is not None:
                 found = context, node.depth
                 break
-        return self._match(self._longer_cut(found[1] if found is not None else 0, session) or found)
+        return self._match(self._longer_cut(found[1] if found is not None else 0, whose) or found)
 
     def nothing(self) -> Match:
         """No context at all: the text begins a new one."""
@@ -149,11 +171,11 @@ class _Search:
         )
         return Match(context, position, candidates, inside)
 
-    def _ending_at(self, node: Node, session: str | None) -> Context:
+    def _ending_at(self, node: Node, whose: Whose) -> Context:
         """The newest context that ends at ``node`` and may be the answer, or go on there."""
         whole = node.depth == len(self._text)
         for segment in reversed(node.ends or ()):
-            if session is not None and not _belongs_to(segment, session):
+            if not whose(last_response(segment)):
                 continue
             if whole and self._reading:
                 return segment, len(segment)  # the hidden tail too: the model chose to stop
@@ -166,7 +188,7 @@ class _Search:
                     return segment, length
         return None
 
-    def _longer_cut(self, floor: int, session: str | None) -> tuple[Context, int] | None:
+    def _longer_cut(self, floor: int, whose: Whose) -> tuple[Context, int] | None:
         """A response that the text leaves on its way, cut where its last whole token ends beyond ``floor``.
 
         Looks where the text ends first and then upwards: a response that left it earlier may have a
@@ -177,9 +199,7 @@ class _Search:
         node: Node | None = self._path.node
         while node is not None and (end := min(self._path.position, node.depth)) > floor:
             for response in reversed(node.through or ()):
-                if response.start >= end or id(response) in seen:
-                    continue
-                if session is not None and response.session != session:
+                if response.start >= end or id(response) in seen or not whose(response):
                     continue
                 if len(seen) == _CUTS_TRIED:
                     return best

@@ -17,6 +17,8 @@ __all__ = ["Limits", "Sampled", "Trajectories"]
 _NODE_BYTES = 330
 _PROMPT_BYTES = 170
 _RESPONSE_BYTES = 330
+#: Turns of a session that are looked at to see whether a text is a continuation of one.
+_TURNS_LOOKED_AT = 16
 #: Texts remembered, as hashes, after they were evicted: so that an answer can say why it is not exact.
 _LOST_TEXTS = 16_384
 
@@ -73,18 +75,27 @@ class Trajectories:
 
     def find_to_continue(self, text: bytes, session: str | None = None) -> Match:
         """Where generating from ``text`` goes on; what lies behind the match is to be tokenised."""
-        own = session if session in self._sessions else None
-        return find_to_continue(self._index.walk(text), text, self._cut, own)
+        path, own = self._index.walk(text), self._known(session)
+        return find_to_continue(path, text, self._cut, own, has_spoken=self._has_spoken(own, text))
 
     def find_given(self, text: bytes, ids: bytes, session: str | None = None) -> Context:
         """The longest context that ``ids`` (packed) begin with; ``text`` is theirs."""
-        own = session if session in self._sessions else None
-        return find_given(self._index.walk(text), ids, own)
+        path, own = self._index.walk(text), self._known(session)
+        return find_given(path, ids, own, has_spoken=self._has_spoken(own, text))
 
     def find_to_read(self, text: bytes, session: str | None = None) -> Match:
         """The context that ``text`` stands for."""
-        own = session if session in self._sessions else None
-        return find_to_read(self._index.walk(text), text, self._cut, own)
+        return find_to_read(self._index.walk(text), text, self._cut, self._known(session))
+
+    def _known(self, session: str | None) -> str | None:
+        return session if session in self._sessions else None
+
+    def _has_spoken(self, session: str | None, text: bytes) -> bool:
+        """True when a prompt that ``session`` got an answer to (of late) is the beginning of ``text``."""
+        return session is not None and any(
+            response.start < len(text) and text.startswith(text_of(response.node)[: response.start])
+            for response in self._sessions[session][-_TURNS_LOOKED_AT:]
+        )
 
     def was_evicted(self, text: bytes) -> bool:
         """True when a context with this text was recorded and had to go (of late: old losses are forgotten)."""

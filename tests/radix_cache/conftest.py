@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from radix_cache.scripted import Client, ScriptedEngine, routed
 
+from radix_cache.scripted import Client, ScriptedEngine, routed
 from slime_engine.tokenizer import EngineTokenizer, corpus_documents, train_tokenizer
 
 if TYPE_CHECKING:

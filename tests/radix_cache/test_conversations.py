@@ -11,6 +11,7 @@ import anyio
 import httpx
 import orjson
 import pytest
+
 from radix_cache.scripted import bits
 
 if TYPE_CHECKING:

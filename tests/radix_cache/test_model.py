@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from radix_cache.toy import EOS, TOKENS, encode, pack, sampled, spell, trajectories, unpack
 
+from radix_cache.toy import EOS, TOKENS, encode, pack, sampled, spell, trajectories, unpack
 from slime_radix_cache.answer import inexact_reason, record_of
 from slime_radix_cache.segments import Context, Prompt, Response, Segment, context_ids, links
 from slime_radix_cache.text_index import Node, text_of
@@ -58,23 +59,31 @@ class Model(RuleBasedStateMachine):
 
     # What is asked of the model.
 
-    def _own(self, fact: Fact, session: str | None) -> bool:
-        return session is None or fact.session == session
+    def _in_order(self, text: str, session: str | None) -> list[Callable[[str | None], bool]]:
+        """Whose words may be gone on from: first its own; then, if it has not spoken yet, anyone's."""
+        if not any(fact.session == session for fact in self.facts) or session is None:
+            return [lambda owner: True]
+        prompts = [fact.prompt for fact in self.facts if fact.session == session]
+        spoken = any(len(prompt) < len(text) and text.startswith(prompt) for prompt in prompts)
+        return [
+            lambda owner: owner == session,
+            (lambda owner: owner == "") if spoken else (lambda owner: True),
+        ]
 
     def _expected(self, text: str, session: str | None) -> tuple[int, list[list[int]]]:
         """The longest place to continue ``text`` from, and all token runs that are right there."""
-        for wanted in (session, None) if session is not None else (None,):
+        for whose in self._in_order(text, session):
             found: dict[str, list[list[int]]] = {}
             for fact in self.facts:
-                if self._own(fact, wanted):
+                if whose(fact.session):
                     for until, tokens in fact.goes_on().items():
                         if text.startswith(until):
                             found.setdefault(until, []).append(tokens)
-                if fact.prompt == text and (wanted is None or fact.owner == wanted):
+                if fact.prompt == text and whose(fact.owner):
                     found.setdefault(text, []).append(fact.consumed)
-            for segment in self._lonely_prompts():
-                if text_of(segment.node).decode() == text and self._may(segment, wanted):
-                    found.setdefault(text, []).append(unpack(context_ids((segment, len(segment)))))
+            for prompt in self._lonely_prompts():
+                if text_of(prompt.node).decode() == text and whose(self._owner(prompt)):
+                    found.setdefault(text, []).append(unpack(context_ids((prompt, len(prompt)))))
             if found:
                 longest = max(found, key=len)
                 return len(longest), found[longest]
@@ -86,9 +95,10 @@ class Model(RuleBasedStateMachine):
             segment for segment in self._segments() if isinstance(segment, Prompt) and not segment.children
         ]
 
-    def _may(self, segment: Segment, session: str | None) -> bool:
+    @staticmethod
+    def _owner(segment: Segment) -> str | None:
         owners = [one.session for one, _ in links((segment, 0)) if isinstance(one, Response)]
-        return session is None or (bool(owners) and owners[0] == session)
+        return owners[0] if owners else ""
 
     def _texts(self) -> list[str]:
         texts = [""]

@@ -11,8 +11,8 @@ import anyio.lowlevel
 import httpx
 import orjson
 import pytest
-from radix_cache.scripted import Client, ScriptedEngine, bits, lifespan_free, routed
 
+from radix_cache.scripted import Client, ScriptedEngine, bits, lifespan_free, routed
 from router_core.serving import serving
 
 if TYPE_CHECKING:

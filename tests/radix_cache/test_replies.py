@@ -6,8 +6,8 @@ from typing import Any
 
 import orjson
 import pytest
-from radix_cache.toy import pack
 
+from radix_cache.toy import pack
 from slime_radix_cache.replies import Output, Unusable, parsed, read_output
 from slime_radix_cache.segments import pack_logprobs
 

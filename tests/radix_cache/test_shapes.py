@@ -11,8 +11,8 @@ import anyio
 import httpx
 import orjson
 import pytest
-from radix_cache.scripted import Client, ScriptedEngine, bits
 
+from radix_cache.scripted import Client, ScriptedEngine, bits
 from router_core.cli import build
 from router_core.errors import StartupError
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from radix_cache.toy import pack
 
+from radix_cache.toy import pack
 from slime_engine.tokenizer import EngineTokenizer
 from slime_radix_cache.spelling import Spelling
 

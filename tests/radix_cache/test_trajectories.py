@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from radix_cache.toy import EOS, encode, pack, sampled, spell, trajectories, unpack
 
+from radix_cache.toy import EOS, encode, pack, sampled, spell, trajectories, unpack
 from slime_radix_cache.answer import inexact_reason, record_of
 from slime_radix_cache.segments import Prompt, Response, context_ids
 from slime_radix_cache.trajectories import Limits, Sampled, Trajectories
@@ -182,6 +182,15 @@ class TestSameTextOtherTokens:
         generate(kept, "aab", sampled(6))
         generate(kept, "a", sampled(1), "one")
         assert generate(kept, "aab", sampled(6), "one") == [1, 1, 2]
+
+    def test_a_session_that_has_spoken_takes_nobody_elses_words(self) -> None:
+        kept = trajectories()
+        generate(kept, "b", sampled(1, 2), "other")
+        generate(kept, "b", sampled(5), "one")
+        assert generate(kept, "bb", sampled(6), "one") == [2, 2]  # "bab" is one token
+        generate(kept, "b", sampled(3), "one")
+        assert generate(kept, "baé", sampled(6), "one") == [4, 6]
+        assert generate(kept, "baa", sampled(6), "new") == [2, 1, 1]
 
     def test_a_session_can_fork_from_what_another_said(self) -> None:
         kept = self.kept()
