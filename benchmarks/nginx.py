@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 __all__ = ["MISSING", "is_installed", "proxy_command", "worker_command"]
 
-MISSING = "nginx is not installed (Debian: apt-get install nginx-light)"
+MISSING = "nginx is not installed (Debian: apt-get install nginx)"
 
 # `master_process off` is `worker_processes 1` without the parent: one pid to measure, the caller's user.
 _MAIN = """
