@@ -10,9 +10,7 @@ import pytest
 
 from router_core.cli import build
 from router_core.serving import serving
-from routers import Running, Start, answering
-
-__all__ = ["Running", "Start", "answering"]
+from routers import Running, Start
 
 
 @pytest.fixture

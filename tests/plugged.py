@@ -13,13 +13,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from conftest import Running
 from router_core.app import make_app
 from router_core.hooks import new_plugin_manager
 from router_core.router import Router
 from router_core.serving import serving
 from router_core.settings import Settings
 from router_core.types import Receive, Scope, Send
+from routers import Running
 
 __all__ = ["Recording", "routing", "until"]
 

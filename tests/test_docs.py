@@ -14,7 +14,6 @@ import httpx
 import pytest
 from starlette.routing import Route
 
-from conftest import Start
 from plugged import Recording
 from router_core import hookspecs
 from router_core.admin import admin_routes
@@ -22,6 +21,7 @@ from router_core.cli import build, command_line
 from router_core.hooks import hook_names
 from router_core.loader import installed_plugins
 from router_core.serving import serving
+from routers import Start
 
 ROOT = Path(__file__).parent.parent
 PAGES = [

@@ -8,11 +8,11 @@ from textwrap import dedent
 
 import pytest
 
-from conftest import Start
 from router_core import loader
 from router_core.cli import build, main
 from router_core.errors import PluginError
 from router_core.loader import DEFAULT_PLUGINS, installed_plugins, load
+from routers import Start
 
 HEAD = "from router_core import Reply, hookimpl\n"
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import configparser
+import os
+import subprocess
+import sys
 import zipfile
 from pathlib import Path, PurePosixPath
 
 import pytest
 
+import router_core
 from wheels import ROOT, build_wheel
 
 #: Not code, and not data that is read at run time.
@@ -80,3 +84,11 @@ def test_the_licence_and_the_readme_come_along(wheel: zipfile.ZipFile, names: se
     assert "License-Expression: Apache-2.0" in metadata
     assert "# slime-router" in metadata
     assert [name for name in names if name.endswith("/LICENSE")]
+
+
+@pytest.mark.skipif("TOX_ENV_DIR" not in os.environ, reason="only tox installs the wheel")
+def test_under_tox_it_is_the_wheel_that_is_tested() -> None:
+    assert Path(router_core.__file__).is_relative_to(os.environ["TOX_ENV_DIR"])
+    asked = [sys.executable, "-c", "import router_core; print(router_core.__file__)"]
+    found = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+    assert Path(found).is_relative_to(os.environ["TOX_ENV_DIR"])

@@ -103,6 +103,16 @@ class Wire:
         self._server.arrived.append(request)
         return request
 
+    async def receive(self, most: int) -> bytes:
+        """Some bytes of a body that :meth:`head` left unread, at least one; ``b""`` when the peer has hung up."""
+        if not self._buffer:
+            try:
+                self._buffer = await self._stream.receive()
+            except _BROKEN:
+                return b""
+        piece, self._buffer = self._buffer[:most], self._buffer[most:]
+        return piece
+
     async def send(self, data: bytes) -> bool:
         """Send ``data`` and wait while the peer is slow; False when it has hung up."""
         try:
@@ -177,7 +187,7 @@ async def scripted(
         try:
             async with stream:
                 await script(wire)
-        except _BROKEN:
+        except (*_BROKEN, ssl.SSLError):
             pass  # closing TLS politely is not always granted
         finally:
             server.closed.add(wire)

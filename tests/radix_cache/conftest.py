@@ -12,7 +12,7 @@ from radix_cache.scripted import Client, ScriptedEngine, routed
 from slime_engine.tokenizer import EngineTokenizer, corpus_documents, train_tokenizer
 
 if TYPE_CHECKING:
-    from conftest import Start
+    from routers import Start
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ from router_core.serving import serving
 from slime_engine.tokenizer import EngineTokenizer
 
 if TYPE_CHECKING:
-    from conftest import Running, Start
+    from routers import Running, Start
 
 
 def bits(values: list[float]) -> bytes:

@@ -15,7 +15,7 @@ import pytest
 from radix_cache.scripted import bits
 
 if TYPE_CHECKING:
-    from conftest import Start
+    from routers import Start
 
 pytestmark = pytest.mark.anyio
 

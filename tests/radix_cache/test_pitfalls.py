@@ -16,7 +16,7 @@ from radix_cache.scripted import Client, ScriptedEngine, bits, lifespan_free, ro
 from router_core.serving import serving
 
 if TYPE_CHECKING:
-    from conftest import Start
+    from routers import Start
 
 pytestmark = pytest.mark.anyio
 

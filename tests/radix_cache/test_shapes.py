@@ -17,7 +17,7 @@ from router_core.cli import build
 from router_core.errors import StartupError
 
 if TYPE_CHECKING:
-    from conftest import Start
+    from routers import Start
 
 pytestmark = pytest.mark.anyio
 
