@@ -18,7 +18,7 @@ import httptools
 from benchmarks.samples import request_body
 from benchmarks.stand_in import Chunk, StandIn
 
-__all__ = ["Pace", "Seen", "in_steps", "spread", "streaming"]
+__all__ = ["Pace", "Seen", "in_steps", "quantile_us", "spread", "streaming"]
 
 #: Says ``advance`` to a stand-in's streams, for ever.
 Pace = Callable[[StandIn], Coroutine[object, object, None]]
@@ -27,22 +27,28 @@ _TICK_S = 0.001
 _DONE = b"data: [DONE]"
 
 
+def quantile_us(delays_ns: Sequence[int], share: float) -> float:
+    """The delay that ``share`` of ``delays_ns`` do not exceed, in microseconds; NaN when there are none."""
+    ordered = sorted(delays_ns)
+    return ordered[int(share * (len(ordered) - 1))] / 1e3 if ordered else math.nan
+
+
 @dataclass(slots=True)
 class Seen:
-    """What arrived at the clients: a delay per chunk, from its write by the worker to its event here."""
+    """What arrived at the clients: a delay per chunk, from its write by the worker to its event here.
+
+    ``first_ns`` are those of the streams' first chunks alone.
+    """
 
     delays_ns: list[int] = field(default_factory=list)
+    first_ns: list[int] = field(default_factory=list)
     streams: int = 0
     faults: int = 0
 
     def clear(self) -> None:
         self.delays_ns.clear()
+        self.first_ns.clear()
         self.streams = self.faults = 0
-
-    def delay_us(self, share: float) -> float:
-        """The delay that ``share`` of the chunks did not exceed, in microseconds; NaN without chunks."""
-        ordered = sorted(self.delays_ns)
-        return ordered[int(share * (len(ordered) - 1))] / 1e3 if ordered else math.nan
 
 
 def spread(chunks_per_s: float) -> Pace:
@@ -154,8 +160,11 @@ class _Client(asyncio.Protocol):
             if self._next >= len(self._sizes) or len(event) != self._sizes[self._next]:
                 self._seen.faults += 1
                 continue
+            delay_ns = now - Chunk.stamp_ns(event)
+            self._seen.delays_ns.append(delay_ns)
+            if not self._next:
+                self._seen.first_ns.append(delay_ns)
             self._next += 1
-            self._seen.delays_ns.append(now - Chunk.stamp_ns(event))
             self._arrived(self._rid)
 
     def on_message_complete(self) -> None:
