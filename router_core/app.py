@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 
 from router_core.admin import admin_routes
-from router_core.client import ClientGone, cancelled_when_gone, read_body
+from router_core.client import ClientGone, read_body
 from router_core.errors import HTTPError, PayloadTooLarge, PluginError, error_body
 from router_core.exchange import Exchange, Request
 from router_core.proxy import relay
@@ -82,7 +82,7 @@ class _App:
             target = scope["raw_path"] + b"?" + query if query else scope["raw_path"]
             with (
                 Exchange(Request(scope["method"], target, headers, body)) as exchange,
-                cancelled_when_gone(receive, self._router.loop),
+                self._router.clients.cancelling(receive),
             ):
                 reply = await self._router.respond(exchange)
                 started = True

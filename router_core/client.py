@@ -8,10 +8,10 @@ from types import TracebackType
 from router_core.errors import BadRequest, PayloadTooLarge
 from router_core.types import Headers, Receive
 
-__all__ = ["ClientGone", "cancelled_when_gone", "read_body"]
+__all__ = ["ClientGone", "Watch", "read_body"]
 
 
-#: Seconds after which a request is watched for a client that hangs up.
+#: A request that takes longer, in seconds, is watched for a client that hangs up.
 _PATIENCE_S = 0.05
 
 
@@ -52,30 +52,58 @@ def _too_large(max_bytes: int) -> PayloadTooLarge:
     return PayloadTooLarge(f"the request body is larger than {max_bytes} bytes (--max-payload-size)")
 
 
-class cancelled_when_gone:  # reads as a phrase, like anyio.fail_after
-    """``with cancelled_when_gone(receive, loop):`` cancels the block when the client hangs up, and ends quietly.
+class Watch:
+    """Notices clients that hang up: ``with watch.cancelling(receive):`` cancels the block then, and ends quietly.
 
-    The request's body must have been read. ``loop`` is the running one; asking asyncio for it costs a system call.
+    Most of what is proxied ends before a client could lose patience, so requests are looked at by one timer for
+    all of them, and only those that it meets get a task that waits for the client.
     """
 
-    __slots__ = ("_gone", "_loop", "_over", "_receive", "_task", "_timer", "_watch")
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._young: set[_Watched] = set()
+        self._timer: asyncio.TimerHandle | None = None
 
-    def __init__(self, receive: Receive, loop: asyncio.AbstractEventLoop) -> None:
+    def cancelling(self, receive: Receive) -> _Watched:
+        """The context manager. The request's body must have been read from ``receive``."""
+        return _Watched(self, receive)
+
+    def add(self, watched: _Watched) -> None:
+        self._young.add(watched)
+        if self._timer is None:
+            self._timer = self.loop.call_later(_PATIENCE_S, self._look)
+
+    def discard(self, watched: _Watched) -> None:
+        self._young.discard(watched)
+
+    def _look(self) -> None:
+        self._timer = None
+        for watched in self._young:
+            watched.begin()
+        self._young.clear()
+
+
+class _Watched:
+    """One request under a Watch."""
+
+    __slots__ = ("_gone", "_over", "_receive", "_task", "_waiting", "_watch")
+
+    def __init__(self, watch: Watch, receive: Receive) -> None:
+        self._watch = watch
         self._receive = receive
-        self._loop = loop
         self._gone = self._over = False
-        self._watch: asyncio.Task[None] | None = None
+        self._waiting: asyncio.Task[None] | None = None
 
     def __enter__(self) -> None:
-        task = asyncio.current_task(self._loop)
+        # Without the loop asyncio would look for it, which costs a system call.
+        task = asyncio.current_task(self._watch.loop)
         assert task is not None  # narrowing: this is async code
         self._task = task
-        # Most of what is proxied ends before a client could lose patience; for these no task is made.
-        self._timer = self._loop.call_later(_PATIENCE_S, self._begin)
+        self._watch.add(self)
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         # A task group would cost a third of the throughput. This task ends within a step of __exit__.
-        self._watch = self._loop.create_task(self._wait())
+        self._waiting = self._watch.loop.create_task(self._wait())
 
     async def _wait(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
@@ -88,11 +116,12 @@ class cancelled_when_gone:  # reads as a phrase, like anyio.fail_after
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         self._over = True
-        self._timer.cancel()
-        if kind is not None and self._watch is not None:
+        if self._waiting is None:
+            self._watch.discard(self)
+        elif kind is not None:
             # After a whole reply the server ends receive() by itself. A cancelled task leaves cycles behind,
             # which under load kept the garbage collector busy for a twentieth of the time.
-            self._watch.cancel()
+            self._waiting.cancel()
         if self._gone:
             # The cancellation may have been asked for without having arrived; either way it ends here,
             # unless somebody else wants the task to end as well.

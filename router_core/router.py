@@ -15,6 +15,7 @@ import orjson
 import pluggy
 from anyio.abc import TaskGroup, TaskStatus
 
+from router_core.client import Watch
 from router_core.exchange import Exchange, Reply, Request
 from router_core.hooks import Hooks
 from router_core.hookspecs import WorkerChange
@@ -56,7 +57,7 @@ class Router:
             silence_s=settings.silence_timeout_s,
         )
         self.proxy = Proxy(self.pool, self.hooks.select_worker, limits, self.worker_tls)
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._clients: Watch | None = None
         self._tasks: TaskGroup | None = None
         self._http: httpx.AsyncClient | None = None
         self._announcing: anyio.Lock | None = None
@@ -69,10 +70,10 @@ class Router:
         return self.options
 
     @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop that the router serves in."""
-        assert self._loop is not None, "the router is not serving"
-        return self._loop
+    def clients(self) -> Watch:
+        """Notices clients that hang up."""
+        assert self._clients is not None, "the router is not serving"
+        return self._clients
 
     @property
     def tasks(self) -> TaskGroup:
@@ -100,7 +101,7 @@ class Router:
                 anyio.create_task_group() as life,
             ):
                 self._announcing = anyio.Lock()
-                self._loop = asyncio.get_running_loop()
+                self._clients = Watch(asyncio.get_running_loop())
                 ended = anyio.Event()
                 self._tasks = await life.start(_host_tasks, ended)
                 async with AsyncExitStack() as stack:
@@ -117,7 +118,7 @@ class Router:
                 life.cancel_scope.cancel()
         finally:
             self.proxy.close()
-            self._tasks = self._http = self._loop = None
+            self._tasks = self._http = self._clients = None
 
     # The way of a request.
 

@@ -105,7 +105,8 @@ class UpstreamReply:
                 raise self._error
             if self.complete:
                 return b""
-            await self._news()
+            self._waiter = self._loop.create_future()
+            await self._waiter
         chunks = self._chunks
         data = chunks.popleft() if len(chunks) == 1 else b"".join(chunks)
         chunks.clear()
@@ -119,14 +120,8 @@ class UpstreamReply:
         while not self.status:
             if self._error is not None:
                 raise self._error
-            await self._news()
-
-    async def _news(self) -> None:
-        self._waiter = self._loop.create_future()
-        try:
+            self._waiter = self._loop.create_future()
             await self._waiter
-        finally:
-            self._waiter = None
 
     def close(self) -> None:
         """Give up: close the connection at once if anything is still to come. Idempotent."""
