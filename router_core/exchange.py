@@ -79,7 +79,7 @@ class Request:
     def body(self) -> bytes:
         """The bytes that go to the worker; encoded again only after :meth:`replace_json`."""
         if self._stale:
-            self._body = orjson.dumps(self._json)
+            self._body = orjson.dumps(self._json, option=orjson.OPT_SERIALIZE_NUMPY)
             self._stale = False
         return self._body
 
@@ -96,7 +96,10 @@ class Request:
         return self._json
 
     def replace_json(self, value: Any) -> None:
-        """Send ``value`` instead. Several plugins may do so; it is encoded once, and its length is set."""
+        """Send ``value`` instead. Several plugins may do so; it is encoded once, and its length is set.
+
+        It may hold numpy arrays, which :meth:`json` then returns to later plugins.
+        """
         self._json = value
         self._stale = True
 
@@ -170,6 +173,11 @@ class Reply:
             self._body, self._source = body, None
         else:
             self._body, self._source = None, body
+
+    def pass_through(self, wrap: Callable[[BodySource], BodySource]) -> None:
+        """Send what ``wrap`` makes of the stream, and closes with it. Does nothing when the reply is a whole one."""
+        if self._source is not None:
+            self.replace_body(wrap(self._source))
 
     def tap(self, tap: Tap) -> None:
         """Let ``tap`` watch the bytes that go to the client."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 from starlette.routing import BaseRoute
 
 from router_core import hookimpl
@@ -24,6 +24,7 @@ from slime_radix_cache.retrieval import Retrieval
 from slime_radix_cache.settings import Settings
 from slime_radix_cache.spelling import Spelling
 from slime_radix_cache.tally import Tally
+from slime_radix_cache.templates import ChatTemplate
 from slime_radix_cache.trajectories import Limits, Trajectories
 from slime_radix_cache.turns import Turn, Turns
 
@@ -59,12 +60,13 @@ class RadixCache:
         self._turns = Turns(
             self._trajectories, encoder, spelling, self._tally, self._streams, verbose=settings.verbose
         )
-        self.retrieval = Retrieval(self._trajectories, encoder, self._tally, self._streams)
+        template = ChatTemplate(tokenizer)
+        self.retrieval = Retrieval(self._trajectories, encoder, template, self._tally, self._streams)
         router.components.register("trajectories", self.retrieval)
 
     @hookimpl
     def routes(self) -> Sequence[BaseRoute]:
-        """``/retrieve_from_text`` and ``/cache_stats``."""
+        """What gives tokens back, and ``/cache_stats``."""
         return self.retrieval.routes(self.get_stats)
 
     def get_stats(self) -> dict[str, Any]:
@@ -95,7 +97,7 @@ class RadixCache:
             return
         try:
             turns = await self._begin(exchange, ask)
-            document = rewritten(body, ask, [array("i", turn.ids).tolist() for turn in turns])
+            document = rewritten(body, ask, [np.frombuffer(turn.ids, np.int32) for turn in turns])
         except Exception as error:
             self._tally.untouched("failed")
             self._tally.unrecorded("prompt_not_tokenised", error)

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 __all__ = ["Ask", "read_ask", "rewritten"]
 
 #: Fields that put more into an engine's context than the prompt says: such a request is passed on as it is.
@@ -69,7 +72,9 @@ def _packed(ids: Any) -> tuple[bytes, ...] | None:
     return packed if all(packed) else None
 
 
-def rewritten(body: dict[str, Any], ask: Ask, prompts: Sequence[list[int]]) -> dict[str, Any] | None:
+def rewritten(
+    body: dict[str, Any], ask: Ask, prompts: Sequence[npt.NDArray[np.int32]]
+) -> dict[str, Any] | None:
     """``body`` with ``prompts`` instead of texts, and with logprobs unless the client has forbidden them.
 
     None when there is nothing to change.
