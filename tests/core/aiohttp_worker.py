@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from aiohttp import web
+
 from core.asgi_worker import EVENTS
 
 __all__ = ["aiohttp_serving"]

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import pytest
 import uvicorn
 from anyio.from_thread import start_blocking_portal
+
 from core.aiohttp_worker import aiohttp_serving
 from core.asgi_worker import make_app
 

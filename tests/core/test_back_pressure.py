@@ -8,10 +8,10 @@ import socket
 
 import anyio
 import pytest
-from core.servers import Wire, content, dial, on_both_loops, scripted
-from routers import Start
 
+from core.servers import Wire, content, dial, on_both_loops, scripted
 from router_core.upstream import Limits, Upstream
+from routers import Start
 
 pytestmark = [pytest.mark.anyio, on_both_loops]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import anyio
 import httpx
 import pytest
+
 from core.servers import Scripted, Wire, answer, content, on_both_loops, scripted, talk
 from routers import Running, Start
 

@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import anyio
 import httpx
 import pytest
+
 from core.asgi_worker import EVENTS
 from core.real import nginx, on_aiohttp, on_granian, on_nginx, on_uvicorn
 from core.servers import Wire, answer, content, scripted, talk

@@ -10,6 +10,7 @@ from pathlib import Path
 import anyio
 import pytest
 import trustme
+
 from core.real import on_uvicorn
 from core.servers import Wire, answer, content, on_both_loops, scripted, talk
 from routers import Start
