@@ -1,0 +1,507 @@
+"""Workers join, leave and are chosen: every line of the HTTP table that speaks of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from core.servers import Wire, answer, scripted
+from router_core.serving import bind, serving, url_of
+from router_core.workers import Worker, least_in_flight
+from routers import Start
+
+pytestmark = pytest.mark.anyio
+
+BARE = "--no-default-plugins"
+
+
+class Engine:
+    """A worker that says who it is, what it serves, and answers when it is let."""
+
+    def __init__(self, name: str, info: dict[str, Any] | None = None, info_path: str = "/model_info") -> None:
+        self.name = name
+        self.asked = 0
+        self.open = asyncio.Event()
+        self.open.set()
+        self._info = info
+        self.app = Starlette(
+            routes=[
+                Route(info_path, self.model_info),
+                Route("/work", self.work, methods=["GET", "POST"]),
+            ]
+        )
+
+    async def model_info(self, _: Request) -> Response:
+        return JSONResponse(self._info) if self._info is not None else Response(status_code=404)
+
+    async def work(self, _: Request) -> Response:
+        self.asked += 1
+        await self.open.wait()
+        return Response(self.name)
+
+
+@asynccontextmanager
+async def engines(*names: str) -> AsyncIterator[dict[str, Engine]]:
+    """Engines by their URLs."""
+    async with AsyncExitStack() as stack:
+        found = [Engine(name) for name in names]
+        yield {await stack.enter_async_context(serving(engine.app)): engine for engine in found}
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    with anyio.fail_after(5):
+        while not condition():  # noqa: ASYNC110  # what the router does is seen from outside
+            await anyio.sleep(0.005)
+
+
+async def urls(client: httpx.AsyncClient) -> list[str]:
+    listed: list[str] = (await client.get("/list_workers")).json()["urls"]
+    return listed
+
+
+# slime's spelling
+
+
+@pytest.mark.parametrize("route", ["/add_worker", "/remove_worker"])
+@pytest.mark.parametrize(
+    "named",
+    [
+        lambda url: {"params": {"url": url}},
+        lambda url: {"params": {"worker_url": url}},
+        lambda url: {"json": {"url": url}},
+        lambda url: {"json": {"worker_url": url}},
+        lambda url: {"json": {"url": url + "/"}},
+    ],
+    ids=["?url", "?worker_url", "url", "worker_url", "slash"],
+)
+async def test_a_worker_is_named_in_the_query_or_the_body(
+    start: Start, route: str, named: Callable[[str], dict[str, Any]]
+) -> None:
+    async with engines("one") as found, start(BARE) as running:
+        [url] = found
+        if route == "/remove_worker":
+            await running.client.post("/add_worker", json={"url": url})
+        reply = await running.client.post(route, **named(url))
+        assert reply.status_code == 200
+        if route == "/add_worker":
+            assert reply.json() == {"status": "success", "worker_urls": {url: 0}}
+            assert await urls(running.client) == [url]
+        else:
+            assert reply.json() == {"status": "success"}
+            assert await urls(running.client) == []
+
+
+BAD: list[dict[str, Any]] = [
+    {},
+    {"json": {}},
+    {"json": {"url": 7}},
+    {"json": {"url": None}},
+    {"json": ["http://127.0.0.1:1"]},
+    {"content": b"{"},
+    {"content": b"\xff"},
+    *(
+        {"json": {"url": url}}
+        for url in ("", "h:1", "//h:1", "ftp://h:1", "http://", "http://h:0", "http://h:99999")
+    ),
+    *({"json": {"url": url}} for url in ("http://h:1/v1", "http://h:1?a=1", "http://u:p@h:1", "http://h:1x")),
+    *({"json": {"url": url}} for url in ("http://h\r\nX: y:1", "http://é:1", " http://h:1", "http://[::1")),
+    {"params": {"url": "nonsense"}},
+]
+
+
+async def test_what_names_no_worker_is_the_clients_fault(start: Start) -> None:
+    async with start(BARE) as running:
+        for route in ("/add_worker", "/remove_worker", "/workers"):
+            for bad in BAD:
+                reply = await running.client.post(route, **bad)
+                assert reply.status_code == 400, (route, bad)
+                assert reply.json()["error"]["code"] == "BAD_REQUEST"
+                assert reply.json()["error"]["type"] == "invalid_request_error"
+        assert await urls(running.client) == []
+
+
+async def test_a_worker_that_is_not_there_cannot_be_removed(start: Start) -> None:
+    async with start(BARE) as running:
+        for reply in (
+            await running.client.post("/remove_worker", params={"url": "http://127.0.0.1:1"}),
+            await running.client.delete("/workers/http://127.0.0.1:1"),
+            await running.client.delete("/workers/nobody"),
+            await running.client.get("/workers/nobody"),
+        ):
+            assert reply.status_code == 404
+        assert reply.json().keys() == {"error", "code"}
+        assert reply.json()["code"] == "WORKER_NOT_FOUND"
+
+
+# the gateway's spelling
+
+
+async def test_the_gateways_registration_tells_where_the_worker_is_found(start: Start) -> None:
+    async with engines("one") as found, start(BARE) as running:
+        [url] = found
+        body = {"url": url, "model_id": "m", "labels": {"zone": "a"}}
+        reply = await running.client.post("/workers", json=body)
+        assert reply.status_code == 202
+        told = reply.json()
+        assert told == {
+            "status": "accepted",
+            "worker_id": told["worker_id"],
+            "url": url,
+            "location": f"/workers/{told['worker_id']}",
+        }
+        assert reply.headers["location"] == told["location"]
+        shown = await running.client.get(told["location"])
+        assert shown.status_code == 200
+        assert shown.json() == {
+            "id": told["worker_id"],
+            "url": url,
+            "worker_type": "regular",
+            "is_healthy": True,
+            "state": "ready",
+            "load": 0,
+            "weight_version": None,
+            "model_id": "m",
+            "bootstrap_port": None,
+            "labels": {"zone": "a"},
+        }
+        assert (await running.client.get(f"/workers/{url}")).json() == shown.json()
+        gone = await running.client.delete(told["location"])
+        assert (gone.status_code, gone.json()["worker_id"]) == (202, told["worker_id"])
+        assert (await running.client.get(told["location"])).status_code == 404
+
+
+async def test_workers_are_counted_by_kind(start: Start) -> None:
+    async with engines("a", "b", "c") as found, start(BARE) as running:
+        kinds = ["regular", "prefill", "decode"]
+        for url, kind in zip(found, kinds, strict=True):
+            body = {"url": url, "worker_type": kind, "bootstrap_port": 8998 if kind == "prefill" else None}
+            assert (await running.client.post("/workers", json=body)).status_code == 202
+        listing = (await running.client.get("/workers")).json()
+        assert listing["total"] == 3
+        assert listing["stats"] == {"regular_count": 1, "prefill_count": 1, "decode_count": 1}
+        assert [worker["worker_type"] for worker in listing["workers"]] == kinds
+        assert [worker["bootstrap_port"] for worker in listing["workers"]] == [None, 8998, None]
+        for _ in range(6):  # a prefill worker alone cannot answer anybody
+            assert (await running.client.get("/work")).text == "a"
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"worker_type": "turbo"},
+        {"bootstrap_port": "8998"},
+        {"bootstrap_port": True},
+        {"bootstrap_port": 0},
+        {"bootstrap_port": 65536},
+        {"model_id": 7},
+        {"labels": ["a"]},
+        {"labels": {"a": 1}},
+    ],
+)
+async def test_a_bad_field_of_a_registration_is_named(start: Start, field: dict[str, Any]) -> None:
+    async with start(BARE) as running:
+        for route in ("/workers", "/add_worker"):
+            reply = await running.client.post(route, json={"url": "http://127.0.0.1:1", **field})
+            assert reply.status_code == 400
+            assert next(iter(field)) in reply.json()["error"]["message"]
+        assert await urls(running.client) == []
+
+
+async def test_a_wrong_method_is_json_too(start: Start) -> None:
+    async with start(BARE) as running:
+        for method, path in (("DELETE", "/add_worker"), ("PUT", "/workers"), ("POST", "/workers/x")):
+            reply = await running.client.request(method, path)
+            assert reply.status_code == 405
+            assert "message" in reply.json()["error"]
+
+
+# health and weights
+
+
+async def test_health_is_the_routers_own_and_readiness_wants_a_worker(start: Start) -> None:
+    async with engines("one") as found, start(BARE) as running:
+        [url] = found
+        for path in ("/health", "/liveness"):
+            reply = await running.client.get(path)
+            assert (reply.status_code, reply.json()) == (
+                200,
+                {"status": "ok", "healthy_workers": 0, "total_workers": 0},
+            )
+        unready = await running.client.get("/readiness")
+        assert unready.status_code == 503
+        assert unready.json().keys() == {"status", "reason"}
+        nobody = await running.client.get("/work")
+        assert nobody.status_code == 503
+        assert nobody.json()["error"]["code"] == "NO_WORKER"
+        await running.client.post("/add_worker", params={"url": url})
+        assert (await running.client.get("/readiness")).status_code == 200
+        assert (await running.client.get("/health")).json()["healthy_workers"] == 1
+        running.router.pool.quarantine(running.router.pool.find(url))
+        assert (await running.client.get("/readiness")).status_code == 503
+        assert (await running.client.get("/health")).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/model_info", "/get_model_info"], ids=["new", "old"])
+async def test_a_worker_tells_its_model_and_weights_when_it_joins(start: Start, path: str) -> None:
+    engine = Engine("one", {"weight_version": "7", "model_path": "/models/m"}, path)
+    async with serving(engine.app) as url, start(BARE) as running:
+        await running.client.post("/add_worker", params={"url": url})
+        [worker] = (await running.client.get("/workers")).json()["workers"]
+        assert (worker["weight_version"], worker["model_id"]) == ("7", "/models/m")
+        versions = (await running.client.get("/weight_version")).json()
+        assert versions == {"weight_version": "7", "workers": {url: "7"}}
+
+
+async def test_a_trainer_announces_a_weight_version(start: Start) -> None:
+    async with engines("a", "b") as found, start(BARE) as running:
+        for url in found:
+            await running.client.post("/add_worker", params={"url": url})
+        reply = await running.client.post("/weight_version", json={"weight_version": 8})
+        expected = {"weight_version": "8", "workers": dict.fromkeys(found, "8")}
+        assert (reply.status_code, reply.json()) == (200, expected)
+        assert (await running.client.get("/weight_version")).json() == expected
+        for bad in ({}, {"weight_version": None}, {"weight_version": True}, {"weight_version": ""}, [8]):
+            assert (await running.client.post("/weight_version", json=bad)).status_code == 400
+        assert (await running.client.get("/weight_version")).json() == expected
+
+
+# joining, leaving, coming back
+
+
+@pytest.mark.parametrize("route", ["/add_worker", "/workers"])
+async def test_a_worker_that_is_not_up_is_told_and_joins_when_it_is(start: Start, route: str) -> None:
+    with bind("127.0.0.1", 0) as reserved:
+        url = url_of(reserved)
+    port = int(url.rpartition(":")[2])
+    async with start(BARE) as running:
+        reply = await running.client.post(route, json={"url": url})
+        assert reply.status_code in (200, 202)
+        assert url in reply.json()["warning"]
+        assert "joins when it does" in reply.json()["warning"]
+        assert await urls(running.client) == [url]
+        assert (await running.client.get("/readiness")).status_code == 503
+        refused = await running.client.get("/work")  # nothing better is there, so it was tried
+        assert (refused.status_code, refused.json()["error"]["code"]) == (502, "WORKER_UNREACHABLE")
+        assert [worker.in_flight for worker in running.router.pool] == [0]
+        async with serving(Engine("late").app, port=port):
+            await until(lambda: running.router.pool.healthy == 1)
+            assert (await running.client.get("/work")).text == "late"
+
+
+async def test_a_worker_that_is_not_up_gets_nothing_while_another_is(start: Start) -> None:
+    async with engines("up") as found, start(BARE) as running:
+        await running.client.post("/add_worker", params={"url": "http://127.0.0.1:9"})
+        await running.client.post("/add_worker", params={"url": next(iter(found))})
+        assert {(await running.client.get("/work")).text for _ in range(10)} == {"up"}
+
+
+async def test_workers_of_the_command_line_join_by_themselves(start: Start) -> None:
+    async with engines("a", "b") as found, start(BARE, "--worker-urls", *found) as running:
+        await until(lambda: running.router.pool.healthy == 2)
+        assert {(await running.client.get("/work")).text for _ in range(30)} == {"a", "b"}
+
+
+async def test_registering_a_quarantined_worker_again_brings_it_back(start: Start) -> None:
+    async with engines("a", "b") as found, start(BARE) as running:
+        for url in found:
+            await running.client.post("/add_worker", params={"url": url})
+        first = running.router.pool.find(next(iter(found)))
+        running.router.pool.quarantine(first)
+        assert {(await running.client.get("/work")).text for _ in range(10)} == {"b"}
+        reply = await running.client.post("/add_worker", params={"url": first.url})
+        assert "warning" not in reply.json()
+        assert running.router.pool.find(first.url) is first
+        assert {(await running.client.get("/work")).text for _ in range(30)} == {"a", "b"}
+
+
+async def test_registering_twice_keeps_id_and_count(start: Start) -> None:
+    async with engines("one") as found, start(BARE) as running:
+        [(url, engine)] = found.items()
+        engine.open.clear()
+        first = (await running.client.post("/workers", json={"url": url})).json()["worker_id"]
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(running.client.get, "/work")
+            await until(lambda: engine.asked == 1)
+            again = await running.client.post("/workers", json={"url": url})
+            assert again.json()["worker_id"] == first
+            listed = (await running.client.post("/add_worker", json={"url": url})).json()["worker_urls"]
+            assert listed == {url: 1}
+            engine.open.set()
+        assert (await running.client.get(f"/workers/{first}")).json()["load"] == 0
+
+
+async def test_a_worker_removed_while_in_use_finishes_what_it_has(start: Start) -> None:
+    async with engines("a", "b") as found, start(BARE) as running:
+        for url, engine in found.items():
+            await running.client.post("/add_worker", params={"url": url})
+            engine.open.clear()
+        answers: list[str] = []
+
+        async def ask() -> None:
+            answers.append((await running.client.get("/work")).text)
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(4):
+                tasks.start_soon(ask)
+            await until(lambda: sum(engine.asked for engine in found.values()) == 4)
+            leaving = running.router.pool.find(next(iter(found)))
+            assert leaving.in_flight == 2
+            assert (
+                await running.client.post("/remove_worker", params={"url": leaving.url})
+            ).status_code == 200
+            for engine in found.values():
+                engine.open.set()
+        assert Counter(answers) == {"a": 2, "b": 2}
+        assert leaving.in_flight == 0
+        staying = list(running.router.pool)
+        assert [worker.in_flight for worker in staying] == [0]
+        await until(lambda: running.router.proxy.open_connections <= 2)  # the other worker's, idle
+        assert {(await running.client.get("/work")).text for _ in range(5)} == {"b"}
+
+
+async def test_a_worker_that_comes_back_under_its_url_is_a_new_one(start: Start) -> None:
+    async with engines("one") as found, start(BARE) as running:
+        [(url, engine)] = found.items()
+        engine.open.clear()
+        old = (await running.client.post("/workers", json={"url": url})).json()["worker_id"]
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(running.client.get, "/work")
+            await until(lambda: engine.asked == 1)
+            await running.client.delete(f"/workers/{old}")
+            new = (await running.client.post("/workers", json={"url": url})).json()["worker_id"]
+            assert new != old
+            assert (await running.client.get(f"/workers/{new}")).json()["load"] == 0
+            engine.open.set()
+        assert (await running.client.get(f"/workers/{new}")).json()["load"] == 0
+
+
+# the choice
+
+
+async def test_requests_go_to_the_worker_with_the_fewest_in_flight(start: Start) -> None:
+    async with engines("a", "b", "c") as found, start(BARE, "--worker-urls", *found) as running:
+        await until(lambda: running.router.pool.healthy == 3)
+        for engine in found.values():
+            engine.open.clear()
+        async with anyio.create_task_group() as tasks:
+            for asked in range(1, 13):
+                tasks.start_soon(running.client.get, "/work")
+                await until(lambda asked=asked: sum(engine.asked for engine in found.values()) == asked)  # type: ignore[misc]
+                loads = [worker.in_flight for worker in running.router.pool]
+                assert max(loads) - min(loads) <= 1
+            assert [engine.asked for engine in found.values()] == [4, 4, 4]
+            for engine in found.values():
+                engine.open.set()
+        assert [worker.in_flight for worker in running.router.pool] == [0, 0, 0]
+
+
+def test_ties_are_broken_at_random() -> None:
+    workers = [
+        Worker(f"http://127.0.0.1:{port}", in_flight=load) for port, load in ((1, 0), (2, 0), (3, 0), (4, 1))
+    ]
+    chosen = Counter(least_in_flight(workers).url for _ in range(900))
+    assert len(chosen) == 3
+    assert min(chosen.values()) > 200  # 300 expected; below 200 once in 10^11 runs
+
+
+@pytest.mark.parametrize(
+    "spelt",
+    [
+        {"headers": {"X-Session-Id": "s1"}},
+        {"headers": {"x-smg-routing-key": "s1"}},
+        {"json": {"session_id": "s1", "text": "hello"}},
+        {"headers": {"X-Session-Id": "s1", "X-SMG-Routing-Key": "other"}, "json": {"session_id": "third"}},
+    ],
+    ids=["x-session-id", "x-smg-routing-key", "session_id", "all"],
+)
+async def test_a_session_keeps_its_worker(start: Start, spelt: dict[str, Any]) -> None:
+    async with engines("a", "b", "c", "d") as found, start(BARE, "--worker-urls", *found) as running:
+        await until(lambda: running.router.pool.healthy == 4)
+        chosen = {(await running.client.post("/work", **spelt)).text for _ in range(12)}
+        assert len(chosen) == 1
+        [name] = chosen
+        by_header = {
+            (await running.client.get("/work", headers={"x-session-id": "s1"})).text for _ in range(4)
+        }
+        assert by_header == chosen  # the same session, however it is spelt
+        others = {
+            (await running.client.get("/work", headers={"x-session-id": f"o{n}"})).text for n in range(40)
+        }
+        assert others == {"a", "b", "c", "d"}
+
+        kept = next(worker for worker in running.router.pool if found[worker.url].name == name)
+        running.router.pool.quarantine(kept)
+        moved = {(await running.client.post("/work", **spelt)).text for _ in range(6)}
+        assert len(moved) == 1
+        assert name not in moved
+        running.router.pool.ready(kept)
+        assert {(await running.client.post("/work", **spelt)).text for _ in range(6)} == moved
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"session_id": 7}', b'["session_id"]', b'{"session_id": ', b'{"session_id": ""}']
+)
+async def test_a_session_that_is_none_is_passed_on_untouched(start: Start, body: bytes) -> None:
+    async def echo(wire: Wire) -> None:
+        while request := await wire.request():
+            await wire.send(answer(request.body))
+
+    async with scripted(echo) as worker, start(BARE, "--worker-urls", worker.url) as running:
+        assert (await running.client.post("/generate", content=body)).content == body
+
+
+# leases
+
+
+async def test_leases_come_back_whatever_happens(start: Start) -> None:
+    async def script(wire: Wire) -> None:
+        while request := await wire.request():
+            match request.line.split(b" ")[1]:
+                case b"/right":
+                    await wire.send(answer(b"right"))
+                case b"/error":
+                    await wire.send(answer(b"{}", status=b"500 Internal Server Error"))
+                case b"/garbage":
+                    await wire.send(b"garbage\r\n\r\n")
+                case b"/torn":
+                    await wire.send(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf")
+                    return
+                case b"/closed":
+                    return
+                case _:
+                    await wire.until_closed()
+
+    flags = ("--request-timeout-secs", "0.3")
+    async with scripted(script) as worker, start(BARE, *flags, "--worker-urls", worker.url) as running:
+        statuses: Counter[str] = Counter()
+
+        async def ask(path: str) -> None:
+            try:
+                statuses[f"{path} {(await running.client.get(path)).status_code}"] += 1
+            except httpx.RemoteProtocolError:
+                statuses[f"{path} broken"] += 1
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(5):
+                for path in ("/right", "/error", "/garbage", "/torn", "/closed", "/silent"):
+                    tasks.start_soon(ask, path)
+        assert statuses == {
+            "/right 200": 5,
+            "/error 500": 5,
+            "/garbage 502": 5,
+            "/torn broken": 5,
+            "/closed 502": 5,
+            "/silent 504": 5,
+        }
+        assert [worker.in_flight for worker in running.router.pool] == [0]
