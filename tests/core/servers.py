@@ -57,7 +57,7 @@ class Arrived:
 class Wire:
     """One connection, seen by the script that serves it.
 
-    The router's question at registration is answered here, so that scripts see traffic only.
+    The router's probes are answered here, so that scripts see traffic only.
     """
 
     def __init__(self, stream: AnyByteStream, server: Scripted) -> None:
@@ -75,7 +75,8 @@ class Wire:
                     return None
             head, self._buffer = self._buffer.split(b"\r\n\r\n", 1)
             line, *fields = head.split(b"\r\n")
-            if line.startswith(b"GET /model_info "):
+            if line.startswith((b"GET /model_info ", b"GET /health ")):
+                self._server.probed += 1
                 await self.send(answer(b"{}"))
                 continue
             self._server.carrying.add(self)
@@ -159,6 +160,7 @@ class Scripted:
 
     url: str
     arrived: list[Arrived] = field(default_factory=list)
+    probed: int = 0
     carrying: set[Wire] = field(default_factory=set)
     closed: set[Wire] = field(default_factory=set)
 
