@@ -260,11 +260,15 @@ async def test_each_documented_route_answers_as_documented(start: Start) -> None
     with_routes = ["--plugin", "engine", "--engine-workers", "1", "--plugin", "radix_cache"]
     answers: list[tuple[str, str, httpx.Response]] = []
     async with serving(worker) as url, start("--no-default-plugins", *with_routes) as running:
-        wanted = {"url": url, "weight_version": "7", "text": "Hi"}  # what any of the routes may want
+        spoken = await running.client.post("/generate", json={"text": "Hi", "session_id": "s"})
+        assert spoken.status_code == 200
+        messages = [{"role": "user", "content": "Hi"}]
+        # What any of the routes may want.
+        wanted = {"url": url, "weight_version": "7", "text": "Hi", "messages": messages}
         for method, path in documented_routes():
             registered, _ = await running.router.add_worker(url)
             body = wanted if method == "POST" else None
-            filled = path.replace("{worker_id}", registered.id)
+            filled = path.replace("{worker_id}", registered.id).replace("{session}", "s")
             answers.append((method, path, await running.client.request(method, filled, json=body)))
     assert worker.requests == []
     for method, path, answer in answers:

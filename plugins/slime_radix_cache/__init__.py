@@ -10,7 +10,8 @@ import argparse
 
 from router_core import hookimpl
 from slime_radix_cache.plugin import RadixCache
-from slime_radix_cache.retrieval import Question, Retrieval
+from slime_radix_cache.question import Question
+from slime_radix_cache.retrieval import Retrieval
 from slime_radix_cache.settings import Settings, add_radix_cache_options
 
 __all__ = ["Question", "RadixCache", "Retrieval", "Settings", "add_options", "make_plugin"]

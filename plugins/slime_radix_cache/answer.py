@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from slime_radix_cache.matching import Match
-from slime_radix_cache.segments import Context, Response, last_response, links
+from slime_radix_cache.segments import Context, Response, Versions, last_response, links
 
-__all__ = ["Record", "inexact_reason", "record_of"]
+__all__ = ["PROMPT", "Answer", "Record", "inexact_reason", "record_of"]
+
+#: The version of tokens that no engine sampled. An engine's own versions are strings.
+PROMPT = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,49 +22,83 @@ class Record:
     """The tokens of a context and what is known of each; all of one length.
 
     ``loss_mask``: 1 where the policy sampled. ``logprobs``: the engine's, bit for bit; 0.0 where the mask is 0, NaN
-    where the engine gave none. ``versions``: as the engine named them, None where it did not, -1 where the
-    mask is 0. ``has_logprobs`` is false when a NaN is among the logprobs.
+    where the engine gave none. ``spans``: runs of tokens ``(version, count)``; the version as the engine named it,
+    None where it did not, ``PROMPT`` where the mask is 0. ``has_logprobs`` is false when a NaN is among the logprobs.
     """
 
     tokens: npt.NDArray[np.int32]
     loss_mask: npt.NDArray[np.int8]
     logprobs: npt.NDArray[np.float64]
-    versions: list[str | int | None]
+    spans: tuple[tuple[str | int | None, int], ...]
     has_logprobs: bool
+
+    @property
+    def versions(self) -> list[str | int | None]:
+        """The version of each token."""
+        return [version for version, count in self.spans for _ in range(count)]
+
+    def weight_versions(self) -> list[dict[str, Any]]:
+        """What was sampled under which weights, as SGLang spells it: ``{version, start, end}``, in tokens."""
+        found: list[dict[str, Any]] = []
+        position = 0
+        for version, count in self.spans:
+            end = position + count
+            if version != PROMPT and count:
+                if found and found[-1]["version"] == version and found[-1]["end"] == position:
+                    found[-1]["end"] = end
+                else:
+                    found.append({"version": version, "start": position, "end": end})
+            position = end
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A record, and what is to be said ``about`` it by key, ready for JSON. ``logprobs``: whether they are wanted."""
+
+    record: Record
+    about: dict[str, Any]
+    logprobs: bool = True
 
 
 def record_of(context: Context, rest: bytes = b"") -> Record:
     """``context``, and the packed ids ``rest`` behind it as a prompt. O(tokens), a few array operations a segment."""
     ids: list[bytes] = []
-    mask: list[bytes] = []
     logprobs: list[npt.NDArray[np.float64]] = []
-    versions: list[str | int | None] = []
+    spans: list[tuple[str | int | None, int]] = []
     for segment, length in reversed(list(links(context))):
         ids.append(segment.ids[: 4 * length])
         if isinstance(segment, Response):
-            mask.append(b"\x01" * length)
             logprobs.append(segment.logprob_array(length))
-            before = len(versions)
-            for version, count in segment.versions:
-                versions += [version] * count
-            del versions[before + length :]
+            spans += _first(segment.versions, length)
         else:
-            mask.append(bytes(length))
             logprobs.append(np.zeros(length))
-            versions += [-1] * length
-    behind = len(rest) // 4
+            spans.append((PROMPT, length))
     ids.append(rest)
-    mask.append(bytes(behind))
-    logprobs.append(np.zeros(behind))
-    versions += [-1] * behind
+    logprobs.append(np.zeros(len(rest) // 4))
+    spans.append((PROMPT, len(rest) // 4))
     values = np.concatenate(logprobs)
+    mask = b"".join((b"\x00" if version == PROMPT else b"\x01") * count for version, count in spans)
     return Record(
         np.frombuffer(b"".join(ids), np.int32),
-        np.frombuffer(b"".join(mask), np.int8),
+        np.frombuffer(mask, np.int8),
         values,
-        versions,
+        tuple(spans),
         not np.isnan(values).any(),
     )
+
+
+def _first(versions: Versions, length: int) -> Versions:
+    """The runs of the first ``length`` tokens."""
+    if sum(count for _, count in versions) == length:
+        return versions
+    runs: list[tuple[str | None, int]] = []
+    for version, count in versions:
+        runs.append((version, min(count, length)))
+        length -= count
+        if length <= 0:
+            break
+    return tuple(runs)
 
 
 def inexact_reason(

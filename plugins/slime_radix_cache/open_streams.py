@@ -18,6 +18,10 @@ class RunningStream(Protocol):
         """Do so if the client that asks with ``prompt`` may have read it."""
         ...
 
+    def catch_up_session(self, session: str) -> None:
+        """Do so if it is a stream of ``session``."""
+        ...
+
 
 class OpenStreams:
     """The streams that run now."""
@@ -37,3 +41,8 @@ class OpenStreams:
         """Record what a client that asks with ``prompt`` may have read of running streams. O(their number)."""
         for stream in list(self._running):
             stream.catch_up(prompt, session)
+
+    def catch_up_session(self, session: str) -> None:
+        """Record what the running streams of ``session`` have told so far. O(number of running streams)."""
+        for stream in list(self._running):
+            stream.catch_up_session(session)

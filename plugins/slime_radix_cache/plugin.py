@@ -24,6 +24,7 @@ from slime_radix_cache.retrieval import Retrieval
 from slime_radix_cache.settings import Settings
 from slime_radix_cache.spelling import Spelling
 from slime_radix_cache.tally import Tally
+from slime_radix_cache.templates import ChatTemplate
 from slime_radix_cache.trajectories import Limits, Trajectories
 from slime_radix_cache.turns import Turn, Turns
 
@@ -59,12 +60,13 @@ class RadixCache:
         self._turns = Turns(
             self._trajectories, encoder, spelling, self._tally, self._streams, verbose=settings.verbose
         )
-        self.retrieval = Retrieval(self._trajectories, encoder, self._tally, self._streams)
+        template = ChatTemplate(tokenizer)
+        self.retrieval = Retrieval(self._trajectories, encoder, template, self._tally, self._streams)
         router.components.register("trajectories", self.retrieval)
 
     @hookimpl
     def routes(self) -> Sequence[BaseRoute]:
-        """``/retrieve_from_text`` and ``/cache_stats``."""
+        """What gives tokens back, and ``/cache_stats``."""
         return self.retrieval.routes(self.get_stats)
 
     def get_stats(self) -> dict[str, Any]:

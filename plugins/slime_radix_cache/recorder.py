@@ -46,6 +46,11 @@ class StreamRecorder:
                     self._stream.record_all()
                 return
 
+    def catch_up_session(self, session: str) -> None:
+        """Record what was streamed until now, if it is for ``session``."""
+        if any(turn.session == session for turn in self._turns):
+            self._stream.record_all()
+
     def _record(self, index: int, answer: Any) -> None:
         response = self._recorder.record(self._turns[index], answer)
         part = self._parts.get(index)

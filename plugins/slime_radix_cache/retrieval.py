@@ -1,76 +1,66 @@
-"""``/retrieve_from_text`` and ``/cache_stats``."""
+"""The routes that give tokens back: by text, by messages, by session; and ``/cache_stats``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
+import anyio.to_thread
 import orjson
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response as HTTPResponse
 from starlette.routing import Route
 
-from router_core.errors import BadRequest
-from slime_radix_cache.answer import inexact_reason, record_of
+from router_core.errors import HTTPError
+from slime_radix_cache.answer import Answer, Record, inexact_reason, record_of
+from slime_radix_cache.branches import Branch, branches
 from slime_radix_cache.encoding import Encoder
+from slime_radix_cache.formats import JSON, Format, format_for
+from slime_radix_cache.matching import Match
 from slime_radix_cache.open_streams import OpenStreams
+from slime_radix_cache.question import Conversation, Question, read_object
+from slime_radix_cache.segments import Response
 from slime_radix_cache.tally import Tally
+from slime_radix_cache.templates import ChatTemplate
 from slime_radix_cache.trajectories import Trajectories
 
-__all__ = ["Question", "Retrieval"]
+__all__ = ["Retrieval", "SessionNotFound"]
 
 _SESSION_HEADERS = ("x-session-id", "x-smg-routing-key")
+#: Answers with more tokens are written in a thread: about 1 ms of work.
+_MANY_TOKENS = 16_384
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """What ``/retrieve_from_text`` is asked."""
+class SessionNotFound(HTTPError):
+    """Nothing is kept of a session."""
 
-    text: str
-    session: str | None = None
-    logprobs: bool = True
-
-    @classmethod
-    def from_json(cls, body: bytes, session: str | None) -> Question:
-        """From the request's body; ``session`` is what its headers say. Raises BadRequest."""
-        try:
-            document = orjson.loads(body)
-        except orjson.JSONDecodeError as error:
-            raise BadRequest(f"the body is not JSON: {error}") from None
-        if not isinstance(document, dict):
-            raise BadRequest('wanted a JSON object with "text"')
-        text = document.get("text")
-        if not isinstance(text, str):
-            raise BadRequest(f'"text" must be a string, got {_kind(text)}')
-        named = document.get("session_id")
-        if named is not None and not isinstance(named, str):
-            raise BadRequest(f'"session_id" must be a string, got {_kind(named)}')
-        logprobs = document.get("return_logp")
-        return cls(text, named or session, logprobs is None or bool(logprobs))
-
-
-def _kind(value: object) -> str:
-    return "nothing" if value is None else type(value).__name__
+    status, type, code = 404, "not_found_error", "SESSION_NOT_FOUND"
 
 
 class Retrieval:
-    """Answers from text with exact tokens, or says that they are not."""
+    """Answers with exact tokens, or says that they are not. The component ``"trajectories"``.
+
+    Every answer is a pure read: it leaves no trace in the trajectories or their ages, but for what running streams
+    have told their clients already.
+    """
 
     def __init__(
-        self, trajectories: Trajectories, encoder: Encoder, tally: Tally, streams: OpenStreams
+        self,
+        trajectories: Trajectories,
+        encoder: Encoder,
+        template: ChatTemplate,
+        tally: Tally,
+        streams: OpenStreams,
     ) -> None:
         self._trajectories = trajectories
         self._encoder = encoder
+        self._template = template
         self._tally = tally
         self._streams = streams
 
-    async def retrieve(self, question: Question) -> dict[str, Any]:
-        """The answer as documented for ``/retrieve_from_text``; token by token values are numpy arrays.
-
-        A pure read: it leaves no trace in the trajectories or their ages, but for what running streams have
-        told their clients already.
-        """
+    async def retrieve(self, question: Question) -> Answer:
+        """The answer that is documented for ``/retrieve_from_text``."""
         text = question.text.encode()
         self._streams.catch_up(text, question.session)
         match = self._trajectories.find_to_read(text, question.session)
@@ -82,39 +72,125 @@ class Retrieval:
             rest = await self._encoder.encode(remainder, begins=match.context is None)
         record = record_of(match.context, rest)
         reason = inexact_reason(match, text, record, question.session, evicted=evicted)
+        about = self._about(
+            record, question.text, reason, len(text[: match.position].decode()), match.candidates
+        )
+        about["finish_reason"] = _finish_reason(match, text)
+        if question.routed_experts:
+            about |= {"routed_experts": None, "routed_experts_reason": "not_recorded"}
+        return Answer(record, about, question.logprobs)
+
+    async def retrieve_messages(self, body: bytes, session: str | None) -> Answer:
+        """The answer for the text of the messages in ``body``. Raises BadRequest."""
+        document = read_object(body, "messages")
+        conversation = Conversation.from_document(document)
+        question = Question.about("", document, session)
+        text = await self._template.text_of(conversation, len(body))
+        if not conversation.add_generation_prompt:
+            text = self._without_unseen_space(text, question.session)
+        return await self.retrieve(replace(question, text=text))
+
+    def _without_unseen_space(self, text: str, session: str | None) -> str:
+        """``text`` without the line break that a template writes behind the last turn, if no engine consumed it."""
+        whole = text.encode()
+        self._streams.catch_up(whole, session)
+        position = self._trajectories.find_to_read(whole, session).position
+        return whole[:position].decode() if whole[position:].isspace() else text
+
+    def session(self, session: str) -> tuple[dict[str, Any], list[Answer]]:
+        """What is said of ``session``, and its trajectories. Raises SessionNotFound."""
+        self._streams.catch_up_session(session)
+        responses = self._trajectories.responses_of(session)
+        if not responses:
+            raise SessionNotFound(
+                f"nothing is kept of session {session!r}: it was not answered yet, or had to make room"
+            )
+        about = {"session_id": session, "complete": not self._trajectories.has_lost(session)}
+        return about, [self._trajectory(branch) for branch in branches(responses)]
+
+    def _trajectory(self, branch: Branch) -> Answer:
+        leaf = branch.leaf
+        record = record_of((leaf, len(leaf)))
+        reason = None if record.has_logprobs else "no_logprobs"
+        if leaf.continuation_lost:
+            reason = "evicted"
+        text = branch.text.decode()
+        prompt = branch.text[: branch.prompt_bytes].decode()
+        about = self._about(record, text[len(prompt) :], reason, len(text), len(leaf.node.ends or ()))
+        parent = branch.parent
+        return Answer(
+            record,
+            about
+            | {
+                "text": text,
+                "prompt": prompt,
+                "prompt_length": branch.prompt_tokens,
+                "response_length": len(record.tokens) - branch.prompt_tokens,
+                "finish_reason": orjson.loads(leaf.finish_reason),
+                "parent": {"index": parent.index, "tokens": parent.tokens} if parent is not None else None,
+                "weight_versions": record.weight_versions(),
+            },
+        )
+
+    def _about(
+        self, record: Record, response: str, reason: str | None, matched: int, candidates: int
+    ) -> dict[str, Any]:
         self._tally.answered(reason)
         length = len(record.tokens)
-        answer = {
-            "tokens": record.tokens,
-            "response": question.text,
-            "loss_mask": record.loss_mask,
+        return {
+            "response": response,
             "token_length": length,
             "loss_mask_length": length,
-            "generation_versions": record.versions,
             "exact": reason is None,
             "inexact_reason": reason,
-            "matched_length": len(text[: match.position].decode()),
-            "candidates": match.candidates,
+            "matched_length": matched,
+            "candidates": candidates,
         }
-        if question.logprobs:
-            answer["rollout_logp"] = record.logprobs
-        return answer
 
     def routes(self, stats: Callable[[], dict[str, Any]]) -> list[Route]:
         """The plugin's routes."""
 
-        async def retrieve_from_text(request: Request) -> Response:
-            session = next(filter(None, map(request.headers.get, _SESSION_HEADERS)), None)
-            return _json(await self.retrieve(Question.from_json(await request.body(), session)))
+        async def retrieve_from_text(request: Request) -> HTTPResponse:
+            question = Question.from_json(await request.body(), _session(request))
+            return await _one(request, await self.retrieve(question))
 
-        async def cache_stats(_: Request) -> Response:
-            return _json(stats())
+        async def retrieve_from_messages_template(request: Request) -> HTTPResponse:
+            return await _one(request, await self.retrieve_messages(await request.body(), _session(request)))
+
+        async def trajectories(request: Request) -> HTTPResponse:
+            about, answers = self.session(request.path_params["session"])
+            format = format_for(request.headers.get("accept", ""))
+            tokens = sum(len(answer.record.tokens) for answer in answers)
+            return await _written(format, tokens, lambda: format.many(about, answers))
+
+        async def cache_stats(_: Request) -> HTTPResponse:
+            return HTTPResponse(orjson.dumps(stats()), media_type=JSON.media_type)
 
         return [
             Route("/retrieve_from_text", retrieve_from_text, methods=["POST"]),
+            Route("/retrieve_from_messages_template", retrieve_from_messages_template, methods=["POST"]),
+            Route("/trajectories/{session:path}", trajectories, methods=["GET"]),
             Route("/cache_stats", cache_stats, methods=["GET"]),
         ]
 
 
-def _json(value: dict[str, Any]) -> Response:
-    return Response(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY), media_type="application/json")
+def _finish_reason(match: Match, text: bytes) -> Any:
+    """How the response ended that ``text`` ends with; None when it does not end with all of one."""
+    if match.context is None or match.position < len(text):
+        return None
+    last, length = match.context
+    return orjson.loads(last.finish_reason) if isinstance(last, Response) and length == len(last) else None
+
+
+def _session(request: Request) -> str | None:
+    return next(filter(None, map(request.headers.get, _SESSION_HEADERS)), None)
+
+
+async def _one(request: Request, answer: Answer) -> HTTPResponse:
+    format = format_for(request.headers.get("accept", ""))
+    return await _written(format, len(answer.record.tokens), lambda: format.one(answer))
+
+
+async def _written(format: Format, tokens: int, write: Callable[[], bytes]) -> HTTPResponse:
+    body = await anyio.to_thread.run_sync(write) if tokens > _MANY_TOKENS else write()
+    return HTTPResponse(body, media_type=format.media_type)

@@ -82,9 +82,19 @@ class Response(Segment):
     ``visible``: tokens that the text shows, the hidden tail left out; -1 when the text ends inside a token.
     ``end``: where visible text plus decoded hidden tail lies in the index, ``node`` when there is no tail.
     ``start``: bytes of text before the response. ``finish_reason``: the engine's JSON value, as JSON.
+    ``continuation_lost``: the session went on from here, and what it got had to make room.
     """
 
-    __slots__ = ("end", "finish_reason", "logprobs", "session", "start", "versions", "visible")
+    __slots__ = (
+        "continuation_lost",
+        "end",
+        "finish_reason",
+        "logprobs",
+        "session",
+        "start",
+        "versions",
+        "visible",
+    )
 
     def __init__(
         self,
@@ -108,6 +118,7 @@ class Response(Segment):
         self.versions = versions
         self.session = session
         self.finish_reason = finish_reason
+        self.continuation_lost = False
 
     @property
     def reach(self) -> Node:

@@ -62,6 +62,7 @@ class Trajectories:
         self._ages = Ages()
         self._payload_bytes = 0
         self._sessions: dict[str, list[Response]] = {}
+        self._incomplete: set[str] = set()
         self._versions = WeightVersions()
         self._generation = 0
         self._lost: OrderedDict[int, None] = OrderedDict()
@@ -100,6 +101,14 @@ class Trajectories:
     def was_evicted(self, text: bytes) -> bool:
         """True when a context with this text was recorded and had to go (of late: old losses are forgotten)."""
         return hash(text) in self._lost
+
+    def responses_of(self, session: str) -> list[Response]:
+        """What ``session`` was answered and is kept, oldest first."""
+        return list(self._sessions.get(session, ()))
+
+    def has_lost(self, session: str) -> bool:
+        """True when something of ``session``, of which more is kept, had to go."""
+        return session in self._incomplete
 
     # Contexts in flight.
 
@@ -256,9 +265,23 @@ class Trajectories:
     def _evict(self, segment: Segment) -> None:
         assert segment.children == 0, "a segment is older than what it continues, so a leaf goes first"
         self._remember(text_of(segment.node))
-        if isinstance(segment, Response) and segment.end is not segment.node:
-            self._remember(text_of(segment.end))
+        if isinstance(segment, Response):
+            if segment.end is not segment.node:
+                self._remember(text_of(segment.end))
+            self._note_loss(segment)
         self._remove(segment)
+
+    def _note_loss(self, response: Response) -> None:
+        """What the session got before is a leaf from now on, but not where the session ended."""
+        if response.session is None:
+            return
+        self._incomplete.add(response.session)
+        before = response.parent
+        while before is not None:
+            if isinstance(before, Response) and before.session == response.session:
+                before.continuation_lost = True
+                return
+            before = before.parent
 
     def _remove(self, segment: Segment) -> None:
         self._ages.remove(segment)
@@ -281,6 +304,7 @@ class Trajectories:
             remaining.remove(response)
             if not remaining:
                 del self._sessions[response.session]
+                self._incomplete.discard(response.session)
 
     def _remember(self, text: bytes) -> None:
         self._lost[hash(text)] = None

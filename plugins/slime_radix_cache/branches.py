@@ -1,0 +1,80 @@
+"""A session as the tree that it is: where it ended, and what its ends share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slime_radix_cache.segments import Response, Segment, links
+from slime_radix_cache.text_index import text_of
+
+__all__ = ["Branch", "Shared", "branches"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """The first ``tokens`` tokens are those of branch ``index`` too, in the same context."""
+
+    index: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One leaf: a response that its session has not gone on from, with everything before it.
+
+    ``text``: all of it in UTF-8, as a client saw it; its first ``prompt_bytes`` and ``prompt_tokens`` come before
+    anything that was sampled. ``parent``: the earlier branch that it shares most with; None for the first of a tree.
+    """
+
+    leaf: Response
+    text: bytes
+    prompt_bytes: int
+    prompt_tokens: int
+    parent: Shared | None
+
+
+def branches(responses: Sequence[Response]) -> list[Branch]:
+    """The branches of ``responses``, which are all of one session, oldest first. O(their segments and text).
+
+    A response that was continued is no leaf, even where only a part of it was kept.
+    """
+    continued = _continued(responses)
+    seen: dict[Segment, list[tuple[int, int]]] = {}
+    found: list[Branch] = []
+    for leaf in responses:
+        if leaf not in continued:
+            found.append(_branch(leaf, len(found), seen))
+    return found
+
+
+def _continued(responses: Sequence[Response]) -> set[Segment]:
+    continued: set[Segment] = set()
+    for response in responses:
+        before = (response.parent, response.kept) if response.parent is not None else None
+        for segment, kept in links(before):
+            if segment in continued:
+                break  # and so is everything before it
+            if kept:
+                continued.add(segment)
+    return continued
+
+
+def _branch(leaf: Response, index: int, seen: dict[Segment, list[tuple[int, int]]]) -> Branch:
+    """``seen``: for each segment the branches it is in, and how many of its tokens each has."""
+    chain = list(links((leaf, len(leaf))))
+    position = sum(length for _, length in chain)
+    parent = None
+    first = leaf.start, position - len(leaf)
+    for segment, length in chain:
+        position -= length
+        if parent is None and segment in seen:
+            other, common = max(
+                ((other, min(length, its)) for other, its in seen[segment]), key=lambda pair: pair[1]
+            )
+            if position + common:
+                parent = Shared(other, position + common)
+        seen.setdefault(segment, []).append((index, length))
+        if isinstance(segment, Response) and length:
+            first = segment.start, position
+    return Branch(leaf, text_of(leaf.node), *first, parent)

@@ -1,0 +1,103 @@
+"""What the retrieval routes are asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from router_core.errors import BadRequest
+
+__all__ = ["Conversation", "Question", "read_object"]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """The tokens of ``text``; ``logprobs`` and ``routed_experts`` say what is wanted beside them."""
+
+    text: str
+    session: str | None = None
+    logprobs: bool = True
+    routed_experts: bool = False
+
+    @classmethod
+    def from_json(cls, body: bytes, session: str | None) -> Question:
+        """From the body of ``/retrieve_from_text``; ``session`` is what its headers say. Raises BadRequest."""
+        document = read_object(body, "text")
+        text = document.get("text")
+        if not isinstance(text, str):
+            raise BadRequest(f'"text" must be a string, got {_kind(text)}')
+        return cls.about(text, document, session)
+
+    @classmethod
+    def about(cls, text: str, document: Mapping[str, Any], session: str | None) -> Question:
+        """``text`` with the options that ``document`` has. Raises BadRequest."""
+        named = document.get("session_id")
+        if named is not None and not isinstance(named, str):
+            raise BadRequest(f'"session_id" must be a string, got {_kind(named)}')
+        return cls(
+            text,
+            named or session,
+            logprobs=_flag(document, "return_logp", default=True),
+            routed_experts=_flag(document, "return_routed_experts", default=False),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a chat template is given."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None
+    add_generation_prompt: bool
+    variables: dict[str, Any]
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> Conversation:
+        """From the body of ``/retrieve_from_messages_template``. Raises BadRequest."""
+        messages = document.get("messages")
+        if not isinstance(messages, list) or not messages:
+            wanted = "a list of at least one message"
+            raise BadRequest(f'"messages" must be {wanted}, got {_kind(messages)}')
+        for number, message in enumerate(messages):
+            if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+                raise BadRequest(f'"messages"[{number}] must be an object with a string "role"')
+        tools = document.get("tools")
+        if tools is not None and not (
+            isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
+        ):
+            raise BadRequest('"tools" must be a list of objects')
+        variables = document.get("chat_template_kwargs")
+        if variables is not None and not isinstance(variables, dict):
+            raise BadRequest(f'"chat_template_kwargs" must be an object, got {_kind(variables)}')
+        return cls(
+            messages, tools or None, _flag(document, "add_generation_prompt", default=False), variables or {}
+        )
+
+
+def read_object(body: bytes, key: str) -> dict[str, Any]:
+    """``body`` as a JSON object; ``key`` is what it has to have, for the message. Raises BadRequest."""
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"the body is not JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise BadRequest(f'wanted a JSON object with "{key}"')
+    return document
+
+
+def _flag(document: Mapping[str, Any], name: str, *, default: bool) -> bool:
+    value = document.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise BadRequest(f'"{name}" must be true or false, got {_kind(value)}')
+    return value
+
+
+def _kind(value: object) -> str:
+    if value is None:
+        return "nothing"
+    return "an empty list" if value == [] else type(value).__name__

@@ -1,0 +1,74 @@
+"""Messages to text, as the model's own chat template writes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio.to_thread
+
+from router_core.errors import BadRequest
+from router_core.types import Tokenizer
+from slime_radix_cache.question import Conversation
+
+__all__ = ["ChatTemplate"]
+
+#: Conversations whose body has more bytes are rendered in a thread, so that streams go on meanwhile.
+_LONG_BODY = 4096
+#: Arguments of transformers' ``apply_chat_template`` that are no variables of a template. A client's own
+#: template would be code of a stranger's.
+_NOT_VARIABLES = frozenset(
+    (
+        "add_generation_prompt",
+        "chat_template",
+        "conversation",
+        "max_length",
+        "messages",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "self",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    )
+)
+
+
+class ChatTemplate:
+    """The chat template of a tokenizer, if it has one. Rendering changes nothing in it, so threads may share it."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._render: Any = getattr(tokenizer, "apply_chat_template", None)
+        if getattr(tokenizer, "chat_template", self._render) is None:
+            self._render = None
+
+    async def text_of(self, conversation: Conversation, body_bytes: int) -> str:
+        """The text of ``conversation``, whose JSON had ``body_bytes``. Raises BadRequest."""
+        if self._render is None:
+            raise BadRequest("the tokenizer has no chat template; use /retrieve_from_text")
+        refused = sorted(_NOT_VARIABLES & conversation.variables.keys())
+        if refused:
+            raise BadRequest(f'"chat_template_kwargs" must not have {", ".join(refused)}')
+        if body_bytes > _LONG_BODY:
+            return await anyio.to_thread.run_sync(self._text_of, conversation)
+        return self._text_of(conversation)
+
+    def _text_of(self, conversation: Conversation) -> str:
+        try:
+            text = self._render(
+                conversation.messages,
+                tools=conversation.tools,
+                add_generation_prompt=conversation.add_generation_prompt,
+                tokenize=False,
+                **conversation.variables,
+            )
+        except (
+            Exception
+        ) as error:  # a template is a program: it may raise anything about messages it dislikes
+            raise BadRequest(
+                f"the chat template refuses these messages: {str(error) or type(error).__name__}"
+            ) from None
+        assert isinstance(text, str), "tokenize=False gives text"
+        return text
