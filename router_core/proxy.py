@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import Callable
 
-from router_core.exchange import Exchange, Reply
+from router_core.exchange import Exchange, Reply, Request
 from router_core.types import Send
 from router_core.upstream import Limits, Upstream
 from router_core.workers import Worker, WorkerPool, least_in_flight
@@ -54,8 +54,8 @@ class Proxy:
         exchange.lease(worker)
         return worker
 
-    async def forward(self, exchange: Exchange) -> Reply:
-        """Send the request to a worker; returns when status and headers are there.
+    async def forward(self, exchange: Exchange, request: Request | None = None) -> Reply:
+        """Send ``request`` (None: the exchange's) to a worker; returns when status and headers are there.
 
         Raises NoWorker, WorkerUnreachable, WorkerBroke, WorkerTimeout.
         """
@@ -63,7 +63,8 @@ class Proxy:
         upstream = self._upstreams.get(worker.url)
         if upstream is None:
             upstream = self._upstreams[worker.url] = Upstream(worker.url, self._limits, self._tls)
-        request = exchange.request
+        if request is None:
+            request = exchange.request
         answer = await upstream.request(request.method, request.target, request.headers, request.body)
         return Reply(answer.status, answer.headers, answer)
 

@@ -136,6 +136,15 @@ class Router:
             await hooks.call_post_response(exchange)
         return exchange.reply
 
+    async def ask_again(self, exchange: Exchange, request: Request) -> Reply:
+        """Send ``request`` to a worker once more for ``exchange``, whose lease moves there; no hook sees it.
+
+        For plugins that mend a reply, in ``post_response`` or while its body is read. The reply is the
+        caller's to close, the lease the exchange's; give it back by ``exchange.release()`` while nothing is under
+        way. Raises HTTPError.
+        """
+        return await self.proxy.forward(exchange, request)
+
     @asynccontextmanager
     async def generate(self, payload: dict[str, Any], *, session: str | None = None) -> AsyncIterator[Reply]:
         """A ``/generate`` of a plugin's own, through all hooks and without a network hop to ourselves.

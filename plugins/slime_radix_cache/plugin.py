@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,16 +12,21 @@ from starlette.routing import BaseRoute
 
 from router_core import hookimpl
 from router_core.errors import BadRequest, SettingsError
-from router_core.exchange import Exchange
+from router_core.exchange import Exchange, Reply
 from router_core.router import Router
 from router_core.types import Tokenizer
 from router_core.weights import WeightUpdate
+from slime_radix_cache.aborts import Aborts, Generation
 from slime_radix_cache.encoding import Encoder
+from slime_radix_cache.interruptions import Interruptions
+from slime_radix_cache.joining import is_aborted
+from slime_radix_cache.mending import MendedStream
 from slime_radix_cache.open_streams import OpenStreams
 from slime_radix_cache.recorder import StreamRecorder
 from slime_radix_cache.replies import parsed
 from slime_radix_cache.requests import Ask, read_ask, rewritten
 from slime_radix_cache.retrieval import Retrieval
+from slime_radix_cache.segments import Response
 from slime_radix_cache.settings import Settings
 from slime_radix_cache.spelling import Spelling
 from slime_radix_cache.tally import Tally
@@ -35,6 +41,14 @@ _NAME = "radix_cache"
 _METHODS = ("POST", "PUT")
 
 
+@dataclass(frozen=True, slots=True)
+class _Noted:
+    """What is known of an exchange: the prompt of each sequence of its answer; who mends it, if it is one."""
+
+    turns: list[Turn]
+    generation: Generation | None
+
+
 class RadixCache:
     """Sends known tokens instead of text, and keeps what the engines answer.
 
@@ -44,6 +58,7 @@ class RadixCache:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._tally = Tally()
+        self._interruptions = Interruptions()
 
     @hookimpl
     def setup(self, router: Router) -> None:
@@ -63,6 +78,14 @@ class RadixCache:
         template = ChatTemplate(tokenizer)
         self.retrieval = Retrieval(self._trajectories, encoder, template, self._tally, self._streams)
         router.components.register("trajectories", self.retrieval)
+        self._aborts = Aborts(
+            router,
+            self._interruptions,
+            tokenizer,
+            count=settings.abort_retries,
+            wait_s=settings.abort_retry_wait_s,
+            resume=settings.resume_aborted,
+        )
 
     @hookimpl
     def routes(self) -> Sequence[BaseRoute]:
@@ -82,9 +105,11 @@ class RadixCache:
 
     @hookimpl
     async def pre_request(self, exchange: Exchange) -> None:
-        """Send ``input_ids`` instead of ``text``."""
+        """Send ``input_ids`` instead of ``text``; note who wants generations to end or to wait."""
         request = exchange.request
-        if request.method not in _METHODS or request.path != "/generate":
+        path = request.path
+        if request.method not in _METHODS or path != "/generate":
+            self._interruptions.see(exchange, path)
             return
         try:
             body = request.json()
@@ -104,7 +129,11 @@ class RadixCache:
             return
         if document is not None:
             request.replace_json(document)
-        exchange.notes[_NAME] = [turn for turn in turns for _ in range(ask.copies)]
+        only = not ask.batch and ask.copies == 1
+        exchange.notes[_NAME] = _Noted(
+            [turn for turn in turns for _ in range(ask.copies)],
+            self._aborts.begin(exchange, body.get("rid")) if only else None,
+        )
 
     async def _begin(self, exchange: Exchange, ask: Ask) -> list[Turn]:
         turns = []
@@ -119,26 +148,56 @@ class RadixCache:
     @hookimpl
     async def post_response(self, exchange: Exchange) -> None:
         """Record the answer; a stream's when its last event passes."""
-        turns: list[Turn] | None = exchange.notes.get(_NAME)
+        noted: _Noted | None = exchange.notes.get(_NAME)
         reply = exchange.reply
-        if turns is None or reply is None or reply.status != 200:
+        if noted is None or reply is None or reply.status != 200:
             return
         kind = (reply.header(b"content-type") or b"").partition(b";")[0].strip().lower()
         if kind == b"text/event-stream":
-            reply.tap(StreamRecorder(turns, self._turns, self._tally, self._streams))
+            recorder = StreamRecorder(noted.turns, self._turns, self._tally, self._streams)
+            generation = noted.generation
+            if generation is not None:
+                reply.pass_through(lambda source: MendedStream(generation, source, recorder))
+            reply.tap(recorder)
         elif kind == b"application/json":
-            self._record_whole(turns, await reply.read())
+            await self._record_whole(noted, reply)
         else:
             self._tally.unrecorded("answer_not_understood")
 
-    def _record_whole(self, turns: list[Turn], body: bytes) -> None:
+    async def _record_whole(self, noted: _Noted, reply: Reply) -> None:
+        body = await reply.read()
         try:
             answer = parsed(body)
+            if noted.generation is not None and is_aborted(answer):
+                answer = await self._mended(noted.turns[0], noted.generation, answer, reply)
             answers = answer if isinstance(answer, list) else [answer]
-            for turn, each in list(zip(turns, answers, strict=True)):  # all are there before one is recorded
+            for turn, each in list(
+                zip(noted.turns, answers, strict=True)
+            ):  # all are there before one is recorded
                 self._turns.record(turn, each)
         except Exception as error:
             self._tally.unrecorded("answer_not_understood", error)
+
+    async def _mended(self, turn: Turn, generation: Generation, aborted: Any, reply: Reply) -> Any:
+        """What there is to answer instead of ``aborted``; the reply's body is that."""
+        parts: list[Response] = []
+
+        def keep(answer: Any) -> None:
+            part = self._turns.record(turn, answer)
+            if part is not None:
+                parts.append(part)
+
+        goes_on = generation.goes_on
+        better = await generation.finish(aborted, keep)
+        if better is None:
+            return aborted
+        answer, body = better
+        reply.replace_body(body)
+        whole = self._turns.record(turn, answer)
+        for part in parts if goes_on else ():
+            if part is not whole:
+                self._turns.take_back(part)
+        return answer
 
     @hookimpl
     async def on_weight_update(self, update: WeightUpdate) -> None:

@@ -51,6 +51,17 @@ class StreamRecorder:
         if any(turn.session == session for turn in self._turns):
             self._stream.record_all()
 
+    def so_far(self) -> dict[str, Any] | None:
+        """What the client was told of the only sequence, as an unstreamed answer has it; None: nothing yet."""
+        return self._stream.so_far()
+
+    def keep(self, answer: dict[str, Any], *, part: bool) -> None:
+        """Record an aborted answer that the client does not see: a ``part`` of what comes, or a fact of its own."""
+        if part:
+            self._record(0, answer)
+        else:
+            self._recorder.record(self._turns[0], answer)
+
     def _record(self, index: int, answer: Any) -> None:
         response = self._recorder.record(self._turns[index], answer)
         part = self._parts.get(index)

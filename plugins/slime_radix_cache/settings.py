@@ -49,6 +49,25 @@ def add_radix_cache_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="let the tokenizer put its BOS before a conversation, for models that want one",
     )
+    flags.add_argument(
+        "--abort-retries",
+        type=int,
+        default=5,
+        metavar="N",
+        help="how often a generation that an engine aborted by itself is tried again, 0 for never (default 5)",
+    )
+    flags.add_argument(
+        "--abort-retry-wait-s",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="wait before that, unless the engines are paused: then until they continue (default 30)",
+    )
+    flags.add_argument(
+        "--resume-aborted",
+        action="store_true",
+        help="continue from the tokens of an aborted generation instead of sampling them anew",
+    )
     flags.add_argument("--verbose", action="store_true", help="log a line for each turn that is recorded")
 
 
@@ -61,6 +80,9 @@ class Settings:
     max_bytes: int
     gc_threshold_k: int
     add_special_tokens: bool
+    abort_retries: int
+    abort_retry_wait_s: float
+    resume_aborted: bool
     verbose: bool
 
     def __post_init__(self) -> None:
@@ -68,8 +90,10 @@ class Settings:
             ("--radix-tree-max-size", self.max_tokens),
             ("--radix-tree-max-bytes", self.max_bytes),
             ("--gc-threshold-k", self.gc_threshold_k),
+            ("--abort-retries", self.abort_retries),
+            ("--abort-retry-wait-s", self.abort_retry_wait_s),
         ):
-            if value < 0:
+            if not value >= 0:
                 raise SettingsError(f"{flag} is {value}; wanted 0 or more")
 
     @classmethod
@@ -81,5 +105,8 @@ class Settings:
             max_bytes=options.radix_tree_max_bytes,
             gc_threshold_k=options.gc_threshold_k,
             add_special_tokens=options.radix_add_special_tokens,
+            abort_retries=options.abort_retries,
+            abort_retry_wait_s=options.abort_retry_wait_s,
+            resume_aborted=options.resume_aborted,
             verbose=options.verbose,
         )

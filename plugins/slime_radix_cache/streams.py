@@ -11,7 +11,7 @@ from typing import Any
 
 from slime_radix_cache.replies import parsed
 
-__all__ = ["EventSplitter", "GenerationStream"]
+__all__ = ["EventSplitter", "GenerationStream", "put_together"]
 
 #: In JSON this cannot stand inside a string: there the quotes would be escaped.
 _FINISH = b'"finish_reason":'
@@ -76,6 +76,11 @@ class GenerationStream:
             if not sequence.ended:
                 self._try_record(index, sequence)
 
+    def so_far(self) -> dict[str, Any] | None:
+        """All that was told of the only sequence, as an unstreamed answer has it; None before its first event."""
+        sequence = self._sequences.get(0)
+        return sequence.output() if sequence is not None else None
+
     def _event(self, data: bytes) -> None:
         only = self._sequences.get(0)
         if only is not None and only.cumulative and _INDEX not in data and not _is_last(data):
@@ -115,24 +120,9 @@ class _Sequence:
         if before is not None and _sampled(event) == meta.get("completion_tokens"):
             self.cumulative = _sampled(before) > 0
         elif before is not None:
-            self._append(self._latest(before), event)
+            event = _appended(self._latest(before), event)
         self.pending = None
         self._output = event
-
-    @staticmethod
-    def _append(before: dict[str, Any], event: dict[str, Any]) -> None:
-        """Put what was sampled before in front of a delta."""
-        for key in ("text", "output_ids"):
-            if key in before:
-                event[key] = before[key] + event.get(key, before[key][:0])
-        meta = event["meta_info"]
-        count = meta.get("completion_tokens")
-        earlier = before["meta_info"].get("output_token_logprobs")
-        logprobs = meta.get("output_token_logprobs", [])
-        if earlier and len(logprobs) != count:  # some servers send them cumulative beside deltas
-            meta["output_token_logprobs"] = earlier + logprobs
-        if count is not None and _sampled(event) != count:
-            raise ValueError(f"a stream with {_sampled(event)} tokens of {count}")
 
     def _latest(self, known: dict[str, Any]) -> dict[str, Any]:
         if self.pending is None:
@@ -144,6 +134,31 @@ class _Sequence:
         """All of it, as an unstreamed answer has it."""
         assert self._output is not None  # a sequence is made for its first event
         return self._latest(self._output)
+
+
+def put_together(told: dict[str, Any], event: dict[str, Any]) -> dict[str, Any]:
+    """All that a stream says with ``event``, as an unstreamed answer has it, when it has ``told`` so much before.
+
+    Raises ValueError when tokens are missing.
+    """
+    return event if _sampled(event) == event["meta_info"].get("completion_tokens") else _appended(told, event)
+
+
+def _appended(before: dict[str, Any], event: dict[str, Any]) -> dict[str, Any]:
+    """``event``, a delta, behind what was sampled before."""
+    whole = dict(event)
+    for key in ("text", "output_ids"):
+        if key in before:
+            whole[key] = before[key] + event.get(key, before[key][:0])
+    meta = whole["meta_info"] = dict(event["meta_info"])
+    count = meta.get("completion_tokens")
+    earlier = before["meta_info"].get("output_token_logprobs")
+    logprobs = meta.get("output_token_logprobs", [])
+    if earlier and len(logprobs) != count:  # some servers send them cumulative beside deltas
+        meta["output_token_logprobs"] = earlier + logprobs
+    if count is not None and _sampled(whole) != count:
+        raise ValueError(f"a stream with {_sampled(whole)} tokens of {count}")
+    return whole
 
 
 def _sampled(event: dict[str, Any]) -> int:

@@ -292,23 +292,27 @@ async def test_a_malformed_body_reaches_the_worker_as_it_is(start: Start, checkp
 
 
 async def test_pitfall_8_an_aborted_answer_without_the_usual_keys_is_no_error(
-    client: Client, engine: ScriptedEngine
+    start: Start, engine: ScriptedEngine, checkpoint: str
 ) -> None:
     waiting = {"text": "", "output_ids": [], "meta_info": {"id": "r", "finish_reason": {"type": "abort"}}}
     engine.script.append((200, orjson.dumps(waiting)))
-    answer = await client.running.client.post("/generate", json={"text": PROMPT})
+    async with routed(start, engine, checkpoint, "--abort-retries", "0") as client:
+        answer = await client.running.client.post("/generate", json={"text": PROMPT})
+        stats = await client.stats()
     assert answer.json() == waiting
-    assert (await client.stats())["unrecorded"] == {"nothing_sampled": 1}
-    assert (await client.stats())["entries"] == 0
+    assert stats["unrecorded"] == {"nothing_sampled": 1}
+    assert stats["entries"] == 0
 
 
 async def test_pitfall_8_the_partial_tokens_of_an_aborted_answer_are_kept(
-    client: Client, engine: ScriptedEngine
+    start: Start, engine: ScriptedEngine, checkpoint: str
 ) -> None:
     engine.meta = {"finish_reason": {"type": "abort"}, "weight_version": None, "prompt_tokens": None}
-    text = PROMPT + (await client.generate(PROMPT, [5, 6]))["text"]
-    answer = await client.retrieve(text)
-    assert (answer["tokens"], answer["exact"]) == (client.last()[0], True)
+    async with routed(start, engine, checkpoint, "--abort-retries", "0") as client:
+        text = PROMPT + (await client.generate(PROMPT, [5, 6]))["text"]
+        answer = await client.retrieve(text)
+        sampled, *_ = client.last()
+    assert (answer["tokens"], answer["exact"]) == (sampled, True)
     assert answer["generation_versions"][-2:] == [None, None]
 
 

@@ -1,0 +1,163 @@
+"""Aborted generations: done again, or continued, before the client hears of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, TypeVar
+
+import orjson
+
+from router_core.errors import HTTPError
+from router_core.exchange import Exchange, Reply, Request
+from router_core.router import Router
+from router_core.types import Tokenizer
+from slime_radix_cache.continuing import can_go_on, continuation
+from slime_radix_cache.interruptions import Interruptions
+from slime_radix_cache.joining import JoinedResponse, is_aborted, read_event
+from slime_radix_cache.replies import parsed
+from slime_radix_cache.retries import NoUse, Retries
+
+__all__ = ["Aborts", "Generation"]
+
+T = TypeVar("T")
+
+
+class Aborts:
+    """Makes a Generation of each request that may be tried again. ``resume``: go on from what was sampled."""
+
+    def __init__(
+        self,
+        router: Router,
+        interruptions: Interruptions,
+        tokenizer: Tokenizer,
+        *,
+        count: int,
+        wait_s: float,
+        resume: bool,
+    ) -> None:
+        self.router = router
+        self.interruptions = interruptions
+        self.tokenizer = tokenizer
+        self.retries = Retries(count, wait_s, interruptions)
+        self._count = count
+        self._resume = resume
+
+    def begin(self, exchange: Exchange, rid: Any) -> Generation | None:
+        """The one generation that ``exchange`` asks for, by the name ``rid``; None when aborts are passed on."""
+        rids = (rid,) if isinstance(rid, str) else ()
+        return Generation(self, exchange, rids, resume=self._resume) if self._count else None
+
+
+class Generation:
+    """One response on its way, in as many attempts as it takes.
+
+    Between attempts no worker is leased and no connection held. Cancellation may come anywhere: the exchange
+    gives the lease back, and whoever has a reply closes it.
+    """
+
+    def __init__(self, aborts: Aborts, exchange: Exchange, rids: Iterable[str], *, resume: bool) -> None:
+        self._aborts = aborts
+        self._exchange = exchange
+        self._resume = resume
+        self._began = time.monotonic()
+        self._watch = aborts.interruptions.watch(rids)
+        exchange.on_close(self._end)
+
+    def _end(self) -> None:
+        self._aborts.interruptions.forget(self._watch)
+
+    @property
+    def goes_on(self) -> bool:
+        """True when the tokens of an aborted attempt are kept, and the next one continues from them."""
+        return self._resume and can_go_on(self._exchange.request.json())
+
+    def join(self, output: dict[str, Any]) -> JoinedResponse:
+        """A response that begins with ``output``, an aborted one, and is empty when it has to begin anew."""
+        joined = JoinedResponse(self._exchange.request.json(), self._aborts.tokenizer, self._began)
+        joined.start_with(output)
+        return joined
+
+    async def finish(
+        self, output: dict[str, Any], keep: Callable[[dict[str, Any]], None]
+    ) -> tuple[dict[str, Any], bytes] | None:
+        """What to answer instead of ``output``, which was aborted, parsed and encoded; None: nothing better.
+
+        ``keep`` is called with each aborted answer, since what was sampled is a fact.
+        """
+        joined = self.join(output) if self.goes_on else None
+        better: tuple[dict[str, Any], bytes] | None = None
+
+        async def attempt() -> bool | None:
+            nonlocal better
+            body = await self._whole_answer(joined.ids if joined is not None else (), output)
+            if body is None:
+                return None
+            answer = read_event(parsed(body))
+            if joined is None:
+                better = answer, body
+                progress = not is_aborted(answer)
+                if not progress:
+                    keep(answer)
+            else:
+                joined.begin()
+                progress = joined.take(answer) > 0 or not is_aborted(answer)
+                better = joined.answer(), orjson.dumps(joined.answer())
+            return progress or None
+
+        latest = output
+        while is_aborted(latest):
+            keep(latest)
+            going_on = joined is not None and bool(joined.ids)
+            if await self.try_again(latest, attempt, at_once=going_on) is None:
+                break
+            assert better is not None  # narrowing: an attempt has succeeded
+            latest = better[0]
+        return better
+
+    async def _whole_answer(self, sampled: Iterable[int], aborted: dict[str, Any]) -> bytes | None:
+        reply = await self.ask_again(list(sampled), aborted)
+        if reply is None:
+            return None
+        try:
+            return await reply.read()
+        except HTTPError:
+            return None
+        finally:
+            self.rest(reply)
+
+    def rest(self, reply: Reply) -> None:
+        """``reply`` is of no use any more: nothing is held until the next attempt."""
+        reply.close()
+        self._exchange.release()
+
+    async def try_again(
+        self, aborted: dict[str, Any], attempt: Callable[[], Awaitable[T | None]], *, at_once: bool
+    ) -> T | None:
+        """Let ``attempt`` be made as often as :class:`Retries` say; None when nothing came of it."""
+        self._exchange.release()
+        rid = aborted["meta_info"].get("id")
+        if isinstance(rid, str):
+            self._watch.rids.add(rid)
+        return await self._aborts.retries.run(self._watch, attempt, at_once=at_once)
+
+    async def ask_again(self, sampled: list[int], aborted: dict[str, Any]) -> Reply | None:
+        """A worker's answer to the request, continued behind ``sampled``; None when there was none.
+
+        The caller closes it. Raises NoUse.
+        """
+        request = self._exchange.request
+        if sampled:
+            document = continuation(request.json(), sampled, aborted["meta_info"].get("id"))
+            request = Request(request.method, request.target, request.headers)
+            request.replace_json(document)
+        try:
+            reply = await self._aborts.router.ask_again(self._exchange, request)
+        except HTTPError:
+            return None
+        if reply.status == 200:
+            return reply
+        self.rest(reply)
+        if reply.status < 500:
+            raise NoUse
+        return None

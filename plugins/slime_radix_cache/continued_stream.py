@@ -1,0 +1,116 @@
+"""A stream that goes on where an aborted one ended: what is new is put behind what the client knows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from router_core.errors import HTTPError
+from router_core.exchange import Reply
+from slime_radix_cache.aborts import Generation
+from slime_radix_cache.joining import is_aborted, read_event, sampled_ids
+from slime_radix_cache.replies import parsed
+from slime_radix_cache.streams import EventSplitter
+
+__all__ = ["ContinuedStream"]
+
+_DONE = b"[DONE]"
+
+
+class ContinuedStream:
+    """The rest of a response that begins with ``whole``, of which the client was ``told`` a part by an answer like
+    ``last``. Cumulative or incremental as that was."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        whole: dict[str, Any],
+        told: dict[str, Any] | None,
+        last: dict[str, Any],
+    ) -> None:
+        self._generation = generation
+        self._joined = generation.join(whole)
+        self._tokens = len(sampled_ids(told)) if told is not None else 0
+        self._characters = len(told["text"]) if told is not None else 0
+        self._joined.incremental = len(sampled_ids(last)) < len(self._joined.ids)
+        self._aborted: dict[str, Any] | None = whole
+        self._reply: Reply | None = None
+        self._events = EventSplitter()
+        self._ready: list[bytes] = []
+        self.finished = False
+
+    async def read(self) -> bytes:
+        """See BodySource."""
+        while not self._ready and not self.finished:
+            if self._aborted is not None:
+                await self._go_on(self._aborted)
+            else:
+                await self._take_piece()
+        ready, self._ready = b"".join(self._ready), []
+        return ready
+
+    def close(self) -> None:
+        """See BodySource."""
+        if self._reply is not None:
+            self._reply.close()
+
+    async def _go_on(self, aborted: dict[str, Any]) -> None:
+        before = len(self._joined.ids)
+
+        async def attempt() -> bool | None:
+            reply = await self._generation.ask_again(self._joined.ids, aborted)
+            if reply is None:
+                return None
+            self._reply, self._events = reply, EventSplitter()
+            self._joined.begin()
+            self._aborted = None
+            try:
+                while not self._ready and self._aborted is None and not self.finished:
+                    await self._take_piece()
+            except HTTPError:
+                if len(self._joined.ids) > before:
+                    raise  # it breaks off in the middle, as any stream may
+                self._aborted = aborted
+            if self._aborted is None or len(self._joined.ids) > before:
+                return True
+            self._generation.rest(reply)
+            return None
+
+        if await self._generation.try_again(aborted, attempt, at_once=True) is None:
+            self._tell()
+            self._end()
+
+    async def _take_piece(self) -> None:
+        assert self._reply is not None  # narrowing: an attempt is under way
+        piece, last = await self._reply.next_piece()
+        for data in self._events.feed(piece):
+            event = parsed(data) if data != _DONE and not self._joined.ended else None
+            if event is None or "meta_info" not in event:
+                self._ready.append(b"data: %s\n\n" % data)
+                continue
+            self._joined.take(read_event(event))
+            if is_aborted(event) and not self._joined.stopped:
+                self._reply.close()
+                self._aborted = event
+                return
+            self._tell()
+            if self._joined.stopped:
+                self._end()  # the engine does not know, and would go on
+                return
+        self.finished = last
+
+    def _tell(self) -> None:
+        joined = self._joined
+        new = (
+            joined.event(self._tokens, self._characters)
+            if self._tokens and joined.incremental
+            else joined.answer()
+        )
+        self._tokens, self._characters = len(joined.ids), joined.text_length
+        self._ready.append(b"data: %s\n\n" % orjson.dumps(new))
+
+    def _end(self) -> None:
+        self.close()
+        self._ready.append(b"data: %s\n\n" % _DONE)
+        self.finished = True

@@ -1,0 +1,53 @@
+"""Which generations can go on from their own tokens, and what is sent so that they do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+__all__ = ["can_go_on", "continuation", "max_new_tokens"]
+
+_MAX_NEW_TOKENS = 128  # SGLang's default
+#: What an engine derives from all that it sampled for a request: it would begin anew in the middle.
+_NEEDS_THE_BEGINNING = ("json_schema", "regex", "ebnf", "structural_tag", "stop_regex", "custom_params")
+_PENALTIES = {"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0}
+#: Answers that hold more for each token than can be put together here.
+_MORE_PER_TOKEN = ("return_routed_experts", "return_hidden_states", "custom_logit_processor")
+
+
+def can_go_on(body: dict[str, Any]) -> bool:
+    """True when continuing after the tokens sampled so far is the same as never having stopped."""
+    parameters = body.get("sampling_params")
+    if not isinstance(parameters, dict | None) or any(body.get(name) for name in _MORE_PER_TOKEN):
+        return False
+    known = parameters or {}
+    return not any(known.get(name) for name in _NEEDS_THE_BEGINNING) and all(
+        known.get(name) in (None, neutral) for name, neutral in _PENALTIES.items()
+    )
+
+
+def max_new_tokens(body: dict[str, Any]) -> int:
+    """How long the response may become."""
+    told = (body.get("sampling_params") or {}).get("max_new_tokens")
+    return told if isinstance(told, int) else _MAX_NEW_TOKENS
+
+
+def continuation(body: dict[str, Any], sampled: Sequence[int], rid: str | None) -> dict[str, Any]:
+    """``body``, which has ``input_ids``, as a request for what comes after ``sampled``, under the same ``rid``."""
+    changed = dict(body)
+    if rid is not None:
+        changed["rid"] = rid
+    if not sampled:
+        return changed
+    parameters = dict(body.get("sampling_params") or {})
+    parameters["max_new_tokens"] = max_new_tokens(body) - len(sampled)
+    if parameters.get("min_new_tokens"):
+        parameters["min_new_tokens"] = max(0, parameters["min_new_tokens"] - len(sampled))
+    known = np.asarray(body["input_ids"], np.int32)
+    changed["input_ids"] = np.concatenate((known, np.asarray(sampled, np.int32)))
+    changed["sampling_params"] = parameters
+    if changed.get("logprob_start_len") is not None:
+        changed["logprob_start_len"] = -1  # those of the prompt are known from the first time
+    return changed

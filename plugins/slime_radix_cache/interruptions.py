@@ -1,0 +1,126 @@
+"""Pauses and aborts on their way through the router, and the generations that they concern."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+import anyio
+
+from router_core.errors import BadRequest
+from router_core.exchange import Exchange
+
+__all__ = ["Interruptions", "Watch"]
+
+
+class Watch:
+    """One generation under way: what was asked and paused since it began, by the numbers of :class:`Interruptions`.
+
+    ``rids`` are the names under which it may be aborted, as far as they are known.
+    """
+
+    __slots__ = ("asked", "paused", "rids")
+
+    def __init__(self, asked: int, paused: int, rids: Iterable[str]) -> None:
+        self.asked = asked
+        self.paused = paused
+        self.rids = set(rids)
+
+
+class Interruptions:
+    """Remembers what a client or a trainer asked for. Changed without ``await``: one event loop needs no lock.
+
+    An abort is remembered while a generation that began before it is under way.
+    """
+
+    def __init__(self) -> None:
+        self._watches: dict[Watch, None] = {}
+        self._aborts: deque[tuple[int, str]] = deque()
+        self._asked = 0
+        self._pauses = 0
+        self._paused = False
+        self._news: anyio.Event | None = None
+
+    # What passes through.
+
+    def see(self, exchange: Exchange, path: str) -> None:
+        """A request to ``path`` goes to the engines."""
+        if path == "/abort_request":
+            try:
+                self.abort(exchange.request.json())
+            except BadRequest:
+                return  # the worker says so in its own words
+        elif path == "/pause_generation":
+            self.pause()
+            exchange.on_close(
+                lambda: None if exchange.reply and exchange.reply.status < 400 else self.resume()
+            )
+        elif path == "/continue_generation":
+            exchange.on_close(self.resume)
+
+    def abort(self, body: Any) -> None:
+        """``/abort_request`` with this body: all, or those whose rid begins with the one named."""
+        if not isinstance(body, dict):
+            return
+        prefix = "" if body.get("abort_all") else body.get("rid")
+        if isinstance(prefix, str) and (prefix or body.get("abort_all")):
+            self._asked += 1
+            if self._watches:
+                self._aborts.append((self._asked, prefix))
+            self._tell()
+
+    def pause(self) -> None:
+        """``/pause_generation`` goes to the engines."""
+        self._paused = True
+        self._pauses += 1
+        self._tell()
+
+    def resume(self) -> None:
+        """They continue, or have not paused."""
+        self._paused = False
+        self._tell()
+
+    # Whom it concerns.
+
+    def watch(self, rids: Iterable[str]) -> Watch:
+        """A generation begins; to be given to :meth:`forget` when it has ended."""
+        watch = Watch(self._asked, self._pauses, rids)
+        self._watches[watch] = None
+        return watch
+
+    def forget(self, watch: Watch) -> None:
+        """The generation is over."""
+        del self._watches[watch]
+        oldest = next(iter(self._watches), None)
+        while self._aborts and (oldest is None or self._aborts[0][0] <= oldest.asked):
+            self._aborts.popleft()
+
+    def was_asked(self, watch: Watch) -> bool:
+        """True when somebody asked, through the router, to end this generation. O(aborts since it began)."""
+        return any(
+            number > watch.asked and (not prefix or any(rid.startswith(prefix) for rid in watch.rids))
+            for number, prefix in self._aborts
+        )
+
+    async def wait(self, watch: Watch, wait_s: float) -> None:
+        """Return when this generation may be tried again, or is not wanted any more.
+
+        That is after ``wait_s``, but while the engines are paused it is when they continue, and after a pause
+        that explains the abort it is at once.
+        """
+        until = anyio.current_time() + wait_s
+        while not self.was_asked(watch) and (self._paused or watch.paused == self._pauses):
+            if self._news is None:
+                self._news = anyio.Event()
+            with anyio.CancelScope(deadline=math.inf if self._paused else until) as patience:
+                await self._news.wait()
+            if patience.cancelled_caught:
+                break
+        watch.paused = self._pauses
+
+    def _tell(self) -> None:
+        news, self._news = self._news, None
+        if news is not None:
+            news.set()

@@ -1,0 +1,141 @@
+"""A stream that does not end when an engine aborts: the client sees one response."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from router_core.errors import HTTPError
+from router_core.exchange import BodySource, Reply
+from slime_radix_cache.aborts import Generation
+from slime_radix_cache.continued_stream import ContinuedStream
+from slime_radix_cache.joining import is_aborted, sampled_ids
+from slime_radix_cache.recorder import StreamRecorder
+from slime_radix_cache.replies import parsed
+from slime_radix_cache.streams import EventSplitter, put_together
+
+__all__ = ["MendedStream"]
+
+#: In JSON this cannot stand inside a string: there the quotes would be escaped.
+_ABORT = b'"abort"'
+_ENDS = (b"\n\n", b"\n\r\n")
+
+
+class MendedStream:
+    """Passes whole events on as they are, until one says ``abort``: that one is held, and another attempt is made.
+
+    When the tokens of the first attempt are kept, a ContinuedStream takes over. Otherwise the client must not
+    have seen any, and the next attempt is passed on like the first one.
+    """
+
+    def __init__(self, generation: Generation, source: BodySource, recorder: StreamRecorder) -> None:
+        self._generation = generation
+        self._recorder = recorder
+        self._reply = Reply(200, [], source)
+        self._torn: list[bytes] = []
+        self._seam = b""
+        self._ready = b""
+        self._abort = b""
+        self._continued: ContinuedStream | None = None
+        self._ended = False
+
+    @property
+    def finished(self) -> bool:
+        """See BodySource."""
+        return self._continued.finished if self._continued is not None else self._ended
+
+    async def read(self) -> bytes:
+        """See BodySource."""
+        while not self.finished:
+            if self._continued is not None:
+                return await self._continued.read()
+            if self._abort:
+                await self._mend()
+            else:
+                await self._pass_on()
+            if self._ready:
+                ready, self._ready = self._ready, b""
+                return ready
+        return b""
+
+    def close(self) -> None:
+        """See BodySource."""
+        self._reply.close()
+        if self._continued is not None:
+            self._continued.close()
+
+    async def _pass_on(self) -> None:
+        """Make ready what the next piece completes, up to an event that says abort."""
+        piece, last = await self._reply.next_piece()
+        self._torn.append(piece)
+        seam, self._seam = self._seam + piece, piece[-2:]
+        if last:
+            whole, rest = b"".join(self._torn), b""
+        elif any(end in seam for end in _ENDS):
+            data = b"".join(self._torn)
+            end = max(data.rfind(end) + len(end) for end in _ENDS if end in data)
+            whole, rest = data[:end], data[end:]
+        else:
+            return
+        self._torn = [rest]
+        place = _abort_in(whole) if _ABORT in whole else -1
+        self._ended = last and place < 0
+        if place >= 0:
+            whole, self._abort = whole[:place], whole[place:] + rest
+        self._ready += whole
+
+    async def _mend(self) -> None:
+        self._reply.close()
+        output = _first_event(self._abort)
+        told = self._recorder.so_far()
+        whole = put_together(told, output) if told is not None else output
+        going_on = self._generation.goes_on and bool(sampled_ids(whole))
+        self._recorder.keep(whole, part=going_on)
+        if going_on:
+            self._continued = ContinuedStream(self._generation, whole, told, output)
+            return
+        seen_by_client = told is not None and bool(sampled_ids(told) or told.get("text"))
+        if seen_by_client or await self._generation.try_again(whole, self._attempt, at_once=False) is None:
+            self._ready += self._abort
+            self._ended = True
+
+    async def _attempt(self) -> bool | None:
+        """Another stream; None when it was aborted, too, before it gave anything."""
+        reply = await self._generation.ask_again([], _first_event(self._abort))
+        if reply is None:
+            return None
+        self._reply = reply
+        aborted, self._abort = self._abort, b""
+        self._torn, self._seam = [], b""
+        try:
+            while not self._ready and not self._abort and not self._ended:
+                await self._pass_on()
+        except HTTPError:
+            self._abort = aborted
+        if self._abort and not self._ready:
+            output = _first_event(self._abort)
+            if self._generation.goes_on and sampled_ids(output):
+                return True
+            self._recorder.keep(output, part=False)
+            self._generation.rest(reply)
+            return None
+        return True
+
+
+def _abort_in(data: bytes) -> int:
+    """Where the first event that says abort begins in ``data``, whole events; -1 when there is none."""
+    place = data.find(_ABORT)
+    while place >= 0:
+        start = max((data.rfind(end, 0, place) + len(end) for end in _ENDS if end in data[:place]), default=0)
+        try:
+            if is_aborted(_first_event(data[start:])):
+                return start
+        except orjson.JSONDecodeError:
+            pass  # no event of a generation
+        place = data.find(_ABORT, place + len(_ABORT))
+    return -1
+
+
+def _first_event(data: bytes) -> Any:
+    return parsed(EventSplitter().feed(data + b"\n\n")[0])

@@ -1,0 +1,69 @@
+"""When an aborted generation is tried again, and for how long."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from tenacity import AsyncRetrying, RetryCallState, retry_if_result, stop_after_attempt, wait_fixed
+
+from slime_radix_cache.interruptions import Interruptions, Watch
+
+__all__ = ["NoUse", "Retries"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class NoUse(Exception):
+    """Trying again will not help: somebody wanted the abort, or a worker finds fault with the request."""
+
+
+class Retries:
+    """``count`` times, ``wait_s`` before each, as far as ``interruptions`` know nothing better."""
+
+    def __init__(self, count: int, wait_s: float, interruptions: Interruptions) -> None:
+        self._count = count
+        self._wait_s = wait_s
+        self._interruptions = interruptions
+
+    async def run(
+        self, watch: Watch, attempt: Callable[[], Awaitable[T | None]], *, at_once: bool
+    ) -> T | None:
+        """What ``attempt`` gives; it is awaited again while it gives None. None: in vain, or not wanted.
+
+        ``at_once``: the first time without waiting, unless the engines are paused.
+        """
+
+        async def wait(wait_s: float) -> None:
+            await self._interruptions.wait(watch, wait_s)
+
+        async def wanted() -> T | None:
+            if self._interruptions.was_asked(watch):
+                raise NoUse
+            return await attempt()
+
+        retrying = AsyncRetrying(
+            stop=stop_after_attempt(self._count),
+            wait=wait_fixed(self._wait_s),
+            retry=retry_if_result(_nothing),
+            retry_error_callback=_in_vain,
+            sleep=wait,
+        )
+        await wait(0 if at_once else self._wait_s)
+        try:
+            return await retrying(wanted)
+        except NoUse:
+            return None
+
+
+def _nothing(result: object) -> bool:
+    return result is None
+
+
+def _in_vain(state: RetryCallState) -> None:
+    logger.warning(
+        "a generation was aborted %d times in a row; its last answer stands", state.attempt_number + 1
+    )
