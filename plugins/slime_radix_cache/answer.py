@@ -64,34 +64,30 @@ class Answer:
 def record_of(context: Context, rest: bytes = b"") -> Record:
     """``context``, and the packed ids ``rest`` behind it as a prompt. O(tokens), a few array operations a segment."""
     ids: list[bytes] = []
-    logprobs: list[npt.NDArray[np.float64]] = []
     spans: list[tuple[str | int | None, int]] = []
+    sampled: list[tuple[Response, int, int]] = []
+    position = 0
     for segment, length in reversed(list(links(context))):
-        ids.append(segment.ids[: 4 * length])
+        ids.append(segment.ids if 4 * length == len(segment.ids) else segment.ids[: 4 * length])
         if isinstance(segment, Response):
-            logprobs.append(segment.logprob_array(length))
-            spans += _first(segment.versions, length)
+            sampled.append((segment, position, length))
+            spans += segment.versions if length == len(segment) else _first(segment.versions, length)
         else:
-            logprobs.append(np.zeros(length))
             spans.append((PROMPT, length))
+        position += length
     ids.append(rest)
-    logprobs.append(np.zeros(len(rest) // 4))
     spans.append((PROMPT, len(rest) // 4))
-    values = np.concatenate(logprobs)
-    mask = b"".join((b"\x00" if version == PROMPT else b"\x01") * count for version, count in spans)
-    return Record(
-        np.frombuffer(b"".join(ids), np.int32),
-        np.frombuffer(mask, np.int8),
-        values,
-        tuple(spans),
-        not np.isnan(values).any(),
-    )
+    tokens = np.frombuffer(b"".join(ids), np.int32)
+    logprobs = np.zeros(len(tokens))
+    mask = np.zeros(len(tokens), np.int8)
+    for response, start, length in sampled:
+        logprobs[start : start + length] = response.logprob_array(length)
+        mask[start : start + length] = 1
+    return Record(tokens, mask, logprobs, tuple(spans), not np.isnan(logprobs).any())
 
 
 def _first(versions: Versions, length: int) -> Versions:
     """The runs of the first ``length`` tokens."""
-    if sum(count for _, count in versions) == length:
-        return versions
     runs: list[tuple[str | None, int]] = []
     for version, count in versions:
         runs.append((version, min(count, length)))

@@ -66,15 +66,17 @@ class Retrieval:
         match = self._trajectories.find_to_read(text, question.session)
         rest = b""
         evicted = False
+        matched = len(question.text)
         if match.position < len(text):
             evicted = self._trajectories.was_evicted(text)
             remainder = text[match.position :].decode()
+            matched -= len(remainder)
             rest = await self._encoder.encode(remainder, begins=match.context is None)
         record = record_of(match.context, rest)
-        reason = inexact_reason(match, text, record, question.session, evicted=evicted)
-        about = self._about(
-            record, question.text, reason, len(text[: match.position].decode()), match.candidates
+        reason = self._encoder.refused or inexact_reason(
+            match, text, record, question.session, evicted=evicted
         )
+        about = self._about(record, question.text, reason, matched, match.candidates)
         about["finish_reason"] = _finish_reason(match, text)
         if question.routed_experts:
             about |= {"routed_experts": None, "routed_experts_reason": "not_recorded"}
