@@ -52,7 +52,7 @@ class Flood:
         before = -1
         while before < self.sent:
             before = self.sent
-            await anyio.sleep(0.3)
+            await anyio.sleep(0.2)
 
 
 async def read_all(raw: socket.socket) -> bytes:
@@ -91,7 +91,7 @@ async def test_a_client_that_stalls_is_no_silence_of_the_worker(start: Start) ->
             )
             with anyio.fail_after(10):
                 await flood.until_held()
-            await anyio.sleep(0.5)
+            await anyio.sleep(0.4)
             with anyio.fail_after(20):
                 assert len(await read_all(raw)) == SIZE
 

@@ -282,12 +282,12 @@ async def test_a_second_answer_never_becomes_the_next_requests_answer(start: Sta
             await wire.send(answer(b"poison"))
 
     async with scripted(chatty) as worker, start(*reading(worker)) as running:
-        for number in range(8):
+        for number in range(4):
             reply = await running.client.post("/", content=b"%d" % number)
             assert reply.content == b"%d" % number
             if pause:
                 await anyio.sleep(2 * pause)
-        assert worker.accepted == 8 or not pause
+        assert worker.accepted == 4 or not pause
 
 
 async def test_a_second_answer_in_the_same_packet_costs_the_connection_not_the_answer(start: Start) -> None:
@@ -420,12 +420,12 @@ async def test_a_worker_that_never_answers_is_a_504(start: Start) -> None:
             *reading(worker), "--request-timeout-secs", "0.3", "--stream-silence-timeout-secs", "60"
         ) as running,
     ):
-        for said in SILENCES:
-            with anyio.fail_after(3):
-                reply = await running.client.get(f"/{said}")
-            assert reply.status_code == 504, said
-            assert reply.json()["error"]["code"] == "WORKER_TIMEOUT"
-            assert "did not answer within 0.3 s" in reply.json()["error"]["message"]
+        with anyio.fail_after(3):
+            found = await all_of(running, list(SILENCES))
+        for said, reply in found.items():
+            assert reply.startswith(b"HTTP/1.1 504 "), said
+            assert b'"code":"WORKER_TIMEOUT"' in content(reply), said
+            assert b"did not answer within 0.3 s" in content(reply), said
         assert running.router.proxy.open_connections == 0
 
 

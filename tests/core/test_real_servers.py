@@ -183,7 +183,7 @@ async def test_a_worker_that_closes_idle_connections_just_then_loses_nothing(
         async with start(BARE, "--worker-urls", url) as running:
 
             async def hammer() -> None:
-                for number in range(6):
+                for number in range(4):
                     body = b"%d" % number
                     reply = await running.client.post("/echo", content=body)
                     assert (reply.status_code, reply.content) == (200, body)
