@@ -14,7 +14,7 @@ from router_core.router import Router
 from router_core.types import Tokenizer
 from slime_radix_cache.continuing import can_go_on, continuation
 from slime_radix_cache.interruptions import Interruptions
-from slime_radix_cache.joining import JoinedResponse, is_aborted, read_event
+from slime_radix_cache.joining import JoinedResponse, is_aborted, read_event, sampled_ids
 from slime_radix_cache.replies import parsed
 from slime_radix_cache.retries import NoUse, Retries
 
@@ -83,7 +83,7 @@ class Generation:
     ) -> tuple[dict[str, Any], bytes] | None:
         """What to answer instead of ``output``, which was aborted, parsed and encoded; None: nothing better.
 
-        ``keep`` is called with each aborted answer, since what was sampled is a fact.
+        ``keep`` is called with each aborted answer that has tokens: they are a fact.
         """
         joined = self.join(output) if self.goes_on else None
         better: tuple[dict[str, Any], bytes] | None = None
@@ -97,7 +97,7 @@ class Generation:
             if joined is None:
                 better = answer, body
                 progress = not is_aborted(answer)
-                if not progress:
+                if not progress and sampled_ids(answer):
                     keep(answer)
             else:
                 joined.begin()
@@ -107,7 +107,8 @@ class Generation:
 
         latest = output
         while is_aborted(latest):
-            keep(latest)
+            if sampled_ids(latest):
+                keep(latest)
             going_on = joined is not None and bool(joined.ids)
             if await self.try_again(latest, attempt, at_once=going_on) is None:
                 break

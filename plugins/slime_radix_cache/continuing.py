@@ -28,10 +28,10 @@ def can_go_on(body: dict[str, Any]) -> bool:
     )
 
 
-def max_new_tokens(body: dict[str, Any]) -> int:
-    """How long the response may become."""
-    told = (body.get("sampling_params") or {}).get("max_new_tokens")
-    return told if isinstance(told, int) else _MAX_NEW_TOKENS
+def max_new_tokens(body: dict[str, Any]) -> int | None:
+    """How long the response may become; None: as long as the context allows."""
+    told = (body.get("sampling_params") or {}).get("max_new_tokens", _MAX_NEW_TOKENS)
+    return told if isinstance(told, int) else None
 
 
 def continuation(body: dict[str, Any], sampled: Sequence[int], rid: str | None) -> dict[str, Any]:
@@ -42,7 +42,9 @@ def continuation(body: dict[str, Any], sampled: Sequence[int], rid: str | None) 
     if not sampled:
         return changed
     parameters = dict(body.get("sampling_params") or {})
-    parameters["max_new_tokens"] = max_new_tokens(body) - len(sampled)
+    limit = max_new_tokens(body)
+    if limit is not None:
+        parameters["max_new_tokens"] = limit - len(sampled)
     if parameters.get("min_new_tokens"):
         parameters["min_new_tokens"] = max(0, parameters["min_new_tokens"] - len(sampled))
     known = np.asarray(body["input_ids"], np.int32)

@@ -44,7 +44,7 @@ class JoinedResponse:
     """
 
     def __init__(self, body: dict[str, Any], tokenizer: Tokenizer, began: float) -> None:
-        self._body = body
+        self._limit = max_new_tokens(body)
         self._parameters = body.get("sampling_params") or {}
         self._tokenizer = tokenizer
         self._began = began
@@ -78,8 +78,8 @@ class JoinedResponse:
 
     @property
     def ended(self) -> bool:
-        """True when a finish reason has come."""
-        return self._reason is not None
+        """True when a finish reason other than an abort has come."""
+        return self._reason is not None and self._reason.get("type") != "abort"
 
     def take(self, output: dict[str, Any]) -> int:
         """Take in what the attempt says, all of it so far or what is new. Returns the number of new tokens."""
@@ -99,7 +99,7 @@ class JoinedResponse:
         if not new and reason is None:
             return 0
         across = self._across.find(new)
-        if across is not None and len(self.ids) + across[0] < max_new_tokens(self._body):
+        if across is not None and (self._limit is None or len(self.ids) + across[0] < self._limit):
             count, stop = across
             del new[count:]
             reason = {"type": "stop", "matched": stop}
@@ -117,7 +117,7 @@ class JoinedResponse:
 
     def _whole(self, reason: dict[str, Any] | None) -> dict[str, Any] | None:
         if reason is not None and reason.get("type") == "length":
-            return reason | {"length": max_new_tokens(self._body)}
+            return reason | {"length": self._limit if self._limit is not None else len(self.ids)}
         return reason
 
     def answer(self) -> dict[str, Any]:

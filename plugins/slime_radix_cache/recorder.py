@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from slime_radix_cache.joining import sampled_ids
 from slime_radix_cache.open_streams import OpenStreams
 from slime_radix_cache.segments import Response
 from slime_radix_cache.streams import GenerationStream
@@ -57,6 +58,8 @@ class StreamRecorder:
 
     def keep(self, answer: dict[str, Any], *, part: bool) -> None:
         """Record an aborted answer that the client does not see: a ``part`` of what comes, or a fact of its own."""
+        if not sampled_ids(answer):
+            return
         if part:
             self._record(0, answer)
         else:

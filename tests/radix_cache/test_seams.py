@@ -1,0 +1,132 @@
+"""A response in several goes reads, and is told, as if it had been sampled in one."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import pytest
+
+from radix_cache.interrupted import InterruptedEngine, logprob_of
+from radix_cache.scripted import bits
+from router_core.serving import serving
+
+if TYPE_CHECKING:
+    from routers import Start
+    from slime_engine.tokenizer import EngineTokenizer
+
+pytestmark = pytest.mark.anyio
+
+PROMPT = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+SAID = (
+    "the harbour wakes. ",
+    "日本語です",
+    "😀👩‍👩‍👧",
+    "</search>",
+    "<think>",
+    "é ",
+    "\n\n",
+    "ends</sea",
+    "aaab",
+)
+MODES = ("whole", "cumulative", "incremental")
+
+
+def tape_of(tokenizer: EngineTokenizer, luck: random.Random) -> list[int]:
+    """Words, characters of many bytes, half characters and special tokens, most of them not spelt as usual."""
+    tape: list[int] = []
+    while len(tape) < 40:
+        said = luck.choice(SAID)
+        if luck.random() < 0.5:
+            tape += tokenizer.encode(said)
+        else:
+            for part in said.encode():
+                tape += [tokenizer.token_bytes.index(bytes([part]))]
+        if luck.random() < 0.1:
+            tape.append(luck.randrange(len(tokenizer.token_bytes)))
+    return tape
+
+
+async def told(
+    start: Start, engine: InterruptedEngine, checkpoint: str, mode: str, **parameters: Any
+) -> list[Any]:
+    """What the client sees: the answer, or the events of a stream."""
+    flags = ["--resume-aborted", "--abort-retry-wait-s", "0", "--hf-checkpoint", checkpoint]
+    body = {"text": PROMPT, "stream": mode != "whole", "sampling_params": parameters}
+    async with (
+        serving(engine.app) as url,
+        start("--plugin", "radix_cache", *flags, "--worker-urls", url) as running,
+    ):
+        answer = await running.client.post("/generate", json=body)
+        assert answer.status_code == 200, answer.text
+        stats = (await running.client.get("/cache_stats")).json()
+        unrecorded = stats["unrecorded"]
+        if mode == "whole":
+            events = [answer.json()]
+        else:
+            lines = [line[6:] for line in answer.text.split("\n\n") if line]
+            assert lines.pop() == "[DONE]"
+            events = [orjson.loads(line) for line in lines]
+        text = "".join(event["text"] for event in events) if mode == "incremental" else events[-1]["text"]
+        kept = (await running.client.post("/retrieve_from_text", json={"text": PROMPT + text})).json()
+        assert (kept["exact"], kept["candidates"]) == (True, 1 if text else 2)  # the prompt alone reads alike
+        assert engine.prompt is not None
+        sampled = (
+            [one for event in events for one in event["output_ids"]]
+            if mode == "incremental"
+            else events[-1]["output_ids"]
+        )
+        assert kept["tokens"] == engine.prompt + sampled
+    assert unrecorded == {}
+    return events
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("seed", range(8))
+async def test_no_seam_shows(
+    start: Start, tokenizer: EngineTokenizer, checkpoint: str, mode: str, seed: int
+) -> None:
+    luck = random.Random(seed)
+    tape = tape_of(tokenizer, luck)
+    cuts = sorted(luck.sample(range(38), 4))
+    parameters: dict[str, Any] = {
+        "max_new_tokens": luck.choice([38, 64]),
+        "stop": luck.choice([None, ["</search>"], "aab", ["s. t", "です😀", "</search>"]]),
+        "no_stop_trim": luck.random() < 0.3,
+        "skip_special_tokens": luck.random() < 0.7,
+        "ignore_eos": luck.random() < 0.3,
+    }
+    engine = InterruptedEngine(tokenizer, tape, cuts, incremental=mode == "incremental")
+    ids, text, reason = engine.uninterrupted(**parameters)
+    if reason is None:
+        parameters["max_new_tokens"] = len(tape)
+        ids, text, reason = engine.uninterrupted(**parameters)
+    events = await told(start, engine, checkpoint, mode, **parameters)
+    last = events[-1]
+    pieces = [event["text"] for event in events]
+    if mode == "incremental":
+        assert "".join(pieces) == text
+        assert [one for event in events for one in event["output_ids"]] == ids
+    else:
+        assert last["text"] == text
+        assert last["output_ids"] == ids
+        assert all(later.startswith(earlier) for earlier, later in pairwise(pieces))
+    assert [event["meta_info"]["finish_reason"] for event in events] == [None] * (len(events) - 1) + [reason]
+    triples = (
+        [one for event in events for one in event["meta_info"]["output_token_logprobs"]]
+        if mode == "incremental"
+        else last["meta_info"]["output_token_logprobs"]
+    )
+    assert [token for _, token, _ in triples] == ids
+    assert bits([value for value, _, _ in triples]) == bits([logprob_of(place) for place in range(len(ids))])
+    counts = [event["meta_info"]["completion_tokens"] for event in events]
+    assert counts == sorted(counts)
+    assert counts[-1] == len(ids)
+    assert {event["meta_info"]["prompt_tokens"] for event in events} == {len(engine.prompt or ())}
+    if len(ids) > cuts[0]:
+        versions = [str(1 + sum(cut <= place for cut in cuts)) for place in range(len(ids))]
+        spans = last["meta_info"]["weight_versions"]
+        assert [one["version"] for one in spans for _ in range(one["start"], one["end"])] == versions
+        assert engine.asked[1]["sampling_params"]["max_new_tokens"] == parameters["max_new_tokens"] - cuts[0]
