@@ -1,0 +1,182 @@
+"""For rollout code: exact tokens out of the router, into a sample.
+
+A custom rollout function of slime's is five lines::
+
+    router = AsyncClient("http://127.0.0.1:30000")
+
+    async def generate(args, sample, sampling_params):
+        turn = await router.generate(sample.prompt, sampling_params, session=sample.session_id)
+        sample.response = turn["text"]
+        return await router.fill(sample, session=sample.session_id)
+
+Answers come as msgpack, so that nothing is parsed token by token, and are given as the documented JSON object would
+be, with arrays for lists. Nothing is guessed and nothing is asked twice: what is wrong is raised.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import httpx
+import msgpack  # type: ignore[import-untyped]  # it has no annotations
+import numpy as np
+import orjson
+
+from slime_radix_cache.samples import NotExact, fill_sample
+
+__all__ = ["AsyncClient", "Client", "NotExact", "RequestFailed", "fill_sample"]
+
+_ACCEPT = {"accept": "application/x-msgpack"}
+_SampleT = TypeVar("_SampleT")
+
+
+class RequestFailed(Exception):
+    """The router, or the engine behind it, answered with ``status``; the message is theirs."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"{status}: {message}")
+        self.status = status
+
+
+class Client:
+    """A router, for synchronous code. Raises RequestFailed, NotExact, and httpx.TransportError.
+
+    ``timeout_s`` is how long an answer may take. The environment's proxies are ignored: a router is near.
+    """
+
+    def __init__(self, url: str, *, timeout_s: float = 3600.0) -> None:
+        self._http = httpx.Client(base_url=url, trust_env=False, timeout=timeout_s, limits=_UNLIMITED)
+
+    def generate(
+        self, text: str, sampling_params: dict[str, Any], *, session: str | None = None, **fields: Any
+    ) -> Any:
+        """The engine's answer to ``text``; ``fields`` are further fields of SGLang's ``/generate``."""
+        return _answer(self._http.post("/generate", json=_ask(text, sampling_params, session, fields)))
+
+    def retrieve(self, text: str, *, session: str | None = None) -> dict[str, Any]:
+        """The exact tokens of ``text``, or the reason why they are not exact."""
+        return _record(
+            _answer(self._http.post("/retrieve_from_text", json=_text(text, session), headers=_ACCEPT))
+        )
+
+    def trajectories(self, session: str) -> list[dict[str, Any]]:
+        """A record for each leaf of ``session``."""
+        return _records(_answer(self._http.get(_path(session), headers=_ACCEPT)))
+
+    def fill(self, sample: _SampleT, *, session: str | None = None, allow_inexact: bool = False) -> _SampleT:
+        """Retrieve ``sample.prompt + sample.response``, and fill in the tokens: see :func:`fill_sample`."""
+        return fill_sample(
+            sample, self.retrieve(_text_of(sample), session=session), allow_inexact=allow_inexact
+        )
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class AsyncClient:
+    """The same for asynchronous code; to be used within one event loop."""
+
+    def __init__(self, url: str, *, timeout_s: float = 3600.0) -> None:
+        self._http = httpx.AsyncClient(base_url=url, trust_env=False, timeout=timeout_s, limits=_UNLIMITED)
+
+    async def generate(
+        self, text: str, sampling_params: dict[str, Any], *, session: str | None = None, **fields: Any
+    ) -> Any:
+        """See :meth:`Client.generate`."""
+        return _answer(await self._http.post("/generate", json=_ask(text, sampling_params, session, fields)))
+
+    async def retrieve(self, text: str, *, session: str | None = None) -> dict[str, Any]:
+        """See :meth:`Client.retrieve`."""
+        return _record(
+            _answer(await self._http.post("/retrieve_from_text", json=_text(text, session), headers=_ACCEPT))
+        )
+
+    async def trajectories(self, session: str) -> list[dict[str, Any]]:
+        """See :meth:`Client.trajectories`."""
+        return _records(_answer(await self._http.get(_path(session), headers=_ACCEPT)))
+
+    async def fill(
+        self, sample: _SampleT, *, session: str | None = None, allow_inexact: bool = False
+    ) -> _SampleT:
+        """See :meth:`Client.fill`."""
+        return fill_sample(
+            sample, await self.retrieve(_text_of(sample), session=session), allow_inexact=allow_inexact
+        )
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+#: Rollout code decides how many requests it has in flight. A server closes idle connections after 5 s.
+_UNLIMITED = httpx.Limits(max_connections=None, keepalive_expiry=4.0)
+
+
+def _ask(text: str, sampling_params: dict[str, Any], session: str | None, fields: dict[str, Any]) -> Any:
+    return {**fields, **_text(text, session), "sampling_params": sampling_params}
+
+
+def _text(text: str, session: str | None) -> dict[str, Any]:
+    return {"text": text} if session is None else {"text": text, "session_id": session}
+
+
+def _path(session: str) -> str:
+    return f"/trajectories/{quote(session, safe='')}"
+
+
+def _text_of(sample: Any) -> str:
+    if not isinstance(sample.prompt, str):
+        raise TypeError(
+            f"sample.prompt is a {type(sample.prompt).__name__}, not the text that was sent; "
+            "retrieve() its text and use fill_sample()"
+        )
+    return sample.prompt + str(sample.response)
+
+
+def _answer(reply: httpx.Response) -> Any:
+    packed = reply.headers.get("content-type") == _ACCEPT["accept"]
+    try:
+        document = msgpack.unpackb(reply.content) if packed else orjson.loads(reply.content)
+    except ValueError:
+        raise RequestFailed(reply.status_code, f"not understood: {reply.text[:200]}") from None
+    if reply.is_success:
+        return document
+    error = document.get("error", document) if isinstance(document, dict) else document
+    message = error.get("message", error) if isinstance(error, dict) else error
+    raise RequestFailed(reply.status_code, str(message))
+
+
+def _records(answer: dict[str, Any]) -> list[dict[str, Any]]:
+    return [_record(record) for record in answer["trajectories"]]
+
+
+def _record(packed: dict[str, Any]) -> dict[str, Any]:
+    """With arrays for what was packed, and the versions by name."""
+    record = {
+        key: np.frombuffer(value["data"], value["dtype"])
+        if isinstance(value, dict) and "dtype" in value
+        else value
+        for key, value in packed.items()
+    }
+    names = [*record.pop("version_names"), -1]
+    record["generation_versions"] = [names[index] for index in record.pop("version_index")]
+    return record

@@ -1,0 +1,56 @@
+"""Retrieved tokens as the fields of a slime-like ``Sample``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+
+__all__ = ["NotExact", "fill_sample"]
+
+_SampleT = TypeVar("_SampleT")
+#: slime's names for the ways in which a generation ends.
+_STATUS = {"stop": "COMPLETED", "length": "TRUNCATED", "abort": "ABORTED"}
+
+
+class NotExact(Exception):
+    """The tokens are not those that an engine consumed and sampled: ``reason`` says why, ``answer`` has all."""
+
+    def __init__(self, answer: Mapping[str, Any]) -> None:
+        self.reason: str = answer["inexact_reason"]
+        self.answer = answer
+        matched, size = answer["matched_length"], len(answer.get("text", answer["response"]))
+        super().__init__(
+            f"the tokens are not exact: {self.reason} ({matched} of {size} characters were recorded); "
+            "docs/plugins/radix_cache.md says what to do"
+        )
+
+
+def fill_sample(sample: _SampleT, answer: Mapping[str, Any], *, allow_inexact: bool = False) -> _SampleT:
+    """Fill ``sample`` with a retrieved ``answer``, or a record of a session; returns it. Raises NotExact.
+
+    ``sample`` is any object with slime's attributes. ``tokens`` are those of the whole text; ``response_length`` counts
+    those from the first sampled one on, and ``loss_mask`` and ``rollout_log_probs`` are of these, too (where tokens are
+    known without logprobs, and that is allowed, they are NaN). ``weight_versions`` has each version once, in order.
+    ``status`` is set when the end is known and the sample's class has a ``Status``; ``prompt`` and ``response`` when
+    ``answer`` is a session's record.
+    """
+    if not answer["exact"] and not allow_inexact:
+        raise NotExact(answer)
+    target: Any = sample
+    mask = np.asarray(answer["loss_mask"])
+    start = int(mask.argmax()) if mask.any() else len(mask)
+    target.tokens = np.asarray(answer["tokens"]).tolist()
+    target.response_length = len(mask) - start
+    target.loss_mask = mask[start:].tolist()
+    target.rollout_log_probs = np.asarray(answer["rollout_logp"], np.float64)[start:].tolist()
+    versions = dict.fromkeys(answer["generation_versions"])
+    target.weight_versions = [version for version in versions if isinstance(version, str)]
+    if "prompt" in answer:
+        target.prompt, target.response = answer["prompt"], answer["response"]
+    ended = answer.get("finish_reason")
+    statuses = getattr(target, "Status", None)
+    if ended is not None and statuses is not None and ended.get("type") in _STATUS:
+        target.status = statuses[_STATUS[ended["type"]]]
+    return sample
