@@ -1,20 +1,27 @@
-"""Text to token ids, without holding up the event loop."""
+"""Text to token ids, without holding up the event loop, and no part of a text twice."""
 
 from __future__ import annotations
 
+import logging
 from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import anyio.to_thread
 import tokenizers
 
 from router_core.types import Tokenizer
+from slime_radix_cache.abilities import LOSSY, Abilities, examine
+from slime_radix_cache.parts import Part, Parts, cut
 
 __all__ = ["Encoder"]
 
-#: Longer texts go to a thread: about 1 ms of work, far more than the hop costs.
-_LONG_TEXT = 4096
+logger = logging.getLogger(__name__)
+
+#: Of texts and their ids; some hundred system prompts of 10k tokens.
+_MAX_BYTES = 64 << 20
+
+#: Ids of several texts, with or without BOS and the like.
+_Batch = Callable[[Sequence[str], bool], list[Sequence[int]]]
 
 
 class Encoder:
@@ -22,37 +29,102 @@ class Encoder:
 
     Of a tokenizer of transformers it uses a copy of the Rust one inside: transformers sets truncation and padding
     on the shared one, and only ``encode_batch_fast`` lets other threads run while it works. Any other tokenizer
-    is called as it is, and has to bear calls from two threads.
+    is called as it is, and has to bear calls from two threads. ``abilities`` are what it was found to allow.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, add_special_tokens: bool = False) -> None:
-        self._encode = _encoder(tokenizer)
+    def __init__(
+        self, tokenizer: Tokenizer, *, add_special_tokens: bool = False, max_bytes: int = _MAX_BYTES
+    ) -> None:
+        own = _own(tokenizer)
+        self._batch: _Batch = _batch_of(own) if own is not None else _one_by_one(tokenizer)
         self._add_special_tokens = add_special_tokens
+        self.abilities = self._examined(own, tokenizer)
+        self._guard = tuple(self._batch([self.abilities.guard], False)[0]) if self.abilities.guard else ()
+        self._parts = Parts(self._encoded, max_bytes=max_bytes)
+
+    def _examined(self, own: tokenizers.Tokenizer | None, tokenizer: Tokenizer) -> Abilities:
+        def encode(text: str, framed: bool) -> Sequence[int]:
+            return self._batch([text], framed)[0]
+
+        if own is None:
+            found = examine(encode, lambda ids: tokenizer.decode(ids, skip_special_tokens=False), ())
+        else:
+            added = list(own.get_added_tokens_decoder().values())
+            found = examine(encode, lambda ids: str(own.decode(ids, skip_special_tokens=False)), added)
+        if found.refused is not None:
+            logger.warning("no answer will be exact with this tokenizer: %s", found.refused)
+        return found
+
+    @property
+    def refused(self) -> str | None:
+        """The reason why no answer may be called exact with this tokenizer; None when answers may."""
+        return LOSSY if self.abilities.refused is not None else None
 
     async def encode(self, text: str, *, begins: bool) -> bytes:
         """Packed int32 ids of ``text``; ``begins`` when nothing comes before it, so that a BOS may.
 
-        Raises what the tokenizer raises.
+        Exactly what tokenising all of it at once gives. Raises what the tokenizer raises.
         """
-        special = begins and self._add_special_tokens
-        if len(text) < _LONG_TEXT:
-            ids = self._encode(text, special)
-        else:
-            ids = await anyio.to_thread.run_sync(self._encode, text, special)
-        return array("i", ids).tobytes()
-
-
-def _encoder(tokenizer: Tokenizer) -> Callable[[str, bool], Sequence[int]]:
-    rust: Any = getattr(tokenizer, "backend_tokenizer", None)
-    if isinstance(rust, tokenizers.Tokenizer):
-        own = tokenizers.Tokenizer.from_str(rust.to_str())
-        own.no_truncation()
-        own.no_padding()
-
-        def encode(text: str, add_special_tokens: bool) -> Sequence[int]:
-            (encoding,) = own.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-            ids: list[int] = encoding.ids
+        frame = self.abilities.frame
+        framed = begins and self._add_special_tokens
+        if framed and frame is None:
+            return await self._parts.ids([Part(text, framed=True)])
+        first, *others = cut(text, self.abilities.seams)
+        ids = await self._parts.ids([self._first(first, begins), *map(Part, others)])
+        if not framed or frame is None:
             return ids
+        before, behind = frame
+        return array("i", before).tobytes() + ids + array("i", behind).tobytes()
 
-        return encode
-    return lambda text, add_special_tokens: tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    def _first(self, text: str, begins: bool) -> Part:
+        seams = self.abilities.seams
+        at_seam = seams is not None and seams.match(text) is not None
+        return Part(text, follows=bool(self._guard) and not begins and not at_seam)
+
+    def _encoded(self, parts: Sequence[Part]) -> list[Sequence[int]]:
+        framed = parts[0].framed  # such a part comes alone
+        texts = [self.abilities.guard + part.text if part.follows else part.text for part in parts]
+        encoded = self._batch(texts, framed)
+        for place, part in enumerate(parts):
+            if part.follows:
+                encoded[place] = self._without_guard(part, encoded[place])
+        return encoded
+
+    def _without_guard(self, part: Part, ids: Sequence[int]) -> Sequence[int]:
+        size = len(self._guard)
+        if tuple(ids[:size]) == self._guard:
+            return ids[size:]
+        return self._batch([part.text], False)[0]  # with a space of the tokenizer's own, as the engine has it
+
+    def as_dict(self) -> dict[str, Any]:
+        """What the tokenizer allows and what was tokenised, ready for JSON."""
+        parts = self._parts
+        return {
+            "refused": self.abilities.refused,
+            "cuts_texts": self.abilities.seams is not None,
+            "parts_encoded": parts.encoded,
+            "parts_reused": parts.reused,
+            "tokens_encoded": parts.tokens_encoded,
+            "tokens_reused": parts.tokens_reused,
+        }
+
+
+def _own(tokenizer: Tokenizer) -> tokenizers.Tokenizer | None:
+    rust: Any = getattr(tokenizer, "backend_tokenizer", None)
+    if not isinstance(rust, tokenizers.Tokenizer):
+        return None
+    own = tokenizers.Tokenizer.from_str(rust.to_str())
+    own.no_truncation()
+    own.no_padding()
+    return own
+
+
+def _batch_of(own: tokenizers.Tokenizer) -> _Batch:
+    def batch(texts: Sequence[str], framed: bool) -> list[Sequence[int]]:
+        return [one.ids for one in own.encode_batch_fast(list(texts), add_special_tokens=framed)]
+
+    return batch
+
+
+def _one_by_one(tokenizer: Tokenizer) -> _Batch:
+    return lambda texts, framed: [tokenizer.encode(text, add_special_tokens=framed) for text in texts]

@@ -67,8 +67,9 @@ class RadixCache:
         if settings.hf_checkpoint:
             router.components.register("tokenizer", _load(settings.hf_checkpoint))
         tokenizer: Tokenizer = router.components.get("tokenizer")
-        spelling = Spelling(tokenizer)
         encoder = Encoder(tokenizer, add_special_tokens=settings.add_special_tokens)
+        self._encoder = encoder
+        spelling = Spelling(tokenizer, encoder.abilities.lead)
         limits = Limits(settings.max_tokens, settings.max_bytes, settings.gc_threshold_k)
         self._trajectories = Trajectories(limits, spelling.cut)
         self._streams = OpenStreams()
@@ -101,6 +102,7 @@ class RadixCache:
             "bytes": kept.size_bytes,
             "evictions": dict(kept.evicted),
             **self._tally.as_dict(),
+            "tokenizer": self._encoder.as_dict(),
         }
 
     @hookimpl
@@ -110,6 +112,9 @@ class RadixCache:
         path = request.path
         if request.method not in _METHODS or path != "/generate":
             self._interruptions.see(exchange, path)
+            return
+        if self._encoder.refused is not None:
+            self._tally.untouched(self._encoder.refused)
             return
         try:
             body = request.json()

@@ -20,89 +20,121 @@ _STEPS_BACK = 8
 
 
 class Spelling:
-    """Compares the tokens of responses with the texts that engines gave for them."""
+    """Compares the tokens of responses with the texts that engines gave for them.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        # transformers' own decode costs twice as much, and does more only where it was told to tidy up spaces.
-        tidies = getattr(tokenizer, "clean_up_tokenization_spaces", False)
-        rust: Tokenizer | None = None if tidies else getattr(tokenizer, "backend_tokenizer", None)
-        self._tokenizer = rust if rust is not None else tokenizer
+    ``lead``: see Abilities. With one, tokens may be read in two ways: behind others, as SGLang reads them, or as
+    the beginning of a text, as it reads them behind special tokens only.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, lead: Sequence[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._readings = (_Reading(tokenizer, lead), _Reading(tokenizer)) if lead else (_Reading(tokenizer),)
 
     def cut(self, ids: bytes, text: bytes) -> tuple[int, int]:
         """See :data:`slime_radix_cache.matching.Cut`. O(log tokens) decodings."""
-        wanted = text.decode("utf-8", "ignore")  # the end may lie inside a character
-        tokens = array("i", ids)
-        best = 0, 0
-        for skip_special in (True, False):
-            length, spelt = self._prefix(tokens, wanted, skip_special)
-            covered = len(spelt.encode())
-            if covered > best[1]:
-                best = length, covered
-            if covered == len(text):
-                break
-        return best
+        return self._cut(array("i", ids), text, self._readings)
 
-    def _prefix(self, ids: Sequence[int], wanted: str, skip_special: bool) -> tuple[int, str]:
-        """The fewest of the leading ``ids`` that spell the longest prefix of ``wanted``, and that prefix."""
-        low, high = 0, len(ids)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if len(self._decode(ids[:middle], skip_special)) <= len(wanted):
-                low = middle
-            else:
-                high = middle - 1
-        for length in range(low, max(low - _STEPS_BACK, 0), -1):
-            spelt = self._decode(ids[:length], skip_special)
-            if spelt and not spelt.endswith(_BROKEN) and wanted.startswith(spelt):
-                while self._decode(ids[: length - 1], skip_special) == spelt:
-                    length -= 1  # a token that shows nothing belongs to what comes after
-                return length, spelt
-        return 0, ""
+    def _cut(self, ids: Sequence[int], text: bytes, readings: Iterable[_Reading]) -> tuple[int, int]:
+        wanted = text.decode("utf-8", "ignore")  # the end may lie inside a character
+        best = 0, 0
+        for reading in readings:
+            for skip_special in (True, False):
+                length, spelt = reading.prefix(ids, wanted, skip_special)
+                if len(self._readings) > 1 and not spelt.strip(" "):
+                    continue  # spaces alone do not tell which reading is right
+                covered = len(spelt.encode())
+                if covered > best[1]:
+                    best = length, covered
+                if covered == len(text):
+                    return best
+        return best
 
     def tail(self, ids: Sequence[int], text: str) -> tuple[int, str] | None:
         """``(visible, tail)`` of a response that reads ``text``: see Sampled. None when ``ids`` do not spell it.
 
         Two decodings in the usual case.
         """
-        shown = self._decode(ids, True)
-        if shown == text:
-            visible = self._without_hidden(ids, shown)
-        elif (whole := self._decode(ids, False)) == text:
-            return len(ids), ""
-        else:
-            visible, covered = self.cut(array("i", ids).tobytes(), text.encode())
-            if covered < len(text.encode()):
-                return self._broken_off(ids, text) or self._inside_token((whole, shown), text)
-        return visible, _anchored(self._decode(ids[visible:], False))
-
-    def _broken_off(self, ids: Sequence[int], text: str) -> tuple[int, str] | None:
-        """A text that ends in half a character, before a stop token that was trimmed."""
-        for visible in range(len(ids) - 1, max(len(ids) - _STEPS_BACK, 0), -1):
-            if text in (self._decode(ids[:visible], True), self._decode(ids[:visible], False)):
-                return visible, _anchored(self._decode(ids[visible:], False))
+        for reading in self._readings:
+            if (shown := reading.text(ids, True)) == text:
+                visible = reading.without_hidden(ids, shown)
+                return visible, reading.behind(ids, visible)
+            if reading.text(ids, False) == text:
+                return len(ids), ""
+        for reading in self._readings:
+            found = self._ends_early(reading, ids, text)
+            if found is not None:
+                return found
         return None
 
-    @staticmethod
-    def _inside_token(longer: Iterable[str], text: str) -> tuple[int, str] | None:
-        for one in longer:
-            if one.startswith(text):
-                return -1, _anchored(one[len(text) :])
-        return None
+    def _ends_early(self, reading: _Reading, ids: Sequence[int], text: str) -> tuple[int, str] | None:
+        visible, covered = self._cut(ids, text.encode(), (reading,))
+        if covered == len(text.encode()):
+            return visible, reading.behind(ids, visible)
+        return reading.broken_off(ids, text) or reading.inside_token(ids, text)
 
     def text_of(self, ids: Sequence[int]) -> str:
         """All that ``ids`` say, special tokens spelt out: the key of a prompt that was given as ids."""
-        return self._decode(ids, False)
+        return _Reading(self._tokenizer).text(ids, False)
 
-    def _without_hidden(self, ids: Sequence[int], shown: str) -> int:
-        visible = len(ids)
-        while visible and not self._decode(ids[visible - 1 : visible], True):
-            if self._decode(ids[: visible - 1], True) != shown:
-                break  # alone it shows nothing, behind others it does: SentencePiece's space
-            visible -= 1
-        return visible
+
+class _Reading:
+    """One way to read tokens: behind those of ``lead``."""
+
+    def __init__(self, tokenizer: Tokenizer, lead: Sequence[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._lead = list(lead)
+        self._before = len(self._decode(self._lead, False))
+
+    def text(self, ids: Sequence[int], skip_special: bool) -> str:
+        return self._decode([*self._lead, *ids], skip_special)[self._before :]
 
     def _decode(self, ids: Sequence[int], skip_special: bool) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special) if ids else ""
+
+    def prefix(self, ids: Sequence[int], wanted: str, skip_special: bool) -> tuple[int, str]:
+        """The fewest of the leading ``ids`` that spell the longest prefix of ``wanted``, and that prefix."""
+        low, high = 0, len(ids)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if len(self.text(ids[:middle], skip_special)) <= len(wanted):
+                low = middle
+            else:
+                high = middle - 1
+        for length in range(low, max(low - _STEPS_BACK, 0), -1):
+            spelt = self.text(ids[:length], skip_special)
+            if spelt and not spelt.endswith(_BROKEN) and wanted.startswith(spelt):
+                while self.text(ids[: length - 1], skip_special) == spelt:
+                    length -= 1  # a token that shows nothing belongs to what comes after
+                return length, spelt
+        return 0, ""
+
+    def behind(self, ids: Sequence[int], visible: int) -> str:
+        """What the tokens after the ``visible`` ones say, if a client could write it."""
+        if not self._lead:
+            return _anchored(self._decode(ids[visible:], False))
+        whole, shown = self.text(ids, False), self.text(ids[:visible], False)
+        return _anchored(whole[len(shown) :]) if whole.startswith(shown) else ""
+
+    def broken_off(self, ids: Sequence[int], text: str) -> tuple[int, str] | None:
+        """A text that ends in half a character, before a stop token that was trimmed."""
+        for visible in range(len(ids) - 1, max(len(ids) - _STEPS_BACK, 0), -1):
+            if text in (self.text(ids[:visible], True), self.text(ids[:visible], False)):
+                return visible, self.behind(ids, visible)
+        return None
+
+    def inside_token(self, ids: Sequence[int], text: str) -> tuple[int, str] | None:
+        for longer in (self.text(ids, False), self.text(ids, True)):
+            if longer.startswith(text):
+                return -1, _anchored(longer[len(text) :])
+        return None
+
+    def without_hidden(self, ids: Sequence[int], shown: str) -> int:
+        visible = len(ids)
+        while visible and not self._decode(ids[visible - 1 : visible], True):
+            if self.text(ids[: visible - 1], True) != shown:
+                break  # alone it shows nothing, behind others it does: SentencePiece's space
+            visible -= 1
+        return visible
 
 
 def _anchored(tail: str) -> str:

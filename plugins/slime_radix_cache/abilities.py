@@ -1,0 +1,150 @@
+"""What a tokenizer allows: found out once, when it is loaded, by trying it.
+
+Three habits of tokenizers would make answers silently wrong. Some lose text (lower-casing, collapsed spaces): two
+texts have the same tokens, so no text leads back to them. Some put a space of their own before every text
+(SentencePiece), which is wrong for a text that goes on from other tokens. And some read a token differently at the
+beginning of a text than behind others. Unicode's canonical composition (NFC, as Qwen's have it) counts as no loss.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tokenizers import AddedToken
+
+__all__ = ["LOSSY", "Abilities", "examine"]
+
+#: The reason that answers give when the tokenizer is refused.
+LOSSY = "lossy_tokenizer"
+
+Encode = Callable[[str, bool], Sequence[int]]
+Decode = Callable[[Sequence[int]], str]
+
+#: What a lossy tokenizer changes: case, runs of spaces, line ends, spaces before signs, scripts, compatibility forms.
+_PROBES = (
+    "Hello World",
+    " a  b",
+    "x\n\ny\t z ",
+    "isn't it , or . ?",
+    "naïve Ångström x² ﬁ ①",
+    "日本語 😀",
+    "\ndef f(x):\n    return [x]",
+)
+#: What may be put before a text so that no space is put there, and be taken off again.
+_GUARDS = ("", "\n", "☺")
+_BEFORE = "One"
+#: Ids that a tokenizer puts before a text, at most: one in all that are known.
+_MOST_BEFORE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """``refused``: what the tokenizer does to text that forbids exact answers; None when it may be trusted.
+
+    - ``guard``: goes before a text that follows other tokens, its ids to be taken off; "" for most tokenizers.
+    - ``lead``: ids behind which others are to be decoded to be read as they are within a text; () if it is all one.
+    - ``seams``: finds the places before which a text may be cut, so that the ids of the parts are those of the
+      whole; None when there are none.
+    - ``frame``: ids before and behind a text with ``add_special_tokens``; None when they are not always the same.
+    """
+
+    refused: str | None = None
+    guard: str = ""
+    lead: tuple[int, ...] = ()
+    seams: re.Pattern[str] | None = None
+    frame: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+
+
+def examine(encode: Encode, decode: Decode, added: Sequence[AddedToken]) -> Abilities:
+    """Try a tokenizer; ``added`` are the tokens that it looks for before anything else. Some 10 ms."""
+
+    def plain(text: str) -> list[int]:
+        return list(encode(text, False))
+
+    for probe in _PROBES:
+        read = decode(plain(probe))
+        if read != probe:
+            return Abilities(refused=f"it reads {read!r} back for {probe!r}")
+    guard = next((one for one in _GUARDS if _joins(plain, decode, one)), None)
+    if guard is None:
+        return Abilities(refused="it adds a space to a text that follows other tokens")
+    before = plain(_BEFORE)
+    size = len(plain(guard))
+    alike = all(
+        decode([*before, *rest]) == _BEFORE + decode(rest)
+        for rest in (plain(guard + probe)[size:] for probe in _PROBES)
+    )
+    return Abilities(
+        guard=guard,
+        lead=() if alike else tuple(before),
+        seams=_pattern([text for text in _seams(added) if _is_seam(plain, text)]),
+        frame=_frame(encode),
+    )
+
+
+def _joins(plain: Callable[[str], list[int]], decode: Decode, guard: str) -> bool:
+    """True if the ids of a probe without those of the guard before it say the probe and nothing else."""
+    ahead, before = plain(guard), plain(_BEFORE)
+    for probe in _PROBES:
+        ids = plain(guard + probe)
+        if ids[: len(ahead)] != ahead or decode([*before, *ids[len(ahead) :]]) != _BEFORE + probe:
+            return False
+    return True
+
+
+def _frame(encode: Encode) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    frames = set()
+    for probe in _PROBES:
+        inner, whole = list(encode(probe, False)), list(encode(probe, True))
+        places = range(min(_MOST_BEFORE, len(whole) - len(inner)) + 1)
+        place = next((place for place in places if whole[place : place + len(inner)] == inner), None)
+        if place is None:
+            return None
+        frames.add((tuple(whole[:place]), tuple(whole[place + len(inner) :])))
+    return frames.pop() if len(frames) == 1 else None
+
+
+def _seams(added: Sequence[AddedToken]) -> list[str]:
+    """Tokens at whose beginning the tokenizer itself cuts a text, whatever stands around it.
+
+    ``tokenizers`` looks for those that are not normalised first, leftmost and longest, and treats what lies between
+    them alone (tokenizers, src/tokenizer/added_vocabulary.rs). Out are those that take what stands before them
+    along or into account, and those that another one could overlap from the left.
+    """
+    first = [token for token in added if not token.normalized and token.content]
+    texts = [token.content for token in first]
+    bad = {token.content for token in first if token.lstrip or token.single_word}
+    return [
+        text
+        for text in texts
+        if not any(one.startswith(text) for one in bad)
+        and not any(
+            one.startswith(text, place) or text.startswith(one[place:])
+            for one in texts
+            for place in range(1, len(one))
+        )
+    ]
+
+
+def _is_seam(plain: Callable[[str], list[int]], text: str) -> bool:
+    return all(
+        plain(before + text + behind) == plain(before) + plain(text + behind)
+        for before, behind in (("Hello World ", " a  b"), ("x\n\n", "lower\n"), ("é", "日本"))
+    )
+
+
+def _pattern(texts: Sequence[str]) -> re.Pattern[str] | None:
+    return re.compile(_trie(sorted(set(texts)))) if texts else None
+
+
+def _trie(texts: Sequence[str]) -> str:
+    """A regular expression for any of ``texts`` that looks at each character once, not at each text."""
+    branches: dict[str, list[str]] = {}
+    for text in texts:
+        if not text:
+            return ""  # a shorter one is enough: only where it begins matters
+        branches.setdefault(text[0], []).append(text[1:])
+    found = [re.escape(char) + _trie(rests) for char, rests in branches.items()]
+    return found[0] if len(found) == 1 else f"(?:{'|'.join(found)})"

@@ -1,0 +1,138 @@
+"""Random conversations against an adversarial engine's journal: equal to it, or said not to be.
+
+The suite plays some hundred conversations. To play at least 10,000 and to see what came of them::
+
+    SLIME_ROUTER_CONVERSATIONS=10000 pytest -s tests/radix_cache/test_machine.py
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from contextlib import AbstractContextManager
+from random import Random
+
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from radix_cache.rollouts import CHATML, Conversation, Stage, staged
+from slime_engine.tokenizer import EngineTokenizer
+
+_CONVERSATIONS = int(os.environ.get("SLIME_ROUTER_CONVERSATIONS", "200"))
+_STEPS = 20
+#: Conversations of one router.
+_AT_ONCE = 15
+_SETTINGS = settings(
+    max_examples=20,
+    stateful_step_count=_STEPS,
+    deadline=None,
+    database=None,
+    phases=(Phase.generate,),  # steps are drawn by seeds, so there is nothing to shrink
+    suppress_health_check=list(HealthCheck),
+)
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+class Rollouts(RuleBasedStateMachine):
+    """One router's life. ``portal``, ``tokenizer`` and ``checkpoint`` are given by the test; the counts are its."""
+
+    portal: BlockingPortal
+    tokenizer: EngineTokenizer
+    checkpoint: str
+    outcomes: Counter[str]
+    counts: Counter[str]
+
+    @initialize(tokens=st.sampled_from([0, 0, 0, 0, 0, 800]), versions=st.sampled_from([0, 0, 0, 0, 3]))
+    def start(self, tokens: int, versions: int) -> None:
+        flags = ("--radix-tree-max-size", str(tokens), "--gc-threshold-k", str(versions))
+        self.running: AbstractContextManager[Stage] = self.portal.wrap_async_context_manager(
+            staged(self.tokenizer, self.checkpoint, CHATML, *flags)
+        )
+        self.stage = self.running.__enter__()
+
+    @precondition(lambda self: len(self.stage.conversations) < _AT_ONCE)
+    @rule(size=st.integers(1, 5), seed=SEEDS)
+    def begin_a_group(self, size: int, seed: int) -> None:
+        """GRPO: the same prompt some times over, at once."""
+        random = Random(seed)
+        prompt = random.choice((CHATML.system, "")) + self.stage.asked(random)
+        group = [self.stage.begin(prompt) for _ in range(size)]
+        self.portal.call(self.stage.all_turn, group, random)
+
+    def _some(self, random: Random) -> list[Conversation]:
+        known = self.stage.conversations
+        return random.sample(known, random.randint(1, min(len(known), 6)))
+
+    @precondition(lambda self: self.stage.conversations)
+    @rule(seed=SEEDS)
+    def go_on(self, seed: int) -> None:
+        random = Random(seed)
+        some = self._some(random)
+        for conversation in some:
+            self.stage.go_on(conversation, random)
+        self.portal.call(self.stage.all_turn, some, random)
+
+    @precondition(lambda self: 0 < len(self.stage.conversations) < _AT_ONCE)
+    @rule(seed=SEEDS)
+    def fork(self, seed: int) -> None:
+        """A new session goes on where another one was."""
+        random = Random(seed)
+        forks = []
+        for origin in self._some(random):
+            text = (
+                origin.text[: random.randint(1, len(origin.text))] if random.random() < 0.5 else origin.text
+            )
+            forks.append(self.stage.begin(text + self.stage.asked(random), origin))
+        self.portal.call(self.stage.all_turn, forks, random)
+
+    @rule()
+    def update_weights(self) -> None:
+        self.stage.engine.version = str(int(self.stage.engine.version) + 1)
+        announced = {"weight_version": self.stage.engine.version}
+        self.portal.call(lambda: self.stage.client.post("/weight_version", json=announced))
+
+    @precondition(lambda self: self.stage.conversations)
+    @rule(seed=SEEDS)
+    def read(self, seed: int) -> None:
+        """Any beginning of what was said, in anybody's name."""
+        random = Random(seed)
+        self.portal.call(self.stage.see_evictions)
+        for conversation in self._some(random):
+            text = conversation.text[: random.randint(1, len(conversation.text))]
+            text += random.choice(("", "", "<|im_end|>", "q"))
+            session = random.choice(self.stage.conversations).name
+            answer = self.portal.call(self.stage.retrieve, text, session)
+            self.stage.judge(answer, text, session)
+            self.counts["reads"] += 1
+
+    def teardown(self) -> None:
+        if not hasattr(self, "running"):
+            return
+        try:
+            self.portal.call(self.stage.judge_all)
+            self.outcomes.update(self.stage.outcomes)
+            self.counts.update(conversations=len(self.stage.conversations), turns=self.stage.turns)
+        finally:
+            self.running.__exit__(None, None, None)
+
+
+def test_every_conversation_is_the_journals_or_says_why_not(
+    tokenizer: EngineTokenizer, checkpoint: str
+) -> None:
+    outcomes: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
+    with start_blocking_portal("asyncio") as portal:
+        given = {"portal": portal, "tokenizer": tokenizer, "checkpoint": checkpoint}
+        machine = type("Given", (Rollouts,), {**given, "outcomes": outcomes, "counts": counts})
+        while counts["conversations"] < _CONVERSATIONS:
+            run_state_machine_as_test(machine, settings=_SETTINGS)
+    print(dict(counts), dict(outcomes))  # noqa: T201  # the figures of a long run
+    assert outcomes["exact"] > counts["conversations"] / 4
