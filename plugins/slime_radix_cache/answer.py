@@ -11,7 +11,7 @@ import numpy.typing as npt
 from slime_radix_cache.matching import Match
 from slime_radix_cache.segments import Context, Response, Versions, last_response, links
 
-__all__ = ["PROMPT", "Answer", "Record", "inexact_reason", "record_of"]
+__all__ = ["PROMPT", "Answer", "Record", "about_record", "inexact_reason", "record_of"]
 
 #: The version of tokens that no engine sampled. An engine's own versions are strings.
 PROMPT = -1
@@ -95,6 +95,19 @@ def _first(versions: Versions, length: int) -> Versions:
         if length <= 0:
             break
     return tuple(runs)
+
+
+def about_record(record: Record, reason: str | None, matched: int, candidates: int) -> dict[str, Any]:
+    """What every answer says beside its tokens; ``reason`` is why they are not exact."""
+    length = len(record.tokens)
+    return {
+        "token_length": length,
+        "loss_mask_length": length,
+        "exact": reason is None,
+        "inexact_reason": reason,
+        "matched_length": matched,
+        "candidates": candidates,
+    }
 
 
 def inexact_reason(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
+import orjson
+
+from slime_radix_cache.answer import Answer, about_record, record_of
 from slime_radix_cache.segments import Response, Segment, links
 from slime_radix_cache.text_index import text_of
 
-__all__ = ["Branch", "Shared", "branches"]
+__all__ = ["Branch", "Shared", "answer_of", "branches"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +28,17 @@ class Branch:
 
     ``text``: all of it in UTF-8, as a client saw it; its first ``prompt_bytes`` and ``prompt_tokens`` come before
     anything that was sampled. ``parent``: the earlier branch that it shares most with; None for the first of a tree.
+    ``candidates``: recorded contexts with this text. ``cut_short``: the session did go on, and that had to make room.
     """
 
     leaf: Response
+    tokens: int
     text: bytes
     prompt_bytes: int
     prompt_tokens: int
     parent: Shared | None
+    candidates: int
+    cut_short: bool
 
 
 def branches(responses: Sequence[Response]) -> list[Branch]:
@@ -77,4 +84,29 @@ def _branch(leaf: Response, index: int, seen: dict[Segment, list[tuple[int, int]
         seen.setdefault(segment, []).append((index, length))
         if isinstance(segment, Response) and length:
             first = segment.start, position
-    return Branch(leaf, text_of(leaf.node), *first, parent)
+    candidates = len(leaf.node.ends or ())
+    tokens = sum(length for _, length in chain)
+    return Branch(leaf, tokens, text_of(leaf.node), *first, parent, candidates, leaf.continuation_lost)
+
+
+def answer_of(branch: Branch) -> Answer:
+    """The record of ``branch``, as documented for ``/trajectories``. O(its tokens); any thread may make it."""
+    leaf = branch.leaf
+    record = record_of((leaf, len(leaf)))
+    reason = None if record.has_logprobs else "no_logprobs"
+    if branch.cut_short:
+        reason = "evicted"
+    text = branch.text.decode()
+    prompt = branch.text[: branch.prompt_bytes].decode()
+    about = {
+        **about_record(record, reason, len(text), branch.candidates),
+        "text": text,
+        "prompt": prompt,
+        "prompt_length": branch.prompt_tokens,
+        "response": text[len(prompt) :],
+        "response_length": branch.tokens - branch.prompt_tokens,
+        "finish_reason": orjson.loads(leaf.finish_reason),
+        "parent": asdict(branch.parent) if branch.parent is not None else None,
+        "weight_versions": record.weight_versions(),
+    }
+    return Answer(record, about)

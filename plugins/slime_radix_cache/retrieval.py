@@ -13,8 +13,8 @@ from starlette.responses import Response as HTTPResponse
 from starlette.routing import Route
 
 from router_core.errors import HTTPError
-from slime_radix_cache.answer import Answer, Record, inexact_reason, record_of
-from slime_radix_cache.branches import Branch, branches
+from slime_radix_cache.answer import Answer, about_record, inexact_reason, record_of
+from slime_radix_cache.branches import Branch, answer_of, branches
 from slime_radix_cache.encoding import Encoder
 from slime_radix_cache.formats import JSON, Format, format_for
 from slime_radix_cache.matching import Match
@@ -76,8 +76,12 @@ class Retrieval:
         reason = self._encoder.refused or inexact_reason(
             match, text, record, question.session, evicted=evicted
         )
-        about = self._about(record, question.text, reason, matched, match.candidates)
-        about["finish_reason"] = _finish_reason(match, text)
+        self._tally.answered(reason)
+        about = {
+            "response": question.text,
+            **about_record(record, reason, matched, match.candidates),
+            "finish_reason": _finish_reason(match, text),
+        }
         if question.routed_experts:
             about |= {"routed_experts": None, "routed_experts_reason": "not_recorded"}
         return Answer(record, about, question.logprobs)
@@ -99,55 +103,17 @@ class Retrieval:
         position = self._trajectories.find_to_read(whole, session).position
         return whole[:position].decode() if whole[position:].isspace() else text
 
-    def session(self, session: str) -> tuple[dict[str, Any], list[Answer]]:
-        """What is said of ``session``, and its trajectories. Raises SessionNotFound."""
+    def session(self, session: str) -> tuple[dict[str, Any], list[Branch]]:
+        """What is said of ``session``, and its leaves. Raises SessionNotFound."""
         self._streams.catch_up_session(session)
         responses = self._trajectories.responses_of(session)
         if not responses:
             raise SessionNotFound(
-                f"nothing is kept of session {session!r}: it was not answered yet, or had to make room"
+                f"nothing is kept of session {session!r}: it was not answered yet, was not recorded "
+                "(/cache_stats says why), or had to make room"
             )
         about = {"session_id": session, "complete": not self._trajectories.has_lost(session)}
-        return about, [self._trajectory(branch) for branch in branches(responses)]
-
-    def _trajectory(self, branch: Branch) -> Answer:
-        leaf = branch.leaf
-        record = record_of((leaf, len(leaf)))
-        reason = None if record.has_logprobs else "no_logprobs"
-        if leaf.continuation_lost:
-            reason = "evicted"
-        text = branch.text.decode()
-        prompt = branch.text[: branch.prompt_bytes].decode()
-        about = self._about(record, text[len(prompt) :], reason, len(text), len(leaf.node.ends or ()))
-        parent = branch.parent
-        return Answer(
-            record,
-            about
-            | {
-                "text": text,
-                "prompt": prompt,
-                "prompt_length": branch.prompt_tokens,
-                "response_length": len(record.tokens) - branch.prompt_tokens,
-                "finish_reason": orjson.loads(leaf.finish_reason),
-                "parent": {"index": parent.index, "tokens": parent.tokens} if parent is not None else None,
-                "weight_versions": record.weight_versions(),
-            },
-        )
-
-    def _about(
-        self, record: Record, response: str, reason: str | None, matched: int, candidates: int
-    ) -> dict[str, Any]:
-        self._tally.answered(reason)
-        length = len(record.tokens)
-        return {
-            "response": response,
-            "token_length": length,
-            "loss_mask_length": length,
-            "exact": reason is None,
-            "inexact_reason": reason,
-            "matched_length": matched,
-            "candidates": candidates,
-        }
+        return about, branches(responses)
 
     def routes(self, stats: Callable[[], dict[str, Any]]) -> list[Route]:
         """The plugin's routes."""
@@ -160,10 +126,13 @@ class Retrieval:
             return await _one(request, await self.retrieve_messages(await request.body(), _session(request)))
 
         async def trajectories(request: Request) -> HTTPResponse:
-            about, answers = self.session(request.path_params["session"])
+            about, leaves = self.session(request.path_params["session"])
             format = format_for(request.headers.get("accept", ""))
-            tokens = sum(len(answer.record.tokens) for answer in answers)
-            return await _written(format, tokens, lambda: format.many(about, answers))
+
+            def write() -> bytes:
+                return format.many(about, list(map(answer_of, leaves)))
+
+            return await _written(format, sum(leaf.tokens for leaf in leaves), write)
 
         async def cache_stats(_: Request) -> HTTPResponse:
             return HTTPResponse(orjson.dumps(stats()), media_type=JSON.media_type)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from random import Random
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -12,6 +13,7 @@ import httpx
 import pytest
 
 from radix_cache.scripted import Client, ScriptedEngine, bits, routed
+from radix_cache.test_conversations import Rollout, journals, roll, truth
 
 if TYPE_CHECKING:
     from routers import Start
@@ -72,6 +74,12 @@ def is_of(record: dict[str, Any], entry: dict[str, Any]) -> bool:
         and bits(record["rollout_logp"][-sampled:]) == bits(entry["output_logprobs"])
         and record["generation_versions"][-sampled:] == entry["output_versions"]
     )
+
+
+def is_dropped(entry: dict[str, Any], record: dict[str, Any]) -> bool:
+    """Whether nothing of what ``entry`` sampled is in ``record``."""
+    start = len(entry["input_ids"])
+    return record["tokens"][:start] != entry["input_ids"] or not record["loss_mask"][start]
 
 
 class TestTrajectories:
@@ -169,7 +177,7 @@ class TestTrajectories:
         before = await rollouts.trajectories("s")
         assert await rollouts.trajectories("s") == before
         after = (await rollouts.client.get("/cache_stats")).json()
-        assert after["retrieved"] == stats["retrieved"] + 4
+        assert after["retrieved"] == stats["retrieved"]
         kept = ("entries", "tokens", "bytes", "evictions", "requests")
         assert [after[key] for key in kept] == [stats[key] for key in kept]
 
@@ -216,8 +224,43 @@ class TestTrajectories:
         await crowded.generate("x" * 10, [5] * 39, session="other")
         assert (await crowded.running.client.get("/trajectories/s")).status_code == 404
 
+    async def test_a_large_session_is_the_same(self, client: Client) -> None:
+        """It is written in a thread."""
+        for number in range(4):
+            await client.generate(f"{number}", list(range(300, 400)) * 50, session="s")
+        records = (await client.running.client.get("/trajectories/s")).json()["trajectories"]
+        journal = zip(client.engine.consumed, client.engine.sampled, strict=True)
+        for record, (consumed, (ids, logprobs)) in zip(records, journal, strict=True):
+            assert record["tokens"] == consumed + ids
+            assert bits(record["rollout_logp"][-5000:]) == bits(logprobs)
+
     async def test_a_response_without_logprobs_is_not_exact(self, client: Client) -> None:
         await client.generate(PROMPT, [5, 6], session="s", return_logprob=False)
         (record,) = (await client.running.client.get("/trajectories/s")).json()["trajectories"]
         assert (record["exact"], record["inexact_reason"]) == (False, "no_logprobs")
         assert record["rollout_logp"][-2:] == [None, None]
+
+
+async def test_every_session_of_many_conversations_is_one_exact_record(start: Start) -> None:
+    """Of every kind, together: the leaf is where the client stopped, whatever it did to the text on its way."""
+    async with start("--plugin", "engine", "--engine-seed", "1", "--plugin", "radix_cache") as running:
+        kinds = ("template", "strip", "cut", "append")
+        rollouts = [Rollout(f"{kind}/{n}", Random(f"{kind}{n}"), kind) for kind in kinds for n in range(4)]
+        async with anyio.create_task_group() as tasks:
+            for rollout in rollouts:
+                tasks.start_soon(roll, running.client, rollout, 3)
+        entries = await journals(running.client)
+        for rollout in rollouts:
+            path = f"/trajectories/{quote(rollout.name, safe='')}"
+            *others, record = (await running.client.get(path)).json()["trajectories"]
+            # What was cut within its first token is in no later context: a leaf of its own.
+            dropped = [entry for entry in map(entries.__getitem__, rollout.rids) if is_dropped(entry, record)]
+            assert all(is_of(*pair) for pair in zip(others, dropped, strict=True))
+            tokens, known = truth(rollout, entries)
+            assert record["exact"], record["inexact_reason"]
+            assert record["text"] == rollout.text
+            assert record["tokens"] == tokens
+            assert record["loss_mask"] == [mask for mask, _, _ in known]
+            assert bits(record["rollout_logp"]) == bits([logprob for _, logprob, _ in known])
+            assert record["generation_versions"] == [version for _, _, version in known]
+            assert record["prompt_length"] == record["loss_mask"].index(1)
