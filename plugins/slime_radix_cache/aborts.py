@@ -17,6 +17,7 @@ from slime_radix_cache.interruptions import Interruptions
 from slime_radix_cache.joining import JoinedResponse, is_aborted, read_event, sampled_ids
 from slime_radix_cache.replies import parsed
 from slime_radix_cache.retries import NoUse, Retries
+from slime_radix_cache.tally import Tally
 
 __all__ = ["Aborts", "Generation"]
 
@@ -31,6 +32,7 @@ class Aborts:
         router: Router,
         interruptions: Interruptions,
         tokenizer: Tokenizer,
+        tally: Tally,
         *,
         count: int,
         wait_s: float,
@@ -39,6 +41,7 @@ class Aborts:
         self.router = router
         self.interruptions = interruptions
         self.tokenizer = tokenizer
+        self.tally = tally
         self.retries = Retries(count, wait_s, interruptions)
         self._count = count
         self._resume = resume
@@ -135,12 +138,18 @@ class Generation:
     async def try_again(
         self, aborted: dict[str, Any], attempt: Callable[[], Awaitable[T | None]], *, at_once: bool
     ) -> T | None:
-        """Let ``attempt`` be made as often as :class:`Retries` say; None when nothing came of it."""
+        """Let ``attempt`` be made as often as :class:`Retries` say; None when nothing came of it.
+
+        ``at_once``: it goes on from tokens, so there is no need to wait.
+        """
         self._exchange.release()
         rid = aborted["meta_info"].get("id")
         if isinstance(rid, str):
             self._watch.rids.add(rid)
-        return await self._aborts.retries.run(self._watch, attempt, at_once=at_once)
+        result = await self._aborts.retries.run(self._watch, attempt, at_once=at_once)
+        outcome = "resumed" if at_once else "tried_again"
+        self._aborts.tally.aborted(outcome if result is not None else "passed_on")
+        return result
 
     async def ask_again(self, sampled: list[int], aborted: dict[str, Any]) -> Reply | None:
         """A worker's answer to the request, continued behind ``sampled``; None when there was none.

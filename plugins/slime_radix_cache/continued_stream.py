@@ -32,7 +32,7 @@ class ContinuedStream:
         self._generation = generation
         self._joined = generation.join(whole)
         self._tokens = len(sampled_ids(told)) if told is not None else 0
-        self._characters = len(told["text"]) if told is not None else 0
+        self._characters = len(told.get("text") or "") if told is not None else 0
         self._joined.incremental = len(sampled_ids(last)) < len(self._joined.ids)
         self._aborted: dict[str, Any] | None = whole
         self._reply: Reply | None = None
@@ -71,10 +71,10 @@ class ContinuedStream:
             except HTTPError:
                 if len(self._joined.ids) > before:
                     raise  # it breaks off in the middle, as any stream may
-                self._aborted = aborted
-            if self._aborted is None or len(self._joined.ids) > before:
+            if len(self._joined.ids) > before or self._joined.ended:
                 return True
             self._generation.rest(reply)
+            self._aborted, self._ready, self.finished = aborted, [], False  # an error, or nothing at all
             return None
 
         if await self._generation.try_again(aborted, attempt, at_once=True) is None:
@@ -89,12 +89,13 @@ class ContinuedStream:
             if event is None or "meta_info" not in event:
                 self._ready.append(b"data: %s\n\n" % data)
                 continue
-            self._joined.take(read_event(event))
+            news = self._joined.take(read_event(event))
             if is_aborted(event) and not self._joined.stopped:
                 self._reply.close()
                 self._aborted = event
                 return
-            self._tell()
+            if news or self._joined.ended:
+                self._tell()
             if self._joined.stopped:
                 self._end()  # the engine does not know, and would go on
                 return

@@ -22,10 +22,13 @@ _LENGTH = "output_token_logprobs_length"
 
 
 def is_aborted(output: Any) -> bool:
-    """True for an object of the engine's that says so, whatever else it has."""
+    """True for an object of the engine's that says so, unless it finds fault with the request (a status of 4xx)."""
     meta = output.get("meta_info") if isinstance(output, dict) else None
     reason = meta.get("finish_reason") if isinstance(meta, dict) else None
-    return isinstance(reason, dict) and reason.get("type") == "abort"
+    if not isinstance(reason, dict) or reason.get("type") != "abort":
+        return False
+    status = reason.get("status_code")
+    return not (isinstance(status, int) and 400 <= status < 500)
 
 
 def sampled_ids(output: dict[str, Any]) -> list[int]:

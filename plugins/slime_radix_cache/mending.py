@@ -87,6 +87,19 @@ class MendedStream:
 
     async def _mend(self) -> None:
         self._reply.close()
+        try:
+            whole, may_try_again = self._look_at_abort()
+        except Exception as error:
+            self._recorder.failed(error)
+            may_try_again = False
+        if self._continued is not None:
+            return
+        if not may_try_again or await self._generation.try_again(whole, self._attempt, at_once=False) is None:
+            self._ready += self._abort
+            self._ended = True
+
+    def _look_at_abort(self) -> tuple[dict[str, Any], bool]:
+        """All that was sampled until now, and whether it may be sampled again: the client has not seen any."""
         output = _first_event(self._abort)
         told = self._recorder.so_far()
         whole = put_together(told, output) if told is not None else output
@@ -94,11 +107,7 @@ class MendedStream:
         self._recorder.keep(whole, part=going_on)
         if going_on:
             self._continued = ContinuedStream(self._generation, whole, told, output)
-            return
-        seen_by_client = told is not None and bool(sampled_ids(told) or told.get("text"))
-        if seen_by_client or await self._generation.try_again(whole, self._attempt, at_once=False) is None:
-            self._ready += self._abort
-            self._ended = True
+        return whole, told is None or not (sampled_ids(told) or told.get("text"))
 
     async def _attempt(self) -> bool | None:
         """Another stream; None when it was aborted, too, before it gave anything."""

@@ -83,6 +83,7 @@ class RadixCache:
             router,
             self._interruptions,
             tokenizer,
+            self._tally,
             count=settings.abort_retries,
             wait_s=settings.abort_retry_wait_s,
             resume=settings.resume_aborted,

@@ -27,7 +27,7 @@ class StreamRecorder:
         self._tally = tally
         self._streams = streams
         self._parts: dict[int, Response] = {}
-        self._stream = GenerationStream(self._record, self._failed)
+        self._stream = GenerationStream(self._record, self.failed)
         streams.opened(self)
 
     def feed(self, chunk: bytes) -> None:
@@ -73,5 +73,6 @@ class StreamRecorder:
         if response is not None:
             self._parts[index] = response
 
-    def _failed(self, error: Exception) -> None:
+    def failed(self, error: Exception) -> None:
+        """Something of the stream was not understood."""
         self._tally.unrecorded("stream_not_understood", error)

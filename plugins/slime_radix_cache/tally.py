@@ -26,6 +26,7 @@ class Tally:
         self._untouched: Counter[str] = Counter()
         self._unrecorded: Counter[str] = Counter()
         self._answers: Counter[str] = Counter()
+        self._aborts: Counter[str] = Counter()
 
     def turn(self, number: int, reused: int, encoded: int) -> None:
         """A prompt was rewritten: ``reused`` tokens known, ``encoded`` made."""
@@ -43,6 +44,10 @@ class Tally:
         self._unrecorded[kind] += 1
         if self._unrecorded[kind] == 1:
             logger.warning("not recorded: %s (further ones are only counted)", kind, exc_info=error)
+
+    def aborted(self, outcome: str) -> None:
+        """An engine aborted a generation by itself: ``tried_again``, ``resumed``, or ``passed_on`` to the client."""
+        self._aborts[outcome] += 1
 
     def answered(self, reason: str | None) -> None:
         """Tokens were retrieved; ``reason`` is why they are not exact."""
@@ -68,6 +73,7 @@ class Tally:
             "tokens_encoded": self.tokens_encoded,
             "untouched": dict(self._untouched),
             "unrecorded": dict(self._unrecorded),
+            "aborts": dict(self._aborts),
             "retrieved": self._answers.total(),
             "inexact": {reason: count for reason, count in self._answers.items() if reason != "exact"},
         }

@@ -144,6 +144,8 @@ async def test_a_resumed_generation_is_one_response(start: Start) -> None:
         answer = await rollout.generate("r", max_new_tokens=30)
         entries = await rollout.journal("r")
         kept = await rollout.client.post("/retrieve_from_text", json={"text": PROMPT + answer["text"]})
+        stats = (await rollout.client.get("/cache_stats")).json()
+    assert (stats["aborts"], stats["unrecorded"]) == ({"resumed": 1}, {})
     assert len(entries) == 2
     assert_joined(answer, entries)
     assert answer["meta_info"]["finish_reason"] == {"type": "length", "length": 30}
@@ -390,6 +392,22 @@ async def test_a_retry_that_a_worker_refuses_is_tried_again_only_if_that_may_hel
         answer = await client.running.client.post("/generate", json={"text": PROMPT})
     assert (answer.status_code, answer.json()) == (200, aborted)
     assert len(engine.asked) == 1 + tries
+
+
+@pytest.mark.parametrize(("status_code", "tries"), [(400, 0), (503, 1), (None, 1)])
+async def test_an_abort_that_finds_fault_with_the_request_is_passed_on(
+    start: Start, engine: ScriptedEngine, checkpoint: str, status_code: int | None, tries: int
+) -> None:
+    reason = {"type": "abort", "message": "no", "status_code": status_code}
+    aborted = {"text": "", "output_ids": [], "meta_info": {"id": "r", "finish_reason": reason}}
+    flags = ("--abort-retries", "1", "--abort-retry-wait-s", "0")
+    async with routed(start, engine, checkpoint, *flags) as client:
+        engine.script += [(200, orjson.dumps(aborted))] * 2
+        answer = await client.running.client.post("/generate", json={"text": PROMPT})
+        stats = await client.stats()
+    assert (answer.status_code, answer.json()) == (200, aborted)
+    assert len(engine.asked) == 1 + tries
+    assert stats["aborts"] == ({"passed_on": 1} if tries else {})
 
 
 @pytest.mark.parametrize("status", [400, 429, 500, 503])
