@@ -9,12 +9,13 @@ from __future__ import annotations
 import argparse
 
 from router_core import hookimpl
+from slime_radix_cache.answer import Answer
 from slime_radix_cache.plugin import RadixCache
 from slime_radix_cache.question import Question
 from slime_radix_cache.retrieval import Retrieval
 from slime_radix_cache.settings import Settings, add_radix_cache_options
 
-__all__ = ["Question", "RadixCache", "Retrieval", "Settings", "add_options", "make_plugin"]
+__all__ = ["Answer", "Question", "RadixCache", "Retrieval", "Settings", "add_options", "make_plugin"]
 
 
 @hookimpl

@@ -79,8 +79,7 @@ def _branch(leaf: Response, index: int, seen: dict[Segment, list[tuple[int, int]
             other, common = max(
                 ((other, min(length, its)) for other, its in seen[segment]), key=lambda pair: pair[1]
             )
-            if position + common:
-                parent = Shared(other, position + common)
+            parent = Shared(other, position + common)
         seen.setdefault(segment, []).append((index, length))
         if isinstance(segment, Response) and length:
             first = segment.start, position
