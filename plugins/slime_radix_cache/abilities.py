@@ -3,7 +3,8 @@
 Three habits of tokenizers would make answers silently wrong. Some lose text (lower-casing, collapsed spaces): two
 texts have the same tokens, so no text leads back to them. Some put a space of their own before every text
 (SentencePiece), which is wrong for a text that goes on from other tokens. And some read a token differently at the
-beginning of a text than behind others. Unicode's canonical composition (NFC, as Qwen's have it) counts as no loss.
+beginning of a text than behind others. No loss are Unicode's canonical composition (NFC, as Qwen's have it) and a
+space at the very beginning: what is recorded is what was sent, and its key is the text as the client wrote it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _PROBES = (
     "\ndef f(x):\n    return [x]",
 )
 #: What may be put before a text so that no space is put there, and be taken off again.
-_GUARDS = ("", "\n", "☺")
+_GUARDS = ("\n", "☺", "\x01")
 _BEFORE = "One"
 #: Ids that a tokenizer puts before a text, at most: one in all that are known.
 _MOST_BEFORE = 4
@@ -43,7 +44,8 @@ _MOST_BEFORE = 4
 class Abilities:
     """``refused``: what the tokenizer does to text that forbids exact answers; None when it may be trusted.
 
-    - ``guard``: goes before a text that follows other tokens, its ids to be taken off; "" for most tokenizers.
+    - ``guards``: one of them goes before a text that follows other tokens, its ids to be taken off if they are there
+      (a text may merge with one); () where nothing is needed.
     - ``lead``: ids behind which others are to be decoded to be read as they are within a text; () if it is all one.
     - ``seams``: finds the places before which a text may be cut, so that the ids of the parts are those of the
       whole; None when there are none.
@@ -51,7 +53,7 @@ class Abilities:
     """
 
     refused: str | None = None
-    guard: str = ""
+    guards: tuple[str, ...] = ()
     lead: tuple[int, ...] = ()
     seams: re.Pattern[str] | None = None
     frame: tuple[tuple[int, ...], tuple[int, ...]] | None = None
@@ -65,19 +67,19 @@ def examine(encode: Encode, decode: Decode, added: Sequence[AddedToken]) -> Abil
 
     for probe in _PROBES:
         read = decode(plain(probe))
-        if read != probe:
+        if read.removeprefix(" ") != probe.removeprefix(" "):
             return Abilities(refused=f"it reads {read!r} back for {probe!r}")
-    guard = next((one for one in _GUARDS if _joins(plain, decode, one)), None)
-    if guard is None:
+    guards = [guard for guard in ("", *_GUARDS) if _joins(plain, decode, guard)]
+    if not guards:
         return Abilities(refused="it adds a space to a text that follows other tokens")
     before = plain(_BEFORE)
-    size = len(plain(guard))
+    size = len(plain(guards[0]))
     alike = all(
-        decode([*before, *rest]) == _BEFORE + decode(rest)
-        for rest in (plain(guard + probe)[size:] for probe in _PROBES)
+        decode([*before, *rest]) == decode(before) + decode(rest)
+        for rest in (plain(guards[0] + probe)[size:] for probe in _PROBES)
     )
     return Abilities(
-        guard=guard,
+        guards=() if guards[0] == "" else tuple(guards),
         lead=() if alike else tuple(before),
         seams=_pattern([text for text in _seams(added) if _is_seam(plain, text)]),
         frame=_frame(encode),
@@ -89,7 +91,7 @@ def _joins(plain: Callable[[str], list[int]], decode: Decode, guard: str) -> boo
     ahead, before = plain(guard), plain(_BEFORE)
     for probe in _PROBES:
         ids = plain(guard + probe)
-        if ids[: len(ahead)] != ahead or decode([*before, *ids[len(ahead) :]]) != _BEFORE + probe:
+        if ids[: len(ahead)] != ahead or decode([*before, *ids[len(ahead) :]]) != decode(before) + probe:
             return False
     return True
 
@@ -116,15 +118,14 @@ def _seams(added: Sequence[AddedToken]) -> list[str]:
     first = [token for token in added if not token.normalized and token.content]
     texts = [token.content for token in first]
     bad = {token.content for token in first if token.lstrip or token.single_word}
+    endings = {text[place:] for text in texts for place in range(1, len(text))}
+    inside = {ending[:size] for ending in endings for size in range(1, len(ending) + 1)}
     return [
         text
         for text in texts
         if not any(one.startswith(text) for one in bad)
-        and not any(
-            one.startswith(text, place) or text.startswith(one[place:])
-            for one in texts
-            for place in range(1, len(one))
-        )
+        and text not in inside
+        and not any(text[:size] in endings for size in range(1, len(text) + 1))
     ]
 
 

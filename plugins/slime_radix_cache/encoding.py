@@ -39,7 +39,7 @@ class Encoder:
         self._batch: _Batch = _batch_of(own) if own is not None else _one_by_one(tokenizer)
         self._add_special_tokens = add_special_tokens
         self.abilities = self._examined(own, tokenizer)
-        self._guard = tuple(self._batch([self.abilities.guard], False)[0]) if self.abilities.guard else ()
+        self._guards = [(guard, list(self._batch([guard], False)[0])) for guard in self.abilities.guards]
         self._parts = Parts(self._encoded, max_bytes=max_bytes)
 
     def _examined(self, own: tokenizers.Tokenizer | None, tokenizer: Tokenizer) -> Abilities:
@@ -79,22 +79,21 @@ class Encoder:
     def _first(self, text: str, begins: bool) -> Part:
         seams = self.abilities.seams
         at_seam = seams is not None and seams.match(text) is not None
-        return Part(text, follows=bool(self._guard) and not begins and not at_seam)
+        return Part(text, follows=bool(self._guards) and not begins and not at_seam)
 
     def _encoded(self, parts: Sequence[Part]) -> list[Sequence[int]]:
         framed = parts[0].framed  # such a part comes alone
-        texts = [self.abilities.guard + part.text if part.follows else part.text for part in parts]
-        encoded = self._batch(texts, framed)
-        for place, part in enumerate(parts):
-            if part.follows:
-                encoded[place] = self._without_guard(part, encoded[place])
-        return encoded
+        together = [part.text for part in parts if not part.follows]
+        plain = iter(self._batch(together, framed) if together else [])
+        return [self._guarded(part.text) if part.follows else next(plain) for part in parts]
 
-    def _without_guard(self, part: Part, ids: Sequence[int]) -> Sequence[int]:
-        size = len(self._guard)
-        if tuple(ids[:size]) == self._guard:
-            return ids[size:]
-        return self._batch([part.text], False)[0]  # with a space of the tokenizer's own, as the engine has it
+    def _guarded(self, text: str) -> Sequence[int]:
+        """Ids of a text that follows others."""
+        for guard, ahead in self._guards:
+            ids = self._batch([guard + text], False)[0]
+            if list(ids[: len(ahead)]) == ahead:
+                return ids[len(ahead) :]
+        return self._batch([text], False)[0]  # with a space of the tokenizer's own, which the engine gets too
 
     def as_dict(self) -> dict[str, Any]:
         """What the tokenizer allows and what was tokenised, ready for JSON."""

@@ -15,6 +15,7 @@ __all__ = ["Spelling"]
 
 #: What a decoder writes for bytes that are no (whole) character; a place behind it is no boundary.
 _BROKEN = "\ufffd"
+_BYTES_OF_CHARACTER = 4
 #: Tokens to step back from the halving's answer; a character is spread over at most four.
 _STEPS_BACK = 8
 
@@ -96,7 +97,7 @@ class _Reading:
         low, high = 0, len(ids)
         while low < high:
             middle = (low + high + 1) // 2
-            if len(self.text(ids[:middle], skip_special)) <= len(wanted):
+            if len(self._whole(ids, middle, skip_special)) <= len(wanted):
                 low = middle
             else:
                 high = middle - 1
@@ -107,6 +108,18 @@ class _Reading:
                     length -= 1  # a token that shows nothing belongs to what comes after
                 return length, spelt
         return 0, ""
+
+    def _whole(self, ids: Sequence[int], length: int, skip_special: bool) -> str:
+        """The text of ``length`` tokens, and of those that complete its last character.
+
+        Broken characters may be longer than whole ones: SentencePiece writes one for each byte.
+        """
+        spelt = self.text(ids[:length], skip_special)
+        for more in range(length + 1, min(length + _BYTES_OF_CHARACTER, len(ids) + 1)):
+            if not spelt.endswith(_BROKEN):
+                break
+            spelt = self.text(ids[:more], skip_special)
+        return spelt
 
     def behind(self, ids: Sequence[int], visible: int) -> str:
         """What the tokens after the ``visible`` ones say, if a client could write it."""
