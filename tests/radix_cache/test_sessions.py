@@ -159,6 +159,18 @@ class TestTrajectories:
             {"version": "7", "start": resumes, "end": resumes + len(two["output_ids"])},
         ]
 
+    async def test_weights_that_change_within_a_response_are_told_by_token(self, client: Client) -> None:
+        spans = [{"version": "6", "start": 0, "end": 2}, {"version": "7", "start": 2, "end": 3}]
+        client.engine.meta = {"weight_versions": spans, "weight_version": "7"}
+        await client.generate(PROMPT, [5, 6, 7], session="s")
+        (record,) = (await client.running.client.get("/trajectories/s")).json()["trajectories"]
+        begins = len(client.engine.consumed[0])
+        assert record["weight_versions"] == [
+            {"version": "6", "start": begins, "end": begins + 2},
+            {"version": "7", "start": begins + 2, "end": begins + 3},
+        ]
+        assert record["generation_versions"] == [-1] * begins + ["6", "6", "7"]
+
     async def test_an_unknown_session_is_told_so(self, rollouts: Rollouts) -> None:
         await rollouts.generate(PROMPT, "s")
         for path in ("/trajectories/other", "/trajectories/"):
