@@ -68,8 +68,12 @@ class MendedStream:
     async def _pass_on(self) -> None:
         """Make ready what the next piece completes, up to an event that says abort."""
         piece, last = await self._reply.next_piece()
+        if not last and not self._torn and piece.endswith(_ENDS[0]) and _ABORT not in piece:
+            self._ready = piece  # nearly always
+            return
         self._torn.append(piece)
-        seam, self._seam = self._seam + piece, piece[-2:]
+        seam = self._seam + piece
+        self._seam = seam[-2:]
         if last:
             whole, rest = b"".join(self._torn), b""
         elif any(end in seam for end in _ENDS):
@@ -78,7 +82,7 @@ class MendedStream:
             whole, rest = data[:end], data[end:]
         else:
             return
-        self._torn = [rest]
+        self._torn, self._seam = [rest] if rest else [], rest[-2:]
         place = _abort_in(whole) if _ABORT in whole else -1
         self._ended = last and place < 0
         if place >= 0:
@@ -147,4 +151,6 @@ def _abort_in(data: bytes) -> int:
 
 
 def _first_event(data: bytes) -> Any:
-    return parsed(EventSplitter().feed(data + b"\n\n")[0])
+    """What the first event of ``data`` says; None when there is none."""
+    events = EventSplitter().feed(data + b"\n\n")
+    return parsed(events[0]) if events else None

@@ -110,7 +110,7 @@ async def test_no_conversation_notices_new_weights(start: Start) -> None:
             versions |= {version for _, _, version in known}
         stats = (await client.get("/cache_stats")).json()
     assert len(texts) == 12
-    assert len(versions) > 4
-    assert stats["aborts"]["resumed"] > 30
+    assert len(versions) > 2
+    assert stats["aborts"]["resumed"] >= len(texts)
     assert "passed_on" not in stats["aborts"]
     assert stats["unrecorded"] == {}
