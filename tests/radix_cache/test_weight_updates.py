@@ -35,7 +35,6 @@ async def converse(client: httpx.AsyncClient, number: int, texts: dict[int, str]
                 "max_new_tokens": 24,
                 "min_new_tokens": 20,
                 "temperature": 1.2,
-                "stop": ["e t"],
             },
         }
         answer = await client.post("/generate", json=body, headers={"x-session-id": f"rollout-{number}"})
