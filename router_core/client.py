@@ -34,18 +34,12 @@ async def read_body(headers: Headers, receive: Receive, max_bytes: int) -> bytes
         if message["type"] == "http.disconnect":
             raise ClientGone
         piece: bytes = message.get("body", b"")
-        if not message.get("more_body", False):
-            return b"".join((*pieces, piece)) if pieces else _checked(piece, max_bytes)
-        pieces.append(piece)
         size += len(piece)
         if size > max_bytes:
             raise _too_large(max_bytes)
-
-
-def _checked(piece: bytes, max_bytes: int) -> bytes:
-    if len(piece) > max_bytes:
-        raise _too_large(max_bytes)
-    return piece
+        if not message.get("more_body", False):
+            return b"".join((*pieces, piece)) if pieces else piece
+        pieces.append(piece)
 
 
 def _too_large(max_bytes: int) -> PayloadTooLarge:
