@@ -26,12 +26,12 @@ from hypothesis.stateful import (
 from radix_cache.rollouts import CHATML, Conversation, Stage, staged
 from slime_engine.tokenizer import EngineTokenizer
 
-_CONVERSATIONS = int(os.environ.get("SLIME_ROUTER_CONVERSATIONS", "200"))
+_CONVERSATIONS = int(os.environ.get("SLIME_ROUTER_CONVERSATIONS", "100"))
 _STEPS = 20
 #: Conversations of one router.
 _AT_ONCE = 15
 _SETTINGS = settings(
-    max_examples=20,
+    max_examples=10,
     stateful_step_count=_STEPS,
     deadline=None,
     database=None,

@@ -1,0 +1,69 @@
+"""What is evicted is gone: 100,000 inserts and evictions leave no byte behind."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from random import Random
+
+import pytest
+
+from radix_cache.toy import EOS, pack, sampled, spell, trajectories
+from slime_radix_cache.segments import Segment
+from slime_radix_cache.text_index import Node
+from slime_radix_cache.trajectories import Limits, Trajectories
+
+#: What was lost last is remembered as 16,384 hashes, and an int has 28 to 36 bytes. A leak would show 100,000 times.
+_HASHES_BYTES = 10_000
+
+
+def rollouts(kept: Trajectories, random: Random, count: int) -> None:
+    """Conversations that share beginnings and fork, each turn an insert; the limits evict as many."""
+    flying: list[tuple[str, str]] = []
+    for number in range(count):
+        if len(flying) < 20 or random.random() < 0.2:
+            text, session = spell([random.randint(1, 8) for _ in range(6)]), f"s{number}"
+        else:
+            text, session = flying.pop(random.randrange(len(flying)))
+            text += spell([random.randint(1, 8)])
+        prompt = text.encode()
+        match = kept.find_to_continue(prompt, session)
+        kept.pin(match.context)
+        answer = sampled(*[random.randint(1, 8) for _ in range(5)], EOS, version="1")
+        rest = pack(*range(len(prompt) - match.position))
+        kept.record(match.context, rest, prompt, answer, session)
+        kept.unpin(match.context)
+        if random.random() < 0.8:
+            flying.append((text + answer.text, session))
+
+
+def live() -> list[object]:
+    gc.collect()
+    return [one for one in gc.get_objects() if isinstance(one, (Segment, Node))]
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_inserts_and_evictions_leave_no_byte_behind() -> None:
+    random = Random(1)
+    others = live()  # of other tests; held, so that their end does not hide anything
+    tracemalloc.start()
+    try:
+        kept = trajectories(Limits(tokens=5_000, versions=1))
+        rollouts(kept, random, 10_000)  # until the list of what was lost is full
+        kept.see_version("2")
+        gc.collect()
+        start, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        evicted = kept.evicted.total()
+        rollouts(kept, random, 50_100)  # a prompt and a response each
+        assert kept.segments > 100
+        kept.see_version("3")
+        gc.collect()
+        end, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept.evicted.total() - evicted >= 100_000
+    assert (kept.segments, kept.tokens, kept.size_bytes) == (0, 0, 0)
+    assert len(live()) == len(others) + 1  # the root
+    assert peak - start > 200_000
+    assert end - start < _HASHES_BYTES
