@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 from router_core.errors import BadRequest, WorkerNotFound
 from router_core.router import Router
+from router_core.weights import MAX_VERSION
 from router_core.workers import Worker, WorkerType, worker_url
 
 __all__ = ["JSON", "admin_routes", "json_object"]
@@ -136,9 +137,12 @@ class _Admin:
     async def announce(self, request: Request) -> Response:
         content = await json_object(request)
         version = content.get("weight_version")
-        if isinstance(version, bool) or not isinstance(version, str | int) or version == "":
-            raise BadRequest(f'wanted {{"weight_version": "7"}}, got {version!r}')
-        await self._router.announce_weights(str(version), "announced")
+        name = str(version) if isinstance(version, str | int) and not isinstance(version, bool) else ""
+        if not 0 < len(name) <= MAX_VERSION:
+            raise BadRequest(
+                f'wanted {{"weight_version": "7"}}, at most {MAX_VERSION} characters, got {version!r:.80}'
+            )
+        await self._router.announce_weights(name, "announced")
         return await self.weight_version(request)
 
 

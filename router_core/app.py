@@ -6,7 +6,9 @@ requests: its routing costs a quarter of a proxied request with one route, and m
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,23 +16,25 @@ from typing import Any
 import orjson
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as StarletteRequest
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 
 from router_core.admin import admin_routes
 from router_core.client import ClientGone, read_body
-from router_core.errors import HTTPError, PayloadTooLarge, PluginError, error_body
+from router_core.errors import HTTPError, PayloadTooLarge, PluginError, ShuttingDown, error_body
 from router_core.exchange import Exchange, Request
 from router_core.proxy import relay
 from router_core.router import Router
-from router_core.types import ASGIApp, Receive, Scope, Send
+from router_core.types import ASGIApp, Message, Receive, Scope, Send
 
 __all__ = ["make_app"]
 
 logger = logging.getLogger(__name__)
 
 _JSON = (b"content-type", b"application/json")
+_PARAMETER = re.compile(r"{[^}]*}")
 _METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 
 
@@ -71,7 +75,31 @@ class _App:
             if path not in self._exact and not path.startswith(self._prefixes):
                 await self._proxied(scope, receive, send)
                 return
-        await self._own(scope, receive, send)
+            receive = self._bounded(receive)
+        try:
+            await self._own(scope, receive, send)
+        except ClientDisconnect:
+            return  # there is nobody to answer
+        except Exception:
+            # Starlette has answered, and raises again for the server, which would close the connection.
+            logger.exception("%s failed", scope.get("path", "the application's lifespan"))
+            if scope["type"] != "http":
+                raise
+
+    def _bounded(self, receive: Receive) -> Receive:
+        """``receive``, with the limit for request bodies. Raises PayloadTooLarge."""
+        limit = self._router.settings.max_payload_size
+        size = 0
+
+        async def counted() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > limit:
+                raise PayloadTooLarge(f"the request body is larger than {limit} bytes (--max-payload-size)")
+            return message
+
+        return counted
 
     async def _proxied(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
@@ -89,6 +117,10 @@ class _App:
                 await relay(reply, scope["method"], send)
         except ClientGone:
             return
+        except asyncio.CancelledError:
+            if not started:
+                await _send_error(ShuttingDown("the router is shutting down"), send)
+            raise
         except HTTPError as error:
             if started:
                 # The client sees a body that breaks off: the server closes the connection without its end.
@@ -106,8 +138,8 @@ class _App:
 async def _send_error(error: HTTPError, send: Send) -> None:
     body = error_body(error)
     headers = [_JSON, (b"content-length", b"%d" % len(body))]
-    if isinstance(error, PayloadTooLarge):
-        headers.append((b"connection", b"close"))  # the rest of the body is not wanted
+    if isinstance(error, PayloadTooLarge | ShuttingDown):
+        headers.append((b"connection", b"close"))  # the rest of the body is not wanted, nor another request
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
@@ -142,7 +174,10 @@ def _table(claimed: Sequence[tuple[str, BaseRoute]]) -> tuple[frozenset[str], tu
         for other, earlier in claimed[:number]:
             assert isinstance(earlier, Route | Mount)  # narrowing: it was looked at before
             both = _methods(route) & _methods(earlier)
-            if both and earlier.path_regex.match(route.path):  # /workers/{id} would answer /workers/mine, too
+            same = _PARAMETER.sub("{}", earlier.path) == _PARAMETER.sub("{}", route.path)
+            if both and (
+                same or earlier.path_regex.match(route.path)
+            ):  # /workers/{id} answers /workers/mine, too
                 raise PluginError(f"{owner} and {other} both claim the route {min(both)} {route.path}")
         literal, parameter, _ = route.path.partition("{")
         if isinstance(route, Mount):

@@ -61,6 +61,7 @@ def _parser() -> _Parser:
         "--middleware-paths",
         "--slime-router-middleware-paths",
         nargs="*",
+        action="extend",
         default=[],
         metavar="PATH",
         help="dotted paths of plugins, or of ASGI middleware classes of slime's form",

@@ -100,9 +100,9 @@ class _Watched:
         self._waiting = self._watch.loop.create_task(self._wait())
 
     async def _wait(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        if not self._over:
+        message = await self._receive()
+        # Middleware that replays the body answers at once, for ever: it cannot tell when the client leaves.
+        if message["type"] == "http.disconnect" and not self._over:
             self._gone = True
             self._task.cancel()
 

@@ -15,6 +15,7 @@
         ├── WorkerUnreachable   502   no connection
         ├── WorkerBroke         502   the connection or the protocol broke
         ├── NoWorker            503
+        ├── ShuttingDown        503
         └── WorkerTimeout       504
 """
 
@@ -34,6 +35,7 @@ __all__ = [
     "PluginFailed",
     "RouterError",
     "SettingsError",
+    "ShuttingDown",
     "StartupError",
     "WorkerBroke",
     "WorkerNotFound",
@@ -120,6 +122,12 @@ class WorkerBroke(HTTPError):
     def __init__(self, message: str, *, answered: bool = False) -> None:
         super().__init__(message)
         self.answered = answered
+
+
+class ShuttingDown(HTTPError):
+    """The router was told to end, and the request outlasted the grace period."""
+
+    status, type, code = 503, "service_unavailable", "SHUTTING_DOWN"
 
 
 class WorkerTimeout(HTTPError):

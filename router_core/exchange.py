@@ -209,13 +209,15 @@ class Reply:
     def _end(self, complete: bool) -> None:
         if not self._ended:
             self._ended = True
+            failed: Exception | None = None
             for tap in self._taps:
                 try:
                     tap.close(complete)
-                except Exception:
-                    if complete:
-                        raise  # nothing of the end was sent yet: the client must not think that all is well
-                    logger.exception("a tap failed while its reply was given up")
+                except Exception as error:
+                    logger.exception("a tap failed at the end of its reply")
+                    failed = failed or error
+            if failed is not None and complete:
+                raise failed  # nothing of the end was sent yet: the client must not think that all is well
 
     def _close_source(self) -> None:
         if self._source is not None:

@@ -117,8 +117,11 @@ class Hooks:
                 await function(exchange)
             except Exception as error:
                 raise _failure(plugin, "post_response", error) from error
+            if not isinstance(exchange.reply, Reply):
+                wrong = TypeError(f"left {exchange.reply!r} as the exchange's reply")
+                raise _failure(plugin, "post_response", wrong)
 
-    def select_worker(self, exchange: Exchange, workers: list[Worker]) -> Worker | None:
+    def select_worker(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker | None:
         """The first choice of a plugin, or None."""
         for plugin, function in self._select_worker:
             try:

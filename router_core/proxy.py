@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from router_core.errors import NoWorker, WorkerUnreachable
 from router_core.exchange import Exchange, Reply, Request
 from router_core.types import Send
 from router_core.upstream import Limits, Upstream
@@ -12,7 +13,7 @@ from router_core.workers import Worker, WorkerPool, least_in_flight
 
 __all__ = ["Proxy", "relay"]
 
-SelectWorker = Callable[[Exchange, list[Worker]], Worker | None]
+SelectWorker = Callable[[Exchange, Sequence[Worker]], Worker | None]
 
 _NO_BODY = (204, 304)
 
@@ -21,8 +22,15 @@ class Proxy:
     """Sends exchanges to workers."""
 
     def __init__(
-        self, pool: WorkerPool, select: SelectWorker, limits: Limits, tls: ssl.SSLContext | None
+        self,
+        pool: WorkerPool,
+        select: SelectWorker,
+        limits: Limits,
+        tls: ssl.SSLContext | None,
+        on_unreachable: Callable[[Worker, WorkerUnreachable], None],
     ) -> None:
+        self._on_unreachable = on_unreachable
+        self._leaving: list[Upstream] = []
         self._pool = pool
         self._select = select
         self._limits = limits
@@ -32,22 +40,26 @@ class Proxy:
     @property
     def open_connections(self) -> int:
         """Connections to workers that are open, busy or idle."""
-        return sum(upstream.open_connections for upstream in self._upstreams.values())
+        return sum(upstream.open_connections for upstream in self._all())
 
     @property
     def busy_connections(self) -> int:
         """Connections to workers with an exchange under way."""
-        return sum(upstream.busy_connections for upstream in self._upstreams.values())
+        return sum(upstream.busy_connections for upstream in self._all())
 
-    def choose(self, exchange: Exchange) -> Worker:
+    def choose(self, exchange: Exchange, but: Sequence[Worker] = ()) -> Worker:
         """The worker for ``exchange``, leased: its session's, else the plugins' choice, else the least loaded.
 
-        Raises NoWorker.
+        Raises NoWorker when there is none ``but`` these.
         """
-        workers = self._pool.routable()
+        workers: Sequence[Worker] = self._pool.routable()
+        if but:
+            workers = [worker for worker in workers if worker not in but]
+            if not workers:
+                raise NoWorker("every worker was tried")
         session = exchange.session
         worker = self._pool.of_session(session) if session is not None else None
-        if worker is None:
+        if worker is None or worker in but:
             worker = self._select(exchange, workers) or least_in_flight(workers)
             if session is not None:
                 self._pool.bind(session, worker)
@@ -57,28 +69,46 @@ class Proxy:
     async def forward(self, exchange: Exchange, request: Request | None = None) -> Reply:
         """Send ``request`` (None: the exchange's) to a worker; returns when status and headers are there.
 
-        Raises NoWorker, WorkerUnreachable, WorkerBroke, WorkerTimeout.
+        A worker that cannot be reached got nothing, so another one is asked, until each was. Raises NoWorker,
+        WorkerUnreachable, WorkerBroke, WorkerTimeout.
         """
-        worker = self.choose(exchange)
-        upstream = self._upstreams.get(worker.url)
-        if upstream is None:
-            upstream = self._upstreams[worker.url] = Upstream(worker.url, self._limits, self._tls)
         if request is None:
             request = exchange.request
-        answer = await upstream.request(request.method, request.target, request.headers, request.body)
-        return Reply(answer.status, answer.headers, answer)
+        worker = self.choose(exchange)
+        tried: list[Worker] = []
+        while True:
+            upstream = self._upstreams.get(worker.url)
+            if upstream is None:
+                upstream = self._upstreams[worker.url] = Upstream(worker.url, self._limits, self._tls)
+            try:
+                answer = await upstream.request(request.method, request.target, request.headers, request.body)
+            except WorkerUnreachable as error:
+                self._on_unreachable(worker, error)
+                tried.append(worker)
+                try:
+                    worker = self.choose(exchange, tried)
+                except NoWorker:
+                    raise error from None
+            else:
+                return Reply(answer.status, answer.headers, answer)
 
     def forget(self, worker: Worker) -> None:
         """``worker`` has left: drop its idle connections; what is in flight goes on."""
+        self._leaving = [upstream for upstream in self._leaving if upstream.open_connections]
         upstream = self._upstreams.pop(worker.url, None)
         if upstream is not None:
             upstream.retire()
+            self._leaving.append(upstream)
 
     def close(self) -> None:
         """Close all connections."""
-        for upstream in self._upstreams.values():
+        for upstream in self._all():
             upstream.close()
         self._upstreams.clear()
+        self._leaving.clear()
+
+    def _all(self) -> list[Upstream]:
+        return [*self._upstreams.values(), *self._leaving]
 
 
 async def relay(reply: Reply, method: str, send: Send) -> None:

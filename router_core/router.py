@@ -16,6 +16,7 @@ import pluggy
 from anyio.abc import TaskGroup, TaskStatus
 
 from router_core.client import Watch
+from router_core.errors import WorkerUnreachable
 from router_core.exchange import Exchange, Reply, Request
 from router_core.hooks import Hooks
 from router_core.hookspecs import WorkerChange
@@ -23,7 +24,7 @@ from router_core.proxy import Proxy
 from router_core.registry import ComponentRegistry
 from router_core.settings import Settings
 from router_core.upstream import Limits
-from router_core.weights import WeightUpdate, WeightVersions
+from router_core.weights import MAX_VERSION, WeightUpdate, WeightVersions
 from router_core.workers import Worker, WorkerPool, WorkerType, worker_url
 
 __all__ = ["Router"]
@@ -33,6 +34,7 @@ logger = logging.getLogger(__name__)
 #: Seconds that registering waits for a worker's first answer, and between later looks at one that joins.
 _FIRST_LOOK_S = 2.0
 _LOOK_AGAIN_S = 1.0
+_MAX_INFO_BYTES = 1 << 20
 
 
 class Router:
@@ -56,11 +58,12 @@ class Router:
             first_byte_s=settings.first_byte_timeout_s,
             silence_s=settings.silence_timeout_s,
         )
-        self.proxy = Proxy(self.pool, self.hooks.select_worker, limits, self.worker_tls)
+        self.proxy = Proxy(self.pool, self.hooks.select_worker, limits, self.worker_tls, self._unreachable)
         self._clients: Watch | None = None
         self._tasks: TaskGroup | None = None
         self._http: httpx.AsyncClient | None = None
         self._announcing: anyio.Lock | None = None
+        self._expected: set[str] = set()
         for _, setup in self.hooks.setup:
             setup(self)
 
@@ -180,41 +183,71 @@ class Router:
         trouble = await self._look_at(worker)
         if trouble is not None:
             logger.warning("worker %s does not answer yet: %s", worker.url, trouble)
-            self.tasks.start_soon(self._wait_for, worker)
+            self._expect(worker)
         return worker, trouble
 
+    def _unreachable(self, worker: Worker, error: WorkerUnreachable) -> None:
+        if worker in self.pool and worker.state == "ready":
+            logger.warning("%s; it joins again when it answers", error)
+            self._expect(worker)
+
+    def _expect(self, worker: Worker) -> None:
+        """``worker`` does not answer: look at it until it does."""
+        if worker.state == "ready":
+            self.pool.lose(worker)
+        if worker.id not in self._expected:
+            self._expected.add(worker.id)
+            self.tasks.start_soon(self._wait_for, worker)
+
     async def _wait_for(self, worker: Worker) -> None:
-        while worker in self.pool and worker.state == "joining":
-            await anyio.sleep(_LOOK_AGAIN_S)
-            if await self._look_at(worker) is None:
-                return
+        try:
+            while worker in self.pool and worker.state == "joining":
+                await anyio.sleep(_LOOK_AGAIN_S)
+                if await self._look_at(worker) is None:
+                    return
+        finally:
+            self._expected.discard(worker.id)
 
     async def _look_at(self, worker: Worker) -> str | None:
         """Ask ``worker`` about itself; None when it answered, whatever it said, else what was wrong."""
         try:
-            for path in ("/model_info", "/get_model_info"):
-                answer = await self.http.get(worker.url + path, timeout=_FIRST_LOOK_S)
-                if answer.status_code != 404:
-                    break
-        except httpx.HTTPError as error:
+            with anyio.fail_after(_FIRST_LOOK_S):  # httpx counts each step of a request by itself
+                for path in ("/model_info", "/get_model_info"):
+                    status, body = await self._get(worker.url + path)
+                    if status != 404:
+                        break
+        except TimeoutError:
+            return f"no answer within {_FIRST_LOOK_S:g} s"
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        if answer.status_code >= 500:
-            return f"it answered {answer.status_code}"
-        self._learn(worker, answer)
+        if status >= 500:
+            return f"it answered {status}"
+        if status == 200:
+            self._learn(worker, body)
         if worker.state == "joining":
             self.pool.ready(worker)
             logger.info("worker %s is ready", worker.url)
         return None
 
-    def _learn(self, worker: Worker, answer: httpx.Response) -> None:
+    async def _get(self, url: str) -> tuple[int, bytes]:
+        """Status and body; of a body that is too long for what is asked, the beginning."""
+        body = bytearray()
+        async with self.http.stream("GET", url, timeout=_FIRST_LOOK_S) as answer:
+            async for chunk in answer.aiter_bytes():
+                body += chunk
+                if len(body) > _MAX_INFO_BYTES:
+                    break
+        return answer.status_code, bytes(body)
+
+    def _learn(self, worker: Worker, body: bytes) -> None:
         try:
-            info = orjson.loads(answer.content) if answer.status_code == 200 else None
+            info = orjson.loads(body)
         except orjson.JSONDecodeError:
             return  # not an SGLang server; it can be proxied to all the same
         if not isinstance(info, dict):
             return
         version, model = info.get("weight_version"), info.get("model_path")
-        if isinstance(version, str | int):
+        if isinstance(version, str | int) and len(str(version)) <= MAX_VERSION:
             worker.weight_version = str(version)
             self.weights.see(worker.weight_version)
             if self.weights.current is None:

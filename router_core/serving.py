@@ -13,11 +13,14 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Generator
 from contextlib import asynccontextmanager, contextmanager
+from http import HTTPStatus
 from typing import Any
 
 import anyio
+import orjson
 import uvicorn
 import uvloop
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from router_core.errors import StartupError
 from router_core.types import ASGIApp
@@ -27,7 +30,47 @@ __all__ = ["bind", "run", "serving", "url_of"]
 logger = logging.getLogger(__name__)
 
 _BACKLOG = 4096
+_MAX_HEAD_BYTES = 256 * 1024
+#: Longer than clients keep an idle connection, so that none of them uses one that is just being closed.
+_KEEP_ALIVE_S = 75
 _HANDLED = (signal.SIGINT, signal.SIGTERM)
+
+
+class _Protocol(HttpToolsProtocol):
+    """uvicorn's HTTP protocol, with a limit for what comes before a body, and errors as JSON."""
+
+    _in_head = True
+    _head_bytes = 0
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_head:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        # Within one read a head may be longer: httptools has it in memory by then.
+        if self._in_head and self._head_bytes > _MAX_HEAD_BYTES and not self.transport.is_closing():
+            self._refuse(431, f"the request's headers are larger than {_MAX_HEAD_BYTES} bytes")
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._in_head = True
+        self._head_bytes = 0
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, "the request is not valid HTTP/1.1")
+
+    def _refuse(self, status: int, message: str) -> None:
+        error = {"message": message, "type": "invalid_request_error", "code": f"HTTP_{status}"}
+        body = orjson.dumps({"error": error})
+        head = (
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
 
 
 class _Server(uvicorn.Server):
@@ -37,7 +80,7 @@ class _Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http="httptools",
+                http=_Protocol,
                 ws="none",
                 lifespan="on",
                 access_log=False,
@@ -46,6 +89,7 @@ class _Server(uvicorn.Server):
                 log_level="warning",
                 server_header=False,
                 date_header=False,
+                timeout_keep_alive=_KEEP_ALIVE_S,
                 timeout_graceful_shutdown=max(1, round(grace_s)),
                 backlog=_BACKLOG,
                 **options,
@@ -122,12 +166,18 @@ async def serving(
     with bind(host, port) as sock:
         server = _Server(app, grace_s, **options)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(server.serve, [sock])
-            await server.ready.wait()
+            tasks.start_soon(_serve_to_the_end, server, sock)
             try:
+                await server.ready.wait()
                 yield url_of(sock, tls=server.config.is_ssl)
             finally:
                 server.stop()
+
+
+async def _serve_to_the_end(server: _Server, sock: socket.socket) -> None:
+    # It is always told to stop. Cancelled instead, it would leave its listener open, for which uvloop waits for ever.
+    with anyio.CancelScope(shield=True):
+        await server.serve([sock])
 
 
 def _calm_the_collector() -> None:

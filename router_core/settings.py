@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,7 +65,7 @@ class Settings:
             ("--shutdown-grace-period-secs", settings.shutdown_grace_s),
             ("--max-payload-size", settings.max_payload_size),
         ):
-            if not value > 0:
+            if not 0 < value < math.inf:
                 raise SettingsError(f"{flag}: wanted a number above 0, got {value}")
         for flag, a_path in (
             ("--client-cert-path", settings.client_cert_path),
@@ -102,6 +103,7 @@ def add_core_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--worker-urls",
         nargs="*",
+        action="extend",
         default=[],
         metavar="URL",
         help="workers to start with; more can register later",
@@ -147,7 +149,9 @@ def add_core_options(parser: argparse.ArgumentParser) -> None:
         default=default.log_level,
         help="how much to tell (default: %(default)s)",
     )
-    parser.add_argument("--ca-cert-paths", nargs="*", default=[], metavar="FILE", help="CAs of https workers")
+    parser.add_argument(
+        "--ca-cert-paths", nargs="*", action="extend", default=[], metavar="FILE", help="CAs of https workers"
+    )
     parser.add_argument(
         "--client-cert-path", metavar="FILE", help="certificate shown to https workers (mTLS)"
     )

@@ -27,7 +27,7 @@ from router_core.types import Headers
 __all__ = ["Limits", "Upstream", "UpstreamReply"]
 
 #: Bytes of a reply that wait for the client before the worker is held back.
-_HIGH_WATER = 512 * 1024
+_HIGH_WATER = 256 * 1024
 #: Request bodies are handed to the transport in slices of this size, and wait while it is full.
 _SLICE = 256 * 1024
 
@@ -281,6 +281,8 @@ class _Connection(asyncio.Protocol):
             self._ended = tls is None or tls.read(1) == b""
         except ssl.SSLError:
             self._ended = False
+        # Left to itself the transport would wait, for ever perhaps, until the worker has taken the whole request.
+        self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -323,7 +325,8 @@ class _Connection(asyncio.Protocol):
         reply, self._reply = self._reply, None
         assert reply is not None  # narrowing: a message ends while it is awaited
         assert self._transport is not None  # narrowing: and it came over it
-        if self._keep_alive and self._upload is None and not self._transport.is_closing():
+        sent = self._upload is None and not self._transport.get_write_buffer_size()
+        if self._keep_alive and sent and not self._transport.is_closing():
             if self._held:
                 self._held = False
                 self._transport.resume_reading()
@@ -548,7 +551,7 @@ class Upstream:
         now = self.loop.time()
         idle = set(self._idle)
         for connection in [*self._connections]:
-            if connection.deadline <= now and not connection.held and connection.open:
+            if connection.deadline <= now and not connection.held:
                 if connection in idle:
                     connection.abort()
                 else:

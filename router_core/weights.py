@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["WeightUpdate", "WeightVersions"]
+__all__ = ["MAX_VERSION", "WeightUpdate", "WeightVersions"]
+
+#: Characters that the name of a version may have.
+MAX_VERSION = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,8 @@ class WeightVersions:
         if version not in self._seen:
             self._seen[version] = None
             seen = list(self._seen)
-            self._order = sorted(seen, key=int) if all(name.isdecimal() for name in seen) else seen
+            numbers = all(name.isascii() and name.isdigit() for name in seen)
+            self._order = sorted(seen, key=_magnitude) if numbers else seen
 
     @property
     def ordered(self) -> tuple[str, ...]:
@@ -49,3 +53,9 @@ class WeightVersions:
         update = WeightUpdate(version, self.current, source)
         self.current = version
         return update
+
+
+def _magnitude(number: str) -> tuple[int, str]:
+    """Orders strings of digits as numbers; ``int`` refuses more than 4,300 digits."""
+    digits = number.lstrip("0")
+    return len(digits), digits

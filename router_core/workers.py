@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+import re
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from ipaddress import IPv6Address
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -19,23 +21,37 @@ WorkerType = Literal["regular", "prefill", "decode"]
 WorkerState = Literal["joining", "ready", "quarantined", "draining"]
 
 _MAX_SESSIONS = 1 << 18
+#: A name of RFC 1123, underscores allowed as Docker and Kubernetes use them; or an IPv4 address.
+_HOST = re.compile(r"[a-z0-9_]([a-z0-9._-]{0,251}[a-z0-9])?")
 
 
 def worker_url(text: str) -> str:
-    """``text`` as a worker's base URL, ``http[s]://host:port`` without a final slash. Raises BadRequest."""
-    wanted = "a worker URL such as http://10.0.0.7:30001"
-    if not text.isascii() or any(char <= " " or char == "\x7f" for char in text):
-        raise BadRequest(f"wanted {wanted}, got {text!r}")
+    """``text`` as a worker's base URL, ``http[s]://host[:port]``, always spelt the same way. Raises BadRequest."""
+    wrong = BadRequest(f"wanted a worker URL such as http://10.0.0.7:30001, got {text[:200]!r}")
     try:
         parts = urlsplit(text)
         port = parts.port
     except ValueError:
-        raise BadRequest(f"wanted {wanted}, got {text!r}") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-        raise BadRequest(f"wanted {wanted}, got {text!r}")
-    if parts.username or parts.query or parts.fragment or parts.path.strip("/"):
-        raise BadRequest(f"wanted {wanted} without user, path or query, got {text!r}")
-    return f"{parts.scheme}://{parts.netloc}"
+        raise wrong from None
+    host = parts.hostname or ""
+    if (
+        parts.scheme not in ("http", "https")
+        or "@" in parts.netloc
+        or parts.netloc.endswith(":")
+        or port == 0
+    ):
+        raise wrong
+    if parts.path.strip("/") or parts.query or parts.fragment or any(char <= " " for char in text):
+        raise wrong
+    if "[" in parts.netloc:
+        try:
+            host = f"[{IPv6Address(host)}]"
+        except ValueError:
+            raise wrong from None
+    elif not _HOST.fullmatch(host):
+        raise wrong
+    usual = port is None or port == (443 if parts.scheme == "https" else 80)
+    return f"{parts.scheme}://{host}" if usual else f"{parts.scheme}://{host}:{port}"
 
 
 @dataclass(eq=False, slots=True)
@@ -93,7 +109,7 @@ class WorkerPool:
 
     def __init__(self, on_change: Callable[[Worker, WorkerChange], None]) -> None:
         self._workers: dict[str, Worker] = {}
-        self._routable: list[Worker] = []
+        self._routable: tuple[Worker, ...] = ()
         self._sessions: OrderedDict[str, Worker] = OrderedDict()
         self._on_change = on_change
 
@@ -118,14 +134,15 @@ class WorkerPool:
         raise WorkerNotFound(f"no worker {id_or_url!r}; registered: {known}")
 
     def add(self, worker: Worker) -> Worker:
-        """Register ``worker``. One that is registered under the same URL stays, with a fresh start: it joins again."""
+        """Register ``worker``. One that is known under its URL stays, and joins again unless it is ready."""
         known = self._workers.get(worker.url)
         if known is None:
             self._workers[worker.url] = worker
         else:
             known.worker_type, known.bootstrap_port = worker.worker_type, worker.bootstrap_port
             known.model_id, known.labels = worker.model_id or known.model_id, worker.labels
-            known.state = "joining"
+            if known.state != "ready":  # a ready one keeps its sessions
+                known.state = "joining"
             worker = known
         self._recount()
         self._on_change(worker, "added")
@@ -141,6 +158,10 @@ class WorkerPool:
     def ready(self, worker: Worker) -> None:
         """``worker`` answers: use it (again)."""
         self._move(worker, "ready", "readmitted" if worker.state == "quarantined" else None)
+
+    def lose(self, worker: Worker) -> None:
+        """``worker`` cannot be reached: it is to join again."""
+        self._move(worker, "joining", None)
 
     def quarantine(self, worker: Worker) -> None:
         """No new requests for ``worker``; those in flight go on."""
@@ -159,16 +180,15 @@ class WorkerPool:
 
     def _recount(self) -> None:
         regular = [worker for worker in self._workers.values() if worker.worker_type == "regular"]
-        self._routable = [worker for worker in regular if worker.state == "ready"] or [
-            worker for worker in regular if worker.state == "joining"
-        ]
+        ready = tuple(worker for worker in regular if worker.state == "ready")
+        self._routable = ready or tuple(worker for worker in regular if worker.state == "joining")
 
     @property
     def healthy(self) -> int:
         """How many workers are ready."""
         return sum(worker.state == "ready" for worker in self._workers.values())
 
-    def routable(self) -> list[Worker]:
+    def routable(self) -> tuple[Worker, ...]:
         """The workers that a request may go to now. Raises NoWorker when there is none."""
         if not self._routable:
             states = ", ".join(f"{worker.url} {worker.worker_type} {worker.state}" for worker in self)

@@ -59,7 +59,7 @@ class Health:
         self.settings = settings
         self._router: Router | None = None
         self._client: httpx.AsyncClient | None = None
-        self._attended: set[str] = set()
+        self._failures: dict[str, int] = {}  # in a row, of each worker that is attended
 
     @hookimpl
     @asynccontextmanager
@@ -80,37 +80,40 @@ class Health:
 
     @hookimpl
     def worker_changed(self, worker: Worker, change: WorkerChange) -> None:
-        if change == "added" and self._router is not None and worker.id not in self._attended:
-            self._attended.add(worker.id)
-            self._router.tasks.start_soon(self._attend, self._router, worker)
+        if change == "added" and self._router is not None:
+            attended = worker.id in self._failures
+            self._failures[worker.id] = 0
+            if not attended:
+                self._router.tasks.start_soon(self._attend, self._router, worker)
 
     async def _attend(self, router: Router, worker: Worker) -> None:
-        failures = 0
         try:
             await anyio.sleep(random.uniform(0, self.settings.interval_s))  # workers are not probed in step
             while worker in router.pool:
                 trouble = await self._probe(worker)
                 if trouble is None:
-                    failures = 0
+                    self._failures[worker.id] = 0
                     if worker.state == "quarantined":
                         router.pool.ready(worker)
                 else:
-                    failures += 1
+                    self._failures[worker.id] += 1
+                    failures = self._failures[worker.id]
                     logger.warning("worker %s: probe %d failed: %s", worker.url, failures, trouble)
                     if failures >= self.settings.failure_threshold and worker.state == "ready":
                         router.pool.quarantine(worker)
                 await anyio.sleep(self.settings.interval_s)
         finally:
-            self._attended.discard(worker.id)
+            del self._failures[worker.id]
 
     async def _probe(self, worker: Worker) -> str | None:
         """What is wrong with ``worker``; None when it is well."""
         assert self._client is not None  # narrowing: open while the router serves
         try:
             with anyio.fail_after(self.settings.timeout_s):  # httpx counts each step of a request by itself
-                answer = await self._client.get(worker.url + self.settings.endpoint)
+                async with self._client.stream("GET", worker.url + self.settings.endpoint) as answer:
+                    pass  # the status is enough, however long the body
         except TimeoutError:
             return f"no answer within {self.settings.timeout_s:g} s"
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             return f"{type(error).__name__}: {error}"
         return None if answer.is_success else f"status {answer.status_code}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from router_core import Exchange, Worker, hookimpl
 from slime_policies.least_inflight import LeastInflight
@@ -44,5 +44,5 @@ class Policies:
         self.policy = policy
 
     @hookimpl
-    def select_worker(self, exchange: Exchange, workers: list[Worker]) -> Worker:
+    def select_worker(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker:
         return self.policy(workers)

@@ -7,14 +7,16 @@ import socket
 import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 import anyio
 import h11
 import pytest
-from anyio.abc import AnyByteStream, SocketAttribute
-from anyio.streams.tls import TLSListener, TLSStream
+from anyio.abc import AnyByteStream, SocketAttribute, SocketStream
+from anyio.streams.tls import TLSStream
+
+from router_core.serving import bind
 
 __all__ = [
     "Arrived",
@@ -180,11 +182,16 @@ async def scripted(
     script: Script, *, port: int = 0, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[Scripted]:
     """Serve each connection by a run of ``script``; it is closed when the script returns."""
-    listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=port)
-    address = listener.extra(SocketAttribute.local_address)
-    server = Scripted(f"{'http' if tls is None else 'https'}://127.0.0.1:{address[1]}")
+    loop = asyncio.get_running_loop()
 
-    async def serve(stream: AnyByteStream) -> None:
+    async def serve(raw: socket.socket) -> None:
+        stream: AnyByteStream = await SocketStream.from_socket(raw)
+        if tls is not None:
+            try:
+                stream = await TLSStream.wrap(stream, server_side=True, ssl_context=tls)
+            except (*_BROKEN, ssl.SSLError):
+                await stream.aclose()
+                return
         wire = Wire(stream, server)
         try:
             async with stream:
@@ -194,11 +201,23 @@ async def scripted(
         finally:
             server.closed.add(wire)
 
-    async with listener, anyio.create_task_group() as tasks:
-        served = listener if tls is None else TLSListener(listener, tls)
-        tasks.start_soon(served.serve, serve)
-        yield server
-        tasks.cancel_scope.cancel()
+    with bind("127.0.0.1", port) as listener:
+        server = Scripted(f"{'http' if tls is None else 'https'}://127.0.0.1:{listener.getsockname()[1]}")
+        async with anyio.create_task_group() as tasks:
+
+            def accept() -> None:
+                with suppress(BlockingIOError, ConnectionAbortedError):
+                    raw, _ = listener.accept()
+                    raw.setblocking(False)
+                    tasks.start_soon(serve, raw)
+
+            # Not sock_accept: cancelled at the end, it now and then keeps uvloop from closing.
+            loop.add_reader(listener, accept)
+            try:
+                yield server
+            finally:
+                loop.remove_reader(listener)
+                tasks.cancel_scope.cancel()
 
 
 def answer(body: bytes, *headers: bytes, status: bytes = b"200 OK") -> bytes:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from urllib.parse import urlsplit
 
 import anyio
 import pytest
 
-from core.servers import Wire, answer, content, dial, on_both_loops, scripted
+from core.servers import Wire, answer, content, on_both_loops, scripted
 from routers import Start
 
 pytestmark = [pytest.mark.anyio, on_both_loops]
@@ -40,23 +41,23 @@ async def worker(wire: Wire) -> None:
 
 async def ask(url: str, number: int) -> bytes | None:
     """The answer's body; None for a client that hangs up half way."""
-    loop = asyncio.get_running_loop()
     leaves = number % 20 < 2
-    with await dial(url) as raw:
+    reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(url).port)
+    try:
         body = b"%d" % number
-        head = b"POST /generate HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(
-            body
-        )
-        await loop.sock_sendall(raw, head + body)
+        head = b"POST /generate HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+        writer.write(head % len(body) + body)
         received = b""
         if leaves and number % 2:
             await anyio.sleep(0.15)
             return None
-        while piece := await loop.sock_recv(raw, 1 << 16):
+        while piece := await reader.read(1 << 16):
             received += piece
             if leaves and received.count(b"data: ") >= EVENTS // 2:
                 return None
         return content(received)
+    finally:
+        writer.transport.abort()
 
 
 async def test_a_thousand_requests_at_once_leave_nothing_behind(start: Start) -> None:
@@ -72,7 +73,7 @@ async def test_a_thousand_requests_at_once_leave_nothing_behind(start: Start) ->
         async def one(number: int) -> None:
             found[number] = await ask(running.url, number)
 
-        with anyio.fail_after(15):
+        with anyio.fail_after(60):
             async with anyio.create_task_group() as tasks:
                 for number in range(REQUESTS):
                     tasks.start_soon(one, number)
@@ -81,9 +82,9 @@ async def test_a_thousand_requests_at_once_leave_nothing_behind(start: Start) ->
             stream = b"".join(event(number, place) for place in range(EVENTS))
             expected = None if number in leaving else whole if number % 2 else stream
             assert found[number] == expected, number
-        with anyio.fail_after(3):
+        with anyio.fail_after(10):
             while any(registered.in_flight for registered in running.router.pool):  # noqa: ASYNC110  # no event
                 await anyio.sleep(0.005)
         assert running.router.proxy.busy_connections == 0
-        assert min(first.accepted, second.accepted) > REQUESTS // 4  # both had work
+        assert min(len(first.arrived), len(second.arrived)) > REQUESTS // 4  # both had work
     assert asyncio.all_tasks() == before
