@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import threading
+
 import anyio
 import httpx
 import pytest
 
 from core.servers import Scripted, Wire, answer, content, on_both_loops, scripted, talk
+from router_core.upstream import Limits, Upstream
+from router_core.workers import Worker
 from routers import Running, Start
 
 pytestmark = [pytest.mark.anyio, on_both_loops]
@@ -317,6 +323,74 @@ async def test_bytes_on_an_idle_connection_close_it(start: Start, extra: bytes) 
             while running.router.proxy.open_connections:  # noqa: ASYNC110  # seen from outside only
                 await anyio.sleep(0.005)
         assert (await running.client.post("/", content=b"2")).content == b"2"
+
+
+async def test_bytes_that_the_event_loop_has_not_seen_yet_are_no_answer_either() -> None:
+    poison, poisoned = threading.Event(), threading.Event()
+
+    def serve(listening: socket.socket) -> None:
+        first, _ = listening.accept()
+        with first:
+            first.recv(1 << 16)
+            first.sendall(answer(b"1"))
+            poison.wait()
+            first.sendall(answer(b"poison"))
+            poisoned.set()
+            second, _ = listening.accept()
+            with second:
+                second.recv(1 << 16)
+                second.sendall(answer(b"2"))
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=serve, args=(listening,), daemon=True).start()
+        upstream = Upstream(f"http://127.0.0.1:{listening.getsockname()[1]}", Limits())
+        assert await (await upstream.request("GET", b"/", [])).read() == b"1"
+        poison.set()
+        poisoned.wait()  # the event loop is busy with something long
+        assert await (await upstream.request("GET", b"/", [])).read() == b"2"
+        upstream.close()
+
+
+async def test_headers_that_a_worker_names_as_its_hops_end_here(start: Start) -> None:
+    async def hopping(wire: Wire) -> None:
+        while request := await wire.request():
+            hint = b"HTTP/1.1 103 Early Hints\r\nConnection: X-Stays\r\n\r\n"
+            fields = (b"Connection: keep-alive, X-Hop", b"X-Hop: 1", b"X-Stays: 1", b"Keep-Alive: timeout=5")
+            upgrade = (b"Connection: Upgrade", b"Upgrade: h2c") if b"/upgrade" in request.line else ()
+            await wire.send(hint + answer(b"hello", *fields, *upgrade))
+
+    async with scripted(hopping) as worker, start(*reading(worker)) as running:
+        for path in ("/", "/upgrade", "/"):
+            reply = await running.client.get(path)
+            assert reply.content == b"hello"
+            assert reply.headers["x-stays"] == "1"
+            assert not {"connection", "keep-alive", "upgrade", "x-hop"} & reply.headers.keys()
+        assert worker.accepted == 1
+
+
+async def test_a_worker_that_does_not_accept_connections_is_a_504(start: Start) -> None:
+    with socket.socket() as listening, contextlib.ExitStack() as stack:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(0)
+        address = listening.getsockname()
+        for _ in range(4):  # more than the queue holds: the next connection is not answered at all
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(address)
+        async with start(BARE, "--connect-timeout-secs", "0.2") as running:
+            running.router.pool.add(Worker(f"http://127.0.0.1:{address[1]}"))
+            with anyio.fail_after(2):
+                reply = await running.client.get("/")
+            assert reply.status_code == 504
+            assert "did not accept a connection within 0.2 s" in reply.json()["error"]["message"]
+            assert running.router.proxy.open_connections == 0
+
+
+async def test_a_worker_whose_name_means_nothing_is_a_502(start: Start) -> None:
+    async with start(BARE) as running:
+        running.router.pool.add(Worker("http://a..b:1"))
+        reply = await running.client.get("/")
+        assert (reply.status_code, reply.json()["error"]["code"]) == (502, "WORKER_UNREACHABLE")
 
 
 async def test_a_body_behind_head_204_and_304_is_dropped_with_the_connection(start: Start) -> None:
