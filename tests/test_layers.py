@@ -21,6 +21,7 @@ LAYERS = (
     ("types", "errors"),
     ("hookspecs", "serving"),
     ("exchange", "hooks", "registry", "settings", "weights", "workers"),
+    ("connection",),
     ("upstream",),
     ("client", "proxy"),
     ("router",),
