@@ -344,11 +344,11 @@ async def test_bytes_that_the_event_loop_has_not_seen_yet_are_no_answer_either()
     with socket.create_server(("127.0.0.1", 0)) as listening:
         threading.Thread(target=serve, args=(listening,), daemon=True).start()
         upstream = Upstream(f"http://127.0.0.1:{listening.getsockname()[1]}", Limits())
-        assert await (await upstream.request("GET", b"/", [])).read() == b"1"
-        poison.set()
-        poisoned.wait()  # the event loop is busy with something long
-        assert await (await upstream.request("GET", b"/", [])).read() == b"2"
-        upstream.close()
+        with contextlib.closing(upstream):
+            assert await (await upstream.request("GET", b"/", [])).read() == b"1"
+            poison.set()
+            poisoned.wait()  # the event loop is busy with something long
+            assert await (await upstream.request("GET", b"/", [])).read() == b"2"
 
 
 async def test_headers_that_a_worker_names_as_its_hops_end_here(start: Start) -> None:
