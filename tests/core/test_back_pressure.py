@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.anyio, on_both_loops]
 BARE = "--no-default-plugins"
 MIB = 1 << 20
 PIECE = bytes(range(256)) * 256  # 64 KiB
-SIZE = 48 * MIB
+SIZE = 24 * MIB
 #: The router keeps 512 KiB for a client, a read of 256 KiB more, and the server 64 KiB. The rest is the kernel's,
 #: whose four sockets' buffers grow to some MiB each by themselves; two of them are made small.
 BOUND = 16 * MIB
@@ -153,7 +153,7 @@ async def test_both_directions_held_at_once_go_on(start: Start) -> None:
             await wire.send(piece)
         await wire.until_closed()
 
-    upload = PIECE * (16 * MIB // len(PIECE))
+    upload = PIECE * (8 * MIB // len(PIECE))
     async with scripted(echo) as worker, start(BARE, "--worker-urls", worker.url) as running:
         with await dial(running.url, receive_buffer=64 * 1024) as raw, anyio.fail_after(20):
             head = b"POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(
