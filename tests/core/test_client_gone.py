@@ -93,27 +93,30 @@ async def flood(wire: Wire) -> None:
 PARTS = {"waiting for an answer": nothing, "in the middle of a stream": one_event, "held back": flood}
 
 
-@pytest.mark.parametrize("hang_up", [closed, reset])
 @pytest.mark.parametrize("when", PARTS)
-async def test_a_client_that_hangs_up_ends_its_workers_connection(
-    start: Start, when: str, hang_up: Callable[[socket.socket], None]
-) -> None:
-    watched = Watched(PARTS[when])
-    async with routed(start, watched) as (running, worker):
-        raw = await dial(running.url, receive_buffer=64 * 1024)
-        await say(raw, HEAD % 2 + b"{}")
-        with anyio.fail_after(10):
-            await watched.reached.wait()
-        if when == "in the middle of a stream":
-            received = b""
-            while b"data: 1" not in received:
-                received += await asyncio.get_running_loop().sock_recv(raw, 1 << 16)
-        assert [registered.in_flight for registered in running.router.pool] == [1]
-        hang_up(raw)
-        with anyio.fail_after(MOMENT_S):
-            await watched.left.wait()
-        await until(lambda: at_rest(running))
-        assert worker.accepted == 1
+async def test_a_client_that_hangs_up_ends_its_workers_connection(start: Start, when: str) -> None:
+    watched: list[Watched] = []
+
+    async def script(wire: Wire) -> None:
+        await watched[-1](wire)
+
+    async with routed(start, script) as (running, worker):
+        for hang_up in (closed, reset):
+            watched.append(Watched(PARTS[when]))
+            raw = await dial(running.url, receive_buffer=64 * 1024)
+            await say(raw, HEAD % 2 + b"{}")
+            with anyio.fail_after(10):
+                await watched[-1].reached.wait()
+            if when == "in the middle of a stream":
+                received = b""
+                while b"data: 1" not in received:
+                    received += await asyncio.get_running_loop().sock_recv(raw, 1 << 16)
+            assert [registered.in_flight for registered in running.router.pool] == [1]
+            hang_up(raw)
+            with anyio.fail_after(MOMENT_S):
+                await watched[-1].left.wait()
+            await until(lambda: at_rest(running))
+        assert worker.accepted == 2
 
 
 async def test_a_client_that_hangs_up_while_uploading_reaches_no_worker(start: Start) -> None:

@@ -73,32 +73,24 @@ async def urls(client: httpx.AsyncClient) -> list[str]:
 # slime's spelling
 
 
-@pytest.mark.parametrize("route", ["/add_worker", "/remove_worker"])
-@pytest.mark.parametrize(
-    "named",
-    [
-        lambda url: {"params": {"url": url}},
-        lambda url: {"params": {"worker_url": url}},
-        lambda url: {"json": {"url": url}},
-        lambda url: {"json": {"worker_url": url}},
-        lambda url: {"json": {"url": url + "/"}},
-    ],
-    ids=["?url", "?worker_url", "url", "worker_url", "slash"],
-)
-async def test_a_worker_is_named_in_the_query_or_the_body(
-    start: Start, route: str, named: Callable[[str], dict[str, Any]]
-) -> None:
+NAMED: list[Callable[[str], dict[str, Any]]] = [
+    lambda url: {"params": {"url": url}},
+    lambda url: {"params": {"worker_url": url}},
+    lambda url: {"json": {"url": url}},
+    lambda url: {"json": {"worker_url": url}},
+    lambda url: {"json": {"url": url + "/"}},
+]
+
+
+async def test_a_worker_is_named_in_the_query_or_the_body(start: Start) -> None:
     async with engines("one") as found, start(BARE) as running:
         [url] = found
-        if route == "/remove_worker":
-            await running.client.post("/add_worker", json={"url": url})
-        reply = await running.client.post(route, **named(url))
-        assert reply.status_code == 200
-        if route == "/add_worker":
-            assert reply.json() == {"status": "success", "worker_urls": {url: 0}}
+        for named in NAMED:
+            added = await running.client.post("/add_worker", **named(url))
+            assert (added.status_code, added.json()) == (200, {"status": "success", "worker_urls": {url: 0}})
             assert await urls(running.client) == [url]
-        else:
-            assert reply.json() == {"status": "success"}
+            removed = await running.client.post("/remove_worker", **named(url))
+            assert (removed.status_code, removed.json()) == (200, {"status": "success"})
             assert await urls(running.client) == []
 
 
@@ -196,25 +188,25 @@ async def test_workers_are_counted_by_kind(start: Start) -> None:
             assert (await running.client.get("/work")).text == "a"
 
 
-@pytest.mark.parametrize(
-    "field",
-    [
-        {"worker_type": "turbo"},
-        {"bootstrap_port": "8998"},
-        {"bootstrap_port": True},
-        {"bootstrap_port": 0},
-        {"bootstrap_port": 65536},
-        {"model_id": 7},
-        {"labels": ["a"]},
-        {"labels": {"a": 1}},
-    ],
-)
-async def test_a_bad_field_of_a_registration_is_named(start: Start, field: dict[str, Any]) -> None:
+BAD_FIELDS: list[dict[str, Any]] = [
+    {"worker_type": "turbo"},
+    {"bootstrap_port": "8998"},
+    {"bootstrap_port": True},
+    {"bootstrap_port": 0},
+    {"bootstrap_port": 65536},
+    {"model_id": 7},
+    {"labels": ["a"]},
+    {"labels": {"a": 1}},
+]
+
+
+async def test_a_bad_field_of_a_registration_is_named(start: Start) -> None:
     async with start(BARE) as running:
-        for route in ("/workers", "/add_worker"):
-            reply = await running.client.post(route, json={"url": "http://127.0.0.1:1", **field})
-            assert reply.status_code == 400
-            assert next(iter(field)) in reply.json()["error"]["message"]
+        for field in BAD_FIELDS:
+            for route in ("/workers", "/add_worker"):
+                reply = await running.client.post(route, json={"url": "http://127.0.0.1:1", **field})
+                assert reply.status_code == 400, field
+                assert next(iter(field)) in reply.json()["error"]["message"]
         assert await urls(running.client) == []
 
 
@@ -449,16 +441,14 @@ async def test_a_session_keeps_its_worker(start: Start, spelt: dict[str, Any]) -
         assert {(await running.client.post("/work", **spelt)).text for _ in range(6)} == moved
 
 
-@pytest.mark.parametrize(
-    "body", [b'{"session_id": 7}', b'["session_id"]', b'{"session_id": ', b'{"session_id": ""}']
-)
-async def test_a_session_that_is_none_is_passed_on_untouched(start: Start, body: bytes) -> None:
+async def test_a_session_that_is_none_is_passed_on_untouched(start: Start) -> None:
     async def echo(wire: Wire) -> None:
         while request := await wire.request():
             await wire.send(answer(request.body))
 
     async with scripted(echo) as worker, start(BARE, "--worker-urls", worker.url) as running:
-        assert (await running.client.post("/generate", content=body)).content == body
+        for body in (b'{"session_id": 7}', b'["session_id"]', b'{"session_id": ', b'{"session_id": ""}'):
+            assert (await running.client.post("/generate", content=body)).content == body
 
 
 # leases
