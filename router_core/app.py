@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 
 from router_core.admin import admin_routes
-from router_core.client import ClientGone, read_body
+from router_core.client import ClientGone, let_finish, read_body
 from router_core.errors import HTTPError, PayloadTooLarge, PluginError, ShuttingDown, error_body
 from router_core.exchange import Exchange, Request
 from router_core.proxy import relay
@@ -105,16 +105,20 @@ class _App:
         started = False
         try:
             headers = scope["headers"]
-            body = await read_body(headers, receive, self._router.settings.max_payload_size)
+            try:
+                body = await read_body(headers, receive, self._router.settings.max_payload_size)
+            except PayloadTooLarge as error:
+                await _send_error(error, send, unread=receive)
+                return
             query = scope["query_string"]
             target = scope["raw_path"] + b"?" + query if query else scope["raw_path"]
             with (
                 Exchange(Request(scope["method"], target, headers, body)) as exchange,
-                self._router.clients.cancelling(receive),
+                self._router.clients.cancelling(receive) as client,
             ):
                 reply = await self._router.respond(exchange)
                 started = True
-                await relay(reply, scope["method"], send)
+                await relay(reply, scope["method"], send, client.end)
         except ClientGone:
             return
         except asyncio.CancelledError:
@@ -135,12 +139,16 @@ class _App:
                 await _send_error(HTTPError("internal error; the router's log has the traceback"), send)
 
 
-async def _send_error(error: HTTPError, send: Send) -> None:
+async def _send_error(error: HTTPError, send: Send, unread: Receive | None = None) -> None:
     body = error_body(error)
     headers = [_JSON, (b"content-length", b"%d" % len(body))]
     if isinstance(error, PayloadTooLarge | ShuttingDown):
         headers.append((b"connection", b"close"))  # the rest of the body is not wanted, nor another request
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    if unread is not None:
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+        await let_finish(unread)
+        body = b""
     await send({"type": "http.response.body", "body": body})
 
 

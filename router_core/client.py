@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 from types import TracebackType
 
+import anyio
+
 from router_core.errors import BadRequest, PayloadTooLarge
 from router_core.types import Headers, Receive
 
-__all__ = ["ClientGone", "Watch", "read_body"]
-
+__all__ = ["ClientGone", "Watch", "let_finish", "read_body"]
 
 #: A request that takes longer, in seconds, is watched for a client that hangs up.
 _PATIENCE_S = 0.05
+#: Seconds that a client may go on sending what nobody wants.
+_LINGER_S = 2.0
 
 
 class ClientGone(Exception):
@@ -44,6 +47,16 @@ async def read_body(headers: Headers, receive: Receive, max_bytes: int) -> bytes
 
 def _too_large(max_bytes: int) -> PayloadTooLarge:
     return PayloadTooLarge(f"the request body is larger than {max_bytes} bytes (--max-payload-size)")
+
+
+async def let_finish(receive: Receive) -> None:
+    """Throw away what the client still sends of its request, for two seconds at most.
+
+    A connection that is closed on unread bytes is reset, and a reset overtakes the answer that explains it.
+    """
+    with anyio.move_on_after(_LINGER_S):
+        while (await receive()).get("more_body", False):
+            pass
 
 
 class Watch:
@@ -88,12 +101,17 @@ class _Watched:
         self._gone = self._over = False
         self._waiting: asyncio.Task[None] | None = None
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> _Watched:
         # Without the loop asyncio would look for it, which costs a system call.
         task = asyncio.current_task(self._watch.loop)
         assert task is not None  # narrowing: this is async code
         self._task = task
         self._watch.add(self)
+        return self
+
+    def end(self) -> None:
+        """Watch no longer. To be called before the last piece is sent: behind it servers say "disconnect" as well."""
+        self._over = True
 
     def begin(self) -> None:
         # A task group would cost a third of the throughput. This task ends within a step of __exit__.

@@ -111,9 +111,10 @@ class Proxy:
         return [*self._upstreams.values(), *self._leaving]
 
 
-async def relay(reply: Reply, method: str, send: Send) -> None:
+async def relay(reply: Reply, method: str, send: Send, before_last: Callable[[], None]) -> None:
     """Pass ``reply`` on, piece by piece as it comes; ``send`` waits while the client is slow.
 
+    ``before_last`` is called before the last piece is sent: whoever watches the client can stop.
     Raises what reading the reply raises, possibly after the start was sent.
     """
     headers = reply.headers
@@ -127,6 +128,8 @@ async def relay(reply: Reply, method: str, send: Send) -> None:
     last = False
     while not last:
         piece, last = await reply.next_piece()
+        if last:
+            before_last()
         await send(
             {"type": "http.response.body", "body": piece if not bodiless else b"", "more_body": not last}
         )

@@ -36,6 +36,16 @@ _KEEP_ALIVE_S = 75
 _HANDLED = (signal.SIGINT, signal.SIGTERM)
 
 
+class _Nowhere(list[tuple[bytes, bytes]]):
+    """Where the trailer fields of a request go: they are no headers (RFC 9110 section 6.5.1), and may be many."""
+
+    def append(self, _: tuple[bytes, bytes]) -> None:
+        pass
+
+
+_NOWHERE = _Nowhere()
+
+
 class _Protocol(HttpToolsProtocol):
     """uvicorn's HTTP protocol, with a limit for what comes before a body, and errors as JSON."""
 
@@ -53,6 +63,7 @@ class _Protocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         super().on_headers_complete()
+        self.headers = _NOWHERE
 
     def on_message_complete(self) -> None:
         self._in_head = True
@@ -123,6 +134,25 @@ class _Server(uvicorn.Server):
             tasks.start_soon(self._stop_when_the_lifespan_ends)
             await self._stopped.wait()
             tasks.cancel_scope.cancel()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # As uvicorn does it, which sleeps 0.1 s at a time even when there is nothing to wait for.
+        for server in self.servers:
+            server.close()
+        for sock in sockets or ():
+            sock.close()
+        state = self.server_state
+        for connection in list(state.connections):
+            connection.shutdown()
+        with anyio.move_on_after(self.config.timeout_graceful_shutdown) as grace:
+            while (state.connections or state.tasks) and not self.force_exit:  # noqa: ASYNC110  # sets, not events
+                await anyio.sleep(0.005)
+        if grace.cancelled_caught:
+            logger.warning("cutting off %d requests that outlast the grace period", len(state.tasks))
+            for task in state.tasks:
+                task.cancel()
+        if not self.force_exit:
+            await self.lifespan.shutdown()
 
     async def _stop_when_the_lifespan_ends(self) -> None:
         # Unasked it ends when background work crashes; the application could not answer any more.

@@ -164,7 +164,7 @@ async def test_a_request_cancelled_at_any_step_leaves_nothing_behind(start: Star
             async def run(path: str = path) -> bytes | None:
                 client = Client(path, b"{}")
                 with Exchange(Request("POST", path.encode(), [], b"{}")) as exchange:
-                    await relay(await running.router.respond(exchange), "POST", client.send)
+                    await relay(await running.router.respond(exchange), "POST", client.send, lambda: None)
                 return client.answered
 
             assert await at_every_step(running, path, run, cancelled) > 5
@@ -203,7 +203,7 @@ async def test_a_large_upload_cancelled_at_any_step_leaves_nothing_behind(start:
         async def run() -> bytes | None:
             client = Client("/length", body)
             with Exchange(Request("POST", b"/length", [], body)) as exchange:
-                await relay(await running.router.respond(exchange), "POST", client.send)
+                await relay(await running.router.respond(exchange), "POST", client.send, lambda: None)
             return client.answered
 
         assert await at_every_step(running, "/length", run, cancelled) > 5

@@ -36,7 +36,7 @@ async def test_a_body_up_to_the_limit_passes_and_a_larger_one_is_a_413(start: St
             assert (await running.client.post("/", content=body)).content == body
             assert (await running.client.post("/", content=in_pieces(body, 7000))).content == body
         served = len(worker.arrived)
-        for size in (LIMIT + 1, LIMIT + 6999):
+        for size in (LIMIT + 1, LIMIT + 6999, 20 * LIMIT):
             for upload in (bytes(size), in_pieces(bytes(size), 7000), in_pieces(bytes(size), size - 1)):
                 reply = await running.client.post("/", content=upload)
                 assert reply.status_code == 413, size
@@ -57,6 +57,7 @@ async def test_a_chunked_upload_reaches_the_worker_with_a_length(start: Start) -
         assert request.values(b"content-length") == [b"11"]
         assert request.values(b"transfer-encoding") == []
         assert request.values(b"trailer") == []
+        assert request.values(b"x-t") == []
 
 
 async def test_a_client_that_asks_first_is_told_to_go_on(start: Start) -> None:
