@@ -7,7 +7,7 @@ beginning and its rest. *Reading* wants to know what was consumed and sampled, w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import TypeAlias
@@ -24,6 +24,8 @@ __all__ = ["Cut", "Match", "find_given", "find_to_continue", "find_to_read"]
 Cut: TypeAlias = Callable[[bytes, bytes], tuple[int, int]]
 #: Whether a context may be taken, by the last response in it.
 Whose: TypeAlias = "Callable[[Response | None], bool]"
+#: What a session went on from, of others' responses, in a text in which it has spoken; None when it has not.
+Inherited: TypeAlias = "Callable[[], Collection[Response] | None]"
 
 #: Responses that read alike are cut at most so often in search of the longest cut.
 _CUTS_TRIED = 8
@@ -49,30 +51,33 @@ def _anyones(sampled: Response | None) -> bool:
     return True
 
 
-def _nobodys(sampled: Response | None) -> bool:
-    """Prompts alone say nothing in anybody's name."""
-    return sampled is None
-
-
 def _owned_by(session: str) -> Whose:
     return lambda sampled: sampled is not None and sampled.session == session
 
 
-def _in_order(session: str | None, has_spoken: bool) -> tuple[Whose, ...]:
+def _nobodys_or(inherited: Collection[Response]) -> Whose:
+    """Prompts alone say nothing in anybody's name."""
+    return lambda sampled: sampled is None or sampled in inherited
+
+
+def _in_order(session: str | None, inherited: Inherited) -> Iterator[Whose]:
     """Whose contexts to go on from: the session's own before longer ones of others.
 
-    What follows its own words is not another one's, however alike it reads, so a session that
-    ``has_spoken`` in this text already takes nobody else's. One that has not may go on where another one was.
+    What follows its own words is not another one's, however alike it reads, so a session that has spoken in this
+    text already takes only what it went on from then. One that has not may go on where another one was.
     """
     if session is None:
-        return (_anyones,)
-    return _owned_by(session), (_nobodys if has_spoken else _anyones)
+        yield _anyones
+        return
+    yield _owned_by(session)
+    known = inherited()
+    yield _anyones if known is None else _nobodys_or(known)
 
 
-def find_to_continue(path: Path, text: bytes, cut: Cut, session: str | None, *, has_spoken: bool) -> Match:
+def find_to_continue(path: Path, text: bytes, cut: Cut, session: str | None, inherited: Inherited) -> Match:
     """Where generating from ``text`` goes on."""
     search = _Search(path, text, cut, reading=False)
-    for whose in _in_order(session, has_spoken):
+    for whose in _in_order(session, inherited):
         match = search.longest(whose)
         if match is not None:
             return match
@@ -91,12 +96,12 @@ def find_to_read(path: Path, text: bytes, cut: Cut, session: str | None) -> Matc
     return own or other or search.nothing()
 
 
-def find_given(path: Path, ids: bytes, session: str | None, *, has_spoken: bool) -> Context:
+def find_given(path: Path, ids: bytes, session: str | None, inherited: Inherited) -> Context:
     """The longest context whose tokens are the first of ``ids`` (packed); ``path`` is that of their text.
 
     Unlike text, given ids may go on from anywhere.
     """
-    for whose in _in_order(session, has_spoken):
+    for whose in _in_order(session, inherited):
         best: Context = None
         covered = 0
         for context in islice(_contexts_near(path, ids, whose), _GIVEN_TRIED):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
+from functools import partial
 
 from router_core.weights import WeightVersions
 from slime_radix_cache.ages import Ages
@@ -76,13 +77,14 @@ class Trajectories:
 
     def find_to_continue(self, text: bytes, session: str | None = None) -> Match:
         """Where generating from ``text`` goes on; what lies behind the match is to be tokenised."""
-        path, own = self._index.walk(text), self._known(session)
-        return find_to_continue(path, text, self._cut, own, has_spoken=self._has_spoken(own, text))
+        own = self._known(session)
+        inherited = partial(self._inherited, own, text)
+        return find_to_continue(self._index.walk(text), text, self._cut, own, inherited)
 
     def find_given(self, text: bytes, ids: bytes, session: str | None = None) -> Context:
         """The longest context that ``ids`` (packed) begin with; ``text`` is theirs."""
-        path, own = self._index.walk(text), self._known(session)
-        return find_given(path, ids, own, has_spoken=self._has_spoken(own, text))
+        own = self._known(session)
+        return find_given(self._index.walk(text), ids, own, partial(self._inherited, own, text))
 
     def find_to_read(self, text: bytes, session: str | None = None) -> Match:
         """The context that ``text`` stands for."""
@@ -91,12 +93,20 @@ class Trajectories:
     def _known(self, session: str | None) -> str | None:
         return session if session in self._sessions else None
 
-    def _has_spoken(self, session: str | None, text: bytes) -> bool:
-        """True when a prompt that ``session`` got an answer to (of late) is the beginning of ``text``."""
-        return session is not None and any(
-            response.start < len(text) and text.startswith(text_of(response.node)[: response.start])
+    def _inherited(self, session: str | None, text: bytes) -> set[Response] | None:
+        """Responses in the contexts in which ``session`` spoke (of late) after a beginning of ``text``.
+
+        None when it has not spoken in this text.
+        """
+        if session is None:
+            return None
+        spoken = [
+            response
             for response in self._sessions[session][-_TURNS_LOOKED_AT:]
-        )
+            if response.start < len(text) and text.startswith(text_of(response.node)[: response.start])
+        ]
+        chains = (links((response, len(response))) for response in spoken)
+        return {one for chain in chains for one, _ in chain if isinstance(one, Response)} if spoken else None
 
     def was_evicted(self, text: bytes) -> bool:
         """True when a context with this text was recorded and had to go (of late: old losses are forgotten)."""

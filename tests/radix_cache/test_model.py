@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from radix_cache.toy import EOS, TOKENS, encode, pack, sampled, spell, trajectories, unpack
 from slime_radix_cache.answer import inexact_reason, record_of
-from slime_radix_cache.segments import Context, Prompt, Response, Segment, context_ids, links
+from slime_radix_cache.segments import Context, Prompt, Response, Segment, context_ids, last_response, links
 from slime_radix_cache.text_index import Node, text_of
 from slime_radix_cache.trajectories import Limits
 
@@ -29,7 +29,7 @@ class Fact:
     consumed_mask: list[int]
     sampled: list[int]
     session: str | None
-    owner: str | None  # session of the last response before it; "" without any
+    before: Response | None
     response: Response
     used: int
 
@@ -59,15 +59,16 @@ class Model(RuleBasedStateMachine):
 
     # What is asked of the model.
 
-    def _in_order(self, text: str, session: str | None) -> list[Callable[[str | None], bool]]:
+    def _in_order(self, text: str, session: str | None) -> list[Callable[[Response | None], bool]]:
         """Whose words may be gone on from: first its own; then, if it has not spoken yet, anyone's."""
-        if not any(fact.session == session for fact in self.facts) or session is None:
-            return [lambda owner: True]
-        prompts = [fact.prompt for fact in self.facts if fact.session == session]
-        spoken = any(len(prompt) < len(text) and text.startswith(prompt) for prompt in prompts)
+        own = [fact for fact in self.facts if fact.session == session]
+        if not own or session is None:
+            return [lambda said: True]
+        spoken = [fact for fact in own if len(fact.prompt) < len(text) and text.startswith(fact.prompt)]
+        inherited = [one for fact in spoken for one, _ in links((fact.response, 0))]
         return [
-            lambda owner: owner == session,
-            (lambda owner: owner == "") if spoken else (lambda owner: True),
+            lambda said: said is not None and said.session == session,
+            (lambda said: said is None or said in inherited) if spoken else (lambda said: True),
         ]
 
     def _expected(self, text: str, session: str | None) -> tuple[int, list[list[int]]]:
@@ -75,14 +76,14 @@ class Model(RuleBasedStateMachine):
         for whose in self._in_order(text, session):
             found: dict[str, list[list[int]]] = {}
             for fact in self.facts:
-                if whose(fact.session):
+                if whose(fact.response):
                     for until, tokens in fact.goes_on().items():
                         if text.startswith(until):
                             found.setdefault(until, []).append(tokens)
-                if fact.prompt == text and whose(fact.owner):
+                if fact.prompt == text and whose(fact.before):
                     found.setdefault(text, []).append(fact.consumed)
             for prompt in self._lonely_prompts():
-                if text_of(prompt.node).decode() == text and whose(self._owner(prompt)):
+                if text_of(prompt.node).decode() == text and whose(last_response(prompt)):
                     found.setdefault(text, []).append(unpack(context_ids((prompt, len(prompt)))))
             if found:
                 longest = max(found, key=len)
@@ -94,11 +95,6 @@ class Model(RuleBasedStateMachine):
         return [
             segment for segment in self._segments() if isinstance(segment, Prompt) and not segment.children
         ]
-
-    @staticmethod
-    def _owner(segment: Segment) -> str | None:
-        owners = [one.session for one, _ in links((segment, 0)) if isinstance(one, Response)]
-        return owners[0] if owners else ""
 
     def _texts(self) -> list[str]:
         texts = [""]
@@ -224,11 +220,10 @@ class Model(RuleBasedStateMachine):
             whole = {id(segment) for segment, _ in links((response, 0))}
             assert all(id(segment) in pinned | whole for segment in self._segments())
         self.kept.unpin(context)
-        owners = [one.session for one, _ in links(context) if isinstance(one, Response)]
         known = [fact for fact in self.facts if fact.response is response]
         if not known:
-            owner = owners[0] if owners else ""
-            self.facts.append(Fact(text, consumed, mask, answer, session, owner, response, 0))
+            before = last_response(context[0]) if context is not None else None
+            self.facts.append(Fact(text, consumed, mask, answer, session, before, response, 0))
         self._used((response, 0))
         self._used(context)
         self._forget()
