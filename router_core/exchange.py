@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from io import BytesIO
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote
 
@@ -152,16 +153,14 @@ class Reply:
         """
         if self._body is None:
             assert self._source is not None  # narrowing: a reply has one of the two
-            pieces: list[bytes] = []
-            size = 0
+            whole = BytesIO()  # grows in place, where a list of pieces would be joined into a second copy
             while piece := await self._source.read():
-                pieces.append(piece)
-                size += len(piece)
-                if max_bytes is not None and size > max_bytes:
+                whole.write(piece)
+                if max_bytes is not None and whole.tell() > max_bytes:
                     raise WorkerBroke(
                         f"a worker's reply is larger than the {max_bytes} bytes that a plugin takes"
                     )
-            self._body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            self._body = whole.getvalue()
             self._source = None
         return self._body
 
@@ -310,7 +309,11 @@ class Exchange:
         self.close()
 
     def close(self) -> None:
-        """End it: the upstream connection is closed if bytes are left, the lease comes back. Idempotent."""
+        """End it: the upstream connection is closed if bytes are left, the lease comes back. Idempotent.
+
+        It holds nothing afterwards: what plugins keep in it often leads back to it, and a body must not wait
+        for the garbage collector.
+        """
         if self._closed:
             return
         self._closed = True
@@ -322,3 +325,6 @@ class Exchange:
                 callback()
             except Exception:
                 logger.exception("a plugin's on_close failed")
+        self._on_close.clear()
+        self.notes.clear()
+        self._reply = None
