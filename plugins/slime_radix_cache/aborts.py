@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Any, TypeVar
 
 import orjson
@@ -13,7 +14,7 @@ from router_core.exchange import Exchange, Reply, Request
 from router_core.router import Router
 from router_core.types import Tokenizer
 from slime_radix_cache.continuing import can_go_on, continuation
-from slime_radix_cache.interruptions import Interruptions
+from slime_radix_cache.interruptions import Interruptions, Watch
 from slime_radix_cache.joining import JoinedResponse, is_aborted, read_event, sampled_ids
 from slime_radix_cache.replies import parsed
 from slime_radix_cache.retries import NoUse, Retries
@@ -47,9 +48,12 @@ class Aborts:
         self._resume = resume
 
     def begin(self, exchange: Exchange, rid: Any) -> Generation | None:
-        """The one generation that ``exchange`` asks for, by the name ``rid``; None when aborts are passed on."""
-        rids = (rid,) if isinstance(rid, str) else ()
-        return Generation(self, exchange, rids, resume=self._resume) if self._count else None
+        """What ``exchange`` asks for, by the name ``rid``; None when aborts are passed on."""
+        if not self._count:
+            return None
+        watch = self.interruptions.watch([rid] if isinstance(rid, str) else ())
+        exchange.on_close(partial(self.interruptions.forget, watch))
+        return Generation(self, exchange, watch, time.monotonic(), resume=self._resume)
 
 
 class Generation:
@@ -59,16 +63,20 @@ class Generation:
     gives the lease back, and whoever has a reply closes it.
     """
 
-    def __init__(self, aborts: Aborts, exchange: Exchange, rids: Iterable[str], *, resume: bool) -> None:
+    def __init__(
+        self, aborts: Aborts, exchange: Exchange, watch: Watch, began: float, *, resume: bool
+    ) -> None:
         self._aborts = aborts
         self._exchange = exchange
         self._resume = resume
-        self._began = time.monotonic()
-        self._watch = aborts.interruptions.watch(rids)
-        exchange.on_close(self._end)
+        self._began = began
+        self._watch = watch
 
-    def _end(self) -> None:
-        self._aborts.interruptions.forget(self._watch)
+    def of_one(self, exchange: Exchange) -> Generation:
+        """The same for one sequence of several, which ``exchange`` asks for alone. It must not outlive this one."""
+        rid = exchange.request.json().get("rid")
+        own = Watch(self._watch.asked, self._watch.paused, [rid] if isinstance(rid, str) else ())
+        return Generation(self._aborts, exchange, own, self._began, resume=self._resume)
 
     @property
     def goes_on(self) -> bool:

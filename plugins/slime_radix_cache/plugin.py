@@ -11,28 +11,26 @@ import numpy as np
 from starlette.routing import BaseRoute
 
 from router_core import hookimpl
-from router_core.errors import BadRequest, SettingsError
-from router_core.exchange import Exchange, Reply
+from router_core.errors import BadRequest, HTTPError, SettingsError
+from router_core.exchange import Exchange
 from router_core.router import Router
 from router_core.types import Tokenizer
 from router_core.weights import WeightUpdate
 from slime_radix_cache.aborts import Aborts, Generation
 from slime_radix_cache.encoding import Encoder
 from slime_radix_cache.interruptions import Interruptions
-from slime_radix_cache.joining import is_aborted
 from slime_radix_cache.mending import MendedStream
 from slime_radix_cache.open_streams import OpenStreams
 from slime_radix_cache.recorder import StreamRecorder
-from slime_radix_cache.replies import parsed
 from slime_radix_cache.requests import Ask, read_ask, rewritten
 from slime_radix_cache.retrieval import Retrieval
-from slime_radix_cache.segments import Response
 from slime_radix_cache.settings import Settings
 from slime_radix_cache.spelling import Spelling
 from slime_radix_cache.tally import Tally
 from slime_radix_cache.templates import ChatTemplate
 from slime_radix_cache.trajectories import Limits, Trajectories
 from slime_radix_cache.turns import Turn, Turns
+from slime_radix_cache.whole_answers import WholeAnswers
 
 __all__ = ["RadixCache"]
 
@@ -43,8 +41,9 @@ _METHODS = ("POST", "PUT")
 
 @dataclass(frozen=True, slots=True)
 class _Noted:
-    """What is known of an exchange: the prompt of each sequence of its answer; who mends it, if it is one."""
+    """What is known of an exchange: what it asks for, the prompt of each sequence of its answer, who mends it."""
 
+    ask: Ask
     turns: list[Turn]
     generation: Generation | None
 
@@ -135,10 +134,10 @@ class RadixCache:
             return
         if document is not None:
             request.replace_json(document)
-        only = not ask.batch and ask.copies == 1
         exchange.notes[_NAME] = _Noted(
+            ask,
             [turn for turn in turns for _ in range(ask.copies)],
-            self._aborts.begin(exchange, body.get("rid")) if only else None,
+            self._aborts.begin(exchange, body.get("rid")),
         )
 
     async def _begin(self, exchange: Exchange, ask: Ask) -> list[Turn]:
@@ -162,48 +161,19 @@ class RadixCache:
         if kind == b"text/event-stream":
             recorder = StreamRecorder(noted.turns, self._turns, self._tally, self._streams)
             generation = noted.generation
-            if generation is not None:
+            if generation is not None and len(noted.turns) == 1:
                 reply.pass_through(lambda source: MendedStream(generation, source, recorder))
             reply.tap(recorder)
         elif kind == b"application/json":
-            await self._record_whole(noted, reply)
+            answers = WholeAnswers(self._turns, exchange, noted.ask, noted.turns, noted.generation)
+            try:
+                await answers.pass_on(reply)
+            except HTTPError:
+                raise
+            except Exception as error:
+                self._tally.unrecorded("answer_not_understood", error)
         else:
             self._tally.unrecorded("answer_not_understood")
-
-    async def _record_whole(self, noted: _Noted, reply: Reply) -> None:
-        body = await reply.read()
-        try:
-            answer = parsed(body)
-            if noted.generation is not None and is_aborted(answer):
-                answer = await self._mended(noted.turns[0], noted.generation, answer, reply)
-            answers = answer if isinstance(answer, list) else [answer]
-            for turn, each in list(
-                zip(noted.turns, answers, strict=True)
-            ):  # all are there before one is recorded
-                self._turns.record(turn, each)
-        except Exception as error:
-            self._tally.unrecorded("answer_not_understood", error)
-
-    async def _mended(self, turn: Turn, generation: Generation, aborted: Any, reply: Reply) -> Any:
-        """What there is to answer instead of ``aborted``; the reply's body is that."""
-        parts: list[Response] = []
-
-        def keep(answer: Any) -> None:
-            part = self._turns.record(turn, answer)
-            if part is not None:
-                parts.append(part)
-
-        goes_on = generation.goes_on
-        better = await generation.finish(aborted, keep)
-        if better is None:
-            return aborted
-        answer, body = better
-        reply.replace_body(body)
-        whole = self._turns.record(turn, answer)
-        for part in parts if goes_on else ():
-            if part is not whole:
-                self._turns.take_back(part)
-        return answer
 
     @hookimpl
     async def on_weight_update(self, update: WeightUpdate) -> None:

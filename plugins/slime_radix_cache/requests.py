@@ -10,10 +10,29 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Ask", "read_ask", "rewritten"]
+__all__ = ["Ask", "read_ask", "rewritten", "single"]
 
 #: Fields that put more into an engine's context than the prompt says: such a request is passed on as it is.
 _MORE_THAN_PROMPT = ("input_embeds", "image_data", "video_data", "audio_data", "session_params")
+
+
+#: Fields that a batch may have as a list with a value for each prompt.
+_PER_PROMPT = (
+    "input_ids",
+    "sampling_params",
+    "rid",
+    "return_logprob",
+    "logprob_start_len",
+    "top_logprobs_num",
+    "return_hidden_states",
+    "lora_path",
+    "custom_logit_processor",
+    "extra_key",
+    "priority",
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +106,19 @@ def rewritten(
     if changed.get("return_logprob") is None:
         changed["return_logprob"] = True
     return changed
+
+
+def single(body: dict[str, Any], ask: Ask, number: int) -> dict[str, Any]:
+    """``body``, which has ``input_ids``, as a request for sequence ``number`` of its answer alone."""
+    place = number // ask.copies
+    alone = dict(body)
+    if ask.batch:
+        for name in _PER_PROMPT:
+            if isinstance(alone.get(name), list):
+                alone[name] = alone[name][place]
+        if isinstance(body.get("rid"), str):
+            alone["rid"] = f"{body['rid']}_{place}"  # as the engine names them
+    if ask.copies > 1:
+        alone.pop("rid", None)  # of several samples each gets a new name
+        alone["sampling_params"] = {**alone["sampling_params"], "n": 1}
+    return alone

@@ -1,0 +1,90 @@
+"""Whole answers on their way to the client: mended where an engine aborted them, then recorded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import orjson
+
+from router_core.exchange import Exchange, Reply, Request
+from slime_radix_cache.aborts import Generation
+from slime_radix_cache.joining import is_aborted
+from slime_radix_cache.replies import parsed
+from slime_radix_cache.requests import Ask, single
+from slime_radix_cache.segments import Response
+from slime_radix_cache.turns import Turn, Turns
+
+__all__ = ["WholeAnswers"]
+
+
+class WholeAnswers:
+    """One reply: ``turns[i]`` is the prompt of sequence ``i`` of its answer, ``generation`` mends it, if it may."""
+
+    def __init__(
+        self, recorder: Turns, exchange: Exchange, ask: Ask, turns: list[Turn], generation: Generation | None
+    ) -> None:
+        self._recorder = recorder
+        self._exchange = exchange
+        self._ask = ask
+        self._turns = turns
+        self._generation = generation
+
+    async def pass_on(self, reply: Reply) -> None:
+        """Read ``reply``, mend it and record it. Raises what reading raises, and ValueError for what is no answer."""
+        body = await reply.read()
+        answer = parsed(body)
+        answers = answer if isinstance(answer, list) else [answer]
+        if len(answers) != len(self._turns):
+            raise ValueError(f"{len(answers)} sequences instead of {len(self._turns)}")
+        if self._generation is not None:
+            if isinstance(answer, list):
+                if any(map(is_aborted, answers)):
+                    answers = orjson.loads(body)  # all of it: it is encoded again
+                    await self._mend_some(answers, self._generation)
+                    reply.replace_body(orjson.dumps(answers))
+            elif is_aborted(answer):
+                answers[0], better = await self._mended(0, answer, self._generation)
+                if better is not None:
+                    reply.replace_body(better)
+        for turn, each in zip(self._turns, answers, strict=True):
+            self._recorder.record(turn, each)
+
+    async def _mend_some(self, answers: list[Any], generation: Generation) -> None:
+        """Mend those in ``answers`` that were aborted, all at once, each as a request of its own."""
+        asked = self._exchange.request
+        self._exchange.release()
+
+        async def mend(number: int) -> None:
+            request = Request(asked.method, asked.target, asked.headers)
+            request.replace_json(single(asked.json(), self._ask, number))
+            with Exchange(request, session=self._exchange.session) as own:
+                _, better = await self._mended(number, answers[number], generation.of_one(own))
+                if better is not None:
+                    answers[number] = orjson.loads(better)
+
+        async with anyio.create_task_group() as tasks:
+            for number, answer in enumerate(answers):
+                if is_aborted(answer):
+                    tasks.start_soon(mend, number)
+
+    async def _mended(self, number: int, aborted: Any, generation: Generation) -> tuple[Any, bytes | None]:
+        """What there is to answer instead of ``aborted``, as JSON too; None: nothing better."""
+        turn = self._turns[number]
+        parts: list[Response] = []
+
+        def keep(answer: Any) -> None:
+            part = self._recorder.record(turn, answer)
+            if part is not None:
+                parts.append(part)
+
+        goes_on = generation.goes_on
+        better = await generation.finish(aborted, keep)
+        if better is None:
+            return aborted, None
+        answer, body = better
+        whole = self._recorder.record(turn, answer)
+        for part in parts if goes_on else ():
+            if part is not whole:
+                self._recorder.take_back(part)
+        return answer, body
