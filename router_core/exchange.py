@@ -231,18 +231,19 @@ class Reply:
 class Exchange:
     """One request on its way through the hooks; ``with`` it, so that the worker's count comes back.
 
+    ``session`` is that of the request unless it is given (a string, or None for none).
     ``worker`` is the worker whose lease is held, ``reply`` what the client will get, ``notes`` a place for
     plugins to keep what they know about this request (key: the plugin's own name).
     """
 
     __slots__ = ("_closed", "_on_close", "_reply", "_session", "notes", "request", "worker")
 
-    def __init__(self, request: Request, *, session: str | None = None) -> None:
+    def __init__(self, request: Request, *, session: object = _UNREAD) -> None:
         self.request = request
         self._reply: Reply | None = None
         self.worker: Worker | None = None
         self.notes: dict[str, Any] = {}
-        self._session: str | object | None = _UNREAD if session is None else session
+        self._session = session
         self._on_close: list[Callable[[], None]] = []
         self._closed = False
 

@@ -148,15 +148,23 @@ class Router:
         """
         return await self.proxy.forward(exchange, request)
 
+    @staticmethod
+    def generation(payload: dict[str, Any], *, session: str | None = None) -> Exchange:
+        """A ``/generate`` of a plugin's own, for :meth:`respond`; the caller closes it.
+
+        ``payload`` may hold numpy arrays; it belongs to the exchange from now on.
+        """
+        request = Request("POST", b"/generate", [(b"content-type", b"application/json")])
+        request.replace_json(payload)
+        return Exchange(request, session=session or payload.get("session_id"))
+
     @asynccontextmanager
     async def generate(self, payload: dict[str, Any], *, session: str | None = None) -> AsyncIterator[Reply]:
         """A ``/generate`` of a plugin's own, through all hooks and without a network hop to ourselves.
 
         The reply is to be read within the block. Raises HTTPError.
         """
-        body = orjson.dumps(payload)
-        request = Request("POST", b"/generate", [(b"content-type", b"application/json")], body)
-        with Exchange(request, session=session) as exchange:
+        with self.generation(payload, session=session) as exchange:
             yield await self.respond(exchange)
 
     # Workers.

@@ -12,6 +12,7 @@ __all__ = [
     "Receive",
     "Scope",
     "Send",
+    "TextEncoder",
     "Tokenizer",
 ]
 
@@ -37,4 +38,12 @@ class Tokenizer(Protocol):
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = ...) -> str:
         """Text of ``token_ids``; bytes that are not UTF-8 become U+FFFD."""
+        ...
+
+
+class TextEncoder(Protocol):
+    """Tokenises without holding up the event loop, and no common text twice; the component ``"encoder"``."""
+
+    async def encode(self, text: str, *, begins: bool) -> bytes:
+        """Packed int32 ids of ``text``; ``begins`` when no tokens come before it. Raises what the tokenizer raises."""
         ...

@@ -61,13 +61,14 @@ class RadixCache:
 
     @hookimpl
     def setup(self, router: Router) -> None:
-        """Load the tokenizer, or take the one that another plugin offers; offer ``"trajectories"``."""
+        """Load the tokenizer, or take the one that another plugin offers; offer ``"encoder"`` and ``"trajectories"``."""
         settings = self._settings
         if settings.hf_checkpoint:
             router.components.register("tokenizer", _load(settings.hf_checkpoint))
         tokenizer: Tokenizer = router.components.get("tokenizer")
         encoder = Encoder(tokenizer, add_special_tokens=settings.add_special_tokens)
         self._encoder = encoder
+        router.components.register("encoder", encoder)
         spelling = Spelling(tokenizer, encoder.abilities.lead)
         limits = Limits(settings.max_tokens, settings.max_bytes, settings.gc_threshold_k)
         self._trajectories = Trajectories(limits, spelling.cut)
