@@ -7,11 +7,11 @@ from typing import Any
 import orjson
 
 from router_core.errors import HTTPError
+from router_core.events import EventSplitter
 from router_core.exchange import Reply
 from slime_radix_cache.aborts import Generation
 from slime_radix_cache.joining import is_aborted, read_event, sampled_ids
 from slime_radix_cache.replies import parsed
-from slime_radix_cache.streams import EventSplitter
 
 __all__ = ["ContinuedStream"]
 

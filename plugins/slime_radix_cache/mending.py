@@ -7,13 +7,14 @@ from typing import Any
 import orjson
 
 from router_core.errors import HTTPError
+from router_core.events import EventSplitter
 from router_core.exchange import BodySource, Reply
 from slime_radix_cache.aborts import Generation
 from slime_radix_cache.continued_stream import ContinuedStream
 from slime_radix_cache.joining import is_aborted, sampled_ids
 from slime_radix_cache.recorder import StreamRecorder
 from slime_radix_cache.replies import parsed
-from slime_radix_cache.streams import EventSplitter, put_together
+from slime_radix_cache.streams import put_together
 
 __all__ = ["MendedStream"]
 

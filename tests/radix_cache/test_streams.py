@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime_radix_cache.streams import EventSplitter, GenerationStream
+from router_core.events import EventSplitter
+from slime_radix_cache.streams import GenerationStream
 
 DATA = b': comment\n\ndata: {"a":1}\n\nevent: x\ndata: one\ndata:two\r\n\r\ndata: [DONE]\n\n'
 
