@@ -61,7 +61,7 @@ class RadixCache:
 
     @hookimpl
     def setup(self, router: Router) -> None:
-        """Load the tokenizer, or take the one that another plugin offers; offer ``"encoder"`` and ``"trajectories"``."""
+        """Load the tokenizer, or take another plugin's; offer ``"encoder"`` and ``"trajectories"``."""
         settings = self._settings
         if settings.hf_checkpoint:
             router.components.register("tokenizer", _load(settings.hf_checkpoint))
