@@ -1,0 +1,68 @@
+"""The text trie of the first generation, expressed anew: what the radix cache is measured against.
+
+A node has the text of one piece as its key, its tokens as Python lists, and its children in a list. A child
+matches if the remaining text starts with its whole key, so every child is tried; nodes are never split. Its lock, its
+ages and its statistics are left out, which makes it a little faster than it was.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["Found", "Node", "Trie"]
+
+
+class Node:
+    """One piece of text with the tokens that are its."""
+
+    __slots__ = ("children", "ids", "key", "logprobs", "mask")
+
+    def __init__(self, key: str, ids: list[int], logprobs: list[float], mask: list[int]) -> None:
+        self.key = key
+        self.ids = ids
+        self.logprobs = logprobs
+        self.mask = mask
+        self.children: list[Node] = []
+
+
+class Found(NamedTuple):
+    """The tokens of the first ``position`` characters."""
+
+    position: int
+    ids: list[int]
+    logprobs: list[float]
+    mask: list[int]
+
+
+class Trie:
+    """Whole keys below whole keys."""
+
+    def __init__(self) -> None:
+        self.root = Node("", [], [], [])
+
+    def add(self, parent: Node, key: str, ids: list[int], logprobs: list[float], mask: list[int]) -> Node:
+        """Note that ``key`` follows the text of ``parent``. O(1): nobody looks whether it is known."""
+        node = Node(key, ids, logprobs, mask)
+        parent.children.append(node)
+        return node
+
+    def find(self, text: str) -> Found:
+        """The longest beginning of ``text`` that whole keys spell. O(children of each node on the way)."""
+        node = self.root
+        position = 0
+        ids: list[int] = []
+        logprobs: list[float] = []
+        mask: list[int] = []
+        while True:
+            best = None
+            longest = 0
+            for child in node.children:
+                if text.startswith(child.key, position) and len(child.key) > longest:
+                    best, longest = child, len(child.key)
+            if best is None:
+                return Found(position, ids, logprobs, mask)
+            node = best
+            position += longest
+            ids.extend(node.ids)
+            logprobs.extend(node.logprobs)
+            mask.extend(node.mask)

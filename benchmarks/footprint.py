@@ -1,0 +1,59 @@
+"""Memory per token: what the kernel gives a process that keeps conversations, beside what it counts itself."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from benchmarks.first_generation import Trie
+from benchmarks.histories import Histories, Shape, record, record_first_generation
+from slime_radix_cache.trajectories import Limits, Trajectories
+
+__all__ = ["measure", "measure_first_generation"]
+
+#: In all conversations together: 100 MB and more, so that a heap's leftovers do not count.
+_TOKENS = 8_000_000
+
+
+def measure(tokenizer: Path, shape: Shape, *, float32: bool) -> dict[str, float]:
+    """Bytes per token of the radix cache: resident, and by its own account. Each conversation has its session."""
+    histories = Histories(Tokenizer.from_file(str(tokenizer)), shape, float32=float32)
+    kept = Trajectories(Limits(versions=0), lambda ids, text: (0, 0))
+    before = _resident_bytes()
+    number = 0
+    while kept.tokens < _TOKENS:
+        record(kept, histories.turns(number), f"rollout-{number:024}")
+        number += 1
+    resident = _resident_bytes() - before
+    return {
+        "resident": resident / kept.tokens,
+        "counted": kept.size_bytes / kept.tokens,
+        "counted_percent": kept.size_bytes / resident * 100,
+        "tokens": kept.tokens,
+        "segments": kept.segments,
+    }
+
+
+def measure_first_generation(tokenizer: Path, shape: Shape, *, float32: bool) -> dict[str, float]:
+    """The same of its trie, which counted tokens only."""
+    histories = Histories(Tokenizer.from_file(str(tokenizer)), shape, float32=float32)
+    trie = Trie()
+    before = _resident_bytes()
+    tokens = number = 0
+    while tokens < _TOKENS:
+        turns = histories.turns(number)
+        record_first_generation(trie, turns)
+        tokens += sum(len(turn.prompt_ids) + len(turn.ids) for turn in turns)
+        number += 1
+    return {"resident": (_resident_bytes() - before) / tokens, "tokens": tokens}
+
+
+def _resident_bytes() -> int:
+    """Resident memory of this process, without what its heap holds in reserve."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0]) * 1024

@@ -1,0 +1,160 @@
+"""The radix cache: look-ups, how they grow, memory per token, retrievals per second.
+
+    python -m benchmarks.radix
+
+*Look-ups* are the first step of each next turn: from the text of a conversation to the tokens that an engine has
+seen of it. Beside ours: *match alone*, without putting the tokens together; *memory alone*, which knows where the
+pieces lie and only compares the text and joins the ids, so that what grows with it is no search; and the trie of the
+*first generation*. All of it on one core, in turn in every round, by processor time.
+
+*Memory* is what a fresh process needs more with the conversations than without, per token, and what of it the cache
+counts itself. *Retrievals* go to a router on a core of its own, from the other one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvloop
+
+from benchmarks import footprint, lookups, retrievals
+from benchmarks.apart import apart
+from benchmarks.histories import LONG, SHORT, TALK, Shape
+from benchmarks.lookups import FIRST, MATCH, MEMORY, OURS
+from benchmarks.options import Options, parse
+from benchmarks.processes import LOAD_CORE, leave_cleanly, require
+from benchmarks.report import Column, Report
+from benchmarks.samples import Samples, save_tokenizer
+
+#: Look-ups are short: this share of ``--seconds`` for each measurement of them.
+_SHARE = 1 / 16
+
+_TALKS = "next turn of conversations, 8.9 kB in 11 segments"
+_TURNS = "next turn of short ones, 0.6 kB in 3 segments"
+_SIZES = {
+    # The lists of the first generation take 15 GB for 100,000 conversations.
+    _TALKS: (TALK, (100, 512, 1_000, 4_096, 10_000, 100_000), 10_000),
+    _TURNS: (SHORT, (100, 1_000, 10_000, 100_000), 100_000),
+}
+_ALONE = "nothing else to be found"
+_MEMORY = "memory, bytes per token"
+_RETRIEVALS = "retrievals of 2,000 tokens"
+
+_RATES = (Column(OURS, OURS), Column(MATCH, MATCH), Column(MEMORY, MEMORY), Column(FIRST, FIRST))
+_RATIO = Column("ratio", "radix_cache / first", 1)
+_GROWTH = (
+    Column("slower", "slower than at 100", 1),
+    Column("memory slower", "memory alone", 1),
+    Column("edges", "edges", 1),
+)
+
+
+async def main(options: Options) -> None:
+    report = Report()
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as name:
+        directory = Path(name) / "tokenizer"
+        samples = Samples(save_tokenizer(directory))
+        tokenizer = directory / "tokenizer.json"
+        _alone(options, report, tokenizer)
+        for scenario in _SIZES:
+            _growing(options, report, scenario, tokenizer)
+        _memory(options, report, tokenizer)
+        if _wanted(options, _RETRIEVALS):
+            await retrievals.measure(options, report, _RETRIEVALS, directory, samples)
+    report.show(_ALONE, (*_RATES, _RATIO))
+    for scenario in _SIZES:
+        report.show(scenario, (*_RATES, _RATIO, *_GROWTH))
+    report.show(
+        _MEMORY,
+        (
+            Column("resident", "resident", 1),
+            Column("counted", "counted", 1),
+            Column("counted_percent", "counted %", 1),
+        ),
+    )
+    report.show(
+        _RETRIEVALS,
+        (
+            Column("requests_per_s", "req/s"),
+            Column("cpu_us", "us CPU"),
+            Column("per_core", "req/s of a whole core"),
+            Column("p50_ms", "p50 ms", 1),
+            Column("p99_ms", "p99 ms", 1),
+            Column("proxy_core", "proxy core %"),
+            Column("load_core", "load core %"),
+            Column("exact", "exact %"),
+            Column("errors", "errors"),
+        ),
+    )
+    if options.json:
+        report.save(options.json)
+
+
+def _alone(options: Options, report: Report, tokenizer: Path) -> None:
+    if not _wanted(options, _ALONE):
+        return
+    seconds = options.seconds * _SHARE
+    toy = apart(lookups.measure_toy, options.rounds, seconds)
+    talk = apart(lookups.measure, tokenizer, TALK, 1, options.rounds, seconds, first_generation=True)
+    for name, rounds in (("one short key", toy), ("one conversation", talk)):
+        for figures in rounds:
+            report.add(_ALONE, name, **figures, ratio=figures[OURS] / figures[FIRST])
+    print(f"{_ALONE}: done", file=sys.stderr)
+
+
+def _growing(options: Options, report: Report, scenario: str, tokenizer: Path) -> None:
+    if not _wanted(options, scenario):
+        return
+    shape, sizes, bearable = _SIZES[scenario]
+    small: Sequence[dict[str, float]] = ()
+    for size in sizes:
+        rounds = apart(
+            lookups.measure,
+            *(tokenizer, shape, size, options.rounds, options.seconds * _SHARE),
+            first_generation=size <= bearable,
+        )
+        small = small or rounds
+        for figures, first in zip(rounds, small, strict=True):
+            compared = {"ratio": figures[OURS] / figures[FIRST]} if FIRST in figures else {}
+            report.add(
+                scenario,
+                f"{size:,}",
+                **figures,
+                **compared,
+                **{
+                    "slower": first[OURS] / figures[OURS],
+                    "memory slower": first[MEMORY] / figures[MEMORY],
+                },
+            )
+        print(f"{scenario}: {size:,} done", file=sys.stderr)
+
+
+def _memory(options: Options, report: Report, tokenizer: Path) -> None:
+    if not _wanted(options, _MEMORY):
+        return
+    shapes: dict[str, Shape] = {"2,000 tokens in 10 segments": LONG, "89 tokens in 2": SHORT}
+    for name, shape in shapes.items():
+        for kind, float32 in (("float32", True), ("float64", False)):
+            figures = apart(footprint.measure, tokenizer, shape, float32=float32)
+            report.add(_MEMORY, f"{name}, {kind}", **figures)
+        figures = apart(footprint.measure_first_generation, tokenizer, shape, float32=True)
+        report.add(_MEMORY, f"{name}, {FIRST}", **figures)
+    print(f"{_MEMORY}: done", file=sys.stderr)
+
+
+def _wanted(options: Options, scenario: str) -> bool:
+    return not options.only or any(name in scenario for name in options.only)
+
+
+if __name__ == "__main__":
+    require("wrk", "setpriv", "taskset")
+    leave_cleanly()
+    given = parse(__doc__.partition("\n")[0])
+    os.sched_setaffinity(0, {LOAD_CORE})
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main(given))
