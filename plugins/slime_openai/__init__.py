@@ -1,0 +1,1 @@
+"""OpenAI in, exact tokens out: the plugin ``openai``."""

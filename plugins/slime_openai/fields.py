@@ -1,0 +1,172 @@
+"""Readers of JSON values: what a parameter must be, said once, and checked where it stands.
+
+A reader takes the place (``param``) and the value, and gives back what the router goes on with, or raises
+InvalidRequest. Tables of them are the lists of what each route knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import orjson
+
+from slime_openai.errors import InvalidRequest, UnknownParameter, UnsupportedParameter, wrong
+
+__all__ = [
+    "Reader",
+    "boolean",
+    "encoded",
+    "integer",
+    "is_int",
+    "mapping",
+    "number",
+    "one_of",
+    "only",
+    "read_parameters",
+    "refused",
+    "string",
+    "strings",
+    "text",
+    "token_ids",
+]
+
+Reader = Callable[[str, Any], Any]
+
+#: Above any vocabulary; what workers keep ids in.
+_MAX_TOKEN_ID = 2**31 - 1
+
+
+def read_parameters(body: Any, table: Mapping[str, Reader]) -> dict[str, Any]:
+    """What ``body`` gives, by name; null counts as not given. Raises InvalidRequest, also for unknown names."""
+    if not isinstance(body, dict):
+        raise wrong(None, "a JSON object", body)
+    values = {}
+    for name, value in body.items():
+        if value is None:
+            continue
+        reader = table.get(name)
+        if reader is None:
+            raise UnknownParameter(name)
+        values[name] = reader(name, value)
+    return values
+
+
+def is_int(value: object) -> bool:
+    """True for integers; JSON's booleans are none, although Python's are."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def integer(low: int, high: int | None = None) -> Reader:
+    """An integer in ``[low, high]``."""
+    wanted = f"an integer of at least {low}" if high is None else f"an integer from {low} to {high}"
+
+    def read(param: str, value: Any) -> int:
+        if not is_int(value) or value < low or (high is not None and value > high):
+            raise wrong(param, wanted, value)
+        return int(value)
+
+    return read
+
+
+def number(low: float, high: float, *, above: bool = False) -> Reader:
+    """A number in ``[low, high]``, or ``above`` low."""
+    wanted = f"a number above {low}, up to {high}" if above else f"a number from {low} to {high}"
+
+    def read(param: str, value: Any) -> int | float:
+        fits = (is_int(value) or isinstance(value, float)) and low <= value <= high
+        if not fits or (above and value == low):
+            raise wrong(param, wanted, value)
+        return value  # type: ignore[no-any-return]  # a number, see above
+
+    return read
+
+
+def boolean(param: str, value: Any) -> bool:
+    """``true`` or ``false``, and nothing that is as good as one."""
+    if not isinstance(value, bool):
+        raise wrong(param, "true or false", value)
+    return value
+
+
+def string(param: str, value: Any) -> str:
+    """A string that is not empty."""
+    if not isinstance(value, str) or not value:
+        raise wrong(param, "a string that is not empty", value)
+    return value
+
+
+def text(param: str, value: Any) -> str:
+    """Any string."""
+    if not isinstance(value, str):
+        raise wrong(param, "a string", value)
+    return value
+
+
+def strings(param: str, value: Any) -> list[str]:
+    """One string or a list of them, none of them empty."""
+    if isinstance(value, str) and value:
+        return [value]
+    if not isinstance(value, list):
+        raise wrong(param, "a string that is not empty, or a list of them", value)
+    return [string(f"{param}.[{index}]", item) for index, item in enumerate(value)]
+
+
+def token_ids(param: str, value: Any) -> list[int]:
+    """A list of token ids; as fast as can be, for it may be a prompt."""
+    if not isinstance(value, list):
+        raise wrong(param, "a list of token ids", value)
+    if value and (set(map(type, value)) != {int} or min(value) < 0 or max(value) > _MAX_TOKEN_ID):
+        index = next(i for i, item in enumerate(value) if not is_int(item) or not 0 <= item <= _MAX_TOKEN_ID)
+        raise wrong(f"{param}.[{index}]", "a token id", value[index])
+    return value
+
+
+def mapping(param: str, value: Any) -> dict[str, Any]:
+    """A JSON object."""
+    if not isinstance(value, dict):
+        raise wrong(param, "an object", value)
+    return value
+
+
+def one_of(*choices: str) -> Reader:
+    """One of these strings."""
+    wanted = f"one of {', '.join(choices)}"
+
+    def read(param: str, value: Any) -> str:
+        if not isinstance(value, str) or value not in choices:
+            raise wrong(param, wanted, value)
+        return value
+
+    return read
+
+
+def only(*honoured: object) -> Reader:
+    """What amounts to not giving the parameter; anything else is refused by name."""
+    wanted = " or ".join(orjson.dumps(one).decode() for one in honoured)
+
+    def read(param: str, value: Any) -> Any:
+        if not any(type(value) is type(one) and value == one for one in honoured):
+            raise UnsupportedParameter(param, f"only {wanted} can be honoured")
+        return value
+
+    return read
+
+
+def refused(why: str) -> Reader:
+    """A parameter that is refused by name, whatever its value."""
+
+    def read(param: str, value: Any) -> Any:
+        raise UnsupportedParameter(param, why)
+
+    return read
+
+
+def encoded(param: str, value: Any) -> str:
+    """``value`` as compact JSON. Raises InvalidRequest when it is nested deeper than JSON is written here."""
+    try:
+        return orjson.dumps(value).decode()
+    except orjson.JSONEncodeError as error:
+        raise InvalidRequest(
+            param, f"Invalid value for '{param}': it cannot be written as JSON: {error}."
+        ) from None
