@@ -1,0 +1,32 @@
+"""Strings to look for in text that comes in pieces: stop strings, tags."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["find", "held"]
+
+
+def find(text: str, marks: Sequence[str], start: int = 0) -> tuple[int, str] | None:
+    """The mark that is complete first, and where it begins.
+
+    By their ends, not their beginnings: who reads character by character finds the same.
+    """
+    best: tuple[int, int, str] | None = None
+    for mark in marks:
+        at = text.find(mark, start)
+        if at >= 0 and (best is None or (at + len(mark), at) < best[:2]):
+            best = (at + len(mark), at, mark)
+    return best and best[1:]
+
+
+def held(text: str, marks: Sequence[str], start: int = 0) -> int:
+    """The length of the longest end of ``text`` that may be the beginning of a mark."""
+    longest = 0
+    for mark in marks:
+        at = text.find(mark[0], max(start, len(text) - len(mark) + 1))
+        while at >= 0 and not mark.startswith(text[at:]):
+            at = text.find(mark[0], at + 1)
+        if at >= 0:
+            longest = max(longest, len(text) - at)
+    return longest

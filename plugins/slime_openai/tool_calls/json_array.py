@@ -1,0 +1,23 @@
+"""``[{"name": ..., "parameters": {...}}, ...]`` and nothing else: a forced call, whatever the model's own format is.
+
+SGLang's ``JsonArrayParser`` reads the same, for the JSON schema that binds an answer with ``tool_choice`` "required".
+"""
+
+from __future__ import annotations
+
+from slime_openai.deltas import Writer
+from slime_openai.source import SPACE, Reading, Source
+from slime_openai.tool_calls.calls import call_array
+
+__all__ = ["read"]
+
+
+def read(source: Source, writer: Writer) -> Reading[None]:
+    """Calls; what is none is content."""
+    yield from source.attempt(_array(source, writer))
+    yield from source.pass_on(writer.content)
+
+
+def _array(source: Source, writer: Writer) -> Reading[None]:
+    yield from source.run(SPACE)
+    yield from call_array(source, writer)

@@ -1,0 +1,43 @@
+"""``[TOOL_CALLS]``: Mistral's two formats.
+
+``[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]`` of tokenizer v3 (mistralai/Mistral-7B-Instruct-v0.3), and
+``[TOOL_CALLS]name[ARGS]{...}``, the tag before each call, of the later ones (Magistral, Devstral, Ministral 3); some
+have ``[CALL_ID]id`` between name and arguments (Mistral-Small-3.2). From their chat templates.
+"""
+
+from __future__ import annotations
+
+import secrets
+import string
+
+from slime_openai.deltas import Writer
+from slime_openai.source import SPACE, Reading, Source
+from slime_openai.tool_calls.calls import NAME, arguments, call_array, read_tagged, settle
+
+__all__ = ["new_id", "read"]
+
+_START = "[TOOL_CALLS]"
+_ALPHABET = string.ascii_letters + string.digits
+
+
+def new_id() -> str:
+    """Nine letters and digits: the templates raise for any other id."""
+    return "".join(secrets.choice(_ALPHABET) for _ in range(9))
+
+
+def read(source: Source, writer: Writer) -> Reading[None]:
+    """Content and calls."""
+    yield from read_tagged(source, writer, (_START,), _calls)
+
+
+def _calls(source: Source, writer: Writer, tag: str) -> Reading[None]:
+    yield from source.run(SPACE)
+    if (yield from source.peek()) == "[":
+        yield from call_array(source, writer)
+        return
+    name = yield from source.run(NAME)
+    if (yield from source.expect("[ARGS]", "[CALL_ID]")) == "[CALL_ID]":
+        yield from source.run(NAME)
+        yield from source.expect("[ARGS]")
+    yield from source.run(SPACE)
+    settle(source, writer, (yield from arguments(source, writer, name, _START)))

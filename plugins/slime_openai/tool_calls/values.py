@@ -1,0 +1,87 @@
+"""A value that a model writes as bare text, to JSON as the tool's schema has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import orjson
+
+__all__ = ["Value", "dumps"]
+
+#: What JSON values are called in a schema. A whole number is a number too.
+_NAMES = {
+    bool: ("boolean",),
+    dict: ("object",),
+    float: ("number",),
+    int: ("integer", "number"),
+    list: ("array",),
+}
+
+
+class Value:
+    """Writes one value as JSON: a string as it comes, anything else at its end.
+
+    ``schema`` says which; without one it is a string. What does not fit its schema is a string as well. The word null
+    is null. A newline at the end is left out.
+    """
+
+    def __init__(self, write: Callable[[str], object], schema: Any) -> None:
+        self._write = write
+        self._types = frozenset(_types(schema))
+        self._is_string = self._types <= {"string", "null"}
+        self._begun = False
+        self._held = ""
+
+    def add(self, text: str) -> None:
+        """More of the text."""
+        self._held += text
+        body = self._held.removesuffix("\n")
+        if self._begun or (self._is_string and not "null".startswith(body.lower())):
+            self._write(_escaped(body) if self._begun else f'"{_escaped(body)}')
+            self._begun = True
+            self._held = self._held[len(body) :]
+
+    def finish(self, *, cut: bool) -> None:
+        """The end. ``cut``: nobody knows how the value would have gone on, so it stays open."""
+        if self._begun:
+            self._write(_escaped(self._held) if cut else '"')
+        elif cut:
+            self._write(f'"{_escaped(self._held)}' if self._is_string and self._held else self._held)
+        else:
+            self._write(_json(self._held.removesuffix("\n"), self._types))
+
+
+def dumps(text: str) -> str:
+    """A JSON string."""
+    return orjson.dumps(text).decode()
+
+
+def _escaped(text: str) -> str:
+    return dumps(text)[1:-1]
+
+
+def _json(text: str, types: frozenset[str]) -> str:
+    bare = text.strip()
+    word = bare.lower()
+    if word == "null" or ("boolean" in types and word in ("true", "false")):
+        return word
+    try:
+        value = orjson.loads(bare)
+    except orjson.JSONDecodeError:
+        return dumps(text)
+    return dumps(text) if types.isdisjoint(_NAMES.get(type(value), ())) else bare
+
+
+def _types(schema: Any) -> Iterator[str]:
+    """The JSON types that ``schema`` allows, as far as it names them."""
+    if not isinstance(schema, dict):
+        return
+    declared = schema.get("type")
+    for name in declared if isinstance(declared, list) else [declared]:
+        if isinstance(name, str):
+            yield name
+    for key in ("anyOf", "oneOf"):
+        alternatives = schema.get(key)
+        for alternative in alternatives if isinstance(alternatives, list) else ():
+            yield from _types(alternative)
