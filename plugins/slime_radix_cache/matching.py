@@ -7,14 +7,13 @@ beginning and its rest. *Reading* wants to know what was consumed and sampled, w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import TypeAlias
 
 import numpy as np
 
-from slime_radix_cache.segments import Context, Response, Segment, context_ids, last_response
+from slime_radix_cache.segments import Context, Response, last_response
 from slime_radix_cache.text_index import Node, Path
 
 __all__ = ["Cut", "Match", "find_given", "find_to_continue", "find_to_read"]
@@ -29,8 +28,6 @@ Inherited: TypeAlias = "Callable[[], Collection[Response] | None]"
 
 #: Responses that read alike are cut at most so often in search of the longest cut.
 _CUTS_TRIED = 8
-#: Contexts that are compared with given ids.
-_GIVEN_TRIED = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,38 +93,35 @@ def find_to_read(path: Path, text: bytes, cut: Cut, session: str | None) -> Matc
     return own or other or search.nothing()
 
 
-def find_given(path: Path, ids: bytes, session: str | None, inherited: Inherited) -> Context:
-    """The longest context whose tokens are the first of ``ids`` (packed); ``path`` is that of their text.
+def find_given(
+    along: Sequence[tuple[Response, int]], ids: bytes, session: str | None, inherited: Inherited
+) -> Context:
+    """The longest context whose tokens are the first of ``ids`` (packed).
 
-    Unlike text, given ids may go on from anywhere.
+    ``along`` are responses before which stand the first of them, and how many: see :class:`Starts`. Unlike text,
+    given ids may go on from anywhere.
     """
     for whose in _in_order(session, inherited):
         best: Context = None
         covered = 0
-        for context in islice(_contexts_near(path, ids, whose), _GIVEN_TRIED):
-            known = context_ids(context)
-            if len(known) > covered and ids.startswith(known):
-                best, covered = context, len(known)
+        for response, place in along:
+            context, length = _shared(response, ids[4 * place :], whose)
+            if context is not None and place + length > covered:
+                best, covered = context, place + length
         if best is not None:
             return best
     return None
 
 
-def _contexts_near(path: Path, ids: bytes, whose: Whose) -> Iterator[tuple[Segment, int]]:
-    """Contexts that may begin as ``ids`` do: responses that the text leaves on its way, then what ends there."""
-    node: Node | None = path.node
-    while node is not None:
-        for response in reversed(node.through or ()):
-            if whose(response):
-                before = context_ids(
-                    (response.parent, response.kept) if response.parent is not None else None
-                )
-                if ids.startswith(before):
-                    yield response, _common_tokens(response.ids, ids[len(before) :])
-        for segment in reversed(node.ends or ()):
-            if whose(last_response(segment)):
-                yield segment, len(segment)
-        node = node.parent
+def _shared(response: Response, ids: bytes, whose: Whose) -> tuple[Context, int]:
+    """What of ``response`` begins as ``ids`` do, or else what it continues; and how many of ``ids`` that has."""
+    common = _common_tokens(response.ids, ids) if response.ids[:4] == ids[:4] else 0
+    if common and whose(response):
+        return (response, common), common
+    before = response.parent
+    if before is not None and whose(last_response(before)):
+        return (before, response.kept), 0
+    return None, 0
 
 
 def _common_tokens(sampled: bytes, given: bytes) -> int:

@@ -25,6 +25,7 @@ __all__ = [
     "Segment",
     "Versions",
     "context_ids",
+    "ids_before",
     "last_response",
     "links",
     "pack_logprobs",
@@ -81,11 +82,13 @@ class Response(Segment):
     ``logprobs``: packed float64, or float32 where every value is one; None when the engine sent none.
     ``visible``: tokens that the text shows, the hidden tail left out; -1 when the text ends inside a token.
     ``end``: where visible text plus decoded hidden tail lies in the index, ``node`` when there is no tail.
-    ``start``: bytes of text before the response. ``finish_reason``: the engine's JSON value, as JSON.
+    ``start``: bytes of text before the response.
+    ``before``: digest of the ids before it. ``finish_reason``: the engine's JSON value, as JSON.
     ``continuation_lost``: the session went on from here, and what it got had to make room.
     """
 
     __slots__ = (
+        "before",
         "continuation_lost",
         "end",
         "finish_reason",
@@ -119,6 +122,7 @@ class Response(Segment):
         self.session = session
         self.finish_reason = finish_reason
         self.continuation_lost = False
+        self.before = 0
 
     @property
     def reach(self) -> Node:
@@ -175,3 +179,8 @@ def context_ids(context: Context) -> bytes:
     ]
     parts.reverse()
     return b"".join(parts)
+
+
+def ids_before(segment: Segment) -> bytes:
+    """The token ids of the context that ``segment`` continues, packed int32."""
+    return context_ids((segment.parent, segment.kept) if segment.parent is not None else None)

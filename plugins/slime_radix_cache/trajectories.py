@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 from router_core.weights import WeightVersions
 from slime_radix_cache.ages import Ages
 from slime_radix_cache.matching import Cut, Match, find_given, find_to_continue, find_to_read
-from slime_radix_cache.segments import Context, Prompt, Response, Segment, Versions, links
+from slime_radix_cache.segments import Context, Prompt, Response, Segment, Versions, ids_before, links
+from slime_radix_cache.starts import Starts
 from slime_radix_cache.text_index import Node, TextIndex, text_of
 
 __all__ = ["Limits", "Sampled", "Trajectories"]
@@ -17,7 +19,7 @@ __all__ = ["Limits", "Sampled", "Trajectories"]
 # What CPython 3.11 spends on an object of each kind with all that hangs on it, packed values and text left out.
 _NODE_BYTES = 330
 _PROMPT_BYTES = 170
-_RESPONSE_BYTES = 330
+_RESPONSE_BYTES = 500
 #: Turns of a session that are looked at to see whether a text is a continuation of one.
 _TURNS_LOOKED_AT = 16
 #: Texts remembered, as hashes, after they were evicted: so that an answer can say why it is not exact.
@@ -60,6 +62,7 @@ class Trajectories:
         self._limits = limits
         self._cut = cut
         self._index = TextIndex()
+        self._starts = Starts()
         self._ages = Ages()
         self._payload_bytes = 0
         self._sessions: dict[str, list[Response]] = {}
@@ -78,13 +81,23 @@ class Trajectories:
     def find_to_continue(self, text: bytes, session: str | None = None) -> Match:
         """Where generating from ``text`` goes on; what lies behind the match is to be tokenised."""
         own = self._known(session)
-        inherited = partial(self._inherited, own, text)
+
+        def follows(response: Response) -> bool:
+            start = response.start
+            return start < len(text) and text.startswith(text_of(response.node)[:start])
+
+        inherited = partial(self._inherited, own, follows)
         return find_to_continue(self._index.walk(text), text, self._cut, own, inherited)
 
-    def find_given(self, text: bytes, ids: bytes, session: str | None = None) -> Context:
-        """The longest context that ``ids`` (packed) begin with; ``text`` is theirs."""
+    def find_given(self, ids: bytes, session: str | None = None) -> Context:
+        """The longest context that ``ids`` (packed) begin with."""
         own = self._known(session)
-        return find_given(self._index.walk(text), ids, own, partial(self._inherited, own, text))
+
+        def follows(response: Response) -> bool:
+            before = ids_before(response)
+            return len(before) < len(ids) and ids.startswith(before)
+
+        return find_given(list(self._starts.along(ids)), ids, own, partial(self._inherited, own, follows))
 
     def find_to_read(self, text: bytes, session: str | None = None) -> Match:
         """The context that ``text`` stands for."""
@@ -93,18 +106,14 @@ class Trajectories:
     def _known(self, session: str | None) -> str | None:
         return session if session in self._sessions else None
 
-    def _inherited(self, session: str | None, text: bytes) -> set[Response] | None:
-        """Responses in the contexts in which ``session`` spoke (of late) after a beginning of ``text``.
+    def _inherited(self, session: str | None, follows: Callable[[Response], bool]) -> set[Response] | None:
+        """Responses in the contexts in which ``session`` spoke (of late) where what is asked now ``follows``.
 
-        None when it has not spoken in this text.
+        None when it has not spoken there.
         """
         if session is None:
             return None
-        spoken = [
-            response
-            for response in self._sessions[session][-_TURNS_LOOKED_AT:]
-            if response.start < len(text) and text.startswith(text_of(response.node)[: response.start])
-        ]
+        spoken = list(filter(follows, self._sessions[session][-_TURNS_LOOKED_AT:]))
         chains = (links((response, len(response))) for response in spoken)
         return {one for chain in chains for one, _ in chain if isinstance(one, Response)} if spoken else None
 
@@ -213,6 +222,7 @@ class Trajectories:
         if end is not node:
             self._index.attach(response, end)
         self._index.cover(response)
+        self._starts.add(response)
         if session is not None:
             self._sessions.setdefault(session, []).append(response)
         self._add(response, _RESPONSE_BYTES)
@@ -297,6 +307,7 @@ class Trajectories:
         self._ages.remove(segment)
         if isinstance(segment, Response):
             self._index.uncover(segment)
+            self._starts.remove(segment)
             if segment.end is not segment.node:
                 self._index.detach(segment, segment.end)
             self._leave_session(segment)

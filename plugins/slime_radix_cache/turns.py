@@ -68,7 +68,7 @@ class Turns:
         )
         self._streams.catch_up(text, session)
         if given:
-            context = self._trajectories.find_given(text, given, session)
+            context = self._trajectories.find_given(given, session)
             turn = Turn(text, context, session, len(text), given[len(context_ids(context)) :])
         else:
             match = self._trajectories.find_to_continue(text, session)

@@ -23,7 +23,7 @@ def generate(kept: Trajectories, text: str, answer: Sampled, session: str = "s")
 
 def give(kept: Trajectories, ids: list[int], answer: Sampled) -> None:
     text = spell(ids).encode()
-    context = kept.find_given(text, pack(*ids), "s")
+    context = kept.find_given(pack(*ids), "s")
     kept.pin(context)
     kept.record(context, pack(*ids)[len(context_ids(context)) :], text, answer, "s")
     kept.unpin(context)

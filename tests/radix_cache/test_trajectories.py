@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from radix_cache.toy import EOS, encode, pack, sampled, spell, trajectories, unpack
+from radix_cache.toy import EOS, encode, pack, sampled, trajectories, unpack
 from slime_radix_cache.answer import inexact_reason, record_of
 from slime_radix_cache.segments import Prompt, Response, context_ids
 from slime_radix_cache.trajectories import Limits, Sampled, Trajectories
@@ -219,19 +219,19 @@ class TestGivenIds:
         ],
     )
     def test_the_longest_context_that_they_begin_with_is_found(self, ids: list[int], known: int) -> None:
-        context = self.kept().find_given(spell(ids).encode(), pack(*ids))
+        context = self.kept().find_given(pack(*ids))
         assert unpack(context_ids(context)) == ids[:known]
 
     def test_the_session_decides_whose_logprobs_they_are(self) -> None:
         kept = self.kept()
         for session, first in (("one", -1 / 7), ("two", -1.0), ("three", -1.0), (None, -1.0)):
-            context = kept.find_given(b"aab<e>b", pack(1, 1, 2, EOS, 2), session)
+            context = kept.find_given(pack(1, 1, 2, EOS, 2), session)
             assert record_of(context).logprobs[1] == first
 
     def test_a_session_without_such_a_context_takes_what_there_is(self) -> None:
         kept = self.kept()
         generate(kept, "b", sampled(6), "three")
-        context = kept.find_given(b"aab<e>b", pack(1, 1, 2, EOS, 2), "three")
+        context = kept.find_given(pack(1, 1, 2, EOS, 2), "three")
         assert len(context_ids(context)) == 16
 
 

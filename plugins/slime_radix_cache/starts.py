@@ -1,0 +1,61 @@
+"""Responses by the ids that stand before them: given ids lead there, whatever text they were sent or received as.
+
+A text is no way from ids to their context: it may leave out special tokens that were sampled, and a tokenizer may
+compose what a client wrote apart (NFC).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from slime_radix_cache.segments import Response, Segment, ids_before
+
+__all__ = ["Starts"]
+
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that no power of it is 0
+
+
+class Starts:
+    """Where responses begin, by a digest of what stands before them; that is compared before it is believed."""
+
+    def __init__(self) -> None:
+        self._by_digest: dict[int, list[Response]] = {}
+        self._powers: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)
+
+    def add(self, response: Response) -> None:
+        """Note where ``response`` begins. O(tokens before it)."""
+        response.before = int(self._terms(ids_before(response)).sum())
+        self._by_digest.setdefault(response.before, []).append(response)
+
+    def remove(self, response: Response) -> None:
+        """Undo :meth:`add`. O(responses that begin there), at once when ``response`` is the oldest."""
+        alike = self._by_digest[response.before]
+        alike.remove(response)
+        if not alike:
+            del self._by_digest[response.before]
+
+    def along(self, ids: bytes) -> Iterator[tuple[Response, int]]:
+        """Responses before which stand the first of ``ids`` (packed), and how many: most first, newest first.
+
+        O(tokens), and a comparison for each context that they continue.
+        """
+        digests = [0, *np.cumsum(self._terms(ids)).tolist()]
+        known = self._by_digest
+        for place in [place for place, digest in enumerate(digests) if digest in known][::-1]:
+            same: dict[tuple[Segment | None, int], bool] = {}
+            for response in reversed(known[digests[place]]):
+                context = response.parent, response.kept
+                if context not in same:
+                    same[context] = ids_before(response) == ids[: 4 * place]
+                if same[context]:
+                    yield response, place
+
+    def _terms(self, ids: bytes) -> npt.NDArray[np.uint64]:
+        """Of a polynomial modulo 2**64: their sums are the digests of the first 1, 2, ... ``ids``."""
+        values = np.frombuffer(ids, np.int32).astype(np.uint64) + np.uint64(1)
+        if len(values) > len(self._powers):
+            self._powers = np.cumprod(np.full(2 * len(values), _FACTOR), dtype=np.uint64)
+        return values * self._powers[: len(values)]
