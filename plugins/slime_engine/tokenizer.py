@@ -74,10 +74,10 @@ class EngineTokenizer:
 
     def __init__(self, bpe: Tokenizer) -> None:
         self._bpe = bpe
-        self._template_source = _resource("chat_template.jinja")
+        self.chat_template = _resource("chat_template.jinja")
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         environment.filters["tojson"] = _to_json
-        self._template = environment.from_string(self._template_source)
+        self._template = environment.from_string(self.chat_template)
         self.vocab_size: int = bpe.get_vocab_size()
         self.special_ids = frozenset(map(self._id, (END_OF_TEXT, START_OF_TURN, END_OF_TURN)))
         self.eos_ids = frozenset(map(self._id, (END_OF_TEXT, END_OF_TURN)))
@@ -138,7 +138,7 @@ class EngineTokenizer:
             "tokenizer_class": "PreTrainedTokenizerFast",
             "clean_up_tokenization_spaces": False,
             "model_max_length": 1 << 30,
-            "chat_template": self._template_source,
+            "chat_template": self.chat_template,
             **names,
         }
         self._bpe.save(str(directory / "tokenizer.json"))

@@ -1,0 +1,103 @@
+"""An answer as a stream of chunks, made of the engine's events as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import orjson
+
+from router_core.errors import HTTPError, WorkerBroke
+from router_core.events import EventSplitter
+from router_core.exchange import Exchange, Reply
+from slime_openai.errors import error_body
+from slime_openai.outputs import EngineRefused
+from slime_openai.words import DONE, Frame, event
+
+__all__ = ["AnswerStream", "StreamedChoice"]
+
+
+class StreamedChoice(Protocol):
+    """One sequence on its way."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether all of it has come."""
+        ...
+
+    def chunks(self, answer: dict[str, Any]) -> list[dict[str, Any]]:
+        """What ``answer``, an event of the engine's, adds, in OpenAI's words."""
+        ...
+
+    def about(self) -> dict[str, Any]:
+        """Members that the last chunk has beside it."""
+        ...
+
+    def end(self) -> None:
+        """Nothing more comes. Idempotent."""
+        ...
+
+
+class AnswerStream:
+    """A BodySource. ``exchange`` is the generation's, ``reply`` its stream; both end with this.
+
+    ``usage`` gives the chunk after the last ones; None when the client wants none.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        reply: Reply,
+        choices: Sequence[StreamedChoice],
+        frame: Frame,
+        usage: Callable[[], dict[str, Any]] | None,
+    ) -> None:
+        self._exchange = exchange
+        self._reply = reply
+        self._choices = choices
+        self._frame = frame
+        self._usage = usage
+        self._events = EventSplitter()
+        self.finished = False
+
+    async def read(self) -> bytes:
+        """See BodySource. An engine that fails in mid-stream does so in the stream."""
+        ready: list[bytes] = []
+        while not ready and not self.finished:
+            try:
+                piece, last = await self._reply.next_piece()
+                for data in self._events.feed(piece):
+                    if data != b"[DONE]":
+                        ready += self._chunks(orjson.loads(data))
+                if last:
+                    ready += self._ending()
+            except HTTPError as error:
+                ready += [b"data: %b\n\n" % error_body(error), DONE]
+                self.finished = True
+        return b"".join(ready)
+
+    def close(self) -> None:
+        """See BodySource."""
+        self._exchange.close()
+        for choice in self._choices:
+            choice.end()
+
+    def _chunks(self, answer: dict[str, Any]) -> list[bytes]:
+        if "meta_info" not in answer:
+            raise EngineRefused(502, orjson.dumps(answer))
+        choice = self._choices[answer.get("index", 0)]
+        if choice.ended:
+            return []
+        chunks = choice.chunks(answer)
+        if not choice.ended:
+            return [event(self._frame.put([each])) for each in chunks]
+        *others, last = chunks
+        ending = event(self._frame.put([last], **choice.about()))
+        return [*(event(self._frame.put([each])) for each in others), ending]
+
+    def _ending(self) -> list[bytes]:
+        if not all(choice.ended for choice in self._choices):
+            raise WorkerBroke("the engine's stream ended before its answer", answered=True)
+        self.finished = True
+        usage = [event(self._frame.put([], usage=self._usage()))] if self._usage is not None else []
+        return [*usage, DONE]

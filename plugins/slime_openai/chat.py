@@ -1,0 +1,127 @@
+"""``/v1/chat/completions``: from messages to ``/generate`` with exact tokens, and back."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import orjson
+
+from router_core.exchange import Exchange, Reply
+from router_core.router import Router
+from router_core.types import Tokenizer
+from slime_openai.answer_stream import AnswerStream
+from slime_openai.chat_request import ChatRequest, read_chat
+from slime_openai.choices import Choice
+from slime_openai.formats import Formats
+from slime_openai.generating import EVENT_STREAM, JSON, generate
+from slime_openai.logprobs import Logprobs
+from slime_openai.messages import for_template, has_media
+from slime_openai.models import Models
+from slime_openai.outputs import answers_of
+from slime_openai.prompts import Prompt, Prompts
+from slime_openai.question import Question
+from slime_openai.rendering import Conversation
+from slime_openai.thoughts import reasoning_tokens
+from slime_openai.turns import Turns
+from slime_openai.words import Frame, usage
+
+__all__ = ["Chat"]
+
+
+class Chat:
+    """Answers chat requests."""
+
+    def __init__(
+        self,
+        router: Router,
+        tokenizer: Tokenizer,
+        prompts: Prompts,
+        turns: Turns,
+        formats: Formats,
+        models: Models,
+    ) -> None:
+        self._router = router
+        self._tokenizer = tokenizer
+        self._prompts = prompts
+        self._turns = turns
+        self._formats = formats
+        self._models = models
+        self._logprobs = Logprobs(tokenizer)
+
+    async def answer(self, exchange: Exchange) -> Reply | None:
+        """The reply; None when the request holds what only a worker itself can render. Raises HTTPError."""
+        body = exchange.request.json()
+        if isinstance(body, dict) and has_media(body.get("messages")):
+            return None
+        request = read_chat(body)
+        question = Question.of(request, request.session or exchange.session)
+        conversation = Conversation(
+            [for_template(each) for each in request.messages],
+            request.tools.shown or None,
+            request.template_kwargs,
+            request.add_generation_prompt,
+            request.continue_final_message,
+        )
+        prompt = await self._prompts.of(question, conversation)
+        ids = np.frombuffer(prompt.ids(), np.int32)
+        inner, reply = await generate(self._router, exchange, self._payload(request, ids), question.session)
+        choices = [self._choice(index, request, question, prompt, ids) for index in range(request.n)]
+        used = partial(self._usage, request, len(ids), choices)
+        kind = "chat.completion.chunk" if request.stream else "chat.completion"
+        frame = Frame("chatcmpl", kind, request.model or self._models.default())
+        if request.stream:
+            stream = AnswerStream(inner, reply, choices, frame, used if request.include_usage else None)
+            return Reply(200, [EVENT_STREAM], stream)
+        with inner:
+            for choice, answer in zip(choices, answers_of(await reply.read(), len(choices)), strict=True):
+                choice.take(answer)
+                choice.end()
+        whole = [choice.whole() for choice in choices]
+        told = frame.put(whole, usage=used(), **self._about(request, prompt, ids))
+        return Reply(200, [JSON], orjson.dumps(told, option=orjson.OPT_SERIALIZE_NUMPY))
+
+    def _payload(self, request: ChatRequest, ids: Any) -> dict[str, Any]:
+        sampling = dict(request.sampling)
+        if self._formats.needs_special_tokens(request):
+            sampling["skip_special_tokens"] = False
+        payload = {
+            "input_ids": ids.tolist(),
+            "sampling_params": sampling,
+            "stream": request.stream,
+            "return_logprob": True,
+            **request.engine,
+        }
+        if request.top_logprobs:
+            payload["top_logprobs_num"] = request.top_logprobs
+        if request.rid is not None:
+            payload["rid"] = request.rid
+        if request.return_routed_experts:
+            payload["return_routed_experts"] = True
+        return payload
+
+    def _choice(
+        self, index: int, request: ChatRequest, question: Question, prompt: Prompt, ids: Any
+    ) -> Choice:
+        parser = self._formats.parser(request, prompt.text)
+        record = partial(self._turns.record, question, prompt)
+        about = partial(self._about, request, prompt, ids)
+        return Choice(index, request, len(ids), parser, self._logprobs, record, about)
+
+    def _usage(self, request: ChatRequest, prompt_tokens: int, choices: list[Choice]) -> dict[str, Any]:
+        skip = not self._formats.needs_special_tokens(request) and request.sampling.get(
+            "skip_special_tokens", True
+        )
+        thoughts = sum(
+            reasoning_tokens(self._tokenizer, choice.output, choice.message(), skip_special=skip)
+            for choice in choices
+        )
+        return usage(prompt_tokens, [choice.output for choice in choices], thoughts)
+
+    @staticmethod
+    def _about(request: ChatRequest, prompt: Prompt, ids: Any) -> dict[str, Any]:
+        """What a trainer wants to know of the prompt."""
+        if not request.return_token_ids:
+            return {}
+        return {"prompt_token_ids": ids, "history": prompt.origin}

@@ -1,0 +1,116 @@
+"""One answer of a chat request on its way: what was read of it, and what it says about itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from slime_openai.chat_request import ChatRequest
+from slime_openai.deltas import Delta, finish_reason, message
+from slime_openai.logprobs import Logprobs
+from slime_openai.messages import Message
+from slime_openai.outputs import Output
+from slime_openai.parser import Parser
+from slime_openai.words import about_output, delta, message_of, reason_of
+
+__all__ = ["Choice"]
+
+
+class Choice:
+    """Reads one sequence. ``record`` is called once with what it came to, however it ends.
+
+    ``about``: what a trainer asked to be told of the prompt.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        request: ChatRequest,
+        prompt_tokens: int,
+        parser: Parser,
+        logprobs: Logprobs,
+        record: Callable[[Output, Message], None],
+        about: Callable[[], dict[str, Any]],
+    ) -> None:
+        self.output = Output()
+        self.ended = False
+        self.about = about
+        self._index = index
+        self._request = request
+        self._prompt_tokens = prompt_tokens
+        self._parser = parser
+        self._logprobs = logprobs
+        self._record = record
+        self._deltas: list[Delta] = []
+        self._begun = False
+        self._logprobs_told = 0
+
+    def take(self, answer: dict[str, Any]) -> list[Delta]:
+        """What ``answer``, an event or a whole one of the engine's, adds."""
+        text = self.output.take(answer)
+        deltas = self._parser.feed(text) if text else []
+        reason = self.output.reason
+        if reason is not None:
+            matched = reason.get("matched")
+            deltas += self._parser.finish(matched if isinstance(matched, str) else None)
+        self._deltas += deltas
+        if reason is not None:
+            self.end()
+        return deltas
+
+    def end(self) -> None:
+        """Nothing more comes. Idempotent."""
+        if not self.ended:
+            self.ended = True
+            self._record(self.output, self.message())
+
+    def message(self) -> Message:
+        """What was said until now."""
+        return message(self._deltas)
+
+    def whole(self) -> dict[str, Any]:
+        """The choice of an answer that is not streamed."""
+        told = {"index": self._index, "message": message_of(self.message()), "logprobs": self._new_logprobs()}
+        return told | self._ending()
+
+    def chunks(self, answer: dict[str, Any]) -> list[dict[str, Any]]:
+        """See StreamedChoice."""
+        told = [delta(each) for each in self.take(answer)]
+        if not self._begun:
+            self._begun = True
+            told.insert(0, {"role": "assistant", "content": ""})
+        logprobs = self._new_logprobs()
+        if logprobs is not None and not told and not self.ended:
+            told.append({"content": ""})
+        chunks: list[dict[str, Any]] = [self._chunk(each) | {"finish_reason": None} for each in told]
+        if self.ended:
+            chunks.append(self._chunk({}) | self._ending())
+        if chunks:
+            chunks[-1]["logprobs"] = logprobs
+        return chunks
+
+    def _chunk(self, piece: dict[str, Any]) -> dict[str, Any]:
+        return {"index": self._index, "delta": piece, "logprobs": None}
+
+    def _new_logprobs(self) -> dict[str, Any] | None:
+        """Those of the tokens that came since the last call; None when there are none to be told."""
+        request, output = self._request, self.output
+        start = self._logprobs_told
+        if start == len(output.logprobs) and start:
+            return None
+        if not request.logprobs and not (request.return_token_ids and self.ended):
+            return None
+        self._logprobs_told = len(output.logprobs)
+        chosen, top = output.logprobs[start:], output.top_logprobs[start:]
+        return {"content": self._logprobs.entries(chosen, top, request.top_logprobs), "refusal": None}
+
+    def _ending(self) -> dict[str, Any]:
+        """The finish reason, and what a trainer asked for."""
+        request = self._request
+        told = reason_of(self.output)
+        told["finish_reason"] = finish_reason(told["finish_reason"], called=self._parser.called)
+        if request.return_token_ids:
+            told |= about_output(self.output, self._prompt_tokens)
+        if request.return_routed_experts:
+            told["routed_experts"] = self.output.meta.get("routed_experts")
+        return told

@@ -1,0 +1,35 @@
+"""Asking the engines, by way of all plugins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from router_core.exchange import Exchange, Reply
+from router_core.router import Router
+from slime_openai.outputs import EngineRefused
+
+__all__ = ["EVENT_STREAM", "JSON", "generate"]
+
+JSON = (b"content-type", b"application/json")
+EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
+
+
+async def generate(
+    router: Router, asked: Exchange, payload: dict[str, Any], session: str | None
+) -> tuple[Exchange, Reply]:
+    """The exchange of a ``/generate`` for ``asked``, which the caller closes, and its reply. Raises HTTPError.
+
+    The client's ``Authorization`` goes along: workers may have a key.
+    """
+    inner = router.generation(payload, session=session)
+    key = asked.request.header(b"authorization")
+    if key is not None:
+        inner.request.headers.append((b"authorization", key))
+    try:
+        reply = await router.respond(inner)
+        if reply.status != 200:
+            raise EngineRefused(reply.status, await reply.read())
+    except BaseException:
+        inner.close()
+        raise
+    return inner, reply

@@ -1,0 +1,61 @@
+"""When two conversations are one, whatever clients did to their messages on the way.
+
+Clients serialise arguments anew, drop thoughts and call ids, strip white space, turn content into parts and back.
+None of that makes another conversation; another word does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from hashlib import blake2b
+from typing import Any
+
+import orjson
+
+from slime_openai.messages import Message
+
+__all__ = ["Key", "beginning", "keys", "next_key"]
+
+#: Of a conversation up to some message.
+Key = bytes
+
+_DIGEST_BYTES = 16
+#: Roles that say the same under two names.
+_ROLES = {"developer": "system", "function": "tool"}
+_THOUGHTS = re.compile(r"\A(?:\s*<think>)?.*?</think>", re.DOTALL)
+
+
+def beginning(tools: object, variables: Mapping[str, Any]) -> Key:
+    """The key of a conversation before its first message: what else the template writes into it."""
+    return _digest(orjson.dumps([tools, dict(variables)], option=orjson.OPT_SORT_KEYS))
+
+
+def keys(start: Key, messages: Iterable[Message]) -> list[Key]:
+    """The key behind each of ``messages``. O(their text)."""
+    found = []
+    for message in messages:
+        start = next_key(start, message)
+        found.append(start)
+    return found
+
+
+def next_key(key: Key, message: Message) -> Key:
+    """The key of the conversation ``key`` and ``message`` after it."""
+    content = message.content or ""
+    if message.role == "assistant":
+        content = _THOUGHTS.sub("", content)
+    calls = [(call.name, _canonical(call.arguments)) for call in message.tool_calls]
+    role = _ROLES.get(message.role, message.role)
+    return _digest(key + orjson.dumps([role, content.strip(), calls]))
+
+
+def _canonical(arguments: str) -> str:
+    try:
+        return orjson.dumps(orjson.loads(arguments), option=orjson.OPT_SORT_KEYS).decode()
+    except orjson.JSONDecodeError:
+        return arguments.strip()
+
+
+def _digest(data: bytes) -> Key:
+    return blake2b(data, digest_size=_DIGEST_BYTES).digest()

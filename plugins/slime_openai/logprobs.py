@@ -1,0 +1,68 @@
+"""Logprobs as OpenAI words them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from router_core.types import Tokenizer
+from slime_openai.outputs import Triple
+
+__all__ = ["Logprobs"]
+
+_BROKEN = "\ufffd"
+#: Tokens whose text is remembered.
+_MOST_KNOWN = 65_536
+
+
+class Logprobs:
+    """Knows how tokens are written."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._written: dict[int, dict[str, Any]] = {}
+
+    def entries(
+        self, chosen: Sequence[Triple], top: Sequence[Sequence[Triple] | None], count: int
+    ) -> list[dict[str, Any]]:
+        """An entry for each of ``chosen``, with ``count`` alternatives out of ``top``."""
+        found = []
+        for place, triple in enumerate(chosen):
+            others = (top[place] if place < len(top) else None) or ()
+            found.append(
+                {**self._entry(triple), "top_logprobs": [self._entry(other) for other in others[:count]]}
+            )
+        return found
+
+    def legacy(
+        self, chosen: Sequence[Triple], top: Sequence[Sequence[Triple] | None], count: int, offset: int
+    ) -> dict[str, Any]:
+        """The same as ``/v1/completions`` has it; ``offset``: characters of the text before the first token."""
+        entries = self.entries(chosen, top, count)
+        offsets = []
+        for entry in entries:
+            offsets.append(offset)
+            offset += len(entry["token"])
+        return {
+            "tokens": [entry["token"] for entry in entries],
+            "token_logprobs": [entry["logprob"] for entry in entries],
+            "top_logprobs": [
+                {other["token"]: other["logprob"] for other in entry["top_logprobs"]} for entry in entries
+            ]
+            if count
+            else None,
+            "text_offset": offsets,
+        }
+
+    def _entry(self, triple: Triple) -> dict[str, Any]:
+        return {**self._token(triple[1]), "logprob": triple[0]}
+
+    def _token(self, token: int) -> dict[str, Any]:
+        """``token`` and ``bytes``, which are unknown of a token that is a part of a character."""
+        known = self._written.get(token)
+        if known is None:
+            text = self._tokenizer.decode([token], skip_special_tokens=False)
+            known = {"token": text, "bytes": None if _BROKEN in text else list(text.encode())}
+            if len(self._written) < _MOST_KNOWN:
+                self._written[token] = known
+        return known

@@ -1,0 +1,46 @@
+"""``/v1/models``: what the workers serve."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from router_core.errors import HTTPError
+from router_core.router import Router
+
+__all__ = ["ModelNotFound", "Models"]
+
+
+class ModelNotFound(HTTPError):
+    """No worker serves a model of that name."""
+
+    status, type, code = 404, "invalid_request_error", "model_not_found"
+
+
+class Models:
+    """The models of a router's workers, each once."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._created = int(time.time())
+
+    def all(self) -> dict[str, Any]:
+        """``{"object": "list", "data": [...]}``."""
+        return {"object": "list", "data": [self._described(name) for name in self._names()]}
+
+    def one(self, name: str) -> dict[str, Any]:
+        """The model ``name``. Raises ModelNotFound."""
+        if name not in self._names():
+            raise ModelNotFound(f"The model '{name}' does not exist.")
+        return self._described(name)
+
+    def default(self) -> str:
+        """What a request that names no model gets."""
+        return next(iter(self._names()), "default")
+
+    def _names(self) -> dict[str, None]:
+        """In the order of the workers."""
+        return {worker.model_id: None for worker in self._router.pool if worker.model_id is not None}
+
+    def _described(self, name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": self._created, "owned_by": "sglang", "root": name}

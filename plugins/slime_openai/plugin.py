@@ -1,0 +1,104 @@
+"""The plugin: which requests it answers, and OpenAI's shape for every error."""
+
+from __future__ import annotations
+
+import logging
+
+import orjson
+
+from router_core import hookimpl
+from router_core.errors import HTTPError
+from router_core.exchange import Exchange, Reply
+from router_core.router import Router
+from slime_openai.chat import Chat
+from slime_openai.completions import Completions
+from slime_openai.errors import error_body, error_object
+from slime_openai.formats import Formats
+from slime_openai.generating import JSON
+from slime_openai.history import History
+from slime_openai.models import Models
+from slime_openai.outputs import words_of
+from slime_openai.prompts import Prompts
+from slime_openai.rendering import Renderer
+from slime_openai.settings import Settings
+from slime_openai.turns import Turns
+
+__all__ = ["OpenAI"]
+
+logger = logging.getLogger(__name__)
+
+_MODELS = "/v1/models"
+#: In a reply that a worker made for what the router cannot render.
+_NOT_EXACT = (b"x-slime-exact", b"false")
+_LARGEST_ERROR = 1 << 20
+
+
+class OpenAI:
+    """Answers ``/v1/chat/completions``, ``/v1/completions`` and ``/v1/models``; what else is asked goes to a worker."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    @hookimpl
+    def setup(self, router: Router) -> None:
+        """Look up what ``radix_cache`` offers: a tokenizer, and exact tokens of what goes through ``/generate``."""
+        settings = self._settings
+        encoder = router.components.get("encoder")
+        tokenizer = router.components.get("tokenizer")
+        renderer = Renderer(tokenizer, settings.chat_template)
+        history = History(settings.history_max_bytes)
+        self._models = Models(router)
+        self._chat = Chat(
+            router,
+            tokenizer,
+            Prompts(renderer, encoder, history, settings.history),
+            Turns(history, tokenizer),
+            Formats(
+                renderer.source,
+                tokenizer,
+                calls=settings.tool_call_parser,
+                reasoning=settings.reasoning_parser,
+            ),
+            self._models,
+        )
+        self._completions = Completions(router, tokenizer, self._models)
+
+    @hookimpl
+    async def pre_request(self, exchange: Exchange) -> Reply | None:
+        """Answer OpenAI's requests, in OpenAI's words if it goes wrong."""
+        request = exchange.request
+        path = request.path
+        if not path.startswith("/v1/"):
+            return None
+        try:
+            if request.method == "POST" and path == "/v1/chat/completions":
+                return await self._chat.answer(exchange)
+            if request.method == "POST" and path == "/v1/completions":
+                return await self._completions.answer(exchange)
+            if request.method == "GET" and path == _MODELS:
+                return Reply.from_json(self._models.all())
+            if request.method == "GET" and path.startswith(f"{_MODELS}/"):
+                return Reply.from_json(self._models.one(path.removeprefix(f"{_MODELS}/")))
+        except HTTPError as error:
+            return Reply(error.status, [JSON], error_body(error))
+        return None
+
+    @hookimpl
+    async def post_response(self, exchange: Exchange) -> None:
+        """Put a worker's own errors into OpenAI's words, and mark answers of which no tokens are known."""
+        reply = exchange.reply
+        if reply is None or exchange.worker is None or not exchange.request.path.startswith("/v1/"):
+            return
+        if reply.status < 400:
+            reply.headers = [*reply.headers, _NOT_EXACT]
+            return
+        body = await reply.read(_LARGEST_ERROR)
+        try:
+            document = orjson.loads(body)
+            if isinstance(document["error"]["message"], str):
+                return
+        except (orjson.JSONDecodeError, KeyError, TypeError):
+            pass  # flat, as SGLang's, or FastAPI's, or a proxy's page
+        said = words_of(body) or f"The worker answered {reply.status} to {exchange.request.path}."
+        reply.headers = [pair for pair in reply.headers if pair[0] != b"content-type"] + [JSON]
+        reply.replace_body(orjson.dumps(error_object(reply.status, said)))

@@ -1,0 +1,107 @@
+"""From a conversation to the tokens that an engine gets: those of the turn before, and only what is new behind them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from router_core.types import TextEncoder
+from slime_openai.errors import InvalidRequest
+from slime_openai.history import History, Turn
+from slime_openai.messages import for_template
+from slime_openai.question import Question
+from slime_openai.rendering import Conversation, Renderer
+
+__all__ = ["HistoryMode", "Origin", "Prompt", "Prompts"]
+
+#: What is done where a template would write old turns in another way than the model did.
+HistoryMode = Literal["exact", "template"]
+#: Where the first tokens come from: ``exact``, the turn before; ``template``, some turn before that (or none), and
+#: the template's own words for what came after it; ``fresh``, no turn is known.
+Origin = Literal["exact", "template", "fresh"]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """``asked`` are the packed ids behind those of ``parent``, ``text`` is what they say."""
+
+    parent: Turn | None
+    asked: bytes
+    text: str
+    origin: Origin
+
+    def ids(self) -> bytes:
+        """All packed ids. O(tokens)."""
+        return (self.parent.ids() if self.parent is not None else b"") + self.asked
+
+
+class Prompts:
+    """Makes prompts of conversations."""
+
+    def __init__(self, renderer: Renderer, encoder: TextEncoder, history: History, mode: HistoryMode) -> None:
+        self._renderer = renderer
+        self._encoder = encoder
+        self._history = history
+        self._mode = mode
+
+    async def of(self, question: Question, chat: Conversation) -> Prompt:
+        """The prompt for ``question``, which a template gets as ``chat``. Raises InvalidRequest."""
+        found = self._history.find(question.keys[1:], question.session)
+        if found is None:
+            return await self._anew(chat, "fresh")
+        turn, count = found
+        if chat.continues and count == len(chat.messages):
+            return _within(turn)
+        if self._mode == "template":
+            return await self._as_the_template_says(chat, turn)
+        suffix = await self._suffix(chat, turn, count - 1)
+        if suffix is None:
+            return await self._anew(chat, "fresh")
+        return await self._behind(turn, suffix, "exact")
+
+    async def _anew(self, chat: Conversation, origin: Origin) -> Prompt:
+        text = await self._renderer.render(chat)
+        return Prompt(None, await self._encoder.encode(text, begins=True), text, origin)
+
+    async def _behind(self, turn: Turn, suffix: str, origin: Origin) -> Prompt:
+        ids = await self._encoder.encode(suffix, begins=False) if suffix else b""
+        return Prompt(turn, ids, suffix, origin)
+
+    async def _suffix(self, chat: Conversation, turn: Turn, place: int) -> str | None:
+        """What the template writes behind the reply of ``turn``, message ``place``, as far as the model did not.
+
+        None when the template does not say: what is behind the reply depends on what comes later.
+        """
+        renderer, last = self._renderer, chat.messages[place]
+        try:
+            closed = await renderer.behind(chat.until(place, last), place)
+            ended = closed
+            if last.get("tool_calls"):  # between the calls and the end of the turn there is more markup
+                ended = await renderer.behind(chat.until(place, {"role": "assistant", "content": ""}), place)
+            whole = await renderer.behind(chat, place)
+        except InvalidRequest:
+            return None  # if it refuses all of the conversation, it will say so again
+        if closed is None or ended is None or whole is None:
+            return None
+        if not whole.startswith(closed) or not closed.endswith(ended):
+            return None
+        return ended.removeprefix(turn.ending) + whole[len(closed) :]
+
+    async def _as_the_template_says(self, chat: Conversation, turn: Turn) -> Prompt:
+        """Go on from the last turn that the template leaves as it was, if there is one."""
+        messages = list(chat.messages)
+        for one in turn.chain():
+            messages[one.count - 1] = for_template(one.reply)
+        text = await self._renderer.render(replace(chat, messages=messages))
+        for one in turn.chain():
+            known = one.whole_text()
+            if text.startswith(known):
+                return await self._behind(one, text[len(known) :], "exact" if one is turn else "template")
+        return Prompt(None, await self._encoder.encode(text, begins=True), text, "template")
+
+
+def _within(turn: Turn) -> Prompt:
+    """Go on in the reply itself, which ended before the model's end of turn."""
+    size = len(turn.sampled) - 4 * turn.hidden
+    said = turn.asked + turn.sampled[:size]
+    return Prompt(turn.parent, said, turn.text.removesuffix(turn.ending), "exact")

@@ -1,0 +1,119 @@
+"""Messages to text, as the model's chat template writes them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import anyio.to_thread
+
+from router_core.errors import SettingsError
+from router_core.types import Tokenizer
+from slime_openai.errors import InvalidRequest
+
+__all__ = ["Conversation", "Renderer"]
+
+#: Conversations with more messages are rendered in a thread, so that streams go on meanwhile.
+_MANY_MESSAGES = 32
+#: Marks a place in a message; nobody can know it beforehand.
+_MARK = f"mark{secrets.token_hex(12)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a template gets. ``continues``: the last message is an assistant's that has only begun."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    generation_prompt: bool = True
+    continues: bool = False
+
+    def until(self, place: int, last: Mapping[str, Any]) -> Conversation:
+        """The messages before ``place``, and ``last`` in that place; nobody's turn behind it."""
+        return replace(
+            self, messages=[*self.messages[:place], last], generation_prompt=False, continues=False
+        )
+
+    def with_message(self, place: int, message: Mapping[str, Any]) -> Conversation:
+        """``message`` in that place."""
+        messages = [*self.messages[:place], message, *self.messages[place + 1 :]]
+        return replace(self, messages=messages)
+
+
+class Renderer:
+    """A tokenizer's chat template, or the one given as ``source``. It changes nothing, so threads may share it."""
+
+    def __init__(self, tokenizer: Tokenizer, source: str | None = None) -> None:
+        self._apply: Any = getattr(tokenizer, "apply_chat_template", None)
+        known = getattr(tokenizer, "chat_template", None)
+        if self._apply is None or (source is None and known is None):
+            raise SettingsError("the tokenizer has no chat template; give one with --chat-template FILE")
+        self._override = {} if source is None else {"chat_template": source}
+        self.source: str = source if source is not None else _text_of(known)
+
+    async def render(self, conversation: Conversation) -> str:
+        """The text of ``conversation``. Raises InvalidRequest."""
+        if len(conversation.messages) > _MANY_MESSAGES:
+            return await anyio.to_thread.run_sync(self._render, conversation)
+        return self._render(conversation)
+
+    async def behind(self, conversation: Conversation, place: int) -> str | None:
+        """The text of ``conversation`` behind the words of message ``place``, an assistant's.
+
+        None when the template does not show where they end.
+        """
+        for message in _marked(conversation.messages[place]):
+            before, mark, behind = (await self.render(conversation.with_message(place, message))).rpartition(
+                _MARK
+            )
+            if mark and _MARK not in before:
+                return behind
+        return None
+
+    def _render(self, conversation: Conversation) -> str:
+        messages = conversation.messages
+        if conversation.continues:
+            last = messages[-1]
+            messages = [*messages[:-1], {**last, "content": f"{last['content']}{_MARK}"}]
+        try:
+            text = self._apply(
+                messages,
+                tools=conversation.tools,
+                add_generation_prompt=conversation.generation_prompt and not conversation.continues,
+                tokenize=False,
+                **self._override,
+                **conversation.variables,
+            )
+        except Exception as error:  # a template is a program: it may raise anything about what it dislikes
+            why = str(error) or type(error).__name__
+            raise InvalidRequest("messages", f"The chat template refuses these messages: {why}") from None
+        assert isinstance(text, str), "tokenize=False gives text"
+        if not conversation.continues:
+            return text
+        before, mark, _ = text.rpartition(_MARK)
+        if not mark:
+            raise InvalidRequest(
+                "continue_final_message", "The chat template does not show the last message as it is."
+            )
+        return before
+
+
+def _marked(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """``message`` with the mark as its last words, in the forms to be tried."""
+    spoken = {**message, "content": _MARK}
+    calls = message.get("tool_calls")
+    if not calls:
+        return [spoken]
+    *others, last = calls
+    function = {**last["function"], "arguments": {_MARK: 1}}
+    return [spoken, {**message, "tool_calls": [*others, {**last, "function": function}]}]
+
+
+def _text_of(template: Any) -> str:
+    """A tokenizer may have several templates by name."""
+    if isinstance(template, Mapping):
+        return str(template.get("tool_use") or template.get("default") or "")
+    return str(template)

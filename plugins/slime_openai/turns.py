@@ -1,0 +1,62 @@
+"""What was asked and answered, on its way into the history."""
+
+from __future__ import annotations
+
+from array import array
+
+from router_core.types import Tokenizer
+from slime_openai.history import History, Turn
+from slime_openai.messages import Message
+from slime_openai.outputs import Output
+from slime_openai.prompts import Prompt
+from slime_openai.question import Question
+
+__all__ = ["Turns"]
+
+
+class Turns:
+    """Puts turns into the history."""
+
+    def __init__(self, history: History, tokenizer: Tokenizer) -> None:
+        self._history = history
+        self._tokenizer = tokenizer
+
+    def record(self, question: Question, prompt: Prompt, output: Output, reply: Message) -> None:
+        """``reply`` is the message in which the client got ``output``."""
+        if not output.ids:
+            return
+        key, count, whole = question.with_reply(reply)
+        text = self._decode(output.ids)
+        hidden, ending = self._ending(output, text)
+        self._history.add(
+            Turn(
+                prompt.parent,
+                key,
+                count,
+                question.session,
+                prompt.asked,
+                array("i", output.ids).tobytes(),
+                whole,
+                prompt.text + text,
+                ending,
+                hidden,
+            )
+        )
+
+    def _ending(self, output: Output, text: str) -> tuple[int, str]:
+        """How many tokens at the end say that the model chose to stop, and what they say."""
+        matched = (output.reason or {}).get("matched")
+        if isinstance(matched, int) and output.ids[-1] == matched:
+            return 1, self._decode([matched])
+        if isinstance(matched, str) and matched and text.endswith(matched):
+            for hidden in range(1, len(matched) + 1):
+                ending = self._decode(output.ids[-hidden:])
+                if ending == matched:
+                    return hidden, matched
+                if len(ending) > len(matched):
+                    break
+            return 0, matched
+        return 0, ""
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
