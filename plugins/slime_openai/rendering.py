@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -53,6 +54,8 @@ class Renderer:
             raise SettingsError("the tokenizer has no chat template; give one with --chat-template FILE")
         self._override = {} if source is None else {"chat_template": source}
         self.source: str = source if source is not None else _text_of(known)
+        self._arguments_as_text = False
+        self._arguments_as_text = self._wants_text()
 
     async def render(self, conversation: Conversation) -> str:
         """The text of ``conversation``. Raises InvalidRequest."""
@@ -73,8 +76,22 @@ class Renderer:
                 return behind
         return None
 
+    def _wants_text(self) -> bool:
+        """Whether the template writes arguments as they are, which must be JSON then; most encode an object."""
+        call = {"type": "function", "id": "call00000", "function": {"name": "f", "arguments": {"a": "b"}}}
+        messages = [
+            {"role": "user", "content": "?"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+        ]
+        try:
+            return "{'a': 'b'}" in self._render(Conversation(messages, generation_prompt=False))
+        except InvalidRequest:
+            return True
+
     def _render(self, conversation: Conversation) -> str:
         messages = conversation.messages
+        if self._arguments_as_text:
+            messages = [_with_text(message) for message in messages]
         if conversation.continues:
             last = messages[-1]
             messages = [*messages[:-1], {**last, "content": f"{last['content']}{_MARK}"}]
@@ -99,6 +116,27 @@ class Renderer:
                 "continue_final_message", "The chat template does not show the last message as it is."
             )
         return before
+
+
+def _with_text(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """``message`` with the arguments of its calls as JSON text."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    functions = [call["function"] for call in calls]
+    texts = [
+        each["arguments"]
+        if isinstance(each["arguments"], str)
+        else json.dumps(each["arguments"], ensure_ascii=False)
+        for each in functions
+    ]
+    return {
+        **message,
+        "tool_calls": [
+            {**call, "function": {**function, "arguments": text}}
+            for call, function, text in zip(calls, functions, texts, strict=True)
+        ],
+    }
 
 
 def _marked(message: Mapping[str, Any]) -> list[dict[str, Any]]:
