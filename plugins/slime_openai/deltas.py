@@ -92,8 +92,8 @@ class Writer:
         self._deltas: list[Delta] = []
         self._kind: Callable[[str], Delta] = Content
         self._pieces: list[str] = []
-        self._space = ""
-        self._behind_call = False
+        self._space: list[str] = []
+        self.behind_call = False
 
     def reasoning(self, text: str) -> None:
         """More thoughts."""
@@ -101,7 +101,7 @@ class Writer:
 
     def end_reasoning(self) -> None:
         """The thoughts are complete."""
-        self._space = ""
+        self._space.clear()
         self._flush()
 
     def content(self, text: str) -> None:
@@ -116,8 +116,8 @@ class Writer:
         self._deltas.append(CallStart(self.calls, self._new_id(), name))
         self._kind = partial(Arguments, self.calls)
         self.calls += 1
-        self._space = ""
-        self._behind_call = True
+        self._space.clear()
+        self.behind_call = True
         return True
 
     def arguments(self, text: str) -> None:
@@ -134,8 +134,8 @@ class Writer:
 
     def finish(self) -> list[Delta]:
         """The last deltas: nothing follows any more."""
-        if self._space and not self._behind_call:
-            self._pieces.append(self._space)
+        if not self.behind_call:
+            self._pieces += self._space
         self._flush()
         return self.drain()
 
@@ -146,12 +146,13 @@ class Writer:
         if self._kind is not kind:
             self._flush()
             self._kind = kind
-        text = self._space + text
         body = text.rstrip(space) if space else text
-        self._space = text[len(body) :]
         if body:
-            self._pieces.append(body)
-            self._behind_call = False
+            self._pieces += [*self._space, body]
+            self._space.clear()
+            self.behind_call = False
+        if len(body) < len(text):
+            self._space.append(text[len(body) :])
 
     def _flush(self) -> None:
         if self._pieces:
@@ -171,8 +172,8 @@ def message(deltas: Iterable[Delta]) -> Message:
                 reasoning.append(text)
             case CallStart():
                 calls.append((delta, []))
-            case Arguments(index, text):
-                calls[index][1].append(text)
+            case _:
+                calls[delta.index][1].append(delta.text)
     return Message(
         "assistant",
         content="".join(content) if content or not calls else None,

@@ -93,16 +93,14 @@ class Source:
         return (yield from self.expect(*literals))
 
     def run(self, pattern: re.Pattern[str]) -> Reading[str]:
-        """As many characters as ``pattern`` takes, which may be none."""
+        """As many characters as ``pattern`` takes, which is a set of them with a star."""
+        begin = self.offset
         while True:
             found = pattern.match(self.text, self.at)
-            end = found.end() if found else self.at
-            if end < len(self.text) or self.ended:
-                break
+            self.at = found.end() if found else self.at
+            if self.at < len(self.text) or self.ended:
+                return self.since(begin)
             yield
-        text = self.text[self.at : end]
-        self.at = end
-        return text
 
     def pass_on(self, write: Callable[[str], object] | None, *marks: str) -> Reading[str | None]:
         """Write what comes before the first of ``marks``, as it comes; that mark is next then. None at the end.

@@ -24,7 +24,7 @@ __all__ = ["NAME", "arguments", "call_array", "call_object", "read_tagged", "set
 #: The name of a tool.
 NAME = re.compile(r"[\w.-]*")
 _ARGUMENTS = ("arguments", "parameters")
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_PLAIN = re.compile(r'[^"\\]*')
 _WORD = re.compile(r"[-+.\w]*")
 
 
@@ -107,7 +107,7 @@ def call_array(source: Source, writer: Writer) -> Reading[None]:
     while (yield from source.attempt(_item(source, writer, ","))):
         pass
     yield from source.attempt(source.spaced("]"))
-    source.take()
+    settle(source, writer, writer.behind_call)
 
 
 def _item(source: Source, writer: Writer, *separator: str) -> Reading[None]:
@@ -132,12 +132,14 @@ def _key(source: Source) -> Reading[str]:
 
 
 def _string(source: Source) -> Reading[str]:
-    if (yield from source.peek()) != '"':
-        raise Malformed
-    while (found := _STRING.match(source.text, source.at)) is None:
-        yield from source.wait()
-    source.at = found.end()
-    return str(_parsed(found[0]))
+    begin = source.offset
+    yield from source.expect('"')
+    yield from source.run(_PLAIN)
+    while (yield from source.expect('"', "\\")) == "\\":
+        yield from source.peek()
+        source.at += 1
+        yield from source.run(_PLAIN)
+    return str(_parsed(source.since(begin)))
 
 
 def _value(source: Source) -> Reading[str]:

@@ -44,7 +44,7 @@ def _calls(source: Source, writer: Writer, tag: str, *, fenced: bool) -> Reading
     while (yield from source.attempt(_another(source, writer, fenced))):
         pass
     yield from source.attempt(source.spaced(_SECTION_END))
-    source.take()
+    settle(source, writer, writer.behind_call)
 
 
 def _another(source: Source, writer: Writer, fenced: bool) -> Reading[None]:

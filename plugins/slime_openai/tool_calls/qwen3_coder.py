@@ -24,7 +24,6 @@ _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 _VALUE_ENDS = (_PARAMETER_END, _PARAMETER, _FUNCTION_END)
 _KEY = re.compile(r"[^<>\n]*")
-_NEWLINE = re.compile(r"\n?")
 
 
 def read(source: Source, writer: Writer) -> Reading[None]:
@@ -52,8 +51,10 @@ def _key(source: Source) -> Reading[str | None]:
     if (yield from source.spaced(_PARAMETER, _FUNCTION_END)) == _FUNCTION_END:
         return None
     key = yield from source.run(_KEY)
+    if not key:
+        raise Malformed
     yield from source.expect(">")
-    yield from source.run(_NEWLINE)
+    yield from source.attempt(source.expect("\n"))
     return key
 
 

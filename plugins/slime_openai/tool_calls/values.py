@@ -31,25 +31,29 @@ class Value:
         self._types = frozenset(_types(schema))
         self._is_string = self._types <= {"string", "null"}
         self._begun = False
-        self._held = ""
+        self._held: list[str] = []
 
     def add(self, text: str) -> None:
         """More of the text."""
-        self._held += text
-        body = self._held.removesuffix("\n")
-        if self._begun or (self._is_string and not "null".startswith(body.lower())):
+        self._held.append(text)
+        if not self._is_string:
+            return
+        text = "".join(self._held)
+        body = text.removesuffix("\n")
+        if self._begun or not "null".startswith(body.lower()):
             self._write(_escaped(body) if self._begun else f'"{_escaped(body)}')
             self._begun = True
-            self._held = self._held[len(body) :]
+            self._held = [text[len(body) :]]
 
     def finish(self, *, cut: bool) -> None:
         """The end. ``cut``: nobody knows how the value would have gone on, so it stays open."""
+        text = "".join(self._held)
         if self._begun:
-            self._write(_escaped(self._held) if cut else '"')
+            self._write(_escaped(text) if cut else '"')
         elif cut:
-            self._write(f'"{_escaped(self._held)}' if self._is_string and self._held else self._held)
+            self._write(f'"{_escaped(text)}' if self._is_string and text else text)
         else:
-            self._write(_json(self._held.removesuffix("\n"), self._types))
+            self._write(_json(text.removesuffix("\n"), self._types))
 
 
 def dumps(text: str) -> str:
