@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ from router_core.exchange import Exchange, Reply, Request
 from router_core.router import Router
 from router_core.types import Tokenizer
 from slime_radix_cache.continuing import can_go_on, continuation
+from slime_radix_cache.endings import Endings
 from slime_radix_cache.interruptions import Interruptions, Watch
 from slime_radix_cache.joining import JoinedResponse, is_aborted, read_event, sampled_ids
 from slime_radix_cache.replies import parsed
@@ -33,6 +34,7 @@ class Aborts:
         router: Router,
         interruptions: Interruptions,
         tokenizer: Tokenizer,
+        eos_ids: Collection[int],
         tally: Tally,
         *,
         count: int,
@@ -42,6 +44,7 @@ class Aborts:
         self.router = router
         self.interruptions = interruptions
         self.tokenizer = tokenizer
+        self.endings = Endings(tokenizer, eos_ids)
         self.tally = tally
         self.retries = Retries(count, wait_s, interruptions)
         self._count = count
@@ -84,10 +87,26 @@ class Generation:
         return self._resume and can_go_on(self._exchange.request.json())
 
     def join(self, output: dict[str, Any]) -> JoinedResponse:
-        """A response that begins with ``output``, an aborted one, and is empty when it has to begin anew."""
-        joined = JoinedResponse(self._exchange.request.json(), self._aborts.tokenizer, self._began)
+        """A response that begins with ``output``, an aborted one, and is empty when it has to begin anew.
+
+        It has ended when the abort came with its last token.
+        """
+        aborts = self._aborts
+        joined = JoinedResponse(
+            self._exchange.request.json(), aborts.tokenizer, self._began, aborts.endings, self._was_asked
+        )
         joined.start_with(output)
+        if joined.ended:
+            self._exchange.release()
+            aborts.tally.aborted("completed")
         return joined
+
+    def _was_asked(self, aborted: dict[str, Any]) -> bool:
+        """True when somebody asked, through the router, for this abort."""
+        rid = aborted["meta_info"].get("id")
+        if isinstance(rid, str):
+            self._watch.rids.add(rid)
+        return self._aborts.interruptions.was_asked(self._watch)
 
     async def finish(
         self, output: dict[str, Any], keep: Callable[[dict[str, Any]], None]
@@ -97,6 +116,8 @@ class Generation:
         ``keep`` is called with each aborted answer that has tokens: they are a fact.
         """
         joined = self.join(output) if self.goes_on else None
+        if joined is not None and joined.ended:
+            return joined.answer(), orjson.dumps(joined.answer())
         better: tuple[dict[str, Any], bytes] | None = None
 
         async def attempt() -> bool | None:
@@ -151,9 +172,9 @@ class Generation:
         ``at_once``: it goes on from tokens, so there is no need to wait.
         """
         self._exchange.release()
-        rid = aborted["meta_info"].get("id")
-        if isinstance(rid, str):
-            self._watch.rids.add(rid)
+        if self._was_asked(aborted):
+            self._aborts.tally.aborted("passed_on")
+            return None
         result = await self._aborts.retries.run(self._watch, attempt, at_once=at_once)
         outcome = "resumed" if at_once else "tried_again"
         self._aborts.tally.aborted(outcome if result is not None else "passed_on")

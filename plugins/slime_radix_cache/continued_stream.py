@@ -43,7 +43,10 @@ class ContinuedStream:
     async def read(self) -> bytes:
         """See BodySource."""
         while not self._ready and not self.finished:
-            if self._aborted is not None:
+            if self._joined.ended and self._aborted is not None:
+                self._tell()
+                self._end()
+            elif self._aborted is not None:
                 await self._go_on(self._aborted)
             else:
                 await self._take_piece()
@@ -90,14 +93,14 @@ class ContinuedStream:
                 self._ready.append(b"data: %s\n\n" % data)
                 continue
             news = self._joined.take(read_event(event))
-            if is_aborted(event) and not self._joined.stopped:
+            if is_aborted(event) and not self._joined.ended:
                 self._reply.close()
                 self._aborted = event
                 return
             if news or self._joined.ended:
                 self._tell()
-            if self._joined.stopped:
-                self._end()  # the engine does not know, and would go on
+            if self._joined.stopped or is_aborted(event):
+                self._end()  # the engine does not know
                 return
         self.finished = last
 

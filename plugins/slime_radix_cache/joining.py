@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from router_core.types import Tokenizer
 from slime_radix_cache.continuing import max_new_tokens
+from slime_radix_cache.endings import Endings
 from slime_radix_cache.seams import SeamlessText, StopAcross
 
 __all__ = ["JoinedResponse", "is_aborted", "read_event", "sampled_ids"]
@@ -42,15 +43,24 @@ def sampled_ids(output: dict[str, Any]) -> list[int]:
 class JoinedResponse:
     """What was sampled for ``body`` in all attempts; it says so as if it had been one.
 
-    ``began`` is when the client asked, on the monotonic clock. Each attempt is begun by :meth:`keep` of what the
-    aborted one had, and followed by :meth:`take`.
+    ``began`` is when the client asked, on the monotonic clock. ``asked`` says of an aborted answer that somebody wanted
+    the abort; any other one whose last token ends the response is the end of it.
     """
 
-    def __init__(self, body: dict[str, Any], tokenizer: Tokenizer, began: float) -> None:
+    def __init__(
+        self,
+        body: dict[str, Any],
+        tokenizer: Tokenizer,
+        began: float,
+        endings: Endings,
+        asked: Callable[[dict[str, Any]], bool],
+    ) -> None:
         self._limit = max_new_tokens(body)
         self._parameters = body.get("sampling_params") or {}
         self._tokenizer = tokenizer
         self._began = began
+        self._endings = endings
+        self._asked = asked
         self.ids: list[int] = []
         self.incremental = False
         self.stopped = False
@@ -67,7 +77,11 @@ class JoinedResponse:
         self.ids = sampled_ids(output)
         self._text = output.get("text") or ""
         self._first = self._latest = output
-        self._reason = meta.get("finish_reason")
+        self._reason = self._ending(output, self.ids)
+        if self._reason is None:
+            self._reason = meta.get("finish_reason")
+        else:
+            self._text = self._endings.trimmed(self._text, self.ids, self._parameters, self._reason)
         self._spans = _spans(meta, 0, len(self.ids))
         self._lists = {name: list(meta[name]) for name in _PER_TOKEN if isinstance(meta.get(name), list)}
         self.begin()
@@ -107,6 +121,8 @@ class JoinedResponse:
             del new[count:]
             reason = {"type": "stop", "matched": stop}
             self.stopped = True
+        else:
+            reason = self._ending(output, [*self.ids, *new]) or reason
         self.ids += new
         for name in _PER_TOKEN:
             if isinstance(meta.get(name), list):
@@ -117,6 +133,12 @@ class JoinedResponse:
         self._latest, self._reason = output, self._whole(reason)
         self._text = self._seamless.add(new, self._reason)
         return len(new)
+
+    def _ending(self, output: dict[str, Any], ids: Sequence[int]) -> dict[str, Any] | None:
+        """Why ``ids`` are a whole response, though ``output`` says that it was aborted; None if they are not."""
+        if not is_aborted(output) or self._asked(output):
+            return None
+        return self._endings.reason(ids, self._parameters, self._limit)
 
     def _whole(self, reason: dict[str, Any] | None) -> dict[str, Any] | None:
         if reason is not None and reason.get("type") == "length":

@@ -11,12 +11,13 @@ import numpy as np
 from starlette.routing import BaseRoute
 
 from router_core import hookimpl
-from router_core.errors import BadRequest, HTTPError, SettingsError
+from router_core.errors import BadRequest, HTTPError
 from router_core.exchange import Exchange
 from router_core.router import Router
 from router_core.types import Tokenizer
 from router_core.weights import WeightUpdate
 from slime_radix_cache.aborts import Aborts, Generation
+from slime_radix_cache.checkpoint import eos_ids, load_tokenizer
 from slime_radix_cache.encoding import Encoder
 from slime_radix_cache.interruptions import Interruptions
 from slime_radix_cache.mending import MendedStream
@@ -64,7 +65,7 @@ class RadixCache:
         """Load the tokenizer, or take another plugin's; offer ``"encoder"`` and ``"trajectories"``."""
         settings = self._settings
         if settings.hf_checkpoint:
-            router.components.register("tokenizer", _load(settings.hf_checkpoint))
+            router.components.register("tokenizer", load_tokenizer(settings.hf_checkpoint))
         tokenizer: Tokenizer = router.components.get("tokenizer")
         encoder = Encoder(tokenizer, add_special_tokens=settings.add_special_tokens)
         self._encoder = encoder
@@ -83,6 +84,7 @@ class RadixCache:
             router,
             self._interruptions,
             tokenizer,
+            eos_ids(tokenizer, settings.hf_checkpoint),
             self._tally,
             count=settings.abort_retries,
             wait_s=settings.abort_retry_wait_s,
@@ -180,15 +182,3 @@ class RadixCache:
     async def on_weight_update(self, update: WeightUpdate) -> None:
         """Forget what was not used under the last few weights."""
         self._trajectories.see_version(update.version)
-
-
-def _load(path: str) -> Tokenizer:
-    from transformers import AutoTokenizer  # heavy, and only needed with --hf-checkpoint
-
-    try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(path)
-    except Exception as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise SettingsError(f"--hf-checkpoint {path}: no tokenizer to be loaded: {first}") from error
-    loaded: Tokenizer = tokenizer  # its annotations are wider than what it does
-    return loaded

@@ -10,17 +10,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from router_core.types import Tokenizer
+from slime_radix_cache.endings import stop_strings
 
 __all__ = ["SeamlessText", "StopAcross"]
 
 _BROKEN = "\ufffd"
 #: Tokens decoded together with new ones, so that these are read as they are in their place.
 _WINDOW = 16
-
-
-def _stops(parameters: dict[str, Any]) -> list[str]:
-    stop = parameters.get("stop") or []
-    return [stop] if isinstance(stop, str) else [one for one in stop if one]
 
 
 class SeamlessText:
@@ -35,7 +31,7 @@ class SeamlessText:
         self._tokenizer = tokenizer
         self._skip_special = parameters.get("skip_special_tokens") is not False
         self._trims = not parameters.get("no_stop_trim")
-        self._stops = _stops(parameters)
+        self._stops = stop_strings(parameters)
         self._ids = list(ids)
         self._start = max(0, len(self._ids) - _WINDOW)
         window = self._decode(self._start)
@@ -86,7 +82,7 @@ class StopAcross:
 
     def __init__(self, tokenizer: Tokenizer, parameters: dict[str, Any], ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
-        self._stops = _stops(parameters)
+        self._stops = stop_strings(parameters)
         self._reach = max((len(stop) for stop in self._stops), default=0) - 1
         self._ids = list(ids[-4 * self._reach :]) if self._reach > 0 else []
         self._before = len(self._decode().rstrip(_BROKEN)) if self._ids else 0

@@ -46,7 +46,8 @@ class Tally:
             logger.warning("not recorded: %s (further ones are only counted)", kind, exc_info=error)
 
     def aborted(self, outcome: str) -> None:
-        """An engine aborted a generation by itself: ``tried_again``, ``resumed``, or ``passed_on`` to the client."""
+        """An engine aborted a generation by itself: ``tried_again``, ``resumed``, ``completed`` as it
+        was, or ``passed_on`` to the client."""
         self._aborts[outcome] += 1
 
     def answered(self, reason: str | None) -> None:

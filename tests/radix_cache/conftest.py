@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,10 @@ def tokenizer() -> EngineTokenizer:
 def checkpoint(tokenizer: EngineTokenizer, tmp_path_factory: pytest.TempPathFactory) -> str:
     path: Path = tmp_path_factory.mktemp("checkpoint")
     tokenizer.save(path)
+    configuration = {
+        "eos_token_id": sorted(tokenizer.eos_ids)
+    }  # the model's own; the tokenizer names one of them
+    (path / "generation_config.json").write_text(json.dumps(configuration))
     return str(path)
 
 

@@ -22,8 +22,9 @@ Step = tuple[int, str, dict[str, Any] | None]
 class InterruptedEngine:
     """Samples ``tape``, whatever it is asked, and goes on in it where the ids that it gets end.
 
-    It aborts when so many tokens of the tape are sampled as the next of ``cuts`` says. It knows of a stop
-    string or a character only what it samples in one go, as SGLang does. Each attempt has weights of its own.
+    It aborts when so many tokens of the tape are sampled as the next of ``cuts`` says, without a look at the last of
+    them, and knows of a stop string or a character only what it samples in one go: both as SGLang does. Each attempt
+    has weights of its own.
     """
 
     def __init__(
@@ -43,10 +44,11 @@ class InterruptedEngine:
         stops = self.tokenizer.eos_ids | params.stop_token_ids
         for place in range(begin, len(self.tape)):
             reason: dict[str, Any] | None = None
-            if place == cut:
-                yield 0, text.finish([], {"type": "abort", "message": "Aborted"}), {"type": "abort"}
-                return
             token = self.tape[place]
+            if cut is not None and cut <= place + 1:
+                last = [token] if cut > place else []
+                yield len(last), text.finish(last, {"type": "abort", "message": "Aborted"}), {"type": "abort"}
+                return
             tail += self.tokenizer.token_bytes[token]
             if place + 1 - begin >= params.max_new_tokens:
                 reason = {"type": "length", "length": params.max_new_tokens}

@@ -1,0 +1,54 @@
+"""What is read of a model's checkpoint: its tokenizer, and the tokens with which it ends a response."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from router_core.errors import SettingsError
+from router_core.types import Tokenizer
+
+__all__ = ["eos_ids", "load_tokenizer"]
+
+#: SGLang takes the ids of both, and those of the tokenizer.
+_CONFIGS = ("config.json", "generation_config.json")
+#: Llama's end of a message, which SGLang takes for an EOS where a vocabulary has it.
+_END_OF_MESSAGE = "<|eom_id|>"
+
+
+def load_tokenizer(path: str) -> Tokenizer:
+    """What transformers loads from ``path``. Raises SettingsError."""
+    from transformers import AutoTokenizer  # heavy, and only needed with --hf-checkpoint
+
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(path)
+    except Exception as error:
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise SettingsError(f"--hf-checkpoint {path}: no tokenizer to be loaded: {first}") from error
+    loaded: Tokenizer = tokenizer  # its annotations are wider than what it does
+    return loaded
+
+
+def eos_ids(tokenizer: Tokenizer, path: str = "") -> frozenset[int]:
+    """Ids that end a response, as ``tokenizer`` and the files in ``path``, the checkpoint, name them."""
+    own: Any = tokenizer
+    found = set(getattr(own, "eos_ids", ())) | _ids(getattr(own, "eos_token_id", None))
+    if hasattr(own, "get_added_vocab"):
+        found |= _ids(own.get_added_vocab().get(_END_OF_MESSAGE))
+    for file in _configs(path) if path else ():
+        found |= _ids(orjson.loads(file.read_bytes()).get("eos_token_id"))
+    return frozenset(found)
+
+
+def _configs(path: str) -> list[Path]:
+    from transformers.utils.hub import cached_file  # heavy; a checkpoint may be a name on the Hub
+
+    quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    files = (cached_file(path, name, **quiet) for name in _CONFIGS)
+    return [Path(file) for file in files if file is not None]
+
+
+def _ids(value: Any) -> set[int]:
+    return {one for one in (value if isinstance(value, list) else [value]) if isinstance(one, int)}
