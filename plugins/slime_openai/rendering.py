@@ -79,7 +79,7 @@ class Renderer:
     def _wants_text(self) -> bool:
         """Whether the template writes arguments as they are, which must be JSON then; most encode an object."""
         call = {"type": "function", "id": "call00000", "function": {"name": "f", "arguments": {"a": "b"}}}
-        messages = [
+        messages: list[dict[str, Any]] = [
             {"role": "user", "content": "?"},
             {"role": "assistant", "content": "", "tool_calls": [call]},
         ]

@@ -1,0 +1,89 @@
+"""A router with the OpenAI plugin before an engine that says what a test wants."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from chat_models.families import QWEN3, Family
+from chat_models.steered import Steered, by_text, speaking
+
+if TYPE_CHECKING:
+    from routers import Running, Start
+
+__all__ = ["Chat", "chatting"]
+
+
+@dataclass
+class Chat:
+    """What a client does, and what the engine knows. The engine says the next of ``script``, the last one for ever."""
+
+    family: Family
+    running: Running
+    engine: Steered
+    script: list[str]
+    asked: list[str] = field(default_factory=list)
+
+    async def post(self, path: str = "/v1/chat/completions", **body: Any) -> Any:
+        """The answer's JSON; it must be a 200."""
+        answer = await self.running.client.post(path, json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    async def refused(self, path: str = "/v1/chat/completions", **body: Any) -> tuple[int, dict[str, Any]]:
+        """Status and error."""
+        answer = await self.running.client.post(path, json=body)
+        error: dict[str, Any] = answer.json()["error"]
+        return answer.status_code, error
+
+    async def streamed(self, path: str = "/v1/chat/completions", **body: Any) -> list[dict[str, Any]]:
+        """The chunks of an answer."""
+        async with self.running.client.stream("POST", path, json={**body, "stream": True}) as answer:
+            assert answer.status_code == 200
+            lines = [line.removeprefix("data: ") async for line in answer.aiter_lines() if line]
+        assert lines[-1] == "[DONE]"
+        return [orjson.loads(line) for line in lines[:-1]]
+
+    async def trajectories(self, session: str) -> list[dict[str, Any]]:
+        """The records of a session."""
+        document = (await self.running.client.get(f"/trajectories/{session}")).json()
+        records: list[dict[str, Any]] = document["trajectories"]
+        return records
+
+    def read(self, ids: Sequence[int]) -> str:
+        """The text of ``ids``, special tokens spelt out."""
+        return self.family.tokenizer.decode(ids)
+
+    @property
+    def consumed(self) -> list[list[int]]:
+        """What the engine got, request by request."""
+        return [list(entry.input_ids) for entry in self.engine.journal()]
+
+    @property
+    def sampled(self) -> list[list[int]]:
+        """What it sampled."""
+        return [list(entry.output_ids) for entry in self.engine.journal()]
+
+
+@asynccontextmanager
+async def chatting(
+    start: Start, *script: str, family: Family = QWEN3, flags: Sequence[str] = (), **settings: Any
+) -> AsyncIterator[Chat]:
+    """``script``: what the engine says to each new prompt; ``settings`` are the engine's."""
+    left = list(script)
+
+    def reply(text: str) -> list[str]:
+        return [left.pop(0) if len(left) > 1 else left[0]]
+
+    async with (
+        speaking(family, by_text(family.tokenizer, reply), seed=7, **settings) as engine,
+        start(
+            *("--plugin", "radix_cache", "--hf-checkpoint", engine.checkpoint),
+            *("--plugin", "openai", "--worker-urls", engine.url, *flags),
+        ) as running,
+    ):
+        yield Chat(family, running, engine, left)
