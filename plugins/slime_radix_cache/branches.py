@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 import orjson
@@ -27,14 +27,15 @@ class Branch:
     """One leaf: a response that its session has not gone on from, with everything before it.
 
     ``text``: all of it in UTF-8, as a client saw it; its first ``prompt_bytes`` and ``prompt_tokens`` come before
-    anything that was sampled. ``parent``: the earlier branch that it shares most with; None for the first of a tree.
+    anything that was sampled (no bytes are known where ids were given whose text is not what was said before: it may
+    show special tokens that an answer hid, or be composed otherwise). ``parent``: the earlier branch that it shares most with; None for the first of a tree.
     ``candidates``: recorded contexts with this text. ``cut_short``: the session did go on, and that had to make room.
     """
 
     leaf: Response
     tokens: int
     text: bytes
-    prompt_bytes: int
+    prompt_bytes: int | None
     prompt_tokens: int
     parent: Shared | None
     candidates: int
@@ -72,7 +73,7 @@ def _branch(leaf: Response, index: int, seen: dict[Segment, list[tuple[int, int]
     chain = list(links((leaf, len(leaf))))
     position = sum(length for _, length in chain)
     parent = None
-    first = leaf.start, position - len(leaf)
+    first, prompt_tokens = leaf, position - len(leaf)
     for segment, length in chain:
         position -= length
         if parent is None and segment in seen:
@@ -82,27 +83,46 @@ def _branch(leaf: Response, index: int, seen: dict[Segment, list[tuple[int, int]
             parent = Shared(other, position + common)
         seen.setdefault(segment, []).append((index, length))
         if isinstance(segment, Response) and length:
-            first = segment.start, position
-    candidates = len(leaf.node.ends or ())
-    tokens = sum(length for _, length in chain)
-    return Branch(leaf, tokens, text_of(leaf.node), *first, parent, candidates, leaf.continuation_lost)
+            first, prompt_tokens = segment, position
+    text = text_of(leaf.node)
+    prompt_bytes = first.start if text.startswith(text_of(first.node)[: first.start]) else None
+    return Branch(
+        leaf,
+        sum(length for _, length in chain),
+        text,
+        prompt_bytes,
+        prompt_tokens,
+        parent,
+        len(leaf.node.ends or ()),
+        leaf.continuation_lost,
+    )
 
 
-def answer_of(branch: Branch) -> Answer:
-    """The record of ``branch``, as documented for ``/trajectories``. O(its tokens); any thread may make it."""
+def answer_of(branch: Branch, spell: Callable[[Sequence[int]], str]) -> Answer:
+    """The record of ``branch``, as documented for ``/trajectories``. O(its tokens); any thread may make it.
+
+    ``spell``: the text of tokens, for prompts that have none of their own in the text.
+    """
     leaf = branch.leaf
     record = record_of((leaf, len(leaf)))
     reason = None if record.has_logprobs else "no_logprobs"
     if branch.cut_short:
         reason = "evicted"
     text = branch.text.decode()
-    prompt = branch.text[: branch.prompt_bytes].decode()
+    if branch.prompt_bytes is not None:
+        prompt = branch.text[: branch.prompt_bytes].decode()
+    else:
+        prompt = spell(record.tokens[: branch.prompt_tokens].tolist())
+    if text.startswith(prompt):
+        response = text[len(prompt) :]
+    else:  # ids were given from within a character on
+        response = spell(record.tokens[branch.prompt_tokens :].tolist())
     about = {
         **about_record(record, reason, len(text), branch.candidates),
         "text": text,
         "prompt": prompt,
         "prompt_length": branch.prompt_tokens,
-        "response": text[len(prompt) :],
+        "response": response,
         "response_length": branch.tokens - branch.prompt_tokens,
         "finish_reason": orjson.loads(leaf.finish_reason),
         "parent": asdict(branch.parent) if branch.parent is not None else None,

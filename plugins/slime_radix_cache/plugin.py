@@ -78,7 +78,9 @@ class RadixCache:
             self._trajectories, encoder, spelling, self._tally, self._streams, verbose=settings.verbose
         )
         template = ChatTemplate(tokenizer)
-        self.retrieval = Retrieval(self._trajectories, encoder, template, self._tally, self._streams)
+        self.retrieval = Retrieval(
+            self._trajectories, encoder, template, self._tally, self._streams, spelling.text_of
+        )
         router.components.register("trajectories", self.retrieval)
         self._aborts = Aborts(
             router,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -52,12 +52,14 @@ class Retrieval:
         template: ChatTemplate,
         tally: Tally,
         streams: OpenStreams,
+        spell: Callable[[Sequence[int]], str],
     ) -> None:
         self._trajectories = trajectories
         self._encoder = encoder
         self._template = template
         self._tally = tally
         self._streams = streams
+        self._spell = spell
 
     async def retrieve(self, question: Question) -> Answer:
         """The answer that is documented for ``/retrieve_from_text``."""
@@ -130,7 +132,7 @@ class Retrieval:
             format = format_for(request.headers.get("accept", ""))
 
             def write() -> bytes:
-                return format.many(about, list(map(answer_of, leaves)))
+                return format.many(about, [answer_of(leaf, self._spell) for leaf in leaves])
 
             return await _written(format, sum(leaf.tokens for leaf in leaves), write)
 

@@ -145,6 +145,22 @@ class Client:
         document: dict[str, Any] = answer.json()
         return document
 
+    async def give(self, given: list[int], ids: list[int], session: str = "") -> dict[str, Any]:
+        """One turn of which the prompt is given as ids."""
+        self.engine.script.append(ids)
+        body = {"input_ids": given, "session_id": session}
+        answer = await self.running.client.post("/generate", json=body)
+        assert answer.status_code == 200, answer.text
+        document: dict[str, Any] = answer.json()
+        return document
+
+    async def records(self, session: str) -> list[dict[str, Any]]:
+        """The leaves of a session."""
+        answer = await self.running.client.get(f"/trajectories/{session}")
+        assert answer.status_code == 200, answer.text
+        leaves: list[dict[str, Any]] = answer.json()["trajectories"]
+        return leaves
+
     async def retrieve(self, text: str, **body: Any) -> dict[str, Any]:
         answer = await self.running.client.post("/retrieve_from_text", json={"text": text, **body})
         assert answer.status_code == 200, answer.text

@@ -35,7 +35,7 @@ def leaves(kept: Trajectories, session: str = "s") -> list[Branch]:
 
 def record(branch: Branch) -> dict[str, Any]:
     """As a client gets it."""
-    document: dict[str, Any] = orjson.loads(JSON.one(answer_of(branch)))
+    document: dict[str, Any] = orjson.loads(JSON.one(answer_of(branch, spell)))
     return document
 
 

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import unicodedata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import pytest
 
-from radix_cache.scripted import Client, ScriptedEngine, bits
+from radix_cache.scripted import Client, ScriptedEngine, bits, routed
+from radix_cache.tokenizers.vocabularies import VOCABULARIES
+from slime_engine.tokenizer import EngineTokenizer
+
+if TYPE_CHECKING:
+    from routers import Start
 
 pytestmark = pytest.mark.anyio
 
@@ -26,12 +35,50 @@ async def test_given_ids_keep_the_mask_of_what_a_text_does_not_show(
     known = await client.retrieve(text, session_id=names[0])
     assert known["exact"]
     given = known["tokens"] + engine.tokenizer.encode("\n<|im_start|>user\n3<|im_end|>\n")
-    engine.script.append([11, 12])
-    body = {"input_ids": given, "session_id": names[1]}
-    answer = (await client.running.client.post("/generate", json=body)).json()
+    answer = await client.give(given, [11, 12], names[1])
     whole = engine.tokenizer.decode(given) + answer["text"]
     got = await client.retrieve(whole, session_id=names[1])
     assert (got["exact"], got["tokens"]) == (True, [*given, 11, 12])
     size = len(known["tokens"])
     assert got["loss_mask"][:size] == known["loss_mask"]
     assert bits(got["rollout_logp"][:size]) == bits(known["rollout_logp"])
+
+
+async def test_a_session_is_divided_where_sampling_begins_though_ids_are_composed_otherwise(
+    start: Start, tmp_path: Path
+) -> None:
+    """A client writes characters apart, the tokenizer composes them (NFC), and ids lead to the composed ones."""
+    (vocabulary,) = (one for one in VOCABULARIES if one.name == "qwen")
+    tokenizer, checkpoint = vocabulary.make(tmp_path)
+    engine = ScriptedEngine(EngineTokenizer(tokenizer.backend_tokenizer))
+    apart = unicodedata.normalize(
+        "NFD", "<|im_start|>user\nété à Ångström 日<|im_end|>\n<|im_start|>assistant\n"
+    )
+    async with routed(start, engine, checkpoint) as client:
+        text = apart + (await client.generate(apart, [300, 301, 302], "s"))["text"]
+        known = await client.retrieve(text, session_id="s")
+        assert known["exact"]
+        (first,) = await client.records("s")
+        given = known["tokens"] + engine.tokenizer.encode(NEXT)
+        answer = await client.give(given, [311, 312], "s")
+        (second,) = await client.records("s")
+    assert (first["prompt"], first["prompt"] + first["response"]) == (apart, text)
+    assert second["text"] == engine.tokenizer.decode(given) + answer["text"]
+    assert second["prompt"] == unicodedata.normalize("NFC", apart)
+    assert second["prompt"] + second["response"] == second["text"]
+    assert second["prompt_length"] == first["prompt_length"]
+
+
+async def test_a_session_is_divided_where_sampling_begins_though_that_is_inside_a_character(
+    client: Client, engine: ScriptedEngine
+) -> None:
+    half = [engine.tokenizer.token_bytes.index(bytes([one])) for one in "☔".encode()]
+    prompt = [*engine.tokenizer.encode("the "), *half[:2]]
+    await client.give(prompt, [half[2], 300], "s")
+    given = [*prompt, half[2], 300, 301]
+    answer = await client.give(given, [302], "s")
+    (record,) = await client.records("s")
+    assert record["text"] == engine.tokenizer.decode(given) + answer["text"]
+    assert record["tokens"] == [*given, 302]
+    assert record["prompt"] == engine.tokenizer.decode(prompt)
+    assert record["response"] == engine.tokenizer.decode(record["tokens"][len(prompt) :])
