@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import orjson
 
 from chat_models.families import QWEN3, Family
 from chat_models.steered import Steered, by_text, speaking
+from slime_engine.journal import Journal, JournalEntry
 
 if TYPE_CHECKING:
     from routers import Running, Start
@@ -25,8 +27,8 @@ class Chat:
     family: Family
     running: Running
     engine: Steered
+    journal: Journal
     script: list[str]
-    asked: list[str] = field(default_factory=list)
 
     async def post(self, path: str = "/v1/chat/completions", **body: Any) -> Any:
         """The answer's JSON; it must be a 200."""
@@ -59,14 +61,19 @@ class Chat:
         return self.family.tokenizer.decode(ids)
 
     @property
+    def entries(self) -> list[JournalEntry]:
+        """What the engine did, request by request; also when it has ended."""
+        return list(self.journal.entries(None))
+
+    @property
     def consumed(self) -> list[list[int]]:
         """What the engine got, request by request."""
-        return [list(entry.input_ids) for entry in self.engine.journal()]
+        return [list(entry.input_ids) for entry in self.entries]
 
     @property
     def sampled(self) -> list[list[int]]:
         """What it sampled."""
-        return [list(entry.output_ids) for entry in self.engine.journal()]
+        return [list(entry.output_ids) for entry in self.entries]
 
 
 @asynccontextmanager
@@ -86,4 +93,6 @@ async def chatting(
             *("--plugin", "openai", "--worker-urls", engine.url, *flags),
         ) as running,
     ):
-        yield Chat(family, running, engine, left)
+        while (await running.client.get("/readiness")).status_code != 200:  # noqa: ASYNC110  # a worker joins
+            await anyio.sleep(0.01)
+        yield Chat(family, running, engine, engine.host.engine.journal, left)
