@@ -15,7 +15,8 @@ from slime_engine.engine import EngineHost
 from slime_engine.errors import EngineError
 from slime_engine.http import EventStream, JSONBytes, error_response, json_body, unless_gone
 from slime_engine.info import info_routes
-from slime_engine.model import NgramModel, load_model
+from slime_engine.language import LanguageModel
+from slime_engine.model import load_model
 from slime_engine.openai import openai_routes
 from slime_engine.requests import parse_generate
 from slime_engine.settings import Settings
@@ -25,7 +26,7 @@ __all__ = ["make_app"]
 
 def make_app(
     settings: Settings,
-    load: Callable[[], NgramModel] = load_model,
+    load: Callable[[], LanguageModel] = load_model,
     on_ready: Callable[[], None] | None = None,
 ) -> Starlette:
     """An application with an engine of its own, which lives as long as the application's lifespan.
@@ -36,7 +37,9 @@ def make_app(
     host = EngineHost(settings, load, on_ready)
 
     async def generate(request: Request) -> Response:
-        body = parse_generate(await json_body(request), host.engine.model.vocab_size)
+        document = await json_body(request)
+        model = host.engine.model
+        body = parse_generate(document, model.vocab_size, model.obeys)
         manager = host.engine.manager
         if body.stream:
             return EventStream(manager.generate(body))

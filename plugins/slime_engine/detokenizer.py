@@ -6,9 +6,9 @@ import asyncio
 import codecs
 from collections.abc import Collection, Iterable
 
+from slime_engine.language import ModelTokenizer
 from slime_engine.sampling import SamplingParams
 from slime_engine.sequence import FinishReason, TextDelta, TokenDelta
-from slime_engine.tokenizer import EngineTokenizer
 
 __all__ = ["Detokenizer", "IncrementalText"]
 
@@ -20,7 +20,7 @@ class IncrementalText:
     which a stop string may begin wait until that is decided, so that no text is ever taken back.
     """
 
-    def __init__(self, tokenizer: EngineTokenizer, params: SamplingParams) -> None:
+    def __init__(self, tokenizer: ModelTokenizer, params: SamplingParams) -> None:
         self._token_bytes = tokenizer.token_bytes
         self._hidden: Collection[int] = tokenizer.special_ids if params.skip_special_tokens else ()
         self._stops = () if params.no_stop_trim else params.stop
@@ -61,7 +61,7 @@ class Detokenizer:
 
     def __init__(
         self,
-        tokenizer: EngineTokenizer,
+        tokenizer: ModelTokenizer,
         source: asyncio.Queue[list[TokenDelta]],
         target: asyncio.Queue[list[TextDelta]],
     ) -> None:

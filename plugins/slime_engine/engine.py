@@ -17,7 +17,7 @@ from anyio.abc import TaskGroup
 from slime_engine.detokenizer import Detokenizer
 from slime_engine.errors import Crashed, EngineError, Unavailable
 from slime_engine.journal import Journal
-from slime_engine.model import NgramModel
+from slime_engine.language import LanguageModel
 from slime_engine.scheduler import Scheduler
 from slime_engine.sequence import TextDelta, TokenDelta
 from slime_engine.settings import Settings
@@ -35,7 +35,7 @@ class Engine:
 
     def __init__(
         self,
-        model: NgramModel,
+        model: LanguageModel,
         settings: Settings,
         tokenizer_dir: Path,
         start_soon: Callable[[Callable[[], Awaitable[None]]], None],
@@ -57,7 +57,7 @@ class EngineHost:
     def __init__(
         self,
         settings: Settings,
-        load: Callable[[], NgramModel],
+        load: Callable[[], LanguageModel],
         on_ready: Callable[[], None] | None = None,
     ) -> None:
         self.settings = settings

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from slime_engine.language import FloatArray
 from slime_engine.tokenizer import EngineTokenizer, corpus_documents, train_tokenizer
 from slime_engine.training_stream import training_stream
 
 __all__ = ["FloatArray", "NgramModel", "load_model", "log_softmax"]
 
-FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
 #: Share of the unigram distribution that is spread evenly, so that no token is impossible.
@@ -53,6 +53,9 @@ class NgramModel:
     The trigram estimate is blended with the bigram's, and that with the unigram's. A version adds its
     own fixed offset to the logit of each token, a pure function of the version string.
     """
+
+    #: It cannot be held to a schema or a grammar.
+    obeys: frozenset[str] = frozenset()
 
     def __init__(self, tokenizer: EngineTokenizer, stream: Sequence[Sequence[int]]) -> None:
         self.tokenizer = tokenizer
@@ -111,11 +114,11 @@ class NgramModel:
         weights += self._offset(version)
         return weights
 
-    def next_logits(self, context: Sequence[int], version: str) -> FloatArray:
-        """``logits`` after a context of any length, an empty one included."""
+    def next_logits(self, context: Sequence[int], version: str, end: int | None = None) -> FloatArray:
+        """``logits`` behind ``context[:end]``, which may be of any length, 0 included."""
         pad = self.tokenizer.pad_id
-        last = context[-1] if context else pad
-        return self.logits(context[-2] if len(context) > 1 else pad, last, version)
+        end = len(context) if end is None else end
+        return self.logits(context[end - 2] if end > 1 else pad, context[end - 1] if end else pad, version)
 
     def logprobs(
         self, ids: Sequence[int], version: str | Sequence[str], *, start: int = 0, temperature: float = 1.0
@@ -128,7 +131,7 @@ class NgramModel:
         versions = [version] * (len(ids) - start) if isinstance(version, str) else version
         result = []
         for position, one_version in zip(range(start, len(ids)), versions, strict=True):
-            logits = self.next_logits(ids[max(0, position - 2) : position], one_version)
+            logits = self.next_logits(ids, one_version, position)
             if temperature > 0:
                 logits /= temperature
             result.append(float(log_softmax(logits)[ids[position]]))

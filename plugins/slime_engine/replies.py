@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from slime_engine.language import ModelTokenizer
 from slime_engine.requests import GenerateRequest
 from slime_engine.sequence import ScoredToken, Sequence, TextDelta
-from slime_engine.tokenizer import EngineTokenizer
 
 __all__ = ["Reply"]
 
@@ -23,7 +23,7 @@ class Reply:
     otherwise each has everything so far.
     """
 
-    def __init__(self, request: GenerateRequest, tokenizer: EngineTokenizer, *, incremental: bool) -> None:
+    def __init__(self, request: GenerateRequest, tokenizer: ModelTokenizer, *, incremental: bool) -> None:
         self._request = request
         self._tokenizer = tokenizer
         self._incremental = incremental

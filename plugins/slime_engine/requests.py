@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -51,11 +51,11 @@ def new_rid() -> str:
     return uuid.uuid4().hex
 
 
-def parse_generate(body: JSONObject, vocab_size: int) -> GenerateBody:
+def parse_generate(body: JSONObject, vocab_size: int, obeys: Collection[str] = ()) -> GenerateBody:
     """Requests in reply order: all samples of prompt 0, then of prompt 1, ... Raises BadRequest.
 
     Fields this engine has no use for (priority, bootstrap_room, image_data, ...) are ignored, as SGLang
-    ignores what it does not know.
+    ignores what it does not know. ``obeys``: see LanguageModel.
     """
     for name in _UNSUPPORTED:
         if body.get(name) is not None:
@@ -65,7 +65,7 @@ def parse_generate(body: JSONObject, vocab_size: int) -> GenerateBody:
     prompts, is_batch = _prompts(body, vocab_size)
     count = len(prompts)
     rids = _rids(body, count, is_batch)
-    params = [_params(item, vocab_size) for item in _each(body, "sampling_params", count)]
+    params = [_params(item, vocab_size, obeys) for item in _each(body, "sampling_params", count)]
     if len({one.n for one in params}) > 1:
         raise BadRequest("The number of samples n must be the same for all prompts of a batch.")
     samples = params[0].n
@@ -155,7 +155,7 @@ def _item(body: JSONObject, index: int, count: int) -> dict[str, Any]:
     return {name: _each(body, name, count)[index] for name in names}
 
 
-def _params(value: object, vocab_size: int) -> SamplingParams:
+def _params(value: object, vocab_size: int, obeys: Collection[str]) -> SamplingParams:
     if value is not None and not isinstance(value, dict):
         raise BadRequest(f"sampling_params must be an object, got {value!r}.")
-    return parse_sampling_params(value or {}, vocab_size)
+    return parse_sampling_params(value or {}, vocab_size, obeys)

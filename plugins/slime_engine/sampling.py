@@ -11,14 +11,15 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from slime_engine.errors import BadRequest
 from slime_engine.fields import JSONObject, boolean, integer, is_int, number, strings
-from slime_engine.model import FloatArray, log_softmax
+from slime_engine.language import FloatArray
+from slime_engine.model import log_softmax
 
 __all__ = ["SamplingParams", "choose", "parse_sampling_params", "uniform"]
 
@@ -60,11 +61,14 @@ class SamplingParams:
         return bool(self.frequency_penalty or self.presence_penalty or self.repetition_penalty != 1.0)
 
 
-def parse_sampling_params(body: JSONObject, vocab_size: int) -> SamplingParams:
-    """Sampling parameters from JSON; null means the default. Raises BadRequest for what cannot be honoured."""
+def parse_sampling_params(body: JSONObject, vocab_size: int, obeys: Collection[str] = ()) -> SamplingParams:
+    """Sampling parameters from JSON; null means the default. Raises BadRequest for what cannot be honoured.
+
+    ``obeys``: parameters that the model honours by itself, without the sampler's help.
+    """
     known = set(SamplingParams.__slots__) - {"may_shorten"}
     for name, value in body.items():
-        if value is None or name in known or name == "spaces_between_special_tokens":
+        if value is None or name in known or name in obeys or name == "spaces_between_special_tokens":
             continue
         if name in _UNSUPPORTED:
             raise BadRequest(f"{name} is not supported by the embedded engine.")

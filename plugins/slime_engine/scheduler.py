@@ -12,7 +12,7 @@ from typing import Literal
 import anyio
 
 from slime_engine.journal import Journal
-from slime_engine.model import NgramModel
+from slime_engine.language import LanguageModel
 from slime_engine.requests import GenerateRequest
 from slime_engine.sequence import FinishReason, Sequence, TokenDelta
 from slime_engine.settings import Settings
@@ -36,7 +36,7 @@ class Scheduler:
 
     def __init__(
         self,
-        model: NgramModel,
+        model: LanguageModel,
         settings: Settings,
         journal: Journal,
         emit: Callable[[list[TokenDelta]], None],

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from slime_engine.model import FloatArray, NgramModel, log_softmax
+from slime_engine.language import FloatArray, LanguageModel
+from slime_engine.model import log_softmax
 from slime_engine.sampling import choose, uniform
 from slime_engine.sequence import FinishReason, ScoredToken, Sequence
 
@@ -17,7 +18,7 @@ _PREFILL_CHUNK = 64
 class Steps:
     """One model at work. Each method is short, so that whoever calls it can look after others in between."""
 
-    def __init__(self, model: NgramModel) -> None:
+    def __init__(self, model: LanguageModel) -> None:
         self._model = model
 
     def score_prompt(self, sequence: Sequence, version: str) -> bool:
@@ -31,7 +32,7 @@ class Steps:
             return False
         position = start + len(sequence.input_logprobs)
         for here in range(position, min(position + _PREFILL_CHUNK, len(ids))):
-            logprobs = log_softmax(self._model.next_logits(ids[max(0, here - 2) : here], version))
+            logprobs = log_softmax(self._model.next_logits(ids, version, here))
             first = here == start  # SGLang has no logits before the first token that it scores
             sequence.input_logprobs.append((None if first else float(logprobs[ids[here]]), ids[here]))
             sequence.input_tops.append(None if first else _top(logprobs, request.top_logprobs_num))
@@ -43,7 +44,7 @@ class Steps:
         forbidden: frozenset[int] = frozenset()
         if sequence.completion_tokens < params.min_new_tokens:
             forbidden = self._model.tokenizer.eos_ids | params.stop_token_ids
-        logits = self._model.next_logits(context[-2:], version)
+        logits = self._model.next_logits(context, version)
         luck = uniform(sequence.seed, len(context))
         token_id, logprobs = choose(logits, params, sequence.counts, forbidden, luck)
         logprob = float(logprobs[token_id])

@@ -11,7 +11,7 @@ from typing import Any
 from anyio import to_thread
 
 from slime_engine.errors import BadRequest, EngineError
-from slime_engine.model import NgramModel
+from slime_engine.language import LanguageModel
 from slime_engine.moe import encode_experts, routed_experts
 from slime_engine.replies import JSONDict, Reply
 from slime_engine.requests import GenerateBody, GenerateRequest
@@ -47,7 +47,7 @@ class TokenizerManager:
 
     def __init__(
         self,
-        model: NgramModel,
+        model: LanguageModel,
         settings: Settings,
         scheduler: Scheduler,
         source: asyncio.Queue[list[TextDelta]],
