@@ -122,7 +122,7 @@ class Generation:
 
         async def attempt() -> bool | None:
             nonlocal better
-            body = await self._whole_answer(joined.ids if joined is not None else (), output)
+            body = await self._whole_answer(joined.ids if joined is not None else (), latest)
             if body is None:
                 return None
             answer = read_event(parsed(body))

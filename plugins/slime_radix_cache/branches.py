@@ -27,8 +27,8 @@ class Branch:
     """One leaf: a response that its session has not gone on from, with everything before it.
 
     ``text``: all of it in UTF-8, as a client saw it; its first ``prompt_bytes`` and ``prompt_tokens`` come before
-    anything that was sampled (no bytes are known where ids were given whose text is not what was said before: it may
-    show special tokens that an answer hid, or be composed otherwise). ``parent``: the earlier branch that it shares most with; None for the first of a tree.
+    anything that was sampled. No bytes are known where ids were given whose text is not what was said before.
+    ``parent``: the earlier branch that it shares most with; None for the first of a tree.
     ``candidates``: recorded contexts with this text. ``cut_short``: the session did go on, and that had to make room.
     """
 
@@ -113,10 +113,8 @@ def answer_of(branch: Branch, spell: Callable[[Sequence[int]], str]) -> Answer:
         prompt = branch.text[: branch.prompt_bytes].decode()
     else:
         prompt = spell(record.tokens[: branch.prompt_tokens].tolist())
-    if text.startswith(prompt):
-        response = text[len(prompt) :]
-    else:  # ids were given from within a character on
-        response = spell(record.tokens[branch.prompt_tokens :].tolist())
+    begins = text.startswith(prompt)  # or sampling began inside a character
+    response = text[len(prompt) :] if begins else spell(record.tokens[branch.prompt_tokens :].tolist())
     about = {
         **about_record(record, reason, len(text), branch.candidates),
         "text": text,

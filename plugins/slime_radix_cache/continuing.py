@@ -39,8 +39,6 @@ def continuation(body: dict[str, Any], sampled: Sequence[int], rid: str | None) 
     changed = dict(body)
     if rid is not None:
         changed["rid"] = rid
-    if not sampled:
-        return changed
     parameters = dict(body.get("sampling_params") or {})
     limit = max_new_tokens(body)
     if limit is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TypeAlias
 
 import numpy as np
@@ -26,8 +27,12 @@ Whose: TypeAlias = "Callable[[Response | None], bool]"
 #: What a session went on from, of others' responses, in a text in which it has spoken; None when it has not.
 Inherited: TypeAlias = "Callable[[], Collection[Response] | None]"
 
-#: Responses that read alike are cut at most so often in search of the longest cut.
-_CUTS_TRIED = 8
+#: Ways to spell a text that are cut, at most, in search of the longest cut; and responses that are looked at.
+_CUTS_TRIED = 32
+_LOOKED_AT = 1024
+#: Bytes of ids behind a cut on which it depended: of the token that it would have gone through, and of those that may
+#: complete a character.
+_AROUND_CUT = 4 * 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,18 +199,20 @@ class _Search:
         token's end later than one that left it last.
         """
         best: tuple[Context, int] | None = None
-        seen: set[int] = set()
+        spelt: list[tuple[int, bytes]] = []
         node: Node | None = self._path.node
         while node is not None and (end := min(self._path.position, node.depth)) > floor:
-            for response in reversed(node.through or ()):
-                if response.start >= end or id(response) in seen or not whose(response):
-                    continue
-                if len(seen) == _CUTS_TRIED:
+            fitting = (one for one in reversed(node.through or ()) if one.start < end and whose(one))
+            for response in islice(fitting, _LOOKED_AT):
+                start = response.start
+                if any(start == begin and response.ids.startswith(ids) for begin, ids in spelt):
+                    continue  # it was cut already, or one that begins with the same tokens
+                if len(spelt) == _CUTS_TRIED:
                     return best
-                seen.add(id(response))
-                length, covered = self._cut(response.ids, self._text[response.start : end])
-                if length and response.start + covered > floor:
-                    floor = response.start + covered
+                length, covered = self._cut(response.ids, self._text[start:end])
+                spelt.append((start, response.ids[: 4 * length + _AROUND_CUT]))
+                if length and start + covered > floor:
+                    floor = start + covered
                     best = (response, length), floor
                     if floor == end:
                         return best

@@ -381,6 +381,25 @@ async def test_a_client_that_leaves_a_resumed_stream_ends_it_at_the_engine(start
     assert kept["tokens"] == first["input_ids"] + told
 
 
+async def test_a_name_that_an_engine_gave_is_that_of_the_attempt_which_is_continued(
+    start: Start, engine: ScriptedEngine, checkpoint: str
+) -> None:
+    """A client without a rid of its own may abort by the one in its answer: the last attempt has to bear it, too."""
+
+    def answer(name: str, ids: list[int], reason: str) -> tuple[int, bytes]:
+        meta = {"id": name, "finish_reason": {"type": reason}, "completion_tokens": len(ids)}
+        text = engine.tokenizer.decode(ids)
+        return 200, orjson.dumps({"text": text, "output_ids": ids, "meta_info": meta})
+
+    flags = ("--resume-aborted", "--abort-retry-wait-s", "0")
+    async with routed(start, engine, checkpoint, *flags) as client:
+        engine.script += [answer("a", [], "abort"), answer("b", [5], "abort"), answer("b", [6], "length")]
+        told = (await client.running.client.post("/generate", json={"text": PROMPT})).json()
+    assert [body.get("rid") for body in engine.asked] == [None, None, "b"]
+    assert told["meta_info"]["id"] == "b"
+    assert told["output_ids"] == [5, 6]
+
+
 @pytest.mark.parametrize(("status", "tries"), [(400, 1), (404, 1), (503, 2)])
 async def test_a_retry_that_a_worker_refuses_is_tried_again_only_if_that_may_help(
     start: Start, engine: ScriptedEngine, checkpoint: str, status: int, tries: int

@@ -130,6 +130,14 @@ class TestCutText:
         assert read(kept, "aabab")[0] == [1, 1, 5]
         assert generate(kept, "aabé", sampled(1)) == [1, 1, 2, 6]
 
+    def test_a_cut_that_many_newer_samples_have_no_token_for_is_found(self) -> None:
+        kept = trajectories()
+        generate(kept, "b", sampled(1, 2, 6, 6, EOS))
+        for token in (1, 2, 3, 4, 5, 6, 7, 8, 10):
+            for last in (1, 2, 3, 4, 5, 6, 7, 8, 10):
+                generate(kept, "b", sampled(3, 6, 6, 6, token, last))
+        assert read(kept, "ba") == ([2, 1], [0, 1], None)
+
     def test_cutting_copies_no_tokens(self) -> None:
         kept = trajectories()
         generate(kept, "a", sampled(1, 2, 3, EOS))
@@ -265,10 +273,12 @@ def test_only_so_many_responses_are_cut_in_search_of_the_longest() -> None:
         return 0, 0
 
     kept = Trajectories(Limits(), counting)
-    for token in (1, 2, 3, 4, 5, 6, 7, 8, 10, 1, 2, 3):
-        generate(kept, "b", sampled(6, token))
+    for token in (1, 2, 3, 4, 5, 6, 7, 8, 10):
+        for last in (1, 2, 3, 4, 5, 6, 7, 8, 10):
+            generate(kept, "b", sampled(6, token, last))
+    tries.clear()
     kept.find_to_continue("béx".encode())
-    assert len(tries) == 8
+    assert len(tries) == len(set(tries)) == 32
 
 
 class TestNotExact:
