@@ -73,7 +73,8 @@ class Writer:
     White space around calls belongs to the format and is left out, as newlines around thoughts are: it waits until
     it is known what follows. White space between a call and text behind it keeps them apart from text before.
 
-    ``tools``: the JSON schemas of the parameters of those that may be called, by name.
+    ``tools``: the JSON schemas of the parameters of those that may be called, by name. ``calls`` is how many began;
+    ``behind_call``, whether there is nothing but white space behind the last of them.
     """
 
     def __init__(

@@ -8,7 +8,7 @@ from slime_openai.deltas import Delta, Writer, new_call_id
 from slime_openai.reasoning import ReasoningFormat
 from slime_openai.source import Reading, Source
 from slime_openai.stops import StopStrings
-from slime_openai.tool_calls import CallFormat
+from slime_openai.tool_calls import FORCED_CALLS, CallFormat, json_array
 from slime_openai.tools import Tools
 
 __all__ = ["Parser"]
@@ -77,6 +77,10 @@ class Parser:
     ) -> Reading[None]:
         source, writer = self._source, self._writer
         if reasoning is not None:
+            if calls is FORCED_CALLS and (yield from source.attempt(json_array.beginning(source))):
+                # The grammar bound the model before it could think, even if the prompt told it to.
+                source.back()
+                starts_inside = False
             yield from reasoning.read(source, writer, inside=starts_inside, calls=bool(writer.tools))
         if calls is not None and writer.tools:
             yield from calls.read(source, writer)

@@ -5,7 +5,7 @@ import pytest
 from slime_openai.deltas import Content, Delta, Reasoning, message
 from slime_openai.parser import Parser
 from slime_openai.reasoning import REASONING_FORMATS, choose_reasoning
-from slime_openai.tool_calls import CALL_FORMATS
+from slime_openai.tool_calls import CALL_FORMATS, FORCED_CALLS
 from slime_openai.tools import Tools
 
 QWEN3 = REASONING_FORMATS["qwen3"]
@@ -114,6 +114,22 @@ def test_thoughts_about_calls_stay_thoughts_where_nothing_can_be_called() -> Non
     parser = Parser(reasoning=QWEN3, starts_inside=True, calls=CALL_FORMATS["qwen25"])
     whole = message(parser.feed(f"{CALL}</think>Done.") + parser.finish())
     assert (whole.reasoning, whole.content) == (CALL, "Done.")
+
+
+@pytest.mark.parametrize(
+    ("text", "thoughts"),
+    [
+        ('[{"name": "search", "parameters": {}}]', None),
+        ('\n[ {"name": "search", "parameters": {}}]', None),
+        ('Hm.\n</think>\n\n[{"name": "search", "parameters": {}}]', "Hm."),
+        ('[1] Hm.\n</think>\n\n[{"name": "search", "parameters": {}}]', "[1] Hm."),
+    ],
+)
+def test_a_forced_call_may_leave_no_room_for_thoughts(text: str, thoughts: str | None) -> None:
+    parser = Parser(reasoning=QWEN3, starts_inside=True, calls=FORCED_CALLS, tools=SEARCH)
+    whole = message([delta for character in text for delta in parser.feed(character)] + parser.finish())
+    assert (whole.reasoning, whole.content) == (thoughts, None)
+    assert [call.name for call in whole.tool_calls] == ["search"]
 
 
 @pytest.mark.parametrize(

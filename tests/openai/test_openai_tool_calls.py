@@ -57,8 +57,6 @@ def test_a_call_of_an_unknown_tool_is_content(family: str) -> None:
 @pytest.mark.parametrize("family", list(WRITTEN))
 def test_a_call_within_the_call_of_an_unknown_tool_is_content(family: str) -> None:
     inner = written(family, ("search", "{}"))
-    if family == "qwen3_coder":
-        inner = inner.replace("</function>", "")
     text = written(family, ("nobody", json.dumps({"text": inner}, ensure_ascii=False)))
     assert told(family, text) == (text, [])
 

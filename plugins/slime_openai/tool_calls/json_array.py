@@ -9,13 +9,20 @@ from slime_openai.deltas import Writer
 from slime_openai.source import SPACE, Reading, Source
 from slime_openai.tool_calls.calls import call_array
 
-__all__ = ["read"]
+__all__ = ["beginning", "read"]
 
 
 def read(source: Source, writer: Writer) -> Reading[None]:
     """Calls; what is none is content."""
     yield from source.attempt(_array(source, writer))
     yield from source.pass_on(writer.content)
+
+
+def beginning(source: Source) -> Reading[None]:
+    """Read the first characters of it. Raises Malformed."""
+    yield from source.spaced("[")
+    yield from source.spaced("{")
+    yield from source.spaced('"name"')
 
 
 def _array(source: Source, writer: Writer) -> Reading[None]:
