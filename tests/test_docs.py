@@ -38,6 +38,8 @@ PLUGINS = [
     for name, point in installed_plugins().items()
     if point.dist is not None and point.dist.name == "slime-router"
 ]
+#: What offers components that others want.
+_FIRST = ("engine", "radix_cache")
 
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -226,7 +228,7 @@ def routes_of_the_core() -> set[tuple[str, str]]:
 
 
 def routes_of_plugins() -> set[tuple[str, str]]:
-    names = sorted(PLUGINS, key=lambda name: (name != "engine", name))  # which offers what others want
+    names = [*_FIRST, *(name for name in PLUGINS if name not in _FIRST)]
     router, _ = build(["--no-default-plugins", *(part for name in names for part in ("--plugin", name))])
     found = [route for _, routes in router.hooks.routes for route in routes(router)]
     return {(method, _plain(route)) for route in found for method in _methods(route)}
