@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -10,11 +11,14 @@ import orjson
 from router_core.errors import HTTPError, WorkerBroke
 from router_core.events import EventSplitter
 from router_core.exchange import Exchange, Reply
+from slime_openai.cumulative import GrowingText
 from slime_openai.errors import error_body
 from slime_openai.outputs import EngineRefused
 from slime_openai.words import DONE, Frame, event
 
 __all__ = ["AnswerStream", "StreamedChoice"]
+
+logger = logging.getLogger(__name__)
 
 
 class StreamedChoice(Protocol):
@@ -25,8 +29,21 @@ class StreamedChoice(Protocol):
         """Whether all of it has come."""
         ...
 
+    @property
+    def wants_text_only(self) -> bool:
+        """Whether of an event that is not the last nothing but its new text is needed."""
+        ...
+
     def chunks(self, answer: dict[str, Any]) -> list[dict[str, Any]]:
         """What ``answer``, an event of the engine's, adds, in OpenAI's words."""
+        ...
+
+    def more(self, text: str) -> list[dict[str, Any]]:
+        """The same for an event of which only the new ``text`` is known."""
+        ...
+
+    def catch_up(self, answer: dict[str, Any]) -> None:
+        """``answer`` is the last such event: what else it says is all that there will be."""
         ...
 
     def about(self) -> dict[str, Any]:
@@ -58,6 +75,8 @@ class AnswerStream:
         self._frame = frame
         self._usage = usage
         self._events = EventSplitter()
+        self._text = GrowingText()
+        self._unparsed: bytes | None = None
         self.finished = False
 
     async def read(self) -> bytes:
@@ -68,23 +87,39 @@ class AnswerStream:
                 piece, last = await self._reply.next_piece()
                 for data in self._events.feed(piece):
                     if data != b"[DONE]":
-                        ready += self._chunks(orjson.loads(data))
+                        ready += self._chunks(data)
                 if last:
                     ready += self._ending()
             except HTTPError as error:
-                ready += [b"data: %b\n\n" % error_body(error), DONE]
-                self.finished = True
+                ready += self._failure(error)
+            except (orjson.JSONDecodeError, AttributeError, IndexError, KeyError, TypeError) as error:
+                logger.warning("an engine's stream was not understood", exc_info=error)
+                ready += self._failure(WorkerBroke("the engine's stream was not understood", answered=True))
         return b"".join(ready)
 
     def close(self) -> None:
         """See BodySource."""
         self._exchange.close()
+        if self._unparsed is not None and not self._choices[0].ended:
+            self._choices[0].catch_up(orjson.loads(self._unparsed))
         for choice in self._choices:
             choice.end()
 
-    def _chunks(self, answer: dict[str, Any]) -> list[bytes]:
+    def _failure(self, error: HTTPError) -> list[bytes]:
+        self.finished = True
+        return [b"data: %b\n\n" % error_body(error), DONE]
+
+    def _chunks(self, data: bytes) -> list[bytes]:
+        if len(self._choices) == 1 and self._choices[0].wants_text_only:
+            text = self._text.new_in(data)
+            if text is not None:
+                self._unparsed = data
+                return [event(self._frame.put([each])) for each in self._choices[0].more(text)]
+        answer = orjson.loads(data)
         if "meta_info" not in answer:
-            raise EngineRefused(502, orjson.dumps(answer))
+            raise EngineRefused(502, data)
+        self._unparsed = None
+        self._text.remember(data)
         choice = self._choices[answer.get("index", 0)]
         if choice.ended:
             return []

@@ -66,8 +66,8 @@ class Chat:
         )
         prompt = await self._prompts.of(question, conversation)
         ids = np.frombuffer(prompt.ids(), np.int32)
-        inner, reply = await generate(self._router, exchange, self._payload(request, ids), question.session)
         choices = [self._choice(index, request, question, prompt, ids) for index in range(request.n)]
+        inner, reply = await generate(self._router, exchange, self._payload(request, ids), question.session)
         used = partial(self._usage, request, len(ids), choices)
         kind = "chat.completion.chunk" if request.stream else "chat.completion"
         frame = Frame("chatcmpl", kind, request.model or self._models.default())
@@ -93,6 +93,8 @@ class Chat:
             "return_logprob": True,
             **request.engine,
         }
+        if self._formats.thinks_before_grammar(request):
+            payload["require_reasoning"] = True
         if request.top_logprobs:
             payload["top_logprobs_num"] = request.top_logprobs
         if request.rid is not None:

@@ -45,6 +45,11 @@ class Choice:
         self._begun = False
         self._logprobs_told = 0
 
+    @property
+    def wants_text_only(self) -> bool:
+        """See StreamedChoice."""
+        return self.output.cumulative and not self._request.logprobs
+
     def take(self, answer: dict[str, Any]) -> list[Delta]:
         """What ``answer``, an event or a whole one of the engine's, adds."""
         text = self.output.take(answer)
@@ -72,6 +77,17 @@ class Choice:
         """The choice of an answer that is not streamed."""
         told = {"index": self._index, "message": message_of(self.message()), "logprobs": self._new_logprobs()}
         return told | self._ending()
+
+    def more(self, text: str) -> list[dict[str, Any]]:
+        """See StreamedChoice."""
+        self.output.text += text
+        deltas = self._parser.feed(text) if text else []
+        self._deltas += deltas
+        return [self._chunk(delta(each)) | {"finish_reason": None} for each in deltas]
+
+    def catch_up(self, answer: dict[str, Any]) -> None:
+        """See StreamedChoice."""
+        self.output.take(answer)
 
     def chunks(self, answer: dict[str, Any]) -> list[dict[str, Any]]:
         """See StreamedChoice."""

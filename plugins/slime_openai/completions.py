@@ -91,6 +91,21 @@ class _Choice:
         self.end()
         return self._told((self._prompt if self._request.echo else "") + self.output.text) | self._ending()
 
+    @property
+    def wants_text_only(self) -> bool:
+        """See StreamedChoice."""
+        return self.output.cumulative and self._request.logprobs is None
+
+    def more(self, text: str) -> list[dict[str, Any]]:
+        """See StreamedChoice."""
+        self.output.text += text
+        text = self._stops.feed(text)
+        return [self._told(text) | {"finish_reason": None}] if text else []
+
+    def catch_up(self, answer: dict[str, Any]) -> None:
+        """See StreamedChoice."""
+        self.output.take(answer)
+
     def chunks(self, answer: dict[str, Any]) -> list[dict[str, Any]]:
         """See StreamedChoice."""
         text = self._stops.feed(self.output.take(answer))

@@ -15,6 +15,7 @@ from slime_openai.tool_calls import CALL_FORMATS, FORCED_CALLS, choose_calls
 __all__ = ["Formats"]
 
 T = TypeVar("T")
+_GRAMMARS = ("json_schema", "regex", "ebnf")
 
 
 class Formats:
@@ -43,7 +44,14 @@ class Formats:
             parallel=request.parallel_tool_calls,
             stop=() if request.sampling.get("no_stop_trim") else request.stop,
             stream_reasoning=request.stream_reasoning,
+            new_id=self._calls.new_id
+            if self._calls
+            else None,  # of forced calls, too: the template will see them
         )
+
+    def thinks_before_grammar(self, request: ChatRequest) -> bool:
+        """Whether the engine must let the model think before its answer is bound to a grammar."""
+        return self._reasoning is not None and any(request.sampling.get(name) for name in _GRAMMARS)
 
     def needs_special_tokens(self, request: ChatRequest) -> bool:
         """Whether the engine must show special tokens: some formats are made of them."""

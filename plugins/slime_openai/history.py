@@ -6,6 +6,7 @@ an engine consumed and sampled. Sub-agents and parallel branches of one session 
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
@@ -55,7 +56,8 @@ class Turn:
     @property
     def size_bytes(self) -> int:
         """Memory that it takes, roughly."""
-        return _TURN_BYTES + len(self.asked) + len(self.sampled) + 2 * len(self.text)
+        text = sys.getsizeof(self.text) + sys.getsizeof(self.reply.content or "")
+        return _TURN_BYTES + len(self.asked) + len(self.sampled) + text
 
     def chain(self) -> Iterator[Turn]:
         """This turn and those before it."""

@@ -29,10 +29,11 @@ class Output:
     """One sequence, as far as it is known.
 
     ``ids``, ``logprobs`` (triples) and ``top_logprobs`` (triples for each token) are those of all tokens so far;
-    ``meta`` is the last ``meta_info``.
+    ``meta`` is the last ``meta_info``. ``cumulative``: its events were seen to repeat what came before.
     """
 
     def __init__(self) -> None:
+        self.cumulative = False
         self.text = ""
         self.ids: list[int] = []
         self.logprobs: list[Triple] = []
@@ -57,6 +58,7 @@ class Output:
         count = meta.get("completion_tokens", len(ids))
         text = answer.get("text") or ""
         if len(ids or logprobs) == count:
+            self.cumulative = 0 < len(self.ids) < count
             new, self.text = text[len(self.text) :], text
             self.ids, self.logprobs, self.top_logprobs = ids, logprobs, top
         else:

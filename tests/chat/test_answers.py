@@ -367,3 +367,22 @@ class TestCompletions:
         assert told["token_logprobs"][len(entry.input_ids) :] == list(entry.output_logprobs)
         assert told["token_logprobs"][0] is None
         assert told["text_offset"][:2] == [0, len(told["tokens"][0])]
+
+
+class TestGrammars:
+    async def test_a_model_that_thinks_may_do_so_before_its_answer_is_bound(self, start: Start) -> None:
+        bodies: list[dict[str, Any]] = []
+
+        async def generate(request: Request) -> Response:
+            bodies.append(await request.json())
+            return JSONResponse({"error": {"message": "no"}}, 400)
+
+        async with chatting(start, "Hello.") as chat:
+            worker = Starlette(routes=[Route("/generate", generate, methods=["POST"])])
+            async with serving(worker) as url:
+                client = chat.running.client
+                await client.post("/remove_worker", params={"url": chat.engine.url})
+                await client.post("/add_worker", params={"url": url})
+                for more in ({}, {"response_format": {"type": "json_object"}}):
+                    await chat.refused(**HELLO, **more)
+        assert [body.get("require_reasoning") for body in bodies] == [None, True]
