@@ -383,6 +383,7 @@ class TestGrammars:
                 client = chat.running.client
                 await client.post("/remove_worker", params={"url": chat.engine.url})
                 await client.post("/add_worker", params={"url": url})
-                for more in ({}, {"response_format": {"type": "json_object"}}):
-                    await chat.refused(**HELLO, **more)
+                bound: dict[str, Any] = {"response_format": {"type": "json_object"}}
+                for body in (HELLO, HELLO | bound):
+                    await chat.refused(**body)
         assert [body.get("require_reasoning") for body in bodies] == [None, True]
