@@ -44,9 +44,8 @@ class Formats:
             parallel=request.parallel_tool_calls,
             stop=() if request.sampling.get("no_stop_trim") else request.stop,
             stream_reasoning=request.stream_reasoning,
-            new_id=self._calls.new_id
-            if self._calls
-            else None,  # of forced calls, too: the template will see them
+            # Of forced calls, too: the template will see them.
+            new_id=self._calls.new_id if self._calls else None,
         )
 
     def thinks_before_grammar(self, request: ChatRequest) -> bool:

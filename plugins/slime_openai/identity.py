@@ -6,6 +6,7 @@ None of that makes another conversation; another word does.
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterable, Mapping
 from hashlib import blake2b
@@ -13,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from slime_openai.messages import Message
+from slime_openai.messages import Message, ToolCall
 
 __all__ = ["Key", "beginning", "keys", "next_key"]
 
@@ -23,6 +24,7 @@ Key = bytes
 _DIGEST_BYTES = 16
 #: Roles that say the same under two names.
 _ROLES = {"developer": "system", "function": "tool"}
+_CALLS_FOLLOW = "Calling tools:\n"
 _THOUGHTS = re.compile(r"\A(?:\s*<think>)?.*?</think>", re.DOTALL)
 
 
@@ -42,12 +44,27 @@ def keys(start: Key, messages: Iterable[Message]) -> list[Key]:
 
 def next_key(key: Key, message: Message) -> Key:
     """The key of the conversation ``key`` and ``message`` after it."""
-    content = message.content or ""
+    content, tool_calls = message.content or "", message.tool_calls
     if message.role == "assistant":
         content = _THOUGHTS.sub("", content)
-    calls = [(call.name, _canonical(call.arguments)) for call in message.tool_calls]
+        if not tool_calls:
+            content, tool_calls = _written_calls(content)
+    calls = [(call.name, _canonical(call.arguments)) for call in tool_calls]
     role = _ROLES.get(message.role, message.role)
     return _digest(key + orjson.dumps([role, content.strip(), calls]))
+
+
+def _written_calls(content: str) -> tuple[str, tuple[ToolCall, ...]]:
+    """``content`` without the calls that smolagents wrote into it, a list in Python's spelling; and these calls."""
+    said, mark, written = content.rpartition(_CALLS_FOLLOW)
+    if not mark:
+        return content, ()
+    try:
+        functions = [each["function"] for each in ast.literal_eval(written.strip())]
+        calls = [ToolCall(each["name"], orjson.dumps(each["arguments"]).decode()) for each in functions]
+    except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError):
+        return content, ()  # it is no such list
+    return said, tuple(calls)
 
 
 def _canonical(arguments: str) -> str:

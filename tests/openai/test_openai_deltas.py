@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import pytest
 
@@ -16,6 +17,7 @@ from slime_openai.deltas import (
     new_call_id,
 )
 from slime_openai.messages import Message, ToolCall
+from slime_openai.tool_calls import mistral
 
 
 def writer(*names: str, parallel: bool = True) -> Writer:
@@ -97,9 +99,14 @@ def test_a_second_call_is_refused_without_parallel_calls() -> None:
 
 
 def test_ids_look_like_openai_s() -> None:
-    ids = {new_call_id() for _ in range(50)}
-    assert len(ids) == 50
-    assert all(re.fullmatch("call_[0-9a-f]{24}", each) for each in ids)
+    assert all(re.fullmatch("call_[0-9a-f]{24}", new_call_id()) for _ in range(50))
+
+
+@pytest.mark.parametrize("new_id", [new_call_id, mistral.new_id])
+def test_ids_are_in_the_order_of_the_calls(new_id: Callable[[], str]) -> None:
+    ids = [new_id() for _ in range(50)]
+    assert len(set(ids)) == 50
+    assert sorted(ids) == ids  # smolagents brings its calls into this order
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,26 @@
+"""How a model calls tools follows from its template."""
+
+from __future__ import annotations
+
+import re
+
+from chat_models.families import MISTRAL
+from slime_openai.chat_request import read_chat
+from slime_openai.deltas import message
+from slime_openai.formats import Formats
+
+
+def test_forced_calls_have_ids_that_the_template_accepts() -> None:
+    formats = Formats(MISTRAL.template, MISTRAL.tokenizer, calls="auto", reasoning="auto")
+    request = read_chat(
+        {
+            "messages": [{"role": "user", "content": "?"}],
+            "tools": [{"type": "function", "function": {"name": "f"}}],
+            "tool_choice": "required",
+        }
+    )
+    parser = formats.parser(request, "")
+    answer = message(parser.feed('[{"name": "f", "parameters": {}}]') + parser.finish())
+    (call,) = answer.tool_calls
+    assert call.id is not None
+    assert re.fullmatch("[a-zA-Z0-9]{9}", call.id)
