@@ -1,0 +1,283 @@
+"""Real answers are what the description says, each event of a stream too."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from chat_models.families import QWEN3
+from chat_models.steered import by_text, speaking
+from router_core.serving import serving
+from surface.description import DOCUMENT, operations, unlike
+
+if TYPE_CHECKING:
+    import httpx
+
+    from routers import Running, Start
+
+pytestmark = pytest.mark.anyio
+
+THOUGHTS = "<think>\nhm\n</think>\n\n"
+CALL = '<tool_call>\n{"name": "find", "arguments": {"what": "é 😀"}}\n</tool_call>'
+FORCED = '[{"name": "find", "parameters": {"what": "x"}}]'
+FIND = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
+GREETING = "Hello, how are you?"
+#: However it is spelt.
+ENOUGH = {"max_tokens": 1000}
+#: All that a trainer can ask for.
+TRAINER = {"return_token_ids": True, "return_routed_experts": True}
+
+#: By what the user says: what the engine says, and what else is asked.
+CHATS: dict[str, tuple[str, dict[str, Any]]] = {
+    "text": ("Hello.", {}),
+    "thoughts": (f"{THOUGHTS}Hello.", {}),
+    "two of them": ("Hello.", {"n": 2}),
+    "cut short": (GREETING, {"max_tokens": 2}),
+    "stopped": (GREETING, {"stop": "how"}),
+    "stopped by a token": ("Hello.", {"stop_token_ids": [QWEN3.tokenizer.encode(".")[0]]}),
+    "a call": (f"{THOUGHTS}{CALL}", {"tools": [FIND]}),
+    "calls": (f"Well.\n{CALL}\n{CALL}", {"tools": [FIND]}),
+    "a call that had to be": (FORCED, {"tools": [FIND], "tool_choice": "required"}),
+    "logprobs": (f"{THOUGHTS}é 😀", {"logprobs": True, "top_logprobs": 3}),
+    "for a trainer": (f"{THOUGHTS}é 😀", TRAINER),
+    "all at once": (f"{THOUGHTS}{CALL}", {"tools": [FIND], "n": 2, "logprobs": True, **TRAINER}),
+}
+COMPLETIONS: list[dict[str, Any]] = [
+    {"prompt": "Hi"},
+    {"prompt": QWEN3.tokenizer.encode("Hi")},
+    {"prompt": ["Hi", "Ho"], "n": 2},
+    {"prompt": "Hi", "logprobs": 2},
+    {"prompt": "Hi", "logprobs": 1, "echo": True},
+    {"prompt": "Hi", "stop": ["how"]},
+    {"prompt": ["Hi", "Ho"], "logprobs": 0, **TRAINER},
+]
+
+
+def responses_of(method: str, path: str) -> Mapping[str, Any]:
+    responses: Mapping[str, Any]
+    (responses,) = [one["responses"] for *key, one in operations() if key == [method, path]]
+    return responses
+
+
+def key_of(responses: Mapping[str, Any], status: int) -> str:
+    """Where ``status`` is described."""
+    return str(status) if str(status) in responses else f"{status // 100}XX"
+
+
+def content_of(response: Mapping[str, Any]) -> Mapping[str, Any]:
+    """By media type; the response may be described elsewhere."""
+    if "$ref" in response:
+        response = DOCUMENT["components"]["responses"][response["$ref"].rpartition("/")[2]]
+    content: Mapping[str, Any] = response["content"]
+    return content
+
+
+def check(method: str, path: str, answer: httpx.Response) -> list[Any]:
+    """The documents of ``answer``, which fit what is described for its status."""
+    responses = responses_of(method, path)
+    content = content_of(responses[key_of(responses, answer.status_code)])
+    media = content[answer.headers["content-type"].partition(";")[0]]
+    documents, schema = [answer.content], media["schema"]
+    if "x-event-data" in media:
+        *events, done, rest = answer.content.split(b"\n\n")
+        assert (done, rest) == (b"data: [DONE]", b"")
+        documents, schema = [event.removeprefix(b"data: ") for event in events], media["x-event-data"]
+    read = [orjson.loads(document) for document in documents]
+    for document in read:
+        assert unlike(schema, document) == [], document
+    return read
+
+
+@asynccontextmanager
+async def answering(start: Start, *flags: str, **settings: Any) -> AsyncIterator[Running]:
+    """A router before an engine that answers each question of CHATS, and everything else with GREETING."""
+
+    def reply(text: str) -> list[str]:
+        asked = text.rpartition("<|im_start|>user\n")[2].partition("<|im_end|>")[0]
+        return [CHATS[asked][0] if asked in CHATS else GREETING]
+
+    async with (
+        speaking(QWEN3, by_text(QWEN3.tokenizer, reply), moe_layers=2, **settings) as engine,
+        start(
+            *("--plugin", "radix_cache", "--hf-checkpoint", engine.checkpoint),
+            *("--plugin", "openai", "--worker-urls", engine.url, *flags),
+        ) as running,
+    ):
+        yield running
+
+
+async def both_ways(
+    running: Running, path: str, body: dict[str, Any]
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The whole answer, and the chunks of a streamed one."""
+    (whole,) = check("POST", path, await running.client.post(path, json=body))
+    streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    chunks = check("POST", path, await running.client.post(path, json=streamed))
+    return whole, chunks
+
+
+def keys_of_choices(*documents: dict[str, Any]) -> set[str]:
+    return {key for document in documents for choice in document["choices"] for key in choice}
+
+
+async def test_chats_are_answered_as_described(start: Start) -> None:
+    async with answering(start) as running:
+        for kind, (_, asked) in CHATS.items():
+            body = {"messages": [{"role": "user", "content": kind}], **ENOUGH, **asked}
+            whole, chunks = await both_ways(running, "/v1/chat/completions", body)
+            assert whole.keys() == {key for chunk in chunks for key in chunk}, kind
+            assert keys_of_choices(whole) - {"message"} == keys_of_choices(*chunks) - {"delta"}, kind
+
+
+async def test_completions_are_answered_as_described(start: Start) -> None:
+    async with answering(start) as running:
+        for asked in COMPLETIONS:
+            whole, chunks = await both_ways(running, "/v1/completions", {**ENOUGH, **asked})
+            assert whole.keys() == {key for chunk in chunks for key in chunk}, asked
+            assert keys_of_choices(whole) == keys_of_choices(*chunks), asked
+
+
+@asynccontextmanager
+async def saying(start: Start, whole: bytes, *events: bytes) -> AsyncIterator[Running]:
+    """A router before a worker that says this to everything."""
+
+    async def sent() -> AsyncIterator[bytes]:
+        for event in (*events, b"[DONE]"):
+            yield b"data: %b\n\n" % event
+
+    async def generate(request: Request) -> Response:
+        if (await request.json())["stream"]:
+            return StreamingResponse(sent(), media_type="text/event-stream")
+        return Response(whole, media_type="application/json")
+
+    worker = Starlette(routes=[Route("/generate", generate, methods=["POST"])])
+    plugins = [part for name in ("engine", "radix_cache", "openai") for part in ("--plugin", name)]
+    async with serving(worker) as url, start(*plugins, "--abort-retries", "0") as running:
+        for embedded in running.router.pool:
+            running.router.pool.remove(embedded)
+        await running.router.add_worker(url)
+        yield running
+
+
+PLAIN: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
+    ("/v1/completions", {"prompt": "Hi"}),
+]
+
+
+@pytest.mark.parametrize(("path", "asked"), PLAIN)
+async def test_an_abort_between_two_weights_is_told_as_described(
+    start: Start, path: str, asked: dict[str, Any]
+) -> None:
+    versions = [{"version": "7", "start": 0, "end": 1}, {"version": "8", "start": 1, "end": 2}]
+    meta = {
+        "completion_tokens": 2,
+        "finish_reason": {"type": "abort", "message": "paused"},
+        "output_token_logprobs": [[-0.5, 39, None], [-0.25, 72, None]],
+        "weight_version": "8",
+        "weight_versions": versions,
+    }
+    said = orjson.dumps({"text": "Hi", "output_ids": [39, 72], "meta_info": meta})
+    async with saying(start, said, said) as running:
+        whole, chunks = await both_ways(running, path, {**asked, **TRAINER})
+    (ending,) = (
+        chunk["choices"][0] for chunk in chunks if chunk["choices"] and chunk["choices"][0]["finish_reason"]
+    )
+    for choice in (whole["choices"][0], ending):
+        assert choice["engine_finish_reason"] == meta["finish_reason"]
+        assert choice["weight_versions"] == versions
+
+
+@pytest.mark.parametrize(("path", "asked"), PLAIN)
+async def test_a_stream_that_breaks_says_so_as_described(
+    start: Start, path: str, asked: dict[str, Any]
+) -> None:
+    begun = b'{"text": "H", "output_ids": [39], "meta_info": {"completion_tokens": 1}}'
+    async with saying(start, b"", begun, b'{"error": {"message": "out of memory"}}') as running:
+        *_, last = check("POST", path, await running.client.post(path, json={**asked, "stream": True}))
+    assert last["error"]["message"] == "out of memory"
+
+
+async def test_each_status_of_each_route_comes_as_described(start: Start) -> None:
+    """But the 500 of plugins that fail, which no plugin here does."""
+    seen: set[tuple[str, str, str]] = set()
+
+    async def ask(method: str, path: str, status: int, filled: str | None = None, **more: Any) -> None:
+        answer = await running.client.request(method, filled or path, **more)
+        assert answer.status_code == status, answer.text
+        check(method, path, answer)
+        seen.add((method, path, key_of(responses_of(method, path), status)))
+
+    posts = [path for method, path, _ in operations() if method == "POST"]
+    hello = {"messages": [{"role": "user", "content": "Hi"}], "session_id": "a b", "n": 2}
+    async with answering(start, "--max-payload-size", "5000", context_length=200) as running:
+        (worker,) = running.router.pool
+        for path in posts:
+            await ask("POST", path, 400, content=b"{")
+            await ask("POST", path, 413, content=b" " * 5001)
+        for path, prompt in (
+            ("chat/completions", {"messages": [{"role": "user", "content": "Hi " * 200}]}),
+            ("completions", {"prompt": "Hi " * 200}),
+        ):
+            await ask("POST", f"/v1/{path}", 400, json=prompt)  # the engine's own: its context is shorter
+        await ask("POST", "/v1/chat/completions", 200, json=hello)
+        await ask("POST", "/v1/completions", 200, json={"prompt": "Hi"})
+        await ask("GET", "/v1/models", 200)
+        await ask("GET", "/v1/models/{id}", 200, f"/v1/models/{QWEN3.name}")
+        await ask("GET", "/v1/models/{id}", 404, "/v1/models/some/other")
+        for body in (
+            {"text": "Hi"},
+            {"text": ""},
+            {"text": "Hi", "return_logp": False, "return_routed_experts": True},
+        ):
+            await ask("POST", "/retrieve_from_text", 200, json=body)
+        said = {"role": "assistant", "content": GREETING}
+        for messages in (hello["messages"], [*hello["messages"], said]):
+            await ask("POST", "/retrieve_from_messages_template", 200, json={"messages": messages})
+        await ask("GET", "/trajectories/{session}", 200, "/trajectories/a%20b")
+        await ask("GET", "/trajectories/{session}", 404, "/trajectories/b")
+        await ask("GET", "/cache_stats", 200)
+        for path in ("/list_workers", "/workers", "/health", "/liveness", "/readiness", "/weight_version"):
+            await ask("GET", path, 200)
+        for version in ("7", 8):
+            await ask("POST", "/weight_version", 200, json={"weight_version": version})
+        for name in (worker.id, worker.url):
+            await ask("GET", "/workers/{worker_id}", 200, f"/workers/{name}")
+        dead = "http://127.0.0.1:1"  # nobody listens there
+        for url in (worker.url, dead):
+            await ask("POST", "/add_worker", 200, params={"url": url})
+            await ask("POST", "/workers", 202, json={"url": url, "labels": {"a": "b"}})
+        await ask("POST", "/remove_worker", 200, json={"url": dead})
+        await ask("POST", "/remove_worker", 404, json={"url": dead})
+        await ask("DELETE", "/workers/{worker_id}", 202, f"/workers/{worker.id}")
+        for method in ("GET", "DELETE"):
+            await ask(method, "/workers/{worker_id}", 404, f"/workers/{worker.id}")
+        await ask("GET", "/readiness", 503)
+        await ask("GET", "/weight_version", 200)
+        await ask("POST", "/v1/chat/completions", 503, json=hello)
+        await ask("POST", "/v1/completions", 503, json={"prompt": "Hi"})
+    described = {(method, path, status) for method, path, one in operations() for status in one["responses"]}
+    assert described - seen == {("POST", "/weight_version", "500")}
+
+
+async def test_the_other_formats_are_those_described(start: Start) -> None:
+    async with answering(start) as running:
+        hello = {"messages": [{"role": "user", "content": "Hi"}], "session_id": "s"}
+        await running.client.post("/v1/chat/completions", json=hello)
+        for method, path, body in (
+            ("POST", "/retrieve_from_text", {"text": "Hi"}),
+            ("POST", "/retrieve_from_messages_template", hello),
+            ("GET", "/trajectories/{session}", None),
+        ):
+            for media in content_of(responses_of(method, path)["200"]):
+                filled = path.replace("{session}", "s")
+                answer = await running.client.request(method, filled, json=body, headers={"Accept": media})
+                assert (answer.status_code, answer.headers["content-type"]) == (200, media)

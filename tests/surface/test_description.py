@@ -1,0 +1,160 @@
+"""The description has every route and every parameter, and no other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from starlette.routing import Route
+
+from router_core.admin import admin_routes
+from router_core.cli import build
+from router_core.errors import BadRequest
+from slime_openai import chat_request, completion_request
+from slime_openai.chat_request import read_chat
+from slime_openai.completion_request import read_completion
+from slime_openai.options import NO_EFFECT, REFUSED
+from surface.description import DOCUMENT, jsonschema, operations, unlike
+from surface.values import MESSAGES, VALUES
+
+if TYPE_CHECKING:
+    from routers import Start
+
+SCHEMAS: dict[str, Any] = DOCUMENT["components"]["schemas"]
+ROUTER = [part for name in ("engine", "radix_cache", "openai") for part in ("--plugin", name)]
+#: Answered before any route is looked for.
+OPENAI = {
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/{id}"),
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/completions"),
+}
+
+
+def test_the_description_is_of_this_version() -> None:
+    assert DOCUMENT["info"]["version"] == version("slime-router")
+
+
+def test_the_description_is_openapi() -> None:
+    validator = pytest.importorskip("openapi_spec_validator")
+    validator.validate(DOCUMENT)
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_each_schema_is_one(name: str) -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMAS[name])
+
+
+# routes
+
+
+def test_each_route_is_described_and_no_other() -> None:
+    router, _ = build(["--no-default-plugins", *ROUTER])
+    routes = [*admin_routes(router), *(route for _, make in router.hooks.routes for route in make(router))]
+    assert all(isinstance(route, Route) for route in routes)
+    own = {
+        (method, re.sub(r"\{(\w+):\w+\}", r"{\1}", route.path))
+        for route in routes
+        for method in (route.methods or {"GET"}) - {"HEAD"}
+    }
+    assert {(method, path) for method, path, _ in operations()} == own | OPENAI
+
+
+@pytest.mark.anyio
+async def test_the_router_answers_what_is_described_and_nothing_else(start: Start) -> None:
+    described = {(method, path) for method, path, _ in operations()}
+    paths = [
+        "/v1",
+        "/v1/chat",
+        "/v1/embeddings",
+        "/v1/responses",
+        "/generate",
+        "/metrics",
+        *(path for _, path in OPENAI),
+    ]
+    others = {(method, path) for path in paths for method in ("GET", "POST")} - described
+    async with start("--no-default-plugins", *ROUTER) as running:
+        for worker in running.router.pool:
+            running.router.pool.remove(worker)
+        for method, path in sorted(described | others):
+            answer = await running.client.request(method, path)
+            assert ("NO_WORKER" in answer.text) == ((method, path) in others), (
+                f"{method} {path}: {answer.text}"
+            )
+
+
+# parameters
+
+
+@pytest.mark.parametrize(
+    ("schema", "honoured"),
+    [
+        ("ChatCompletionRequest", chat_request.HONOURED),
+        ("CompletionRequest", completion_request.HONOURED),
+    ],
+)
+def test_each_parameter_is_described_and_no_other(schema: str, honoured: Mapping[str, object]) -> None:
+    assert set(SCHEMAS[schema]["properties"]) == honoured.keys() | NO_EFFECT.keys()
+
+
+def test_each_parameter_that_is_refused_is_named() -> None:
+    named = set(re.findall(r"`(\w+)`", DOCUMENT["info"]["description"]))
+    assert named >= REFUSED.keys() | {"suffix"}
+
+
+USER = {"role": "user", "content": "Hi"}
+#: What else a request needs so that the parameter may be there.
+NEEDS: dict[str, dict[str, Any]] = {
+    "continue_final_message": {"messages": [USER, {"role": "assistant", "content": "Well"}]},
+    "max_tokens": {"echo": True},
+    "min_tokens": {"max_tokens": 2**63},
+    "stream_options": {"stream": True},
+    "tool_choice": {"tools": [{"type": "function", "function": {"name": "find"}}]},
+    "top_logprobs": {"logprobs": True},
+}
+
+
+def taken(read: Callable[[Any], object], body: Any) -> bool:
+    with suppress(BadRequest):
+        read(body)
+        return True
+    return False
+
+
+def differences(
+    read: Callable[[Any], object], schema: str, least: dict[str, Any], name: str, values: list[Any]
+) -> list[tuple[Any, list[str]]]:
+    """The values with which the reader and the schema disagree."""
+    needs = {key: value for key, value in NEEDS.get(name, {}).items() if key in SCHEMAS[schema]["properties"]}
+    found = []
+    for value in values:
+        body = {**least, **needs, name: value}
+        wrong = unlike(SCHEMAS[schema], body)
+        if taken(read, body) == bool(wrong):
+            found.append((value, wrong))
+    return found
+
+
+@pytest.mark.parametrize("name", [*SCHEMAS["ChatCompletionRequest"]["properties"], "unheard_of", *REFUSED])
+def test_a_parameter_of_a_chat_may_be_what_its_schema_says(name: str) -> None:
+    values = MESSAGES if name == "messages" else VALUES
+    assert differences(read_chat, "ChatCompletionRequest", {"messages": [USER]}, name, values) == []
+
+
+@pytest.mark.parametrize(
+    "name", [*SCHEMAS["CompletionRequest"]["properties"], "unheard_of", "suffix", *REFUSED]
+)
+def test_a_parameter_of_a_completion_may_be_what_its_schema_says(name: str) -> None:
+    assert differences(read_completion, "CompletionRequest", {"prompt": "Hi"}, name, VALUES) == []
+
+
+@pytest.mark.parametrize("name", ["ChatCompletionRequest", "CompletionRequest"])
+def test_the_values_are_of_both_kinds(name: str) -> None:
+    """So that the two tests above can fail either way, for each parameter."""
+    for parameter, schema in SCHEMAS[name]["properties"].items():
+        values = MESSAGES if parameter == "messages" else VALUES
+        assert {not unlike(schema, value) for value in values} == {True, False}, parameter
