@@ -217,7 +217,8 @@ async def test_each_status_of_each_route_comes_as_described(start: Start) -> Non
         seen.add((method, path, key_of(responses_of(method, path), status)))
 
     posts = [path for method, path, _ in operations() if method == "POST"]
-    hello = {"messages": [{"role": "user", "content": "Hi"}], "session_id": "a b", "n": 2}
+    messages = [{"role": "user", "content": "Hi"}]
+    hello = {"messages": messages, "session_id": "a b", "n": 2}
     async with answering(start, "--max-payload-size", "5000", context_length=200) as running:
         (worker,) = running.router.pool
         for path in posts:
@@ -240,8 +241,8 @@ async def test_each_status_of_each_route_comes_as_described(start: Start) -> Non
         ):
             await ask("POST", "/retrieve_from_text", 200, json=body)
         said = {"role": "assistant", "content": GREETING}
-        for messages in (hello["messages"], [*hello["messages"], said]):
-            await ask("POST", "/retrieve_from_messages_template", 200, json={"messages": messages})
+        for each in (messages, [*messages, said]):
+            await ask("POST", "/retrieve_from_messages_template", 200, json={"messages": each})
         await ask("GET", "/trajectories/{session}", 200, "/trajectories/a%20b")
         await ask("GET", "/trajectories/{session}", 404, "/trajectories/b")
         await ask("GET", "/cache_stats", 200)
