@@ -44,6 +44,29 @@ class Conversation:
         return replace(self, messages=messages)
 
 
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How a template wants a message with calls: arguments as JSON text, or as an object; content may be nothing."""
+
+    arguments_as_text: bool = False
+    content_as_none: bool = False
+
+    def of(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """``message`` in this form."""
+        calls = message.get("tool_calls")
+        if not calls or self == _Form():
+            return message
+        changed = dict(message)
+        if self.content_as_none and not message["content"]:
+            changed["content"] = None
+        if self.arguments_as_text:
+            changed["tool_calls"] = [{**call, "function": _with_text(call["function"])} for call in calls]
+        return changed
+
+
+_FORMS = (_Form(), _Form(arguments_as_text=True), _Form(content_as_none=True), _Form(True, True))
+
+
 class Renderer:
     """A tokenizer's chat template, or the one given as ``source``. It changes nothing, so threads may share it."""
 
@@ -54,8 +77,8 @@ class Renderer:
             raise SettingsError("the tokenizer has no chat template; give one with --chat-template FILE")
         self._override = {} if source is None else {"chat_template": source}
         self.source: str = source if source is not None else _text_of(known)
-        self._arguments_as_text = False
-        self._arguments_as_text = self._wants_text()
+        self._form = _FORMS[0]
+        self._form = self._form_of_calls()
 
     async def render(self, conversation: Conversation) -> str:
         """The text of ``conversation``. Raises InvalidRequest."""
@@ -76,22 +99,27 @@ class Renderer:
                 return behind
         return None
 
-    def _wants_text(self) -> bool:
-        """Whether the template writes arguments as they are, which must be JSON then; most encode an object."""
-        call = {"type": "function", "id": "call00000", "function": {"name": "f", "arguments": {"a": "b"}}}
-        messages: list[dict[str, Any]] = [
-            {"role": "user", "content": "?"},
-            {"role": "assistant", "content": "", "tool_calls": [call]},
-        ]
-        try:
-            return "{'a': 'b'}" in self._render(Conversation(messages, generation_prompt=False))
-        except InvalidRequest:
-            return True
+    def _form_of_calls(self) -> _Form:
+        """The form in which the template writes a call down: most encode an object, some want JSON that is text.
+
+        And some look for calls only where there is no content at all.
+        """
+        function = {"name": "probed", "arguments": {"a": "b"}}
+        call = {"type": "function", "id": "call00000", "function": function}
+        calling: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [call]}
+        for form in _FORMS:
+            self._form = form
+            asked: list[dict[str, Any]] = [{"role": "user", "content": "?"}, calling]
+            try:
+                text = self._render(Conversation(asked, generation_prompt=False))
+            except InvalidRequest:
+                continue
+            if "probed" in text and "{'a': 'b'}" not in text:
+                return form
+        return _FORMS[0]
 
     def _render(self, conversation: Conversation) -> str:
-        messages = conversation.messages
-        if self._arguments_as_text:
-            messages = [_with_text(message) for message in messages]
+        messages = [self._form.of(message) for message in conversation.messages]
         if conversation.continues:
             last = messages[-1]
             messages = [*messages[:-1], {**last, "content": f"{last['content']}{_MARK}"}]
@@ -118,25 +146,10 @@ class Renderer:
         return before
 
 
-def _with_text(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """``message`` with the arguments of its calls as JSON text."""
-    calls = message.get("tool_calls")
-    if not calls:
-        return message
-    functions = [call["function"] for call in calls]
-    texts = [
-        each["arguments"]
-        if isinstance(each["arguments"], str)
-        else json.dumps(each["arguments"], ensure_ascii=False)
-        for each in functions
-    ]
-    return {
-        **message,
-        "tool_calls": [
-            {**call, "function": {**function, "arguments": text}}
-            for call, function, text in zip(calls, functions, texts, strict=True)
-        ],
-    }
+def _with_text(function: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = function["arguments"]
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return {**function, "arguments": text}
 
 
 def _marked(message: Mapping[str, Any]) -> list[dict[str, Any]]:
