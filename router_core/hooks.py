@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from router_core.weights import WeightUpdate
     from router_core.workers import Worker
 
-__all__ = ["Hooks", "hook_names", "new_plugin_manager"]
+__all__ = ["Hooks", "blamed", "hook_names", "new_plugin_manager"]
 
 logger = logging.getLogger(__name__)
 
@@ -164,21 +164,21 @@ def _failure(plugin: str, hook: str, error: Exception) -> HTTPError:
 
 
 @contextmanager
-def _blamed(plugin: str, hook: str) -> Iterator[None]:
-    """What a hook raises while the router starts becomes a StartupError that names the plugin."""
+def blamed(plugin: str, doing: str) -> Iterator[None]:
+    """Whatever a plugin raises while the router starts becomes a StartupError that names it."""
     try:
         yield
     except StartupError:
         raise
     except Exception as error:
-        raise PluginError(f"plugin {plugin!r} failed in {hook}: {type(error).__name__}: {error}") from error
+        raise PluginError(f"plugin {plugin!r} failed in {doing}: {type(error).__name__}: {error}") from error
 
 
 def _at_start(manager: pluggy.PluginManager, hook: str) -> list[tuple[str, Callable[..., Any]]]:
     """As :func:`_in_order`, for a hook that is called while the router starts."""
 
     def guarded(plugin: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *arguments: _blamed(plugin, hook)(function)(*arguments)
+        return lambda *arguments: blamed(plugin, hook)(function)(*arguments)
 
     return [(plugin, guarded(plugin, function)) for plugin, function in _in_order(manager, hook)]
 
@@ -189,7 +189,7 @@ def _entered(plugin: str, life: Callable[..., Any]) -> Callable[..., AbstractAsy
     @asynccontextmanager
     async def named(router: Router) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            with _blamed(plugin, "lifespan"):
+            with blamed(plugin, "lifespan"):
                 await stack.enter_async_context(life(router))
             yield
 

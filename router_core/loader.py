@@ -11,8 +11,7 @@ import argparse
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
@@ -20,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from router_core.errors import PluginError, StartupError
-from router_core.hooks import hook_names, new_plugin_manager
+from router_core.errors import PluginError
+from router_core.hooks import blamed, hook_names, new_plugin_manager
 from router_core.hookspecs import PROJECT
 from router_core.types import ASGIApp
 
@@ -52,7 +51,7 @@ class _Source:
         for module in self.modules:
             add: Any = getattr(module, "add_options", None)
             if _is_hook(add):
-                with _blamed(self.name, "add_options"):
+                with blamed(self.name, "add_options"):
                     add(parser)
                 return
 
@@ -60,7 +59,7 @@ class _Source:
         """The plugin. Raises StartupError."""
         if self.factory is None:
             return self.modules[0]
-        with _blamed(self.name, "its factory"):
+        with blamed(self.name, "its factory"):
             plugin = self.factory(options)
         if plugin is None:
             raise PluginError(f"plugin {self.name!r}: its factory returned None instead of a plugin")
@@ -113,17 +112,6 @@ def _check_marks(name: str, plugin: object) -> None:
             raise PluginError(f"plugin {name!r}: {hook} lacks @hookimpl (or another name, if it is no hook)")
 
 
-@contextmanager
-def _blamed(plugin: str, doing: str) -> Iterator[None]:
-    """Whatever a plugin raises while the router starts becomes a StartupError that names it."""
-    try:
-        yield
-    except StartupError:
-        raise
-    except Exception as error:
-        raise PluginError(f"plugin {plugin!r}, {doing}: {type(error).__name__}: {error}") from error
-
-
 def installed_plugins() -> dict[str, EntryPoint]:
     """Entry points of the group ``slime_router`` by name, sorted. Raises PluginError when a name is there twice."""
     found: dict[str, EntryPoint] = {}
@@ -144,7 +132,7 @@ def load(names: Iterable[str], paths: Iterable[str]) -> Loaded:
         if name not in installed:
             raise PluginError(f"no plugin {name!r}; installed: {', '.join(installed) or 'none'}")
         point = installed[name]
-        with _blamed(name, "its import"):
+        with blamed(name, "its import"):
             sources.append(_source(name, point.load(), importlib.import_module(point.module)))
     for path in dict.fromkeys(paths):
         target, module = _import(path)
@@ -159,7 +147,7 @@ def _named(path: str, middleware: type[Any]) -> Callable[..., Any]:
     """``middleware`` with a name on what its constructor raises."""
 
     def make(app: ASGIApp, *, router: Router) -> Any:
-        with _blamed(path, "its constructor"):
+        with blamed(path, "its constructor"):
             return middleware(app, router=router)
 
     return make

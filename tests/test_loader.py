@@ -321,14 +321,14 @@ def test_a_middleware_class_that_cannot_be_made_is_told(
 ) -> None:
     source = "class M:\n  def __init__(self, app, *, router): router.args.nothing"
     line = line_of(capsys, "--middleware-paths", f"{module('torn_layer', source)}.M")
-    assert line.startswith("plugin 'torn_layer.M', its constructor: AttributeError: ")
+    assert line.startswith("plugin 'torn_layer.M' failed in its constructor: AttributeError: ")
 
 
 def test_two_plugins_with_one_flag_are_told(module: Module, capsys: pytest.CaptureFixture[str]) -> None:
     source = "@hookimpl\ndef add_options(parser): parser.add_argument('--shared')"
     paths = [module("flag_first", source), module("flag_second", source)]
     line = line_of(capsys, "--middleware-paths", *paths)
-    assert line.startswith("plugin 'flag_second', add_options: ArgumentError: argument --shared: conflicting")
+    assert line.startswith("plugin 'flag_second' failed in add_options: ArgumentError: argument --shared: conflicting")
 
 
 def test_two_plugins_with_one_route_are_told(module: Module, capsys: pytest.CaptureFixture[str]) -> None:
