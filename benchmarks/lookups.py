@@ -54,6 +54,7 @@ class _Filled:
     """One set of conversations in each of the structures."""
 
     def __init__(self, *, first_generation: bool) -> None:
+        # No text here ends within an answer, so nothing has to be cut.
         self._kept = Trajectories(Limits(versions=0), lambda ids, text: (0, 0))
         self._trie = Trie() if first_generation else None
         self._pieces: dict[int, _Pieces] = {}
@@ -136,7 +137,9 @@ def measure_toy(rounds: int, seconds: float) -> list[dict[str, float]]:
     text = text_of([_TOY])
     filled.note_pieces(0, text)
     filled.check(0, text, [_TOY])
-    return _measured(filled.lookups(), lambda: [(0, text)] * _BATCH, rounds, seconds)
+    edges = filled.edges(text)
+    samples = _measured(filled.lookups(), lambda: [(0, text)] * _BATCH, rounds, seconds)
+    return [figures | {"edges": edges} for figures in samples]
 
 
 def _measured(
