@@ -28,9 +28,8 @@ class Templated:
     def apply_chat_template(self, messages: Any, chat_template: str = "", **variables: Any) -> str:
         for unused in ("tokenize", "tools", "add_generation_prompt"):
             variables.pop(unused)
-        return jinja2.Template(chat_template or self.chat_template or "").render(
-            messages=messages, **variables
-        )
+        template = jinja2.Template(chat_template or self.chat_template or "")
+        return str(template.render(messages=messages, **variables))
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         raise NotImplementedError

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from openai_answers import TOOLS, WRITTEN, Call, calls_of, read, tools, written
+from openai_parts.answers import TOOLS, WRITTEN, Call, calls_of, read, tools, written
 from slime_openai.deltas import Delta, message
 from slime_openai.parser import Parser
 from slime_openai.tool_calls import CALL_FORMATS, FORCED_CALLS, CallFormat, choose_calls

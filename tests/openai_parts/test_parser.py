@@ -2,7 +2,7 @@
 
 The suite reads some thousand answers. To read 5,000 for each property and family::
 
-    SLIME_ROUTER_ANSWERS=5000 pytest tests/openai/test_openai_parser.py
+    SLIME_ROUTER_ANSWERS=5000 pytest tests/openai_parts/test_parser.py
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from openai_answers import TOOLS, WRITTEN, calls_of, cut, read, written
+from openai_parts.answers import TOOLS, WRITTEN, calls_of, cut, read, written
 from slime_openai.deltas import Arguments, CallStart, Content, Delta, Reasoning, message
 from slime_openai.parser import Parser
 from slime_openai.reasoning import REASONING_FORMATS
