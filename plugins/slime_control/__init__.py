@@ -1,0 +1,6 @@
+"""One call to all engines: pause, continue, abort, flush, update weights, memory, profile."""
+
+from slime_control.plugin import Control, add_options, make_plugin
+from slime_control.settings import Settings
+
+__all__ = ["Control", "Settings", "add_options", "make_plugin"]

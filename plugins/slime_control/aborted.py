@@ -1,0 +1,52 @@
+"""The answer to a ``/generate`` that was aborted before an engine saw it: SGLang's own to one that never ran."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import uuid4
+
+import orjson
+
+from router_core.exchange import Reply
+
+__all__ = ["aborted_reply", "names"]
+
+
+def names(document: Any) -> list[str]:
+    """The names under which ``document``, a request's body, may be aborted; made up where it has none."""
+    rid = document.get("rid") if isinstance(document, dict) else None
+    if isinstance(rid, list) and rid and all(isinstance(each, str) for each in rid):
+        return rid
+    return [rid if isinstance(rid, str) else uuid4().hex]
+
+
+def aborted_reply(document: dict[str, Any], rids: list[str]) -> Reply:
+    """Each sequence that ``document`` asks for, aborted while it was waiting."""
+    count, is_list = _sequences(document)
+    outputs = []
+    for index in range(count):
+        rid = rids[index] if len(rids) == count else f"{rids[0]}_{index}"
+        reason = {"type": "abort", "message": "Aborted while generation was paused."}
+        about = {"id": rid, "finish_reason": reason, "completion_tokens": 0}
+        outputs.append({"text": "", "output_ids": [], "meta_info": about})
+    if not document.get("stream"):
+        return Reply.from_json(outputs if is_list else outputs[0])
+    numbered = [output | {"index": index} for index, output in enumerate(outputs)] if is_list else outputs
+    events = [b"data: %s\n\n" % orjson.dumps(output) for output in numbered]
+    return Reply(200, [(b"content-type", b"text/event-stream")], b"".join((*events, b"data: [DONE]\n\n")))
+
+
+def _sequences(document: dict[str, Any]) -> tuple[int, bool]:
+    """How many sequences, and whether they are answered as a list."""
+    text, ids = document.get("text"), document.get("input_ids")
+    prompts, is_list = 1, False
+    if isinstance(text, list):
+        prompts, is_list = len(text), True
+    elif isinstance(ids, list) and ids and not isinstance(ids[0], int):
+        prompts, is_list = len(ids), True
+    sampling = document.get("sampling_params")
+    one = sampling[0] if isinstance(sampling, list) and sampling else sampling
+    copies = one.get("n") if isinstance(one, dict) else None
+    if isinstance(copies, int) and copies > 1:
+        return prompts * copies, True
+    return prompts, is_list

@@ -1,0 +1,82 @@
+"""What a control call says: which workers it is for, each worker's body, and the version of the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from router_core import Worker
+from router_core.errors import BadRequest
+from router_core.exchange import Request
+from router_core.weights import MAX_VERSION
+from router_core.workers import WorkerPool, worker_url
+
+__all__ = ["base_offset", "given_bodies", "named_version", "offset_bodies"]
+
+#: A larger body is not parsed for the version in it, which would hold up the event loop: the workers are asked.
+_PARSED_BYTES = 1 << 20
+
+
+def given_bodies(request: Request, pool: WorkerPool) -> dict[Worker, bytes] | None:
+    """The bodies of ``{"workers": {url: body}}``; None when one body is for all.
+
+    Raises BadRequest and WorkerNotFound.
+    """
+    if b'"workers"' not in request.body:  # which no base64 of a tensor has in it
+        return None
+    document = request.json()
+    if not isinstance(document, dict) or "workers" not in document:
+        return None
+    given = document["workers"]
+    if not isinstance(given, dict) or not given or not all(isinstance(body, dict) for body in given.values()):
+        raise BadRequest('wanted {"workers": {url: body}}, a JSON object for at least one worker')
+    if len(document) > 1:
+        others = ", ".join(sorted(set(document) - {"workers"}))
+        raise BadRequest(f'beside "workers" nothing else can stand, got {others}')
+    bodies = {pool.find(worker_url(url)): orjson.dumps(body) for url, body in given.items()}
+    if len(bodies) < len(given):
+        raise BadRequest('a worker stands in "workers" twice')
+    return bodies
+
+
+def named_version(request: Request) -> str | None:
+    """The version that the body names for all workers; None when it names none or is too large to look."""
+    versions = set()
+    if len(request.body) <= _PARSED_BYTES:
+        document = request.json() if request.body else {}
+        if isinstance(document, dict):
+            bodies = document["workers"].values() if "workers" in document else [document]
+            for body in bodies:
+                version = body.get("weight_version", body.get("new_version"))
+                known = isinstance(version, str | int) and not isinstance(version, bool)
+                versions.add(str(version) if known and len(str(version)) <= MAX_VERSION else None)
+    return versions.pop() if len(versions) == 1 else None
+
+
+def base_offset(request: Request) -> int | None:
+    """The ``rank_offset`` of a body that is for all workers: the first worker's. Raises BadRequest."""
+    document = request.json() if request.body else {}
+    if not isinstance(document, dict) or "rank_offset" not in document:
+        return None
+    offset = document["rank_offset"]
+    if isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:
+        raise BadRequest(f"rank_offset: wanted a number from 0 on, got {offset!r:.80}")
+    return offset
+
+
+def offset_bodies(base: dict[str, Any], sizes: Sequence[tuple[Worker, int]]) -> dict[Worker, bytes]:
+    """``base`` for each worker: its ranks begin where those of the worker before it end. Raises BadRequest."""
+    bodies = {}
+    offset = base["rank_offset"]
+    for worker, size in sizes:
+        bodies[worker] = orjson.dumps(base | {"rank_offset": offset})
+        offset += size
+    world = base.get("world_size")
+    if isinstance(world, int) and world < offset:
+        told = ", ".join(f"{worker.url} has {size}" for worker, size in sizes)
+        raise BadRequest(
+            f"world_size is {world}, but the ranks of the workers end at {offset - 1} ({told}): nobody would meet"
+        )
+    return bodies

@@ -1,0 +1,49 @@
+"""The engines' control endpoints, and what each of them means to a fleet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["CALLS", "Call"]
+
+#: Whether a worker that failed a call is kept from new requests, while others did it: never, when it was in use, or
+#: always (``weights``: whatever it serves now, it is not what the fleet serves).
+Aside = Literal["no", "in_use", "weights"]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One endpoint. ``confirmed``: only ``{"success": true}`` in the answer counts; else a 2xx is enough."""
+
+    path: str
+    aside: Aside = "no"
+    confirmed: bool = False
+    get: bool = False
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        return ("GET", "POST") if self.get else ("POST",)
+
+
+#: By path. GET where SGLang has it as well.
+CALLS = {
+    call.path: call
+    for call in (
+        Call("/pause_generation", aside="in_use"),
+        Call("/continue_generation", aside="in_use"),
+        Call("/abort_request"),
+        Call("/flush_cache", get=True),
+        *(
+            Call(f"/update_weights_from_{source}", aside="weights", confirmed=True)
+            for source in ("disk", "tensor", "distributed", "ipc")
+        ),
+        Call("/update_weight_version", aside="weights", confirmed=True),
+        Call("/release_memory_occupation", aside="in_use", get=True),
+        Call("/resume_memory_occupation", aside="in_use", get=True),
+        Call("/init_weights_update_group", confirmed=True),
+        Call("/destroy_weights_update_group", confirmed=True),
+        Call("/start_profile", get=True),
+        Call("/stop_profile", get=True),
+    )
+}

@@ -1,0 +1,100 @@
+"""For trainers: steer all engines through the router.
+
+::
+
+    async with RouterClient("http://127.0.0.1:30000") as router, router.paused():
+        await router.update_weights_from_disk("/checkpoints/7", weight_version="7")
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Literal
+
+import anyio
+import httpx
+
+__all__ = ["ControlFailed", "RouterClient"]
+
+
+class ControlFailed(Exception):
+    """No worker did it, or the router refused. ``answer`` is the router's, as far as it was JSON."""
+
+    def __init__(self, status: int, message: str, answer: dict[str, Any]) -> None:
+        super().__init__(f"{status}: {message}")
+        self.status = status
+        self.answer = answer
+
+
+class RouterClient:
+    """A router, for asynchronous code. Methods return the router's answer: look at ``"success"``.
+
+    When only some workers failed that is false, and the router keeps requests away from those where it matters.
+    Raises ControlFailed and httpx.TransportError. ``timeout_s`` is longer than the router's own for a worker.
+    """
+
+    def __init__(self, url: str, *, timeout_s: float = 660.0, headers: dict[str, str] | None = None) -> None:
+        self._http = httpx.AsyncClient(base_url=url, trust_env=False, timeout=timeout_s, headers=headers)
+
+    async def call(self, path: str, **fields: Any) -> dict[str, Any]:
+        """Any control call, with these fields as its body."""
+        reply = await self._http.post(path, json=fields)
+        try:
+            answer = reply.json()
+        except ValueError:
+            answer = {}
+        if not isinstance(answer, dict):
+            answer = {}
+        if not reply.is_success:
+            error = answer.get("error")
+            message = error.get("message") if isinstance(error, dict) else answer.get("message")
+            raise ControlFailed(reply.status_code, str(message or reply.text[:200]), answer)
+        return answer
+
+    async def pause(self, mode: Literal["abort", "retract", "in_place"] = "abort") -> dict[str, Any]:
+        """Stop generation everywhere; new requests wait in the router."""
+        return await self.call("/pause_generation", mode=mode)
+
+    async def resume(self) -> dict[str, Any]:
+        """Let generation continue."""
+        return await self.call("/continue_generation")
+
+    @asynccontextmanager
+    async def paused(self, mode: Literal["abort", "retract", "in_place"] = "abort") -> AsyncIterator[None]:
+        """Generation is paused within the block, and continues after it, also after an error or a cancellation."""
+        try:
+            await self.pause(mode)
+            yield
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self.resume()
+
+    async def update_weights_from_disk(
+        self, model_path: str, *, weight_version: str | None = None, **fields: Any
+    ) -> dict[str, Any]:
+        """New weights from a directory that all workers see. Without a version plugins do not hear of them."""
+        if weight_version is not None:
+            fields["weight_version"] = weight_version
+        return await self.call("/update_weights_from_disk", model_path=model_path, **fields)
+
+    async def abort(self, rid: str | None = None) -> dict[str, Any]:
+        """End the requests whose rid begins so; None: all."""
+        return await self.call("/abort_request", **({"abort_all": True} if rid is None else {"rid": rid}))
+
+    async def flush_cache(self) -> dict[str, Any]:
+        """Empty the engines' prefix caches; they refuse while they are busy."""
+        return await self.call("/flush_cache")
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> RouterClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()

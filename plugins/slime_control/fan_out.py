@@ -1,0 +1,162 @@
+"""The same request to many workers at once, from one buffer, and what each of them answered."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+import httpx
+import orjson
+
+from router_core import Worker
+from router_core.types import Headers
+from slime_control.calls import Call
+
+__all__ = ["Answer", "FanOut"]
+
+#: What is read of a worker's answer, and shown of one that is not JSON.
+_MAX_ANSWER_BYTES = 1 << 20
+_SHOWN_CHARACTERS = 500
+#: A large body is sent in pieces of this size, so that a worker costs one piece of memory, not one body.
+_PIECE_BYTES = 1 << 18
+#: Written anew for each worker, or about the client's own connection (RFC 9110 section 7.6.1).
+_OWN = frozenset(
+    (
+        b"accept-encoding", b"connection", b"content-length", b"expect", b"host", b"keep-alive",
+        b"proxy-authorization", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade",
+    )
+)  # fmt: skip
+_QUESTION_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a worker answered: ``status`` (502 and 504 are ours: none came), and why that is no success."""
+
+    status: int
+    content: dict[str, Any]
+    trouble: str | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """As the caller gets it. ``status`` is always the number; some engines have a word under that name."""
+        told = {"error": self.trouble} if self.trouble is not None else {}
+        return {**told, **self.content, "status": self.status}
+
+
+class FanOut:
+    """Sends control calls, on connections of its own: traffic cannot fill them, nor they the traffic's.
+
+    ``timeout_s`` is for a worker's whole answer.
+    """
+
+    def __init__(self, tls: ssl.SSLContext | None, timeout_s: float, connect_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._http = httpx.AsyncClient(
+            trust_env=False,
+            verify=tls if tls is not None else True,
+            # None is kept: an idle one may be closed by the worker just as it is used, and a call must not be repeated.
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+            timeout=httpx.Timeout(None, connect=connect_s),
+        )
+
+    async def __aenter__(self) -> FanOut:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._http.aclose()
+
+    async def send(
+        self,
+        call: Call,
+        method: str,
+        target: str,
+        headers: Headers,
+        bodies: Mapping[Worker, bytes],
+        on_answer: Callable[[Worker, Answer], None],
+    ) -> None:
+        """``call`` to all workers of ``bodies`` at once; ``on_answer`` is told of each as it comes."""
+        passed = [pair for pair in headers if pair[0] not in _OWN]
+
+        async def one(worker: Worker, body: bytes) -> None:
+            on_answer(worker, await self._ask(call, method, worker.url + target, passed, body))
+
+        async with anyio.create_task_group() as tasks:
+            for worker, body in bodies.items():
+                tasks.start_soon(one, worker, body)
+
+    async def _ask(self, call: Call, method: str, url: str, headers: Headers, body: bytes) -> Answer:
+        own = [(b"accept-encoding", b"identity")]
+        if body or method == "POST":
+            own.append((b"content-length", b"%d" % len(body)))
+        content = _pieces(body) if body else None
+        try:
+            with anyio.fail_after(self._timeout_s):
+                status, raw = await self._exchange(method, url, [*headers, *own], content)
+        except TimeoutError:
+            return Answer(504, {}, f"no answer within {self._timeout_s:g} s")
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+            return Answer(502, {}, f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+        return _judged(call, status, raw)
+
+    async def _exchange(
+        self, method: str, url: str, headers: Headers, content: AsyncIterator[bytes] | None
+    ) -> tuple[int, bytes]:
+        raw = bytearray()
+        async with self._http.stream(method, url, headers=headers, content=content) as answer:
+            async for chunk in answer.aiter_raw():
+                raw += chunk
+                if len(raw) > _MAX_ANSWER_BYTES:
+                    break
+        return answer.status_code, bytes(raw)
+
+    async def question(self, worker: Worker, *paths: str) -> dict[str, Any]:
+        """What ``worker`` says of itself at the first of ``paths`` that it knows; empty when it does not."""
+        try:
+            with anyio.fail_after(min(_QUESTION_S, self._timeout_s)):
+                for path in paths:
+                    status, raw = await self._exchange("GET", worker.url + path, [], None)
+                    if status != 404:
+                        break
+        except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, ValueError):
+            return {}
+        document = _document(raw) if status == 200 else None
+        return document if isinstance(document, dict) else {}
+
+
+async def _pieces(body: bytes) -> AsyncIterator[bytes]:
+    if len(body) <= _PIECE_BYTES:
+        yield body
+        return
+    view = memoryview(body)
+    for start in range(0, len(body), _PIECE_BYTES):
+        yield bytes(view[start : start + _PIECE_BYTES])
+
+
+def _judged(call: Call, status: int, raw: bytes) -> Answer:
+    document = _document(raw)
+    if isinstance(document, dict):
+        content = document
+    else:
+        text = raw[: 4 * _SHOWN_CHARACTERS].decode("utf-8", "replace").strip()[:_SHOWN_CHARACTERS]
+        content = {"message": text} if text else {}
+    trouble = None
+    if not 200 <= status < 300:
+        trouble = f"it answered {status}"
+    elif content.get("success") is False:
+        trouble = "it says that it did not succeed"
+    elif call.confirmed and content.get("success") is not True:
+        trouble = "it does not say that it succeeded"
+    return Answer(status, content, trouble)
+
+
+def _document(raw: bytes) -> Any:
+    """``raw`` as JSON that can be passed on; None when it is not."""
+    try:
+        document = orjson.loads(raw)
+        orjson.dumps(document)  # which takes less depth than loads
+    except (ValueError, TypeError):
+        return None
+    return document

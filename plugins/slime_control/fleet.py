@@ -1,0 +1,204 @@
+"""A control call to the fleet: who gets it, what came of it, and what that means for workers and weights."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from http import HTTPStatus
+
+import anyio
+
+from router_core import Reply, Worker
+from router_core.errors import NoWorker, WorkerBroke
+from router_core.exchange import Request
+from router_core.router import Router
+from router_core.weights import MAX_VERSION
+from slime_control.bodies import base_offset, given_bodies, named_version, offset_bodies
+from slime_control.calls import Call
+from slime_control.fan_out import Answer, FanOut
+from slime_control.gate import Gate
+
+__all__ = ["Fleet"]
+
+logger = logging.getLogger(__name__)
+
+Answers = dict[Worker, Answer]
+
+
+class Fleet:
+    """All registered workers, also those that get no requests now: whoever may come back must have the weights."""
+
+    def __init__(self, router: Router, fan_out: FanOut, gate: Gate) -> None:
+        self._router = router
+        self._fan_out = fan_out
+        self._gate = gate
+        self._updates = 0
+        self._moved_by = 0
+
+    async def call(self, call: Call, request: Request) -> Reply:
+        """Make ``call`` and answer it. Raises HTTPError."""
+        pauses, continues = call.path == "/pause_generation", call.path == "/continue_generation"
+        if not len(self._router.pool):
+            if continues:
+                self._gate.open()  # for those who register next, and have never paused
+            raise NoWorker("no worker is registered")
+        bodies = await self._bodies(call, request)
+        everybody = len(bodies) == len(self._router.pool)
+        version = named_version(request) if call.aside == "weights" else None
+        self._updates += call.aside == "weights"
+        update = self._updates
+        answers: Answers = {}
+
+        def on_answer(worker: Worker, answer: Answer) -> None:
+            answers[worker] = answer
+            if answer.trouble is not None:
+                logger.warning("%s: worker %s: %s", call.path, worker.url, answer.trouble)
+            elif continues:
+                self._gate.open()  # one that hangs must not hold up what the others can do
+            elif version is not None:
+                worker.weight_version = version
+
+        closed = self._gate.close() if pauses else None
+        target = request.target.decode("latin-1")
+        await self._fan_out.send(call, request.method, target, request.headers, bodies, on_answer)
+        if pauses and closed is not None and not _succeeded(answers):
+            self._gate.undo(closed)
+        note = ""
+        if call.aside == "weights":
+            version = version if version is not None else await self._learn_version(answers)
+            if version is None and _succeeded(answers):
+                note = "; the workers do not name one version, so the fleet's has not moved"
+        self._set_aside(call, answers)
+        if version is not None and _succeeded(answers):
+            if everybody:
+                self._set_newcomers_aside(bodies, version)
+            await self._move(version, call.path, update)
+        return _reply(call, answers, note)
+
+    async def _bodies(self, call: Call, request: Request) -> dict[Worker, bytes]:
+        pool = self._router.pool
+        given = given_bodies(request, pool)
+        if given is not None:
+            return given
+        workers = list(pool)
+        if (
+            call.path == "/init_weights_update_group"
+            and len(workers) > 1
+            and base_offset(request) is not None
+        ):
+            return offset_bodies(request.json(), await self._sizes(workers))
+        return dict.fromkeys(workers, request.body)  # one buffer
+
+    async def _sizes(self, workers: list[Worker]) -> list[tuple[Worker, int]]:
+        """How many ranks each of ``workers`` has. Raises WorkerBroke, before anybody was called."""
+        sizes: dict[Worker, object] = {}
+
+        async def ask(worker: Worker) -> None:
+            about = await self._fan_out.question(worker, "/server_info", "/get_server_info")
+            sizes[worker] = about.get("tp_size")
+
+        async with anyio.create_task_group() as tasks:
+            for worker in workers:
+                tasks.start_soon(ask, worker)
+        found = []
+        for worker in workers:
+            size = sizes[worker]
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise WorkerBroke(
+                    f"worker {worker.url} does not say its tp_size, so the ranks cannot be counted; nobody was "
+                    'called. Remove it, or give each worker its own body: {"workers": {url: body}}'
+                )
+            found.append((worker, size))
+        return found
+
+    async def _learn_version(self, answers: Answers) -> str | None:
+        """The version that all workers which took the update say they have; None when they do not agree.
+
+        One that does not say counts as failed from now on.
+        """
+        said: set[str] = set()
+
+        async def ask(worker: Worker) -> None:
+            about = await self._fan_out.question(worker, "/model_info", "/get_model_info")
+            version = about.get("weight_version")
+            if (
+                isinstance(version, str | int)
+                and not isinstance(version, bool)
+                and 0 < len(str(version)) <= MAX_VERSION
+            ):
+                worker.weight_version = str(version)
+                said.add(str(version))
+            else:
+                trouble = "it took the update, but does not say which weights it has"
+                answers[worker] = replace(answers[worker], trouble=trouble)
+
+        async with anyio.create_task_group() as tasks:
+            for worker, answer in list(answers.items()):
+                if answer.trouble is None:
+                    tasks.start_soon(ask, worker)
+        return said.pop() if len(said) == 1 else None
+
+    def _set_aside(self, call: Call, answers: Answers) -> None:
+        """Keep new requests from the workers that are not where the others are now."""
+        if call.aside == "no" or not _succeeded(answers):
+            return
+        for worker, answer in answers.items():
+            if answer.trouble is not None:
+                if call.aside == "weights":
+                    worker.weight_version = None  # it may have the old ones, the new ones, or some of each
+                    self._quarantine(worker, "stale weights")
+                elif worker.state == "ready":
+                    self._quarantine(worker, f"{call.path} failed")
+
+    def _set_newcomers_aside(self, told: Mapping[Worker, bytes], version: str) -> None:
+        """Those that registered while an update for all was under way, and were not told."""
+        for worker in self._router.pool:
+            if worker not in told and worker.weight_version != version:
+                self._quarantine(worker, "stale weights")
+
+    def _quarantine(self, worker: Worker, reason: str) -> None:
+        if worker in self._router.pool and worker.state != "draining":  # which gets nothing new as it is
+            logger.warning("worker %s gets no new requests: %s", worker.url, reason)
+            self._router.pool.quarantine(worker)
+
+    async def _move(self, version: str, source: str, update: int) -> None:
+        """The fleet has ``version`` as soon as every worker has that gets requests."""
+        in_use = [worker for worker in self._router.pool if worker.state in ("ready", "joining")]
+        # An update that took longer than a later one is not news.
+        if update > self._moved_by and all(worker.weight_version == version for worker in in_use):
+            self._moved_by = update
+            others = {worker: worker.weight_version for worker in self._router.pool}
+            try:
+                await self._router.announce_weights(version, source)
+            finally:
+                for worker, had in others.items():  # the announcement takes it for everybody's
+                    if worker.state == "quarantined":
+                        worker.weight_version = had
+
+
+def _succeeded(answers: Answers) -> int:
+    return sum(answer.trouble is None for answer in answers.values())
+
+
+def _reply(call: Call, answers: Answers, note: str) -> Reply:
+    succeeded, all_of = _succeeded(answers), len(answers)
+    message = f"{call.path}: {succeeded} of {all_of} workers succeeded{note}"
+    for worker, answer in answers.items():
+        if answer.trouble is not None:
+            message += f"; {worker.url}: {answer.trouble}"
+    workers = {worker.url: answer.as_dict() for worker, answer in answers.items()}
+    content = {"success": succeeded == all_of, "message": message, "workers": workers}
+    return Reply.from_json(content, _status(answers, succeeded))
+
+
+def _status(answers: Answers, succeeded: int) -> int:
+    if succeeded == len(answers):
+        return HTTPStatus.OK
+    if succeeded:
+        return HTTPStatus.MULTI_STATUS
+    # When all refuse for the same reason it is the caller's; slime's client would repeat a 502 sixty times as well.
+    statuses = {answer.status for answer in answers.values()}
+    common = statuses.pop() if len(statuses) == 1 else None
+    refused = common is not None and (400 <= common < 500 or common == HTTPStatus.GATEWAY_TIMEOUT)
+    return common if common is not None and refused else HTTPStatus.BAD_GATEWAY

@@ -1,0 +1,92 @@
+"""Where new generation requests wait while the engines are paused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+import anyio
+
+from router_core.errors import HTTPError
+
+__all__ = ["Gate", "Paused"]
+
+
+class Paused(HTTPError):
+    """Generation was paused, and did not continue in time."""
+
+    status: ClassVar[int] = 503
+    type: ClassVar[str] = "service_unavailable"
+    code: ClassVar[str] = "GENERATION_PAUSED"
+
+
+class _Waiting:
+    """A request at the gate, by the names under which it may be aborted."""
+
+    __slots__ = ("aborted", "news", "rids")
+
+    def __init__(self, rids: Iterable[str]) -> None:
+        self.rids = tuple(rids)
+        self.aborted = False
+        self.news = anyio.Event()
+
+
+class Gate:
+    """Open, or closed. Changed only by functions without ``await``: one event loop needs no lock."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self._moves = 0
+        self._waiting: dict[_Waiting, None] = {}
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait."""
+        return len(self._waiting)
+
+    def close(self) -> int | None:
+        """New requests wait from now on. Returns what :meth:`undo` takes; None when it was closed before."""
+        if self.closed:
+            return None
+        self.closed = True
+        self._moves += 1
+        return self._moves
+
+    def undo(self, move: int) -> None:
+        """Open it, unless somebody has moved it since ``move``."""
+        if move == self._moves:
+            self.open()
+
+    def open(self) -> None:
+        """All go on."""
+        self.closed = False
+        self._moves += 1
+        self._tell(self._waiting)
+
+    def abort(self, prefix: str) -> None:
+        """End the wait of the requests all of whose names begin with ``prefix``."""
+        ended = [each for each in self._waiting if all(rid.startswith(prefix) for rid in each.rids)]
+        for each in ended:
+            each.aborted = True
+        self._tell(ended)
+
+    def _tell(self, whom: Iterable[_Waiting]) -> None:
+        for each in whom:
+            each.news.set()
+
+    async def wait(self, rids: Iterable[str], timeout_s: float) -> bool:
+        """Return when the gate is open (True), or when the request was aborted. Raises Paused."""
+        waiting = _Waiting(rids)
+        self._waiting[waiting] = None
+        try:
+            with anyio.fail_after(timeout_s):
+                while self.closed and not waiting.aborted:
+                    waiting.news = anyio.Event()
+                    await waiting.news.wait()
+        except TimeoutError:
+            raise Paused(
+                f"generation is paused, and did not continue within {timeout_s:g} s (--pause-queue-timeout-s)"
+            ) from None
+        finally:
+            del self._waiting[waiting]
+        return not waiting.aborted

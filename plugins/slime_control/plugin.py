@@ -1,0 +1,146 @@
+"""The plugin: control calls are answered here, and generation waits here while it is paused."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import ClassVar
+
+import anyio
+
+from router_core import Exchange, Reply, hookimpl
+from router_core.errors import BadRequest, HTTPError, ShuttingDown
+from router_core.exchange import Request
+from router_core.router import Router
+from slime_control.aborted import aborted_reply, names
+from slime_control.calls import CALLS, Call
+from slime_control.fan_out import FanOut
+from slime_control.fleet import Fleet
+from slime_control.gate import Gate
+from slime_control.settings import Settings
+
+__all__ = ["Control", "add_options", "make_plugin"]
+
+logger = logging.getLogger(__name__)
+
+#: What waits while generation is paused; everything else passes.
+_GENERATING = frozenset(
+    (
+        "/generate", "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages",
+        "/invocations", "/vertex_generate", "/api/chat", "/api/generate",
+    )
+)  # fmt: skip
+
+
+@hookimpl
+def add_options(parser: argparse.ArgumentParser) -> None:
+    default = Settings()
+    parser.add_argument(
+        "--control-timeout-s", type=float, default=default.control_timeout_s, metavar="S",
+        help="deadline for each worker's answer to a control call (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--pause-queue-timeout-s", type=float, default=default.pause_queue_timeout_s, metavar="S",
+        help="longest wait of a request while generation is paused (default: %(default)s)",
+    )  # fmt: skip
+
+
+def make_plugin(options: argparse.Namespace) -> Control:
+    """The plugin with the flags of the command line. Raises SettingsError."""
+    return Control(Settings.from_options(options))
+
+
+class Aborted(HTTPError):
+    """A request was aborted while it waited for generation to continue; asking again was not wanted."""
+
+    status: ClassVar[int] = 400
+    type: ClassVar[str] = "invalid_request_error"
+    code: ClassVar[str] = "ABORTED"
+
+
+class Control:
+    """Control calls are answered in ``pre_request``, as the last of all plugins: the others see each of them
+    on its way, as they would see one that is proxied, and its outcome when the exchange ends.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.gate = Gate()
+        self._router: Router | None = None
+        self._fleet: Fleet | None = None
+
+    @hookimpl
+    @asynccontextmanager
+    async def lifespan(self, router: Router) -> AsyncIterator[None]:
+        settings = self.settings
+        connect_s = min(router.settings.connect_timeout_s, settings.control_timeout_s)
+        async with FanOut(router.worker_tls, settings.control_timeout_s, connect_s) as fan_out:
+            self._router, self._fleet = router, Fleet(router, fan_out, self.gate)
+            try:
+                yield
+            finally:
+                self._router = self._fleet = None
+
+    @hookimpl(trylast=True)
+    async def pre_request(self, exchange: Exchange) -> Reply | None:
+        request = exchange.request
+        path = request.path
+        call = CALLS.get(path)
+        if call is None:
+            return await self._pass(exchange) if self.gate.closed and path in _GENERATING else None
+        if request.method not in call.methods:
+            wrong = {"message": "Method Not Allowed", "type": "invalid_request_error", "code": "HTTP_405"}
+            return Reply.from_json({"error": wrong}, 405, [(b"allow", ", ".join(call.methods).encode())])
+        if path == "/abort_request":
+            self._abort_waiting(exchange)
+        return await self._finished(call, request)
+
+    async def _pass(self, exchange: Exchange) -> Reply | None:
+        """Wait until generation continues. Raises Paused, or Aborted where no answer of SGLang's own fits."""
+        try:
+            document = exchange.request.json()
+        except BadRequest:
+            document = None  # the worker says so in its own words
+        rids = names(document)
+        if await self.gate.wait(rids, self.settings.pause_queue_timeout_s):
+            return None
+        if exchange.request.path != "/generate":
+            raise Aborted("the request was aborted while generation was paused")
+        return aborted_reply(document if isinstance(document, dict) else {}, rids)
+
+    def _abort_waiting(self, exchange: Exchange) -> None:
+        try:
+            document = exchange.request.json()
+        except BadRequest:
+            return  # the workers say so in their own words
+        if isinstance(document, dict):
+            prefix = "" if document.get("abort_all") else document.get("rid")
+            if isinstance(prefix, str) and (prefix or document.get("abort_all")):
+                self.gate.abort(prefix)
+
+    async def _finished(self, call: Call, request: Request) -> Reply:
+        """The outcome of ``call``. It goes on when the client leaves: half a fleet with new weights helps nobody."""
+        router, fleet = self._router, self._fleet
+        assert router is not None and fleet is not None  # narrowing: there while the router serves  # noqa: PT018
+        done = anyio.Event()
+        outcome: Reply | Exception = ShuttingDown("the router is shutting down")
+
+        async def run() -> None:
+            nonlocal outcome
+            try:
+                outcome = await fleet.call(call, request)
+            except HTTPError as error:
+                outcome = error
+            except Exception as error:
+                logger.exception("%s failed", call.path)
+                outcome = error
+            finally:
+                done.set()
+
+        router.tasks.start_soon(run)
+        await done.wait()
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
