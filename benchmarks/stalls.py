@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from time import monotonic_ns
+from time import monotonic, monotonic_ns
 from typing import Any
 
 import anyio
@@ -18,8 +18,8 @@ from benchmarks.peers import Running, router, started
 from benchmarks.pulse import COLUMNS, feel
 from benchmarks.report import Column, Report
 from benchmarks.samples import Samples, request_body, save_tokenizer
-from benchmarks.stand_in import Chunk, StandIn, Template, serving_stand_in
-from benchmarks.streams import quantile_us, spread, streaming
+from benchmarks.stand_in import Chunk, StandIn, Stream, Template, serving_stand_in
+from benchmarks.streams import quantile_us, streaming
 
 __all__ = ["measure_stalls", "show_stalls"]
 
@@ -30,6 +30,9 @@ _PROMPT_TOKENS, _NEW_TOKENS, _QUESTION_TOKENS = 32_768, 128, 100
 _PROMPTS_AT_ONCE = 4
 _OPENINGS = 8
 _SETTLING_S = 1.0
+_APART_S = 0.003
+_TICK_S = 0.001
+_MOST_AT_ONCE = 50  # chunks
 _SCENARIO = "event loop"
 
 
@@ -96,11 +99,12 @@ async def _measure(
     seconds: float,
 ) -> dict[str, float]:
     async with AsyncExitStack() as stack:
-        streams = streaming(proxy.url, stand_in, chunks, streams=load.streams, pace=spread(_CHUNKS_PER_S))
+        streams = streaming(proxy.url, stand_in, chunks, streams=load.streams, pace=_in_turn)
         seen = await stack.enter_async_context(streams)
         tasks = await stack.enter_async_context(anyio.create_task_group())
         for _ in range(load.prompts):
             tasks.start_soon(long.converse)
+        await _apart(stand_in)
         await anyio.sleep(_SETTLING_S)
         seen.clear()
         long.clear()
@@ -118,6 +122,37 @@ async def _measure(
             figures |= long.figures()
         tasks.cancel_scope.cancel()
     return figures
+
+
+async def _in_turn(stand_in: StandIn) -> None:
+    """Every stream in its turn, new ones last, so that they stay apart; what this process was late for is left out."""
+    streams = stand_in.streams
+    owed, before = 0.0, monotonic()
+    while True:
+        await anyio.sleep(_TICK_S)
+        now = monotonic()
+        owed = min(owed + (now - before) * _CHUNKS_PER_S, _MOST_AT_ONCE)
+        before = now
+        while owed >= 1 and streams:
+            rid = next(iter(streams))
+            stream = streams[rid] = streams.pop(rid)
+            _advance(stream)
+            owed -= 1
+
+
+async def _apart(stand_in: StandIn) -> None:
+    """Give some streams more chunks than others, so that they do not all begin and end in the same moment."""
+    for number, stream in enumerate(list(stand_in.streams.values())):
+        for _ in range(number % _STREAM_TOKENS):
+            _advance(stream)
+        await anyio.sleep(_APART_S)
+
+
+def _advance(stream: Stream) -> None:
+    if (
+        not stream.transport.is_closing()
+    ):  # as one of the load before this may be, which the router has yet to drop
+        stream.advance()
 
 
 class _LongPrompts:
