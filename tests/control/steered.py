@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import anyio
@@ -19,7 +19,7 @@ from router_core.serving import serving
 from routers import Running
 from slime_control import Control, Settings
 
-__all__ = ["Steered", "hung", "steering"]
+__all__ = ["Controlled", "Steered", "hung", "steering"]
 
 _UPDATES = tuple(f"/update_weights_from_{source}" for source in ("disk", "tensor", "distributed", "ipc"))
 
@@ -86,26 +86,30 @@ def hung() -> Steered:
     return worker
 
 
+@dataclass(frozen=True)
+class Controlled(Running):
+    """A router that serves, and its control plane."""
+
+    control: Control
+
+
 @asynccontextmanager
 async def steering(
     *workers: Steered,
     timeout_s: float = 10.0,
     queue_s: float = 10.0,
     beside: Mapping[str, object] | None = None,
-    options: argparse.Namespace | None = None,
-) -> AsyncIterator[Running]:
+) -> AsyncIterator[Controlled]:
     """A router with ``workers``, which know their ``url`` then; no health checks, which would bring them back."""
     control = Control(Settings(timeout_s, queue_s))
     async with AsyncExitStack() as stack:
         for worker in workers:
             worker.url = await stack.enter_async_context(serving(worker.app, grace_s=0.1))
-        running = await stack.enter_async_context(
-            routing({"control": control, **(beside or {})}, options=options)
-        )
+        running = await stack.enter_async_context(routing({"control": control, **(beside or {})}))
         for worker in workers:
             await running.router.add_worker(worker.url)
         try:
-            yield running
+            yield Controlled(running.router, running.url, running.client, control)
         finally:
             for worker in workers:
                 if worker.hold is not None:

@@ -1,0 +1,185 @@
+"""The fleet's version moves once for each version, in order, and only when those who serve have it."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from control.steered import Controlled, Steered, hung, steering
+from plugged import until
+from router_core import hookimpl
+from router_core.weights import WeightUpdate
+from slime_control.calls import CALLS
+
+pytestmark = pytest.mark.anyio
+
+DISK = "/update_weights_from_disk"
+
+
+class Told:
+    """A plugin that keeps what it is told; it may fail."""
+
+    def __init__(self) -> None:
+        self.updates: list[tuple[str | None, str, str]] = []
+        self.fails = False
+
+    @hookimpl
+    async def on_weight_update(self, update: WeightUpdate) -> None:
+        self.updates.append((update.previous, update.version, update.source))
+        if self.fails:
+            raise RuntimeError("no")
+
+
+def shown(running: Controlled) -> list[tuple[str, str | None]]:
+    return [(worker.state, worker.weight_version) for worker in running.router.pool]
+
+
+@pytest.mark.parametrize("path", [path for path, call in CALLS.items() if call.aside == "weights"])
+async def test_every_kind_of_update_is_announced_once_and_before_the_answer(path: str) -> None:
+    told = Told()
+    async with steering(Steered(), Steered(), beside={"told": told}) as running:
+        for version in ("1", "1", "2"):  # an update in several pieces names its version with each
+            body = {"weight_version": version, "new_version": version}
+            assert (await running.client.post(path, json=body)).status_code == 200
+            assert told.updates[-1][1] == version
+        assert told.updates == [("default", "1", path), ("1", "2", path)]
+        assert shown(running) == [("ready", "2")] * 2
+        assert (await running.client.get("/weight_version")).json()["weight_version"] == "2"
+
+
+async def test_a_number_is_a_version_too() -> None:
+    told = Told()
+    async with steering(Steered(), beside={"told": told}) as running:
+        await running.client.post(DISK, json={"weight_version": 7})
+        assert told.updates == [("default", "7", DISK)]
+
+
+async def test_without_a_version_the_workers_are_asked() -> None:
+    told = Told()
+    worker = Steered()
+    async with steering(worker, beside={"told": told}) as running:
+        await running.client.post(DISK, json={"model_path": "/m"})
+        assert told.updates == []  # by name nothing has changed
+        worker.version = "9"
+        await running.client.post(DISK, json={"model_path": "/m"})
+        assert told.updates == [("default", "9", DISK)]
+
+
+async def test_a_large_body_is_not_parsed_for_its_version() -> None:
+    told = Told()
+    async with steering(Steered(), Steered(), beside={"told": told}) as running:
+        body = b'{"serialized": "%s", "weight_version": "8"}' % (b"A" * (2 << 20))
+        assert (await running.client.post("/update_weights_from_tensor", content=body)).status_code == 200
+        assert told.updates == [("default", "8", "/update_weights_from_tensor")]
+
+
+async def test_workers_that_name_several_versions_move_nothing() -> None:
+    told = Told()
+    one, two = Steered("1"), Steered("2")
+    async with steering(one, two, beside={"told": told}) as running:
+        answer = await running.client.post(DISK, json={"model_path": "/m"})
+        assert answer.json()["message"].endswith(
+            "; the workers do not name one version, so the fleet's has not moved"
+        )
+        assert told.updates == []
+        assert shown(running) == [("ready", "1"), ("ready", "2")]
+
+
+@pytest.mark.parametrize("info", [(500, b""), (200, b"{"), (200, b"[]"), (200, b'{"weight_version": true}')])
+async def test_a_worker_that_does_not_say_what_it_has_is_stale(info: tuple[int, bytes]) -> None:
+    told = Told()
+    good, dumb = Steered(), Steered()
+    async with steering(good, dumb, beside={"told": told}) as running:
+        good.version, dumb.answers["/model_info"] = "5", info
+        answer = await running.client.post(DISK, json={"model_path": "/m"})
+        assert answer.status_code == 207
+        assert "does not say which weights" in answer.json()["workers"][dumb.url]["error"]
+        assert told.updates == [("default", "5", DISK)]
+        assert shown(running) == [("ready", "5"), ("quarantined", None)]
+
+
+async def test_worker_by_worker_the_last_one_moves_the_fleet() -> None:
+    told = Told()
+    one, two = Steered(), Steered()
+    async with steering(one, two, beside={"told": told}) as running:
+        body = {"weight_version": "3"}
+        await running.client.post(DISK, json={"workers": {one.url: body}})
+        assert told.updates == []
+        assert shown(running) == [("ready", "3"), ("ready", "default")]
+        await running.client.post(DISK, json={"workers": {two.url: body}})
+        assert told.updates == [("default", "3", DISK)]
+
+
+async def test_the_version_of_a_worker_that_missed_it_is_not_said_to_be_the_fleets() -> None:
+    told = Told()
+    good, bad = Steered(), Steered()
+    bad.answers[DISK] = (500, b"")
+    async with steering(good, bad, beside={"told": told}) as running:
+        await running.client.post(DISK, json={"weight_version": "3"})
+        assert shown(running) == [("ready", "3"), ("quarantined", None)]
+        assert told.updates == [("default", "3", DISK)]
+        versions = (await running.client.get("/weight_version")).json()["workers"]
+        assert versions == {good.url: "3", bad.url: None}
+
+
+async def test_who_registers_during_an_update_with_old_weights_gets_no_requests() -> None:
+    slow, newcomer, fresh = hung(), Steered(), Steered("3")
+    told = Told()
+    async with (
+        steering(slow, newcomer, fresh, beside={"told": told}) as running,
+        anyio.create_task_group() as tasks,
+    ):
+        for late in (newcomer, fresh):
+            await running.client.post("/remove_worker", json={"url": late.url})
+
+        async def update() -> None:
+            answer = await running.client.post(DISK, json={"weight_version": "3"})
+            assert answer.status_code == 200
+
+        tasks.start_soon(update)
+        await until(lambda: bool(slow.got))
+        for late in (newcomer, fresh):
+            await running.client.post("/add_worker", json={"url": late.url})
+        assert slow.hold is not None
+        slow.hold.set()
+        await until(lambda: told.updates == [("default", "3", DISK)])
+        assert shown(running) == [("ready", "3"), ("quarantined", "default"), ("ready", "3")]
+
+
+async def test_an_update_that_ends_late_does_not_move_the_fleet_back() -> None:
+    told = Told()
+    slow = hung()
+    async with steering(slow, beside={"told": told}) as running, anyio.create_task_group() as tasks:
+        late: list[int] = []
+
+        async def update() -> None:
+            late.append((await running.client.post(DISK, json={"weight_version": "3"})).status_code)
+
+        tasks.start_soon(update)
+        await until(lambda: bool(slow.got))
+        hold, slow.hold = slow.hold, None
+        await running.client.post(DISK, json={"weight_version": "4"})
+        assert hold is not None
+        hold.set()
+        await until(lambda: late == [200])
+        assert told.updates == [("default", "4", DISK)]
+
+
+async def test_a_plugin_that_fails_is_told_of_and_the_version_stands() -> None:
+    told = Told()
+    told.fails = True
+    good, bad = Steered(), Steered()
+    bad.answers[DISK] = (500, b"")
+    async with steering(good, bad, beside={"told": told}) as running:
+        answer = await running.client.post(DISK, json={"weight_version": "3"})
+        assert answer.status_code == 500
+        assert answer.json()["error"]["code"] == "PLUGIN_FAILED"
+        assert running.router.weights.current == "3"
+        assert shown(running) == [("ready", "3"), ("quarantined", None)]
+
+
+async def test_a_body_that_is_no_json_reaches_nobody() -> None:
+    worker = Steered()
+    async with steering(worker) as running:
+        assert (await running.client.post(DISK, content=b"{")).status_code == 400
+    assert worker.got == []
