@@ -93,7 +93,7 @@ def _branch(leaf: Response, index: int, seen: dict[Segment, list[tuple[int, int]
         prompt_bytes,
         prompt_tokens,
         parent,
-        len(leaf.node.ends or ()),
+        len(leaf.node.ends),
         leaf.continuation_lost,
     )
 

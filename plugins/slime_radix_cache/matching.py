@@ -8,9 +8,8 @@ beginning and its rest. *Reading* wants to know what was consumed and sampled, w
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -35,8 +34,7 @@ _LOOKED_AT = 1024
 _AROUND_CUT = 4 * 4
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(NamedTuple):
     """The longest known context: ``context`` covers the first ``position`` bytes of the text.
 
     ``candidates``: recorded contexts with exactly this text. ``inside_response``: all of the text is recorded, and
@@ -147,13 +145,16 @@ class _Search:
 
     def longest(self, whose: Whose) -> Match | None:
         """The longest context among those; None without any."""
-        found = None
+        found: tuple[Context, int] | None = None
+        floor = 0
         for node in reversed(self._path.ended):
             context = self._ending_at(node, whose)
             if context is not None:
-                found = context, node.depth
+                found, floor = (context, node.depth), node.depth
                 break
-        return self._match(self._longer_cut(found[1] if found is not None else 0, whose) or found)
+        if floor < self._path.position:
+            found = self._longer_cut(floor, whose) or found
+        return self._match(found)
 
     def nothing(self) -> Match:
         """No context at all: the text begins a new one."""
@@ -166,19 +167,17 @@ class _Search:
             return None
         context, position = found
         path = self._path
-        ends = path.node.ends if path.node.depth == path.position == len(self._text) else None
+        ends = path.node.ends if path.node.depth == path.position == len(self._text) else ()
         inside = path.position == len(self._text) and any(
-            response.start < path.position for response in path.node.through or ()
+            response.start < path.position for response in path.node.through
         )
-        candidates = (
-            len(ends) if ends is not None else int(context is not None and position == len(self._text))
-        )
+        candidates = len(ends) if ends else int(context is not None and position == len(self._text))
         return Match(context, position, candidates, inside)
 
     def _ending_at(self, node: Node, whose: Whose) -> Context:
         """The newest context that ends at ``node`` and may be the answer, or go on there."""
         whole = node.depth == len(self._text)
-        for segment in reversed(node.ends or ()):
+        for segment in reversed(node.ends):
             if not whose(last_response(segment)):
                 continue
             if whole and self._reading:
@@ -202,7 +201,7 @@ class _Search:
         spelt: list[tuple[int, bytes]] = []
         node: Node | None = self._path.node
         while node is not None and (end := min(self._path.position, node.depth)) > floor:
-            fitting = (one for one in reversed(node.through or ()) if one.start < end and whose(one))
+            fitting = (one for one in reversed(node.through) if one.start < end and whose(one))
             for response in islice(fitting, _LOOKED_AT):
                 start = response.start
                 if any(start == begin and response.ids.startswith(ids) for begin, ids in spelt):

@@ -82,8 +82,8 @@ class Response(Segment):
     ``logprobs``: packed float64, or float32 where every value is one; None when the engine sent none.
     ``visible``: tokens that the text shows, the hidden tail left out; -1 when the text ends inside a token.
     ``end``: where visible text plus decoded hidden tail lies in the index, ``node`` when there is no tail.
-    ``start``: bytes of text before the response.
-    ``before``: digest of the ids before it. ``finish_reason``: the engine's JSON value, as JSON.
+    ``start``: bytes of text before the response. ``before``: digest of the ids before it.
+    ``version``: of all tokens, or runs of versions. ``finish_reason``: the engine's JSON value, as JSON.
     ``continuation_lost``: the session went on from here, and what it got had to make room.
     """
 
@@ -95,7 +95,7 @@ class Response(Segment):
         "logprobs",
         "session",
         "start",
-        "versions",
+        "version",
         "visible",
     )
 
@@ -118,11 +118,16 @@ class Response(Segment):
         self.visible = visible
         self.start = start
         self.logprobs = logprobs
-        self.versions = versions
+        self.version = versions[0][0] if len(versions) == 1 else versions
         self.session = session
         self.finish_reason = finish_reason
         self.continuation_lost = False
         self.before = 0
+
+    @property
+    def versions(self) -> Versions:
+        """Versions of consecutive runs of tokens."""
+        return self.version if isinstance(self.version, tuple) else ((self.version, len(self)),)
 
     @property
     def reach(self) -> Node:
@@ -173,10 +178,12 @@ def last_response(segment: Segment) -> Response | None:
 
 def context_ids(context: Context) -> bytes:
     """The token ids of ``context``, packed int32. O(tokens), a copy per segment."""
-    parts = [
-        segment.ids if length * _ID_BYTES == len(segment.ids) else segment.ids[: length * _ID_BYTES]
-        for segment, length in links(context)
-    ]
+    parts = []
+    while context is not None:  # links() would cost half as much again
+        segment, length = context
+        ids = segment.ids
+        parts.append(ids if length * _ID_BYTES == len(ids) else ids[: length * _ID_BYTES])
+        context = (segment.parent, segment.kept) if segment.parent is not None else None
     parts.reverse()
     return b"".join(parts)
 

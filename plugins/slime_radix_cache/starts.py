@@ -22,20 +22,20 @@ class Starts:
     """Where responses begin, by a digest of what stands before them; that is compared before it is believed."""
 
     def __init__(self) -> None:
-        self._by_digest: dict[int, list[Response]] = {}
+        self._by_digest: dict[int, tuple[Response, ...]] = {}
         self._powers: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)
 
     def add(self, response: Response) -> None:
         """Note where ``response`` begins. O(tokens before it)."""
         response.before = int(self._terms(ids_before(response)).sum())
-        self._by_digest.setdefault(response.before, []).append(response)
+        self._by_digest[response.before] = (*self._by_digest.get(response.before, ()), response)
 
     def remove(self, response: Response) -> None:
-        """Undo :meth:`add`. O(responses that begin there), at once when ``response`` is the oldest."""
-        alike = self._by_digest[response.before]
-        alike.remove(response)
-        if not alike:
-            del self._by_digest[response.before]
+        """Undo :meth:`add`. O(responses that begin there)."""
+        alike = self._by_digest.pop(response.before)
+        if len(alike) > 1:
+            slot = alike.index(response)
+            self._by_digest[response.before] = alike[:slot] + alike[slot + 1 :]
 
     def along(self, ids: bytes) -> Iterator[tuple[Response, int]]:
         """Responses before which stand the first of ``ids`` (packed), and how many: most first, newest first.

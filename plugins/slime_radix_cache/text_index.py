@@ -7,37 +7,83 @@ wherever texts diverge; one ``startswith`` decides an edge, whatever its length.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from slime_radix_cache.segments import Response, Segment
 
 __all__ = ["Node", "Path", "TextIndex", "text_of"]
 
+_T = TypeVar("_T")
+
 
 class Node:
     """A place in a text: ``depth`` bytes from its beginning, reached from ``parent`` over ``edge``.
 
-    ``kids[i]`` is reached over an edge that begins with the byte ``keys[i]``. ``ends``: segments whose text ends
-    here, newest last. ``through``: responses whose text covers some of the edge, newest last; only they can be
-    cut inside it. The three lists are None while they are empty: most are.
+    ``kid`` is the only one, or None; of several, ``kids[i]`` is reached over an edge that begins with the byte
+    ``keys[i]``. ``ends``: segments whose text ends here, newest last. ``through``: responses whose text covers some
+    of the edge, newest last; only they can be cut inside it. All are short and change seldom: a tuple takes half the
+    memory of a list.
     """
 
-    __slots__ = ("depth", "edge", "ends", "keys", "kids", "parent", "through")
+    __slots__ = ("depth", "edge", "ends", "keys", "kid", "kids", "parent", "through")
 
     def __init__(self, parent: Node | None, edge: bytes, depth: int) -> None:
         self.parent = parent
         self.edge = edge
         self.depth = depth
+        self.kid: Node | None = None
         self.keys = b""
-        self.kids: list[Node] | None = None
-        self.ends: list[Segment] | None = None
-        self.through: list[Response] | None = None
+        self.kids: tuple[Node, ...] = ()
+        self.ends: tuple[Segment, ...] = ()
+        self.through: tuple[Response, ...] = ()
+
+    def kid_at(self, byte: int) -> Node | None:
+        """The kid whose edge begins with ``byte``."""
+        if self.kid is not None:
+            return self.kid if self.kid.edge[0] == byte else None
+        slot = self.keys.find(byte)
+        return self.kids[slot] if slot >= 0 else None
+
+    @property
+    def all_kids(self) -> tuple[Node, ...]:
+        """One, several, or none."""
+        return (self.kid,) if self.kid is not None else self.kids
+
+    def add(self, kid: Node) -> None:
+        """``kid`` begins as none of the others does."""
+        if self.kid is not None:
+            self.keys = self.kid.edge[:1] + kid.edge[:1]
+            self.kids = self.kid, kid
+            self.kid = None
+        elif self.kids:
+            self.keys += kid.edge[:1]
+            self.kids += (kid,)
+        else:
+            self.kid = kid
+
+    def replace(self, old: Node, new: Node) -> None:
+        """``new`` begins as ``old`` does and takes its place."""
+        if self.kid is old:
+            self.kid = new
+        else:
+            slot = self.keys.index(old.edge[0])
+            self.kids = (*self.kids[:slot], new, *self.kids[slot + 1 :])
+
+    def drop(self, kid: Node) -> None:
+        """Forget ``kid``."""
+        if self.kid is kid:
+            self.kid = None
+            return
+        slot = self.keys.index(kid.edge[0])
+        self.keys = self.keys[:slot] + self.keys[slot + 1 :]
+        self.kids = self.kids[:slot] + self.kids[slot + 1 :]
+        if len(self.kids) == 1:
+            [self.kid] = self.kids
+            self.keys, self.kids = b"", ()
 
 
-@dataclass(frozen=True, slots=True)
-class Path:
+class Path(NamedTuple):
     """How far a text leads: ``position`` bytes, into the edge of ``node``.
 
     ``ended`` are the nodes passed in full at which segments end, shallowest first.
@@ -63,16 +109,21 @@ class TextIndex:
         ended: list[Node] = []
         size = len(text)
         while position < size:
-            slot = node.keys.find(text[position])
-            if slot < 0:
-                break
-            kid = node.kids[slot]  # type: ignore[index]  # there is a key, so there is a kid
+            kid = node.kid
+            if kid is None:
+                slot = node.keys.find(text[position])
+                if slot < 0:
+                    break
+                kid = node.kids[slot]
             edge = kid.edge
             if not text.startswith(edge, position):
-                return Path(position + _common(edge, text, position), kid, ended)
+                common = _common(edge, text, position)
+                if not common:
+                    break
+                return Path(position + common, kid, ended)
             node = kid
             position += len(edge)
-            if node.ends is not None:
+            if node.ends:
                 ended.append(node)
         return Path(position, node, ended)
 
@@ -82,10 +133,9 @@ class TextIndex:
         position = 0
         size = len(text)
         while position < size:
-            slot = node.keys.find(text[position])
-            if slot < 0:
+            kid = node.kid_at(text[position])
+            if kid is None:
                 return self._grow(node, text[position:])
-            kid = node.kids[slot]  # type: ignore[index]  # there is a key, so there is a kid
             if text.startswith(kid.edge, position):
                 node = kid
             else:
@@ -95,11 +145,7 @@ class TextIndex:
 
     def _grow(self, node: Node, edge: bytes) -> Node:
         leaf = Node(node, edge, node.depth + len(edge))
-        node.keys += edge[:1]
-        if node.kids is None:
-            node.kids = [leaf]
-        else:
-            node.kids.append(leaf)
+        node.add(leaf)
         self.nodes += 1
         self.size_bytes += len(edge)
         return leaf
@@ -107,65 +153,45 @@ class TextIndex:
     def _split(self, parent: Node, lower: Node, length: int) -> Node:
         """Cut the edge from ``parent`` to ``lower`` after ``length`` bytes; returns the new node in its middle."""
         upper = Node(parent, lower.edge[:length], parent.depth + length)
-        _replace(parent, lower, upper)
+        parent.replace(lower, upper)
         lower.parent = upper
         lower.edge = lower.edge[length:]
-        upper.keys = lower.edge[:1]
-        upper.kids = [lower]
-        if lower.through is not None:
-            upper.through = [response for response in lower.through if response.start < upper.depth] or None
+        upper.kid = lower
+        upper.through = tuple([response for response in lower.through if response.start < upper.depth])
         self.nodes += 1
         return upper
 
     def attach(self, segment: Segment, node: Node) -> None:
         """Note that the text of ``segment`` ends at ``node``."""
-        if node.ends is None:
-            node.ends = [segment]
-        else:
-            node.ends.append(segment)
+        node.ends += (segment,)
 
     def cover(self, response: Response) -> None:
         """Note that ``response`` may be cut anywhere in its text."""
         for node in _covered(response):
-            if node.through is None:
-                node.through = [response]
-            else:
-                node.through.append(response)
+            node.through += (response,)
 
     def uncover(self, response: Response) -> None:
-        """Undo :meth:`cover`. O(responses that share the text), at once when ``response`` is the oldest."""
+        """Undo :meth:`cover`. O(responses that share the text)."""
         for node in _covered(response):
-            assert node.through is not None  # cover put it there, and splits keep it there
-            node.through.remove(response)
-            if not node.through:
-                node.through = None
+            node.through = _without(node.through, response)
 
     def detach(self, segment: Segment, node: Node) -> None:
         """Undo :meth:`attach`, and drop the text that nothing needs any more."""
-        assert node.ends is not None  # attach put it there
-        node.ends.remove(segment)
-        if node.ends:
-            return
-        node.ends = None
-        self._prune(node)
+        node.ends = _without(node.ends, segment)
+        if not node.ends:
+            self._prune(node)
 
     def _prune(self, node: Node) -> None:
-        while node.parent is not None and node.ends is None and len(node.keys) < 2:
-            parent = node.parent
+        while node.parent is not None and not node.ends and not node.kids:
+            parent, kid = node.parent, node.kid
             self.nodes -= 1
-            if node.kids is not None:
-                kid = node.kids[0]
+            if kid is not None:
                 kid.edge = node.edge + kid.edge
                 kid.parent = parent
-                _replace(parent, node, kid)
+                parent.replace(node, kid)
                 return
             self.size_bytes -= len(node.edge)
-            slot = parent.keys.index(node.edge[0])
-            parent.keys = parent.keys[:slot] + parent.keys[slot + 1 :]
-            assert parent.kids is not None  # node is one of them
-            del parent.kids[slot]
-            if not parent.kids:
-                parent.kids = None
+            parent.drop(node)
             node = parent
 
 
@@ -187,9 +213,9 @@ def _covered(response: Response) -> Iterator[Node]:
         node = node.parent
 
 
-def _replace(parent: Node, old: Node, new: Node) -> None:
-    assert parent.kids is not None  # old is one of them
-    parent.kids[parent.keys.index(old.edge[0])] = new
+def _without(items: tuple[_T, ...], item: _T) -> tuple[_T, ...]:
+    slot = items.index(item)
+    return items[:slot] + items[slot + 1 :]
 
 
 def _common(edge: bytes, text: bytes, position: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,9 +18,10 @@ from slime_radix_cache.text_index import Node, TextIndex, text_of
 __all__ = ["Limits", "Sampled", "Trajectories"]
 
 # What CPython 3.11 spends on an object of each kind with all that hangs on it, packed values and text left out.
-_NODE_BYTES = 330
-_PROMPT_BYTES = 170
-_RESPONSE_BYTES = 500
+_NODE_BYTES = 190
+_PROMPT_BYTES = 210
+_RESPONSE_BYTES = 620
+_SESSION_BYTES = 240
 #: Turns of a session that are looked at to see whether a text is a continuation of one.
 _TURNS_LOOKED_AT = 16
 #: Texts remembered, as hashes, after they were evicted: so that an answer can say why it is not exact.
@@ -74,7 +76,8 @@ class Trajectories:
     @property
     def size_bytes(self) -> int:
         """Memory in use, text and bookkeeping included, as far as it can be counted."""
-        return self._payload_bytes + self._index.size_bytes + self._index.nodes * _NODE_BYTES
+        counts = self._index.nodes * _NODE_BYTES + len(self._sessions) * _SESSION_BYTES
+        return self._payload_bytes + self._index.size_bytes + counts
 
     # Looking: nothing is changed.
 
@@ -177,7 +180,7 @@ class Trajectories:
     def _prompt(self, context: Context, ids: bytes, text: bytes) -> Prompt:
         node = self._index.insert(text)
         parent, kept = context if context is not None else (None, 0)
-        for segment in node.ends or ():
+        for segment in node.ends:
             if (
                 isinstance(segment, Prompt)
                 and segment.parent is parent
@@ -193,7 +196,7 @@ class Trajectories:
     def _response(self, context: Context, prompt: bytes, sampled: Sampled, session: str | None) -> Response:
         node = self._visible_end(context, prompt, sampled.text.encode())
         parent, kept = context if context is not None else (None, 0)
-        newest = node.ends[-1] if node.ends is not None else None
+        newest = node.ends[-1] if node.ends else None
         if (
             isinstance(newest, Response)
             and newest.parent is parent
@@ -205,6 +208,8 @@ class Trajectories:
             and newest.finish_reason == sampled.finish_reason
         ):
             return newest
+        if session is not None:
+            session = sys.intern(session)  # each request brings its own
         end = self._index.insert(sampled.tail.encode(), node)
         response = Response(
             context,
@@ -250,7 +255,7 @@ class Trajectories:
 
     def withdraw(self, part: Response) -> None:
         """Forget ``part``, of which more is recorded by now, if nothing goes on from it."""
-        if part.node.ends is not None and part in part.node.ends and not part.children and not part.pins:
+        if part in part.node.ends and not part.children and not part.pins:
             self._remove(part)
 
     # Forgetting.

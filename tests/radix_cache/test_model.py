@@ -249,7 +249,7 @@ class Model(RuleBasedStateMachine):
     def _segments(self) -> list[Segment]:
         found: dict[int, Segment] = {}
         for node in self._nodes():
-            for segment in node.ends or ():
+            for segment in node.ends:
                 found[id(segment)] = segment
         return list(found.values())
 
@@ -258,7 +258,7 @@ class Model(RuleBasedStateMachine):
         while todo:
             node = todo.pop()
             nodes.append(node)
-            todo += node.kids or []
+            todo += node.all_kids
         return nodes
 
     # Invariants.
@@ -269,17 +269,15 @@ class Model(RuleBasedStateMachine):
         assert len(nodes) == self.kept._index.nodes + 1
         assert sum(len(node.edge) for node in nodes) == self.kept._index.size_bytes
         for node in nodes:
-            kids = node.kids or []
-            assert bytes(kid.edge[0] for kid in kids) == node.keys
-            assert len(set(node.keys)) == len(node.keys)
+            kids = node.all_kids
+            assert len({kid.edge[0] for kid in kids}) == len(kids)
+            assert all(node.kid_at(kid.edge[0]) is kid for kid in kids)
+            assert (len(kids) == 1) == (node.kid is not None)
             for kid in kids:
                 assert kid.parent is node
                 assert kid.depth == node.depth + len(kid.edge)
             if node.parent is not None:
-                assert node.ends is not None or len(kids) > 1, "a node that nothing needs"
-            assert node.ends != []
-            assert node.kids != []
-            assert node.through != []
+                assert node.ends or len(kids) > 1, "a node that nothing needs"
 
     @invariant()
     def each_response_covers_its_text_and_nothing_else(self) -> None:
@@ -293,7 +291,7 @@ class Model(RuleBasedStateMachine):
                 and response.reach.depth > above
                 and text_of(response.reach).startswith(text_of(node))
             }
-            assert {id(response) for response in node.through or ()} == expected
+            assert {id(response) for response in node.through} == expected
 
     @invariant()
     def the_counters_are_right(self) -> None:
