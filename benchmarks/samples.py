@@ -10,6 +10,7 @@ from pathlib import Path
 from pydoc_data import topics
 from typing import Any
 
+import numpy as np
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
@@ -102,7 +103,7 @@ class Samples:
 
     def _logprob(self) -> float:
         """A float32 in the digits of a double, as engines print them."""
-        return -round(self._random.expovariate(2.0) * 2**24) / 2**24
+        return float(np.float32(-self._random.expovariate(2.0)))
 
 
 def request_body(text: str, max_new_tokens: int, *, stream: bool = False, rid: str | None = None) -> bytes:
