@@ -162,10 +162,13 @@ def refused(why: str) -> Reader:
     return read
 
 
-def encoded(param: str, value: Any) -> str:
-    """``value`` as compact JSON. Raises InvalidRequest when it is nested deeper than JSON is written here."""
+def encoded(param: str, value: Any, *, option: int | None = None) -> str:
+    """``value`` as compact JSON, with orjson's ``option``.
+
+    Raises InvalidRequest when it is nested deeper than orjson writes.
+    """
     try:
-        return orjson.dumps(value).decode()
+        return orjson.dumps(value, option=option).decode()
     except orjson.JSONEncodeError as error:
         raise InvalidRequest(
             param, f"Invalid value for '{param}': it cannot be written as JSON: {error}."

@@ -14,6 +14,7 @@ from typing import Any
 
 import orjson
 
+from slime_openai.fields import encoded
 from slime_openai.messages import Message, ToolCall
 
 __all__ = ["Key", "beginning", "keys", "next_key"]
@@ -29,8 +30,13 @@ _THOUGHTS = re.compile(r"\A(?:\s*<think>)?.*?</think>", re.DOTALL)
 
 
 def beginning(tools: object, variables: Mapping[str, Any]) -> Key:
-    """The key of a conversation before its first message: what else the template writes into it."""
-    return _digest(orjson.dumps([tools, dict(variables)], option=orjson.OPT_SORT_KEYS))
+    """The key of a conversation before its first message: what else the template writes into it.
+
+    Raises InvalidRequest for what is nested too deep to be written.
+    """
+    shown = {"tools": tools, "chat_template_kwargs": dict(variables)}
+    written = [encoded(name, value, option=orjson.OPT_SORT_KEYS) for name, value in shown.items()]
+    return _digest("".join(written).encode())
 
 
 def keys(start: Key, messages: Iterable[Message]) -> list[Key]:
@@ -60,7 +66,8 @@ def _written_calls(content: str) -> tuple[str, tuple[ToolCall, ...]]:
     if not mark:
         return content, ()
     try:
-        functions = [each["function"] for each in ast.literal_eval(written.strip())]
+        listed = [each["function"] for each in ast.literal_eval(written.strip())]
+        functions = orjson.loads(orjson.dumps(listed))  # Python has names that JSON has not
         calls = [ToolCall(each["name"], orjson.dumps(each["arguments"]).decode()) for each in functions]
     except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError):
         return content, ()  # it is no such list
@@ -70,7 +77,7 @@ def _written_calls(content: str) -> tuple[str, tuple[ToolCall, ...]]:
 def _canonical(arguments: str) -> str:
     try:
         return orjson.dumps(orjson.loads(arguments), option=orjson.OPT_SORT_KEYS).decode()
-    except orjson.JSONDecodeError:
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError):  # it reads four times as deep as it writes
         return arguments.strip()
 
 

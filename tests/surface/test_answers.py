@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from starlette.routing import Route
 from chat_models.families import QWEN3
 from chat_models.steered import by_text, speaking
 from router_core.serving import serving
-from surface.description import DOCUMENT, operations, unlike
+from surface.description import content_of, documents, key_of, operations
 
 if TYPE_CHECKING:
     import httpx
@@ -61,39 +61,9 @@ COMPLETIONS: list[dict[str, Any]] = [
 ]
 
 
-def responses_of(method: str, path: str) -> Mapping[str, Any]:
-    responses: Mapping[str, Any]
-    (responses,) = [one["responses"] for *key, one in operations() if key == [method, path]]
-    return responses
-
-
-def key_of(responses: Mapping[str, Any], status: int) -> str:
-    """Where ``status`` is described."""
-    return str(status) if str(status) in responses else f"{status // 100}XX"
-
-
-def content_of(response: Mapping[str, Any]) -> Mapping[str, Any]:
-    """By media type; the response may be described elsewhere."""
-    if "$ref" in response:
-        response = DOCUMENT["components"]["responses"][response["$ref"].rpartition("/")[2]]
-    content: Mapping[str, Any] = response["content"]
-    return content
-
-
 def check(method: str, path: str, answer: httpx.Response) -> list[Any]:
     """The documents of ``answer``, which fit what is described for its status."""
-    responses = responses_of(method, path)
-    content = content_of(responses[key_of(responses, answer.status_code)])
-    media = content[answer.headers["content-type"].partition(";")[0]]
-    documents, schema = [answer.content], media["schema"]
-    if "x-event-data" in media:
-        *events, done, rest = answer.content.split(b"\n\n")
-        assert (done, rest) == (b"data: [DONE]", b"")
-        documents, schema = [event.removeprefix(b"data: ") for event in events], media["x-event-data"]
-    read = [orjson.loads(document) for document in documents]
-    for document in read:
-        assert unlike(schema, document) == [], document
-    return read
+    return documents(method, path, answer.status_code, answer.headers["content-type"], answer.content)
 
 
 @asynccontextmanager
@@ -214,7 +184,7 @@ async def test_each_status_of_each_route_comes_as_described(start: Start) -> Non
         answer = await running.client.request(method, filled or path, **more)
         assert answer.status_code == status, answer.text
         check(method, path, answer)
-        seen.add((method, path, key_of(responses_of(method, path), status)))
+        seen.add((method, path, key_of(method, path, status)))
 
     posts = [path for method, path, _ in operations() if method == "POST"]
     messages = [{"role": "user", "content": "Hi"}]
@@ -278,7 +248,7 @@ async def test_the_other_formats_are_those_described(start: Start) -> None:
             ("POST", "/retrieve_from_messages_template", hello),
             ("GET", "/trajectories/{session}", None),
         ):
-            for media in content_of(responses_of(method, path)["200"]):
+            for media in content_of(method, path, 200):
                 filled = path.replace("{session}", "s")
                 answer = await running.client.request(method, filled, json=body, headers={"Accept": media})
                 assert (answer.status_code, answer.headers["content-type"]) == (200, media)
