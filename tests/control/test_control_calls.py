@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import tracemalloc
 from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
 
 import anyio
 import httpx
@@ -14,8 +15,12 @@ from control.steered import Steered, hung, steering
 from plugged import until
 from router_core import SettingsError, Worker
 from router_core.cli import build
+from router_core.serving import serving
 from slime_control.calls import CALLS
 from slime_control.fan_out import Answer, FanOut
+
+if TYPE_CHECKING:
+    from routers import Start
 
 pytestmark = pytest.mark.anyio
 
@@ -224,6 +229,38 @@ async def test_a_call_goes_on_when_its_caller_leaves() -> None:
         slow.hold.set()
         await until(lambda: running.router.weights.current == "7")
         assert slow.version == "7"
+
+
+async def test_a_call_that_outlasts_the_router_is_told_so(start: Start) -> None:
+    worker = hung()
+    answers: list[httpx.Response] = []
+    async with serving(worker.app, grace_s=0.1) as url, anyio.create_task_group() as tasks:
+        async with start("--plugin", "control", "--worker-urls", url, grace_s=0.2) as running:
+
+            async def call() -> None:
+                async with httpx.AsyncClient(trust_env=False, timeout=10) as client:
+                    answers.append(await client.post(f"{running.url}/flush_cache"))
+
+            tasks.start_soon(call)
+            await until(lambda: bool(worker.got))
+        await until(lambda: bool(answers))
+    assert answers[0].status_code == 503
+    assert answers[0].json()["error"]["code"] == "SHUTTING_DOWN"
+
+
+async def test_what_nobody_foresaw_is_a_500_that_names_the_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(*_: object) -> None:
+        raise RuntimeError("secret")
+
+    worker = Steered()
+    async with steering(worker) as running:
+        monkeypatch.setattr(FanOut, "send", broken)
+        answer = await running.client.post("/flush_cache")
+        assert answer.status_code == 500
+        assert answer.json()["error"]["code"] == "PLUGIN_FAILED"
+        assert "secret" not in answer.text
+        monkeypatch.undo()
+        assert (await running.client.post("/flush_cache")).status_code == 200
 
 
 # a body for each worker
