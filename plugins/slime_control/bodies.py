@@ -51,7 +51,7 @@ def named_version(request: Request) -> str | None:
             for body in bodies:
                 version = body.get("weight_version", body.get("new_version"))
                 known = isinstance(version, str | int) and not isinstance(version, bool)
-                versions.add(str(version) if known and len(str(version)) <= MAX_VERSION else None)
+                versions.add(str(version) if known and 0 < len(str(version)) <= MAX_VERSION else None)
     return versions.pop() if len(versions) == 1 else None
 
 

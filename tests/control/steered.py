@@ -42,6 +42,7 @@ class Steered:
         self.app = Starlette(
             routes=[
                 Route("/model_info", self._model_info),
+                Route("/get_model_info", self._model_info),
                 Route("/server_info", self._server_info),
                 Route("/{path:path}", self._answer, methods=["GET", "POST", "PUT"]),
             ]
@@ -51,8 +52,8 @@ class Steered:
         return [orjson.loads(body) for _, got, body in self.got if got == path]
 
     async def _model_info(self, request: Request) -> Response:
-        if "/model_info" in self.answers:
-            status, body = self.answers["/model_info"]
+        if request.url.path in self.answers:
+            status, body = self.answers[request.url.path]
             return Response(body, status)
         return JSONResponse({"weight_version": self.version})
 

@@ -276,6 +276,14 @@ async def test_each_worker_gets_its_own_body_and_others_none() -> None:
     assert (one.bodies(path), two.bodies(path), three.got) == ([{"handle": "a"}], [{"handle": "b"}], [])
 
 
+@pytest.mark.parametrize("body", [{"tags": ["workers"]}, {"a": {"workers": {}}}, ["workers"]])
+async def test_workers_that_stand_elsewhere_in_a_body_mean_nothing(body: object) -> None:
+    worker = Steered()
+    async with steering(worker, Steered()) as running:
+        assert (await running.client.post("/start_profile", json=body)).status_code == 200
+    assert worker.bodies("/start_profile") == [body]
+
+
 @pytest.mark.parametrize(
     ("body", "status"),
     [

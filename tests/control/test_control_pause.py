@@ -277,3 +277,20 @@ async def test_other_requests_that_are_aborted_are_told_not_to_come_again() -> N
         await until(lambda: len(asked.answers) == 1)
         assert asked.answers[0].status_code == 400
         assert asked.answers[0].json()["error"]["code"] == "ABORTED"
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b"7", b""])
+async def test_a_body_that_is_no_request_waits_and_is_told_by_the_worker(body: bytes) -> None:
+    worker = Steered()
+    async with steering(worker) as running, anyio.create_task_group() as tasks:
+        await running.client.post(PAUSE, json={})
+        answers: list[httpx.Response] = []
+
+        async def ask() -> None:
+            answers.append(await running.client.post("/generate", content=body))
+
+        tasks.start_soon(ask)
+        await until(lambda: running.control.gate.waiting == 1)
+        await running.client.post(CONTINUE, json={})
+        await until(lambda: len(answers) == 1)
+        assert worker.generated == 1

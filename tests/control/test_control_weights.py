@@ -65,6 +65,52 @@ async def test_without_a_version_the_workers_are_asked() -> None:
         assert told.updates == [("default", "9", DISK)]
 
 
+@pytest.mark.parametrize("version", ["", None, True, ["1"], "x" * 257])
+async def test_what_is_no_name_of_a_version_is_as_if_there_were_none(version: object) -> None:
+    told = Told()
+    worker = Steered()
+    async with steering(worker, beside={"told": told}) as running:
+        worker.answers[DISK] = (200, b'{"success": true}')
+        worker.version = "9"
+        await running.client.post(DISK, json={"weight_version": version})
+        assert told.updates == [("default", "9", DISK)]
+
+
+async def test_an_old_engine_is_asked_by_the_old_name() -> None:
+    told = Told()
+    worker = Steered()
+    async with steering(worker, beside={"told": told}) as running:
+        worker.version, worker.answers["/model_info"] = "9", (404, b"")
+        await running.client.post(DISK, json={"model_path": "/m"})
+        assert told.updates == [("default", "9", DISK)]
+        worker.answers["/get_model_info"] = (404, b"")
+        assert (await running.client.post(DISK, json={"model_path": "/m"})).status_code == 502
+
+
+async def test_a_worker_that_dies_after_its_update_is_stale() -> None:
+    """Between its answer and the question what it has now."""
+    good = Steered()
+
+    async def serve(stream: anyio.abc.SocketStream) -> None:
+        async with stream:
+            if (await stream.receive()).startswith(b"POST"):
+                await stream.send(b'HTTP/1.1 200 OK\r\ncontent-length: 17\r\n\r\n{"success": true}')
+
+    async with (
+        await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=0) as listener,
+        steering(good) as running,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(listener.serve, serve)
+        dying = f"http://127.0.0.1:{listener.extra(anyio.abc.SocketAttribute.local_port)}"
+        await running.router.add_worker(dying)
+        answer = await running.client.post(DISK, json={"model_path": "/m"})
+        assert answer.status_code == 207
+        assert "does not say which weights" in answer.json()["workers"][dying]["error"]
+        assert running.router.pool.find(dying).state == "quarantined"
+        tasks.cancel_scope.cancel()
+
+
 async def test_a_large_body_is_not_parsed_for_its_version() -> None:
     told = Told()
     async with steering(Steered(), Steered(), beside={"told": told}) as running:
