@@ -328,7 +328,9 @@ def test_two_plugins_with_one_flag_are_told(module: Module, capsys: pytest.Captu
     source = "@hookimpl\ndef add_options(parser): parser.add_argument('--shared')"
     paths = [module("flag_first", source), module("flag_second", source)]
     line = line_of(capsys, "--middleware-paths", *paths)
-    assert line.startswith("plugin 'flag_second' failed in add_options: ArgumentError: argument --shared: conflicting")
+    assert line.startswith(
+        "plugin 'flag_second' failed in add_options: ArgumentError: argument --shared: conflicting"
+    )
 
 
 def test_two_plugins_with_one_route_are_told(module: Module, capsys: pytest.CaptureFixture[str]) -> None:
