@@ -1,0 +1,135 @@
+"""What nobody would send, made from the description, some of it fitting and some not: nothing may break."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any
+
+import pytest
+from anyio.from_thread import start_blocking_portal
+
+from router_core.cli import build
+from router_core.serving import serving
+from surface.description import DOCUMENT
+
+schemathesis = pytest.importorskip("schemathesis")
+config, checks = schemathesis.config, schemathesis.checks
+
+#: Requests of each operation, beside those that go through the limits of each parameter in turn.
+EXAMPLES = 25
+#: Tokens, and answers, that an engine in Python has time for.
+FEW = 4
+#: The embedded engine divides by it.
+LEAST_PENALTY = 1e-6
+#: Nobody listens there.
+NOBODY = "http://127.0.0.1:1"
+
+
+def described() -> Any:
+    """The description for schemathesis: each request on its own, and the same ones each time."""
+    generation = config.GenerationConfig(max_examples=EXAMPLES, deterministic=True, database="none")
+    phases = config.PhasesConfig(stateful=config.StatefulPhaseConfig(enabled=False))
+    project = config.ProjectConfig(generation=generation, phases=phases)
+    settings = config.SchemathesisConfig(projects=config.ProjectsConfig(default=project))
+    return schemathesis.openapi.from_dict(deepcopy(DOCUMENT), config=settings)
+
+
+SCHEMA = described()
+CHECKS = [
+    checks.not_a_server_error,
+    checks.status_code_conformance,
+    checks.content_type_conformance,
+    checks.response_headers_conformance,
+    checks.response_schema_conformance,
+    checks.unsupported_method,
+]
+#: Operations whose answer depends on nothing that a fuzzer could not know.
+SELF_CONTAINED = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/retrieve_from_text",
+    "/retrieve_from_messages_template",
+)
+
+
+class Fuzzed:
+    """A router that is asked, and the statuses of what fitted, by path."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.statuses: dict[str, Counter[int]] = {}
+
+
+@pytest.fixture(scope="module")
+def fuzzed() -> Iterator[Fuzzed]:
+    """Before an embedded engine whose context is soon full."""
+    plugins = [part for name in ("engine", "radix_cache", "openai") for part in ("--plugin", name)]
+    _, app = build([*plugins, "--engine-context-length", "512", "--engine-moe-layers", "1"])
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(serving(app)) as url:
+        fuzzed = Fuzzed(url)
+        yield fuzzed
+    for path, statuses in fuzzed.statuses.items():  # it is no fuzz if everything is refused at the door
+        assert path not in SELF_CONTAINED or statuses[200] > statuses.total() / 2, f"{path}: {statuses}"
+
+
+def shorten(body: dict[str, Any]) -> None:
+    """Ask for few tokens, and no more of what the engine cannot do."""
+    limits = [name for name in ("max_tokens", "max_completion_tokens") if name in body]
+    for name in limits or ["max_tokens"]:
+        limit = body.get(name)
+        if limit is None or (type(limit) is int and limit > FEW):
+            body[name] = FEW
+    if type(body.get("n")) is int and FEW < body["n"] <= 128:
+        body["n"] = FEW
+    penalty = body.get("repetition_penalty")
+    if type(penalty) is float and 0 < penalty < LEAST_PENALTY:
+        body["repetition_penalty"] = LEAST_PENALTY
+
+
+def reconcile(body: dict[str, Any]) -> None:
+    """Leave out parameters that others in ``body`` rule out, and grammars, which the embedded engine has none of."""
+    for name in ("regex", "ebnf", "response_format", "lora_path"):
+        body.pop(name, None)
+    if not body.get("stream"):
+        body.pop("stream_options", None)
+    if not body.get("logprobs"):
+        body.pop("top_logprobs", None)
+    if not body.get("tools"):
+        body.pop("tool_choice", None)
+    if body.get("max_completion_tokens"):
+        body.pop("max_tokens", None)
+    if type(body.get("min_tokens")) is int:
+        body["min_tokens"] = 0
+
+
+def lead_nowhere(named: dict[str, Any]) -> None:
+    """Register nobody else's machine."""
+    for name in ("url", "worker_url"):
+        if str(named.get(name)).startswith("http"):
+            named[name] = NOBODY
+
+
+@SCHEMA.parametrize()  # type: ignore[untyped-decorator]  # schemathesis is not installed where types are checked
+def test_nothing_breaks(case: Any, fuzzed: Fuzzed) -> None:
+    path, body = case.operation.path, case.body
+    fits = case.meta.generation.mode is schemathesis.GenerationMode.POSITIVE
+    for named in (body, case.query):
+        if isinstance(named, dict) and "worker" in path:
+            lead_nowhere(named)
+    if isinstance(body, dict) and path.startswith("/v1/"):
+        shorten(body)
+        if fits:
+            reconcile(body)
+    if "%0A" in case.formatted_path:
+        return  # no route's path has a line break; a worker is asked
+    answer = case.call(base_url=fuzzed.url)
+    if fits:
+        fuzzed.statuses.setdefault(path, Counter())[answer.status_code] += 1
+    if "x-slime-exact" in answer.headers:
+        return  # messages with media, which a worker answers in words of its own
+    strict = path.startswith(("/v1/", "/retrieve"))
+    case.validate_response(answer, checks=[*CHECKS, checks.negative_data_rejection] if strict else CHECKS)
+    if answer.status_code == 405:
+        assert answer.json()["error"]["message"]
