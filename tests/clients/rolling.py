@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from operator import eq
 from typing import Any
 
@@ -165,6 +165,8 @@ class Rollout:
         for record in records:
             _check(record, self.engine.journal())
             assert record["tokens"] != self.family.tokenizer.encode(record["text"]), "this proves nothing"
+            (end,) = self.family.tokenizer.encode(self.family.eos)
+            assert (end, end) not in pairwise(record["tokens"])  # the model's, or else the template's
         stats = self._get("/cache_stats")
         assert (stats["untouched"], stats["unrecorded"], stats["aborts"]) == ({}, {}, {})
         return records

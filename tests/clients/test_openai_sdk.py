@@ -281,6 +281,31 @@ def test_errors_are_of_the_classes_of_the_sdk(rollout: Rollout) -> None:
     assert rollout.engine.journal() == []
 
 
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, "BadRequestError"),
+        (401, "AuthenticationError"),
+        (422, "UnprocessableEntityError"),
+        (429, "RateLimitError"),
+        (500, "InternalServerError"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_what_an_engine_refuses_is_of_the_class_of_its_status(
+    rollout: Rollout, status: int, kind: str, stream: bool
+) -> None:
+    refusing = answering(b'{"object": "error", "message": "too much"}', status)
+    with (
+        rollout.portal.wrap_async_context_manager(serving(refusing)) as worker,
+        blocking(rollout, max_retries=0) as client,
+    ):
+        rollout.replace_engine(worker)
+        with pytest.raises(getattr(openai, kind), match="too much") as refused:
+            client.chat.completions.create(model="policy", messages=asked(), stream=stream)
+    assert refused.value.status_code == status
+
+
 def test_a_stream_that_breaks_off_raises(rollout: Rollout) -> None:
     meta = {"completion_tokens": 1, "output_token_logprobs": [[-0.5, 40, None]], "finish_reason": None}
     begun = json.dumps({"text": "I", "output_ids": [40], "meta_info": meta}).encode()
