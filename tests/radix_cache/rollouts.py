@@ -1,12 +1,13 @@
-"""Conversations with an adversarial engine through a router, and the judge of what the router says of them."""
+"""Conversations of every shape with an adversarial engine through a router, each step held against all facts."""
 
 from __future__ import annotations
 
+import unicodedata
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from dataclasses import dataclass
+from itertools import count
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -14,16 +15,23 @@ import anyio
 import httpx
 import orjson
 
-from radix_cache.adversary import Adversary, Entry, odd_plan
-from radix_cache.scripted import bits
+from radix_cache.adversary import Adversary
+from radix_cache.facts import Fact, facts_of, goes_on
+from radix_cache.judge import Judge
+from radix_cache.reading import Detokenizer
+from radix_cache.turns import Turn, parameters_of, say
 from router_core.cli import build
 from router_core.serving import serving
+from slime_radix_cache.checkpoint import eos_ids
+from slime_radix_cache.encoding import Encoder
 
 if TYPE_CHECKING:
     from router_core.types import Tokenizer
 
+__all__ = ["CHATML", "Conversation", "Markup", "Stage", "staged"]
+
 #: How a client makes its next prompt out of what it got.
-MANNERS = ("template", "template", "template", "strip", "cut", "append", "bare", "replace", "repeat")
+MANNERS = ("template", "template", "template", "strip", "cut", "append", "bare", "replace", "repeat", "ids")
 
 
 @dataclass(frozen=True)
@@ -40,41 +48,54 @@ CHATML = Markup(
     "<|im_start|>system\nYou help. ☔<|im_end|>\n",
     "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n",
     "<|im_end|>",
-    ("<|im_start|>", "<|im_end|>", "<think>"),
+    ("<|im_start|>", "<|im_end|>", "<think>", "<|endoftext|>"),
 )
 
 
 @dataclass
 class Conversation:
-    """One session: ``text`` is the next prompt while it is open, else all that was said.
+    """``text`` is the next prompt while it is open, else all that was said, of which ``prompt`` was asked.
 
-    ``turns``: prompt and request id of those that were answered with tokens, those of its fork's origin before its own.
+    ``name``: of its session, which it may share with other samples of its group; None: it has none. ``given``: the next
+    prompt is sent as these ids.
     """
 
-    name: str
+    name: str | None
     text: str
-    turns: list[tuple[str, str]] = field(default_factory=list)
-    left_early: bool = False
+    prompt: str = ""
+    given: list[int] | None = None
     failed: bool = False
 
 
 class Stage:
     """A router with an adversarial engine behind it, and everything that was said."""
 
-    def __init__(self, client: httpx.AsyncClient, engine: Adversary, markup: Markup) -> None:
+    def __init__(
+        self, client: httpx.AsyncClient, engine: Adversary, markup: Markup, *, resume: bool, spaces: bool
+    ) -> None:
         self.client = client
         self.engine = engine
         self.markup = markup
+        self.resume = resume
+        self.reader = engine.reader
+        self.judge = Judge(self._reads if spaces else self._is_exactly)
         self.conversations: list[Conversation] = []
-        self.said: dict[str, tuple[str, str]] = {}
         self.outcomes: Counter[str] = Counter()
+        self.shapes: Counter[str] = Counter()
         self.turns = 0
-        self.evicted = False
+        self._names = count()
 
-    def begin(self, text: str, origin: Conversation | None = None) -> Conversation:
-        """A new session that will ask with ``text``."""
-        turns = list(origin.turns) if origin is not None else []
-        conversation = Conversation(f"s{len(self.conversations)}", text, turns)
+    def _is_exactly(self, before: list[int], ids: list[int], text: str) -> bool:
+        return ids == list(self.reader.tokenizer.encode(text, add_special_tokens=False))
+
+    def _reads(self, before: list[int], ids: list[int], text: str) -> bool:
+        """A tokenizer may put spaces of its own before a text and behind special tokens: they read the same."""
+        read = self.reader.decode([*before, *ids])
+        return self._is_exactly(before, ids, text) or _squeezed(read).endswith(_squeezed(text))
+
+    def begin(self, text: str, name: str | None = "") -> Conversation:
+        """A new conversation that will ask with ``text``; in a session of its own unless one is named, or None."""
+        conversation = Conversation(f"s{next(self._names)}" if name == "" else name, text)
         self.conversations.append(conversation)
         return conversation
 
@@ -84,69 +105,97 @@ class Stage:
             random.choice(("Why?", "日本語で答えて 😀", "the harbour wakes", "a  b\n\n c"))
         )
 
-    async def all_turn(self, conversations: list[Conversation], random: Random) -> None:
-        """A turn of each at once."""
+    async def all_turn(self, conversations: Sequence[Conversation], random: Random) -> None:
+        """A turn of each at once, one conversation of a session, and those without one in batches of their own."""
+        turns: list[Turn] = []
+        spoken: set[str] = set()
+        batch = {one.text: one for one in conversations if one.name is None and one.given is None}
+        if batch:
+            turns.append(self._turn(list(batch.values()), random))
+        for one in conversations:
+            if one.name is None and one.given is None:
+                continue
+            if one.name is not None and one.name in spoken:
+                continue
+            spoken.add(one.name or "")
+            turns.append(self._turn([one], random))
         async with anyio.create_task_group() as tasks:
-            for conversation in conversations:
-                tasks.start_soon(self.turn, conversation, Random(random.random()))
+            for turn in turns:
+                tasks.start_soon(self._speak, turn)
+        await self.settle(turns)
 
-    async def turn(self, conversation: Conversation, random: Random) -> None:
-        """Ask, and read the answer, or only its beginning."""
+    def _turn(self, conversations: list[Conversation], random: Random) -> Turn:
         self.turns += 1
-        rid = f"r{self.turns}"
-        plan = odd_plan(random, self.engine.tokenizer, self.markup.special, self.markup.end)
-        self.engine.plans[rid] = replace(plan, ids=list(plan.ids))
-        stream = random.random() < 0.4
-        body: dict[str, Any] = {
-            "text": conversation.text,
-            "rid": rid,
-            "stream": stream,
-            "sampling_params": {"skip_special_tokens": plan.skip_special},
-        }
-        headers = {"x-session-id": conversation.name}
-        conversation.left_early = conversation.failed = False
-        prompt = conversation.text
-        if stream and plan.ending not in ("error", "waiting"):
-            leave = random.choice([None, None, 1, 4])
-            text, complete = await self._read_stream(body, headers, leave)
-            conversation.left_early = not complete
-        else:
-            body["stream"] = False
-            answer = await self.client.post("/generate", json=body, headers=headers)
-            if plan.ending == "error":
-                assert answer.status_code == 500
-            else:
-                assert answer.status_code == 200, answer.text
-            text = answer.json().get("text", "")
-        if plan.ending in ("error", "waiting"):
-            conversation.failed = True
+        copies = random.choice((1, 1, 1, 1, 1, 1, 1, 3)) if conversations[0].name is not None else 1
+        each = [parameters_of(random, self.reader, self.markup.special) for _ in conversations]
+        if copies > 1:
+            each[0]["n"] = copies
+        turn = Turn(
+            str(self.turns),
+            conversations[0].name,
+            [one.text for one in conversations],
+            [one.given for one in conversations if one.given is not None] or None,
+            each,
+            copies,
+            known=len(self.judge.facts),
+            luck=Random(random.random()),
+        )
+        turn.decide(aborts=self.engine.aborts)
+        for _ in range(copies - 1):
+            conversations.append(self.begin(conversations[0].text, conversations[0].name))
+        turn.conversations = conversations
+        self.shapes.update(turn.shapes())
+        return turn
+
+    async def _speak(self, turn: Turn) -> None:
+        with anyio.fail_after(30):
+            turn.heard = await say(turn, self.client, self.engine)
+
+    async def settle(self, turns: Sequence[Turn]) -> None:
+        """Hold what was sent and heard against the facts that came of it."""
+        stats = (await self.client.get("/cache_stats")).json()
+        self.judge.evicted = bool(stats["evictions"])
+        assert stats["unrecorded"].keys() <= {"nothing_sampled"}, stats["unrecorded"]
+        new: dict[Fact, Turn] = {}
+        for turn in turns:
+            facts = self._facts(turn)
+            turn.check(facts, self.reader)
+            new |= dict.fromkeys(facts, turn)
+        if stats["tokenizer"]["refused"]:
             return
-        self.said[rid] = (prompt, conversation.name)
-        conversation.turns.append((prompt, rid))
-        conversation.text = prompt + text
+        for fact, turn in sorted(new.items(), key=lambda pair: pair[0].number):
+            self.judge.take(fact, turn.known, given=turn.given is not None)
 
-    async def _read_stream(
-        self, body: dict[str, Any], headers: dict[str, str], leave: int | None
-    ) -> tuple[str, bool]:
-        text = ""
-        async with self.client.stream("POST", "/generate", json=body, headers=headers) as reply:
-            assert reply.status_code == 200
-            async for line in reply.aiter_lines():
-                if line.startswith("data: {"):
-                    event = orjson.loads(line[6:])
-                    incremental = len(event["output_ids"]) < event["meta_info"]["completion_tokens"]
-                    text = text + event["text"] if incremental else event["text"]
-                    if leave is not None and len(text) >= leave:
-                        return text, event["meta_info"]["finish_reason"] is not None
-        return text, True
+    def _facts(self, turn: Turn) -> list[Fact]:
+        attempts = self.engine.of(turn.name)
+        resume = self.resume and not turn.abort and not (turn.stream and turn.size > 1)
+        found: list[Fact] = []
+        for place, text in enumerate(turn.texts(self.reader)):
+            own = attempts[place * turn.copies : (place + 1) * turn.copies]
+            for attempt in attempts[turn.size :]:  # aborted ones made again, or continued
+                if any(goes_on(before, attempt, resume=resume) for before in own):
+                    own.append(attempt)
+            parameters = turn.parameters[place]
+            found += facts_of(own, self.reader, text, turn.session, parameters, resume=resume)
+        return found
 
-    def go_on(self, conversation: Conversation, random: Random) -> None:
+    async def go_on(self, conversation: Conversation, random: Random) -> None:
         """Make the next prompt in one of the manners of clients."""
         if conversation.failed:
             return  # the same again
-        manner = random.choice(MANNERS)
-        prompt = conversation.turns[-1][0] if conversation.turns else ""
+        conversation.given = None
+        prompt = conversation.prompt
         answer = conversation.text[len(prompt) :]
+        manner = random.choice(MANNERS)
+        if manner == "ids":
+            known = await self.retrieve(conversation.text, conversation.name)
+            size = len(known["tokens"])
+            kept = known["tokens"][: random.choice((size, size, random.randint(1, size)))]
+            conversation.given = kept + list(
+                self.reader.tokenizer.encode(self.asked(random), add_special_tokens=False)
+            )
+            conversation.text = self.reader.decode(conversation.given)
+            return
         if manner == "repeat":
             conversation.text = prompt or conversation.text
             return
@@ -165,155 +214,62 @@ class Stage:
         else:
             conversation.text += self.markup.end + "\n" + self.asked(random)
 
-    async def retrieve(self, text: str, session: str) -> dict[str, Any]:
+    async def retrieve(self, text: str, session: str | None) -> dict[str, Any]:
         """What the router says of ``text``."""
-        answer = await self.client.post("/retrieve_from_text", json={"text": text, "session_id": session})
+        asked = {"text": text} | ({"session_id": session} if session is not None else {})
+        answer = await self.client.post("/retrieve_from_text", json=asked)
         assert answer.status_code == 200, answer.text
         document: dict[str, Any] = orjson.loads(answer.content)
         return document
 
-    async def see_evictions(self) -> None:
-        """Ask whether anything had to go so far: then less is known than was said."""
-        self.evicted = bool((await self.client.get("/cache_stats")).json()["evictions"])
+    async def read(self, text: str, session: str | None) -> str | None:
+        """Ask for ``text`` and judge what is said; returns why it is not exact."""
+        answer = await self.retrieve(text, session)
+        self.judge.judge(answer, text, session)
+        reason: str | None = answer["inexact_reason"]
+        return reason
 
     async def judge_all(self) -> None:
-        """Every conversation's last text, held against the journal."""
-        await self.see_evictions()
+        """Every conversation's last text, and every session."""
+        await self.settle([])
         for conversation in self.conversations:
-            answer = await self.retrieve(conversation.text, conversation.name)
-            self.outcomes[answer["inexact_reason"] or "exact"] += 1
-            self.judge(answer, conversation.text, conversation.name)
-            self._judge_last(conversation, answer)
-
-    def _judge_last(self, conversation: Conversation, answer: dict[str, Any]) -> None:
-        """What was sent and received whole, and not forgotten, has to be exact."""
-        reason = answer["inexact_reason"]
-        if not conversation.turns or conversation.failed or self.evicted or conversation.left_early:
-            return
-        entry = self.engine.journal[conversation.turns[-1][1]]
-        if reason == "no_logprobs":
-            assert answer["tokens"] == entry.tokens
-            return
-        assert reason is None, (reason, conversation, entry)
-        assert answer["tokens"] == entry.tokens, (conversation, entry)
-        own = [(prompt, rid) for prompt, rid in conversation.turns if self.said[rid][1] == conversation.name]
-        for (prompt, rid), (following, _) in pairwise([*own, (conversation.text, "")]):
-            entry = self.engine.journal[rid]
-            until = len(entry.consumed) + self._kept(prompt, entry, following)
-            if answer["tokens"][:until] == entry.tokens[:until]:
-                assert all(answer["loss_mask"][len(entry.consumed) : until]), (rid, conversation)
-
-    def _kept(self, prompt: str, entry: Entry, following: str) -> int:
-        """How many of an answer's tokens are to be seen in the next prompt, which is ``following``."""
-        kept = 0
-        for skip_special in (True, False):
-            before = ""
-            for length in range(1, len(entry.sampled) + 1):
-                text = self.engine.read(entry.consumed, entry.sampled[:length], skip_special)
-                if len(text) > len(before) and text.strip() and not text.endswith("\ufffd"):
-                    if not (prompt + entry.text).startswith(prompt + text) or not following.startswith(
-                        prompt + text
-                    ):
-                        break
-                    kept = max(kept, length)
-                before = text
-        return kept
-
-    def judge(self, answer: dict[str, Any], text: str, session: str) -> None:
-        """Raises AssertionError when ``answer`` claims what is not so."""
-        tokens, mask = answer["tokens"], answer["loss_mask"]
-        assert len(tokens) == len(mask) == len(answer["rollout_logp"]) == len(answer["generation_versions"])
-        self._judge_mask(answer)
-        reason = answer["inexact_reason"]
-        assert answer["exact"] == (reason is None)
-        if reason is None:
-            stories = [rid for rid in self.said if self._tells(rid, text, tokens)]
-            assert stories, (text, tokens)
-            assert any(
-                self.said[rid][1] == session or len(self.engine.journal[rid].consumed) >= len(tokens)
-                for rid in stories
-            ) or not any(mask)
-            return
-        whole = [rid for rid in self.said if self._ends_at(rid, text) and self.said[rid][1] == session]
-        match reason:
-            case "no_logprobs":
-                assert any(self.engine.journal[rid].logprobs is None for rid in self.said)
-            case "evicted":
-                assert self.evicted
-            case "other_session":
-                assert self.evicted or not whole
-            case "cut_inside_token" | "uncovered_text":
-                assert self.evicted or not whole, (reason, text, whole)
-            case _:
-                raise AssertionError(f"what is {reason}?")
-
-    def _judge_mask(self, answer: dict[str, Any]) -> None:
-        """Exact or not: mask 1, a logprob and a version only as an engine gave them in that very context."""
-        tokens, mask = answer["tokens"], answer["loss_mask"]
-        entries = [
-            entry for entry in self.engine.journal.values() if entry.consumed == tokens[: len(entry.consumed)]
-        ]
-        reach = [_common(entry.tokens, tokens) for entry in entries]
-        for place, sampled in enumerate(mask):
-            logprob, version = answer["rollout_logp"][place], answer["generation_versions"][place]
-            if not sampled:
-                assert (logprob, version) == (0.0, -1)
-                continue
-            assert any(
-                len(entry.consumed) <= place < end and _gave(entry, place, logprob, version)
-                for entry, end in zip(entries, reach, strict=True)
-            ), (place, tokens)
-
-    def _texts(self, rid: str) -> tuple[str, str]:
-        """The text up to the visible end of an answer, and with the hidden tokens."""
-        prompt, entry = self.said[rid][0], self.engine.journal[rid]
-        return prompt + entry.text, prompt + self.engine.read(
-            entry.consumed, entry.sampled, skip_special=False
-        )
-
-    def _ends_at(self, rid: str, text: str) -> bool:
-        return text == self._texts(rid)[0]
-
-    def _tells(self, rid: str, text: str, tokens: list[int]) -> bool:
-        """True when ``tokens`` are what this request made of ``text``."""
-        prompt, entry = self.said[rid][0], self.engine.journal[rid]
-        if tokens == entry.tokens:
-            return text in self._texts(rid)
-        if tokens != entry.tokens[: len(tokens)]:
-            return False
-        if text == prompt:
-            return tokens == entry.consumed
-        shown = entry.sampled[: len(tokens) - len(entry.consumed)]
-        return any(text == prompt + self.engine.read(entry.consumed, shown, skip) for skip in (True, False))
+            reason = await self.read(conversation.text, conversation.name)
+            self.outcomes[reason or "exact"] += 1
+        for name in {one.name for one in self.conversations} - {None}:
+            answer = await self.client.get(f"/trajectories/{name}")
+            if answer.status_code == 404:
+                facts = [fact for fact in self.judge.facts if fact.session == name and fact.sure]
+                assert self.judge.evicted or not facts
+            else:
+                self.judge.judge_session(answer.json()["trajectories"], str(name))
 
 
-def _gave(entry: Entry, place: int, logprob: float | None, version: str) -> bool:
-    if version != entry.version:
-        return False
-    if entry.logprobs is None:
-        return logprob is None
-    return logprob is not None and bits([logprob]) == bits([entry.logprobs[place - len(entry.consumed)]])
-
-
-def _common(one: list[int], other: list[int]) -> int:
-    length = 0
-    for left, right in zip(one, other, strict=False):
-        if left != right:
-            break
-        length += 1
-    return length
+def _squeezed(text: str) -> str:
+    return unicodedata.normalize("NFC", "".join(text.split()))
 
 
 @asynccontextmanager
-async def staged(tokenizer: Tokenizer, checkpoint: str, markup: Markup, *flags: str) -> AsyncIterator[Stage]:
+async def staged(
+    tokenizer: Tokenizer,
+    checkpoint: str,
+    markup: Markup,
+    *flags: str,
+    seed: int = 0,
+    retries: int = 0,
+    resume: bool = False,
+) -> AsyncIterator[Stage]:
     """A router with ``checkpoint`` in front of an adversary with ``tokenizer``, both on loopback ports."""
-    engine = Adversary(tokenizer)
+    abilities = Encoder(tokenizer).abilities
+    reader = Detokenizer(tokenizer, eos_ids(tokenizer), one_reading=not abilities.lead)
+    engine = Adversary(reader, Random(seed), markup.special, aborts=retries > 0 or seed % 2 > 0)
     async with serving(engine.app) as worker:
         arguments = ["--plugin", "radix_cache", "--hf-checkpoint", checkpoint, "--worker-urls", worker]
-        arguments += ["--abort-retries", "0", *flags]
+        arguments += ["--abort-retries", str(retries), "--abort-retry-wait-s", "0", *flags]
+        arguments += ["--resume-aborted"] if resume else []
         _, app = build(["--no-default-plugins", *arguments])
         async with (
             serving(app) as url,
             httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as client,
         ):
-            yield Stage(client, engine, markup)
+            spaces = bool(abilities.guards)
+            yield Stage(client, engine, markup, resume=resume and retries > 0, spaces=spaces)

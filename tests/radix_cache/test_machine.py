@@ -12,6 +12,7 @@ from collections import Counter
 from contextlib import AbstractContextManager
 from random import Random
 
+import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
@@ -50,35 +51,66 @@ class Rollouts(RuleBasedStateMachine):
     outcomes: Counter[str]
     counts: Counter[str]
 
-    @initialize(tokens=st.sampled_from([0, 0, 0, 0, 0, 800]), versions=st.sampled_from([0, 0, 0, 0, 3]))
-    def start(self, tokens: int, versions: int) -> None:
+    @initialize(
+        tokens=st.sampled_from([0, 0, 0, 0, 0, 800]),
+        versions=st.sampled_from([0, 0, 0, 0, 3]),
+        aborts=st.sampled_from(["passed on", "tried again", "resumed", "resumed"]),
+        incremental=st.booleans(),
+        named=st.booleans(),
+        seed=SEEDS,
+    )
+    def start(
+        self, tokens: int, versions: int, aborts: str, incremental: bool, named: bool, seed: int
+    ) -> None:
         flags = ("--radix-tree-max-size", str(tokens), "--gc-threshold-k", str(versions))
         self.running: AbstractContextManager[Stage] = self.portal.wrap_async_context_manager(
-            staged(self.tokenizer, self.checkpoint, CHATML, *flags)
+            staged(
+                self.tokenizer,
+                self.checkpoint,
+                CHATML,
+                *flags,
+                seed=seed,
+                retries=0 if aborts == "passed on" else 2,
+                resume=aborts == "resumed",
+            )
         )
         self.stage = self.running.__enter__()
+        self.stage.engine.incremental = incremental
+        if named:
+            self.stage.engine.names = "step-{}".format
+        self.counts[aborts] += 1
 
     @precondition(lambda self: len(self.stage.conversations) < _AT_ONCE)
-    @rule(size=st.integers(1, 5), seed=SEEDS)
-    def begin_a_group(self, size: int, seed: int) -> None:
-        """GRPO: the same prompt some times over, at once."""
+    @rule(
+        size=st.integers(1, 5),
+        sessions=st.sampled_from(["own", "own", "none"]),
+        turns=st.integers(0, 3),
+        seed=SEEDS,
+    )
+    def begin_a_group(self, size: int, sessions: str, turns: int, seed: int) -> None:
+        """GRPO: the same prompt some times over, at once; or a batch of prompts without sessions."""
         random = Random(seed)
+        name = "" if sessions == "own" else None
         prompt = random.choice((CHATML.system, "")) + self.stage.asked(random)
-        group = [self.stage.begin(prompt) for _ in range(size)]
+        group = [self.stage.begin(prompt + (str(one) if name is None else ""), name) for one in range(size)]
         self.portal.call(self.stage.all_turn, group, random)
+        self._go_on(turns, random)
 
     def _some(self, random: Random) -> list[Conversation]:
         known = self.stage.conversations
-        return random.sample(known, random.randint(1, min(len(known), 6)))
+        return random.sample(known, random.randint(1, min(len(known), 8)))
 
     @precondition(lambda self: self.stage.conversations)
-    @rule(seed=SEEDS)
-    def go_on(self, seed: int) -> None:
-        random = Random(seed)
-        some = self._some(random)
-        for conversation in some:
-            self.stage.go_on(conversation, random)
-        self.portal.call(self.stage.all_turn, some, random)
+    @rule(turns=st.integers(1, 4), seed=SEEDS)
+    def go_on(self, turns: int, seed: int) -> None:
+        self._go_on(turns, Random(seed))
+
+    def _go_on(self, turns: int, random: Random) -> None:
+        for _ in range(turns):
+            some = self._some(random)
+            for conversation in some:
+                self.portal.call(self.stage.go_on, conversation, random)
+            self.portal.call(self.stage.all_turn, some, random)
 
     @precondition(lambda self: 0 < len(self.stage.conversations) < _AT_ONCE)
     @rule(seed=SEEDS)
@@ -90,13 +122,14 @@ class Rollouts(RuleBasedStateMachine):
             text = (
                 origin.text[: random.randint(1, len(origin.text))] if random.random() < 0.5 else origin.text
             )
-            forks.append(self.stage.begin(text + self.stage.asked(random), origin))
+            forks.append(self.stage.begin(text + self.stage.asked(random)))
         self.portal.call(self.stage.all_turn, forks, random)
 
     @rule()
     def update_weights(self) -> None:
-        self.stage.engine.version = str(int(self.stage.engine.version) + 1)
-        announced = {"weight_version": self.stage.engine.version}
+        engine = self.stage.engine
+        engine.version += 1
+        announced = {"weight_version": engine.names(engine.version)}
         self.portal.call(lambda: self.stage.client.post("/weight_version", json=announced))
 
     @precondition(lambda self: self.stage.conversations)
@@ -104,13 +137,13 @@ class Rollouts(RuleBasedStateMachine):
     def read(self, seed: int) -> None:
         """Any beginning of what was said, in anybody's name."""
         random = Random(seed)
-        self.portal.call(self.stage.see_evictions)
+        self.portal.call(self.stage.settle, [])
         for conversation in self._some(random):
-            text = conversation.text[: random.randint(1, len(conversation.text))]
-            text += random.choice(("", "", "<|im_end|>", "q"))
+            size = len(conversation.text)
+            text = conversation.text[: random.choice((size, random.randint(1, size)))]
+            text += random.choice(("", "", "", "<|im_end|>", "q"))
             session = random.choice(self.stage.conversations).name
-            answer = self.portal.call(self.stage.retrieve, text, session)
-            self.stage.judge(answer, text, session)
+            self.portal.call(self.stage.read, text, session)
             self.counts["reads"] += 1
 
     def teardown(self) -> None:
@@ -119,11 +152,13 @@ class Rollouts(RuleBasedStateMachine):
         try:
             self.portal.call(self.stage.judge_all)
             self.outcomes.update(self.stage.outcomes)
+            self.counts.update(self.stage.shapes)
             self.counts.update(conversations=len(self.stage.conversations), turns=self.stage.turns)
         finally:
             self.running.__exit__(None, None, None)
 
 
+@pytest.mark.timeout(0 if _CONVERSATIONS > 1000 else 120)
 def test_every_conversation_is_the_journals_or_says_why_not(
     tokenizer: EngineTokenizer, checkpoint: str
 ) -> None:
@@ -135,4 +170,4 @@ def test_every_conversation_is_the_journals_or_says_why_not(
         while counts["conversations"] < _CONVERSATIONS:
             run_state_machine_as_test(machine, settings=_SETTINGS)
     print(dict(counts), dict(outcomes))  # noqa: T201  # the figures of a long run
-    assert outcomes["exact"] > counts["conversations"] / 4
+    assert outcomes["exact"] > (counts["conversations"] - outcomes["evicted"]) / 4

@@ -54,18 +54,18 @@ async def test_conversations_are_the_journals_or_said_not_to_be(loaded: Loaded) 
             await stage.all_turn(some, random)
             if turn < 3:
                 for conversation in some:
-                    stage.go_on(conversation, random)
+                    await stage.go_on(conversation, random)
         if loaded.vocabulary.trusted:
             await stage.judge_all()
             assert stage.outcomes["exact"] >= 6
             return
-        for conversation in some:
+        for conversation in stage.conversations:
             answer = await stage.retrieve(conversation.text, conversation.name)
             assert (answer["exact"], answer["inexact_reason"]) == (False, "lossy_tokenizer")
             assert not any(answer["loss_mask"])
         stats = (await stage.client.get("/cache_stats")).json()
     assert stats["untouched"] == {"lossy_tokenizer": stage.turns}
-    assert stats["inexact"] == {"lossy_tokenizer": len(some)}
+    assert stats["inexact"].keys() == {"lossy_tokenizer"}
     assert stats["tokenizer"]["refused"]
 
 

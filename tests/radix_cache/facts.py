@@ -1,0 +1,219 @@
+"""What was consumed and sampled, as an engine's journal has it: the model against which answers are held.
+
+It knows every fact, and which places in its text a later text may go on from. It knows nothing of trees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from radix_cache.adversary import Attempt
+from radix_cache.reading import Detokenizer, finish_reason
+
+__all__ = ["Anchor", "Fact", "Row", "facts_of", "goes_on"]
+
+
+class Row(NamedTuple):
+    """What is to be said of one token."""
+
+    token: int
+    mask: int
+    logprob: float | None
+    version: str | int | None
+
+
+class Anchor(NamedTuple):
+    """After ``position`` characters of a text it is known what was consumed: ``kept`` tokens of what ``fact`` sampled.
+
+    ``certain``: known beyond doubt, so nothing shorter will do.
+    """
+
+    position: int
+    fact: Fact
+    kept: int
+    certain: bool
+
+
+@dataclass(eq=False, repr=False)
+class Fact:
+    """One response: ``prompt`` is the text it was asked with, ``text`` what a client could see of ``sampled``.
+
+    ``number``: of its first attempt. ``sure``: so many tokens are certain to be recorded, the text's end if all are.
+    """
+
+    number: int
+    session: str | None
+    prompt: str
+    consumed: list[int]
+    sampled: list[int]
+    rows: list[Row]
+    text: str
+    parameters: dict[str, Any]
+    reader: Detokenizer
+    sure: int
+
+    def __post_init__(self) -> None:
+        self.comes_from([])
+        self.places = list(self._places())
+        self.visible = self._visible()
+        hidden = self.reader.decode(self.sampled[self.visible :]) if self.visible is not None else ""
+        self.tail = "" if "\ufffd" in hidden else hidden
+
+    def __repr__(self) -> str:
+        parents = [(parent.number if parent is not None else None, kept) for parent, kept in self.parents]
+        asked = f"{self.prompt[-40:]!r} {self.consumed[-6:]} behind {parents}"
+        return f"<{self.number} of {self.session}: {asked} -> {self.sampled} {self.text!r} {self.sure}>"
+
+    @property
+    def complete(self) -> bool:
+        return self.sure == len(self.sampled)
+
+    def _read(self, kept: int, skip_special: bool) -> str:
+        return self.reader.read(self.consumed, self.sampled[:kept], skip_special)
+
+    def _places(self) -> Iterator[tuple[str, int]]:
+        """Texts that whole tokens spell, and how many: the fewest, where that does not depend on how they are read."""
+        for skip_special in (False, True):
+            before = ""
+            for kept in range(1, len(self.sampled) + 1):
+                shown = self._read(kept, skip_special)
+                if (shown != before or not self.reader.one_reading) and not shown.endswith("\ufffd"):
+                    yield shown, kept
+                before = shown
+
+    def _visible(self) -> int | None:
+        """How many tokens the text shows; None: it ends within one."""
+        size = len(self.sampled)
+        if self._read(size, True) == self.text:
+            while size and not self.reader.decode(self.sampled[size - 1 : size], True):
+                size -= 1
+            return size
+        if self._read(size, False) == self.text:
+            return size
+        found = dict(self.places).get(self.text)
+        if found is None and self.text.endswith("\ufffd"):  # half a character before what was trimmed
+            for kept in range(size - 1, 0, -1):
+                if self.text in (self._read(kept, True), self._read(kept, False)):
+                    return kept
+        return found
+
+    def anchors(self, text: str, *, reading: bool) -> Iterator[Anchor]:
+        """Where ``text`` may be gone on from; or, for reading, what it may stand for."""
+        if not text.startswith(self.prompt):
+            return
+        start, size = len(self.prompt), len(self.sampled)
+        if reading or len(text) == start:
+            yield Anchor(start, self, 0, self.reader.one_reading and self.sure > 0)
+        rest = text[start:]
+        if reading and rest == self.text:  # the hidden tokens too
+            yield Anchor(len(text), self, size, self.complete)
+            return
+        for told in range(
+            max(1, self.sure), size if reading else 0
+        ):  # the client left with what was shown then
+            if rest == self.reader.text(self.consumed, self.sampled[:told], self.parameters, None):
+                yield Anchor(len(text), self, told, False)
+        one = self.reader.one_reading
+        for shown, kept in self.places:
+            if rest.startswith(shown) and not (one and shown == self.text and kept != self.visible):
+                certain = one and kept <= self.sure and self.text.startswith(shown)
+                yield Anchor(start + len(shown), self, kept, certain)
+        if self.visible and rest.startswith(self.text):
+            yield Anchor(start + len(self.text), self, self.visible, one and self.complete)
+        whole = self.text + self.tail
+        if self.tail and rest.startswith(whole):
+            yield Anchor(start + len(whole), self, size, one and self.complete)
+
+    def given(self, ids: list[int]) -> Iterator[Anchor]:
+        """Where ``ids`` may be gone on from; positions are in tokens."""
+        start = len(self.consumed)
+        if ids[:start] == self.consumed and len(ids) > start:
+            pairs = zip(self.sampled, ids[start:], strict=False)
+            kept = next((place for place, (one, other) in enumerate(pairs) if one != other), -1)
+            kept = min(len(self.sampled), len(ids) - start) if kept < 0 else kept
+            if kept > self.sure:
+                yield Anchor(start + self.sure, self, self.sure, self.sure > 0)
+            yield Anchor(start + kept, self, kept, 0 < kept <= self.sure)
+
+    def comes_from(self, parents: Sequence[tuple[Fact | None, int]]) -> None:
+        """Note all contexts that it may have gone on from, ``(fact, tokens kept)``."""
+        self.parents = list(parents)
+        self._before: list[list[Row]] = []
+        self._spoken: set[Fact | None] = set()
+        for parent, kept in parents:
+            for known in parent.records(kept) if parent is not None else [[]]:
+                rest = [Row(token, 0, 0.0, -1) for token in self.consumed[len(known) :]]
+                if [*known, *rest] not in self._before:
+                    self._before.append([*known, *rest])
+            self._spoken |= parent.speakers(kept) if parent is not None else {None}
+        self.ancestors = {self}
+        for parent, kept in parents:
+            if parent is not None:
+                self.ancestors |= parent.ancestors if kept else parent.ancestors - {parent}
+
+    def records(self, kept: int) -> list[list[Row]]:
+        """What may be said of all tokens up to the first ``kept`` that were sampled, one for each way to get there."""
+        return [[*before, *self.rows[:kept]] for before in self._before]
+
+    def speakers(self, kept: int) -> set[Fact | None]:
+        """Whose may be the last response in the context of so many tokens."""
+        return {self} if kept else self._spoken
+
+
+def facts_of(
+    attempts: Sequence[Attempt],
+    reader: Detokenizer,
+    prompt: str,
+    session: str | None,
+    parameters: dict[str, Any],
+    *,
+    resume: bool,
+) -> list[Fact]:
+    """The responses that were made by ``attempts`` of one prompt; with ``resume`` one may go on from another."""
+    chains: list[list[Attempt]] = []
+    for attempt in (attempt for attempt in attempts if attempt.sampled):
+        before = next((one for one in chains if resume and _continues(one[-1], attempt)), None)
+        if before is not None:
+            before.append(attempt)
+        else:
+            chains.append([attempt])
+    return [_fact(chain, reader, prompt, session, parameters, resume=resume) for chain in chains]
+
+
+def goes_on(before: Attempt, attempt: Attempt, *, resume: bool) -> bool:
+    """True when ``attempt`` was made because ``before`` was aborted."""
+    again = before.reason["type"] == "abort" and attempt.consumed == before.consumed
+    return again or (resume and _continues(before, attempt))
+
+
+def _continues(before: Attempt, attempt: Attempt) -> bool:
+    aborted = before.reason["type"] == "abort" and before.sampled
+    return bool(aborted) and attempt.consumed == before.consumed + before.sampled
+
+
+def _fact(
+    chain: list[Attempt],
+    reader: Detokenizer,
+    prompt: str,
+    session: str | None,
+    parameters: dict[str, Any],
+    *,
+    resume: bool,
+) -> Fact:
+    rows = [
+        Row(token, 1, logprob if attempt.told else None, version)
+        for attempt in chain
+        for token, logprob, version in zip(attempt.sampled, attempt.logprobs, attempt.versions, strict=True)
+    ]
+    reason = chain[-1].reason
+    ids = [row.token for row in rows]
+    for size in range(1, len(ids) + 1 if resume else 0):
+        ended = finish_reason(reader, ids[:size], parameters)
+        if ended is not None:  # as if it had been sampled in one go
+            ids, rows, reason = ids[:size], rows[:size], ended
+            break
+    consumed = chain[0].consumed
+    text = reader.text(consumed, ids, parameters, reason)
+    return Fact(chain[0].number, session, prompt, consumed, ids, rows, text, parameters, reader, sure=0)
