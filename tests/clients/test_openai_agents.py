@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("agents", reason="openai-agents is not installed")
-pytest.importorskip("openai.types", reason="the SDK of OpenAI is not installed")
+pytest.importorskip("openai", reason="the SDK of OpenAI is not installed")
 
 from agents import Agent, OpenAIChatCompletionsModel, Runner, function_tool
 from openai import AsyncOpenAI

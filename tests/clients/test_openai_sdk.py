@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-pytest.importorskip("openai.types", reason="the SDK of OpenAI is not installed")
+pytest.importorskip("openai", reason="the SDK of OpenAI is not installed")
 
 import openai
 from openai import AsyncOpenAI, OpenAI, pydantic_function_tool

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("pydantic_ai", reason="pydantic-ai is not installed")
-pytest.importorskip("openai.types", reason="the SDK of OpenAI is not installed")
+pytest.importorskip("openai", reason="the SDK of OpenAI is not installed")
 
 from openai import AsyncOpenAI
 from pydantic import BaseModel

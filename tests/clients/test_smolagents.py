@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("smolagents", reason="smolagents is not installed")
-pytest.importorskip("openai.types", reason="the SDK of OpenAI is not installed")
+pytest.importorskip("openai", reason="the SDK of OpenAI is not installed")
 
 from smolagents import CodeAgent, OpenAIServerModel, ToolCallingAgent, tool
 
