@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import httpx
+import msgpack  # type: ignore[import-untyped]  # it has no annotations
+import numpy as np
 import orjson
 
 from radix_cache.adversary import Adversary
@@ -226,8 +228,27 @@ class Stage:
         """Ask for ``text`` and judge what is said; returns why it is not exact."""
         answer = await self.retrieve(text, session)
         self.judge.judge(answer, text, session)
+        await self._read_packed(text, session, answer)
         reason: str | None = answer["inexact_reason"]
         return reason
+
+    async def _read_packed(self, text: str, session: str | None, told: dict[str, Any]) -> None:
+        """The arrays of another format say the same."""
+        asked = {"text": text, "session_id": session}
+        accept = {"accept": "application/x-msgpack"}
+        packed = msgpack.unpackb(
+            (await self.client.post("/retrieve_from_text", json=asked, headers=accept)).content
+        )
+        arrays = {
+            name: np.frombuffer(packed[name]["data"], packed[name]["dtype"])
+            for name in ("tokens", "loss_mask", "rollout_logp", "version_index")
+        }
+        names = [*packed["version_names"], -1]
+        wanted = np.array(told["rollout_logp"], np.float64)  # None becomes NaN
+        assert arrays["tokens"].tolist() == told["tokens"]
+        assert arrays["loss_mask"].tolist() == told["loss_mask"]
+        assert np.array_equal(arrays["rollout_logp"], wanted, equal_nan=True)
+        assert [names[one] for one in arrays["version_index"]] == told["generation_versions"]
 
     async def judge_all(self) -> None:
         """Every conversation's last text, and every session."""

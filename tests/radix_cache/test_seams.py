@@ -130,3 +130,21 @@ async def test_no_seam_shows(
         spans = last["meta_info"]["weight_versions"]
         assert [one["version"] for one in spans for _ in range(one["start"], one["end"])] == versions
         assert engine.asked[1]["sampling_params"]["max_new_tokens"] == parameters["max_new_tokens"] - cuts[0]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("trims", [True, False], ids=["trimmed", "shown"])
+async def test_a_stop_string_is_seen_wherever_it_was_cut(
+    start: Start, tokenizer: EngineTokenizer, checkpoint: str, trims: bool, mode: str
+) -> None:
+    before, stop = tokenizer.encode("the town"), tokenizer.encode_plain("</search>")
+    tape = [*before, *stop, 300, 301, 302]
+    parameters = {"stop": ["never", "</search>"], "no_stop_trim": not trims}
+    for cut in range(len(before) + 1, len(before) + len(stop)):
+        engine = InterruptedEngine(tokenizer, tape, [cut], incremental=mode == "incremental")
+        events = await told(start, engine, checkpoint, mode, **parameters)
+        text = "".join(event["text"] for event in events) if mode == "incremental" else events[-1]["text"]
+        assert text == ("the town" if trims else "the town</search>")
+        assert events[-1]["meta_info"]["finish_reason"] == {"type": "stop", "matched": "</search>"}
+        assert events[-1]["meta_info"]["completion_tokens"] == len(before) + len(stop)
+        assert len(engine.asked) == 2
