@@ -84,8 +84,9 @@ async def main(options: Options) -> None:
     report = Report()
     with tempfile.TemporaryDirectory(prefix="benchmark-") as name:
         directory = Path(name)
-        samples = Samples(save_tokenizer(directory / "tokenizer"))
-        chunks, large = _chunks(samples), _large(samples)
+        tokenizer = save_tokenizer(directory / "tokenizer")
+        samples, prompt_tokens = Samples(tokenizer), len(tokenizer.encode(_PROMPT).ids)
+        chunks, large = _chunks(samples, prompt_tokens), _large(samples, prompt_tokens)
         stand_in = StandIn({_LARGE_TOKENS: [Fixed(large)]}, chunks=chunks)
         request = request_body(_PROMPT, _LARGE_TOKENS)
         digest = hashlib.sha256(large).digest()
@@ -186,16 +187,16 @@ async def _download(target: Running) -> dict[str, float]:
     }
 
 
-def _chunks(samples: Samples) -> Sequence[Chunk]:
+def _chunks(samples: Samples, prompt_tokens: int) -> Sequence[Chunk]:
     """One answer as the cumulative chunks of a stream, a token each; the end token does not show."""
     answer = samples.answer(_TOKENS)
     texts = [samples.decode(answer.ids[: min(n, _TOKENS - 1)]) for n in range(1, _TOKENS + 1)]
-    return [Chunk(answer.chunk("stream", 5, text, n)) for n, text in enumerate(texts, 1)]
+    return [Chunk(answer.chunk("stream", prompt_tokens, text, n)) for n, text in enumerate(texts, 1)]
 
 
-def _large(samples: Samples) -> bytes:
+def _large(samples: Samples, prompt_tokens: int) -> bytes:
     """An answer that is nearly all routed experts, ``_LARGE_BYTES`` long."""
-    payload = samples.answer(_TOKENS).payload("large", 5)
+    payload = samples.answer(_TOKENS).payload("large", prompt_tokens)
     rest = _LARGE_BYTES - len(json.dumps(payload)) - len(', "routed_experts": ""')
     experts = base64.b64encode(random.Random(1).randbytes(rest // 4 * 3)).decode()
     payload["meta_info"]["routed_experts"] = experts

@@ -11,6 +11,7 @@ import tokenizers
 
 from router_core.types import Tokenizer
 from slime_radix_cache.abilities import LOSSY, Abilities, examine
+from slime_radix_cache.backend import own_copy
 from slime_radix_cache.parts import Part, Parts, cut
 
 __all__ = ["Encoder"]
@@ -35,7 +36,7 @@ class Encoder:
     def __init__(
         self, tokenizer: Tokenizer, *, add_special_tokens: bool = False, max_bytes: int = _MAX_BYTES
     ) -> None:
-        own = _own(tokenizer)
+        own = own_copy(tokenizer)
         self._batch: _Batch = _batch_of(own) if own is not None else _one_by_one(tokenizer)
         self._add_special_tokens = add_special_tokens
         self.abilities = self._examined(own, tokenizer)
@@ -106,16 +107,6 @@ class Encoder:
             "tokens_encoded": parts.tokens_encoded,
             "tokens_reused": parts.tokens_reused,
         }
-
-
-def _own(tokenizer: Tokenizer) -> tokenizers.Tokenizer | None:
-    rust: Any = getattr(tokenizer, "backend_tokenizer", None)
-    if not isinstance(rust, tokenizers.Tokenizer):
-        return None
-    own = tokenizers.Tokenizer.from_str(rust.to_str())
-    own.no_truncation()
-    own.no_padding()
-    return own
 
 
 def _batch_of(own: tokenizers.Tokenizer) -> _Batch:

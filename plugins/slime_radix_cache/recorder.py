@@ -28,6 +28,7 @@ class StreamRecorder:
         self._streams = streams
         self._parts: dict[int, Response] = {}
         self._stream = GenerationStream(self._record, self.failed)
+        self.session = turns[0].session
         streams.opened(self)
 
     def feed(self, chunk: bytes) -> None:
@@ -38,19 +39,18 @@ class StreamRecorder:
         """The reply has ended, or was given up."""
         self._streams.closed(self)
         self._stream.record_all()
+        self._stream.forget()
 
-    def catch_up(self, prompt: bytes, session: str | None) -> None:
-        """Record what was streamed until now, if the client that asks with ``prompt`` may have read it."""
+    def catch_up(self, prompt: bytes) -> None:
+        """Record what was streamed until now, if a client that asks with ``prompt`` may have read it."""
         for turn in self._turns:
             if len(prompt) > len(turn.prompt) and prompt.startswith(turn.prompt):
-                if session is None or turn.session in (session, None):
-                    self._stream.record_all()
+                self._stream.record_all()
                 return
 
-    def catch_up_session(self, session: str) -> None:
-        """Record what was streamed until now, if it is for ``session``."""
-        if any(turn.session == session for turn in self._turns):
-            self._stream.record_all()
+    def record_all(self) -> None:
+        """Record what was streamed until now."""
+        self._stream.record_all()
 
     def so_far(self) -> dict[str, Any] | None:
         """What the client was told of the only sequence, as an unstreamed answer has it; None: nothing yet."""

@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 
 from router_core.types import Tokenizer
+from slime_radix_cache.backend import Decode, decoder_of
 
 __all__ = ["Spelling"]
 
@@ -28,8 +29,9 @@ class Spelling:
     """
 
     def __init__(self, tokenizer: Tokenizer, lead: Sequence[int] = ()) -> None:
-        self._tokenizer = tokenizer
-        self._readings = (_Reading(tokenizer, lead), _Reading(tokenizer)) if lead else (_Reading(tokenizer),)
+        decode = decoder_of(tokenizer)
+        self._plain = _Reading(decode)
+        self._readings = (_Reading(decode, lead), self._plain) if lead else (self._plain,)
 
     def cut(self, ids: bytes, text: bytes) -> tuple[int, int]:
         """See :data:`slime_radix_cache.matching.Cut`. O(log tokens) decodings."""
@@ -75,22 +77,24 @@ class Spelling:
 
     def text_of(self, ids: Sequence[int]) -> str:
         """All that ``ids`` say, special tokens spelt out: the key of a prompt that was given as ids."""
-        return _Reading(self._tokenizer).text(ids, False)
+        return self._plain.text(ids, False)
 
 
 class _Reading:
     """One way to read tokens: behind those of ``lead``."""
 
-    def __init__(self, tokenizer: Tokenizer, lead: Sequence[int] = ()) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, decode: Decode, lead: Sequence[int] = ()) -> None:
+        self._decoded = decode
         self._lead = list(lead)
         self._before = len(self._decode(self._lead, False))
 
     def text(self, ids: Sequence[int], skip_special: bool) -> str:
+        if not self._lead:
+            return self._decode(ids, skip_special)
         return self._decode([*self._lead, *ids], skip_special)[self._before :]
 
     def _decode(self, ids: Sequence[int], skip_special: bool) -> str:
-        return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special) if ids else ""
+        return self._decoded(ids, skip_special) if ids else ""
 
     def prefix(self, ids: Sequence[int], wanted: str, skip_special: bool) -> tuple[int, str]:
         """The fewest of the leading ``ids`` that spell the longest prefix of ``wanted``, and that prefix."""

@@ -48,6 +48,11 @@ class GenerationStream:
             if not sequence.ended:
                 self._try_record(index, sequence)
 
+    def forget(self) -> None:
+        """Let go of who listens, who has this: a circle would wait for the garbage collector."""
+        self._record = lambda index, output: None
+        self._fail = lambda error: None
+
     def so_far(self) -> dict[str, Any] | None:
         """All that was told of the only sequence, as an unstreamed answer has it; None before its first event."""
         sequence = self._sequences.get(0)

@@ -18,6 +18,7 @@ from radix_cache.scripted import Client, ScriptedEngine
 from router_core.exchange import Exchange, Reply
 from router_core.serving import serving
 from slime_engine.tokenizer import EngineTokenizer
+from slime_radix_cache.recorder import StreamRecorder
 
 if TYPE_CHECKING:
     from routers import Start
@@ -92,7 +93,7 @@ async def test_nothing_of_a_request_waits_for_the_garbage_collector(
             body = {"text": f"c{turn}", "stream": True}
             assert (await client.running.client.post("/generate", json=body)).text.endswith("[DONE]\n\n")
             assert (await client.running.client.post("/generate", json={"text": "d"})).status_code == 400
-        left = [one for one in gc.get_objects() if isinstance(one, Exchange | Reply)]
+        left = [one for one in gc.get_objects() if isinstance(one, Exchange | Reply | StreamRecorder)]
     finally:
         gc.enable()
     assert left == []

@@ -1,0 +1,48 @@
+"""The Rust tokenizer inside one of transformers, as a copy of our own: transformers changes the shared one in use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import tokenizers
+
+from router_core.types import Tokenizer
+
+__all__ = ["Decode", "decoder_of", "own_copy"]
+
+#: The text of ids, with or without (true) special tokens.
+Decode: TypeAlias = Callable[[Sequence[int], bool], str]
+
+_TRANSFORMERS = "transformers.tokenization_"
+
+
+def own_copy(tokenizer: Tokenizer) -> tokenizers.Tokenizer | None:
+    """None when there is none inside ``tokenizer``."""
+    rust: Any = getattr(tokenizer, "backend_tokenizer", None)
+    if not isinstance(rust, tokenizers.Tokenizer):
+        return None
+    own = tokenizers.Tokenizer.from_str(rust.to_str())
+    own.no_truncation()
+    own.no_padding()
+    return own
+
+
+def decoder_of(tokenizer: Tokenizer) -> Decode:
+    """How ``tokenizer`` decodes. Half as expensive as asking it, where it does nothing but ask the Rust one."""
+    own = own_copy(tokenizer)
+    if own is None or not _only_asks(tokenizer):
+        return lambda ids, skip: tokenizer.decode(list(ids), skip_special_tokens=skip)
+    rust = own
+    return lambda ids, skip: str(rust.decode(ids, skip_special_tokens=skip))
+
+
+def _only_asks(tokenizer: Tokenizer) -> bool:
+    """False if it cleans up spaces, or its class has a way of its own."""
+    if getattr(tokenizer, "clean_up_tokenization_spaces", True):
+        return False
+    owners = [
+        next((each.__module__ for each in type(tokenizer).__mro__ if name in vars(each)), "")
+        for name in ("decode", "_decode")
+    ]
+    return all(owner.startswith(_TRANSFORMERS) for owner in owners)
