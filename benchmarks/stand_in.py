@@ -1,4 +1,4 @@
-"""A worker that answers ``/generate`` from a table, in this process: cheap, and aware of what it was asked.
+"""A worker that answers ``/generate``, or chats, from a table, in this process: cheap, and aware of what it was asked.
 
 It speaks as much HTTP as proxies need, on bare transports, so that the proxy is what is measured. What to
 answer follows ``max_new_tokens``; which tokens arrived is counted, so that a run can say whether the requests
@@ -102,7 +102,10 @@ class Stream:
 
 
 class StandIn:
-    """The answers, and a count of what came. One event loop; nothing here awaits."""
+    """The answers, and a count of what came. One event loop; nothing here awaits.
+
+    ``name_of`` finds the name of a stream in its request.
+    """
 
     def __init__(
         self,
@@ -110,7 +113,9 @@ class StandIn:
         *,
         chunks: Sequence[Chunk] = (),
         sampled_before: Sequence[int] = (),
+        name_of: re.Pattern[bytes] = _RID,
     ) -> None:
+        self._name_of = name_of
         self._answers = {length: cycle(templates) for length, templates in answers.items()}
         self._chunks = chunks
         self._marker = b",".join(b"%d" % token for token in sampled_before)
@@ -124,18 +129,19 @@ class StandIn:
         self.requests = self.with_ids = self.with_sampled_ids = 0
 
     def answer(self, body: bytes, transport: asyncio.Transport) -> None:
-        """Answer one ``POST /generate``."""
+        """Answer one ``POST``."""
         self.requests += 1
+        prompt_tokens = self._prompt_tokens(body)
         if _STREAM.search(body):
             return self._open_stream(body, transport)
         match = _MAX_NEW_TOKENS.search(body)
         template = next(self._answers[int(match[1]) if match else 0])
-        reply = template.render(next(self._numbers), self._prompt_tokens(body))
+        reply = template.render(next(self._numbers), prompt_tokens)
         transport.writelines((_head(b"application/json", b"content-length: %d" % len(reply)), reply))
         return None
 
     def _open_stream(self, body: bytes, transport: asyncio.Transport) -> None:
-        match = _RID.search(body)
+        match = self._name_of.search(body)
         rid = match[1] if match else b"%d" % next(self._numbers)
         transport.write(_head(b"text/event-stream; charset=utf-8", b"transfer-encoding: chunked"))
         self.streams[rid] = stream = Stream(transport, iter(self._chunks), self.streams, rid)
@@ -155,8 +161,8 @@ class StandIn:
 class _Connection(asyncio.Protocol):
     """HTTP/1.1 of one connection; requests one after another."""
 
-    def __init__(self, stand_in: StandIn) -> None:
-        self._stand_in = stand_in
+    def __init__(self, stand_ins: Mapping[bytes, StandIn]) -> None:
+        self._stand_ins = stand_ins
         self._parser = httptools.HttpRequestParser(self)
         self._path = b""
         self._body: list[bytes] = []
@@ -165,8 +171,10 @@ class _Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transports do not subclass it
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for stream in [one for one in self._stand_in.streams.values() if one.transport is self._transport]:
-            del self._stand_in.streams[stream.rid]
+        for stand_in in self._stand_ins.values():
+            streams = stand_in.streams
+            for stream in [one for one in streams.values() if one.transport is self._transport]:
+                del streams[stream.rid]
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -185,8 +193,8 @@ class _Connection(asyncio.Protocol):
         self._body.append(data)
 
     def on_message_complete(self) -> None:
-        if self._path == b"/generate":
-            return self._stand_in.answer(b"".join(self._body), self._transport)
+        if stand_in := self._stand_ins.get(self._path):
+            return stand_in.answer(b"".join(self._body), self._transport)
         fact = FACTS.get(self._path.decode())
         status, reply = (b"200 OK", fact) if fact is not None else (b"404 Not Found", b"{}")
         framing = b"content-length: %d" % len(reply)
@@ -195,10 +203,16 @@ class _Connection(asyncio.Protocol):
 
 
 @asynccontextmanager
-async def serving_stand_in(stand_in: StandIn) -> AsyncIterator[str]:
-    """Serve ``stand_in`` on a free loopback port of the running loop; the value is its URL."""
+async def serving_stand_in(stand_in: StandIn, chat: StandIn | None = None) -> AsyncIterator[str]:
+    """Serve ``stand_in`` on a free loopback port of the running loop; the value is its URL.
+
+    ``chat`` answers ``/v1/chat/completions``.
+    """
+    stand_ins = {b"/generate": stand_in}
+    if chat is not None:
+        stand_ins[b"/v1/chat/completions"] = chat
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: _Connection(stand_in), "127.0.0.1", 0, backlog=4096)
+    server = await loop.create_server(lambda: _Connection(stand_ins), "127.0.0.1", 0, backlog=4096)
     try:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     finally:
