@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import orjson
@@ -13,12 +13,10 @@ from router_core.events import EventSplitter
 from router_core.exchange import Exchange, Reply
 from slime_openai.cumulative import GrowingText
 from slime_openai.errors import error_body
-from slime_openai.outputs import EngineRefused
+from slime_openai.outputs import EngineRefused, understood
 from slime_openai.words import DONE, Frame, event
 
 __all__ = ["AnswerStream", "StreamedChoice"]
-
-logger = logging.getLogger(__name__)
 
 
 class StreamedChoice(Protocol):
@@ -85,29 +83,25 @@ class AnswerStream:
         while not ready and not self.finished:
             try:
                 piece, last = await self._reply.next_piece()
-                for data in self._events.feed(piece):
-                    if data != b"[DONE]":
-                        ready += self._chunks(data)
-                if last:
-                    ready += self._ending()
+                with understood():
+                    for data in self._events.feed(piece):
+                        if data != b"[DONE]":
+                            ready += self._chunks(data)
+                    if last:
+                        ready += self._ending()
             except HTTPError as error:
-                ready += self._failure(error)
-            except (orjson.JSONDecodeError, AttributeError, IndexError, KeyError, TypeError) as error:
-                logger.warning("an engine's stream was not understood", exc_info=error)
-                ready += self._failure(WorkerBroke("the engine's stream was not understood", answered=True))
+                ready += [b"data: %b\n\n" % error_body(error), DONE]
+                self.finished = True
         return b"".join(ready)
 
     def close(self) -> None:
         """See BodySource."""
         self._exchange.close()
-        if self._unparsed is not None and not self._choices[0].ended:
-            self._choices[0].catch_up(orjson.loads(self._unparsed))
-        for choice in self._choices:
-            choice.end()
-
-    def _failure(self, error: HTTPError) -> list[bytes]:
-        self.finished = True
-        return [b"data: %b\n\n" % error_body(error), DONE]
+        with suppress(WorkerBroke), understood():
+            if self._unparsed is not None and not self._choices[0].ended:
+                self._choices[0].catch_up(orjson.loads(self._unparsed))
+            for choice in self._choices:
+                choice.end()
 
     def _chunks(self, data: bytes) -> list[bytes]:
         if len(self._choices) == 1 and self._choices[0].wants_text_only:

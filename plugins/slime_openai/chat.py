@@ -19,7 +19,7 @@ from slime_openai.generating import EVENT_STREAM, JSON, generate
 from slime_openai.logprobs import Logprobs
 from slime_openai.messages import for_template, has_media
 from slime_openai.models import Models
-from slime_openai.outputs import answers_of
+from slime_openai.outputs import answers_of, understood
 from slime_openai.prompts import Prompt, Prompts
 from slime_openai.question import Question
 from slime_openai.rendering import Conversation
@@ -75,11 +75,13 @@ class Chat:
             stream = AnswerStream(inner, reply, choices, frame, used if request.include_usage else None)
             return Reply(200, [EVENT_STREAM], stream)
         with inner:
-            for choice, answer in zip(choices, answers_of(await reply.read(), len(choices)), strict=True):
-                choice.take(answer)
-                choice.end()
-        whole = [choice.whole() for choice in choices]
-        told = frame.put(whole, usage=used(), **self._about(request, prompt, ids))
+            body = await reply.read()
+            with understood():
+                for choice, answer in zip(choices, answers_of(body, len(choices)), strict=True):
+                    choice.take(answer)
+                    choice.end()
+                whole = [choice.whole() for choice in choices]
+                told = frame.put(whole, usage=used(), **self._about(request, prompt, ids))
         return Reply(200, [JSON], orjson.dumps(told, option=orjson.OPT_SERIALIZE_NUMPY))
 
     def _payload(self, request: ChatRequest, ids: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from slime_openai.completion_request import CompletionRequest, Prompt, read_comp
 from slime_openai.generating import EVENT_STREAM, JSON, generate
 from slime_openai.logprobs import Logprobs
 from slime_openai.models import Models
-from slime_openai.outputs import Output, answers_of
+from slime_openai.outputs import Output, answers_of, understood
 from slime_openai.stops import StopStrings
 from slime_openai.words import Frame, about_output, reason_of, usage
 
@@ -36,11 +36,12 @@ class Completions:
         """The reply. Raises HTTPError."""
         request = read_completion(exchange.request.json())
         session = request.session or exchange.session
+        shown = [self._shown(prompt) for prompt in request.prompts]
         inner, reply = await generate(self._router, exchange, _payload(request), session)
         sent = _sent_ids(inner.request.json(), len(request.prompts))
         choices = [
-            _Choice(place * request.n + copy, request, self._shown(prompt), sent[place], self._logprobs)
-            for place, prompt in enumerate(request.prompts)
+            _Choice(place * request.n + copy, request, prompt, sent[place], self._logprobs)
+            for place, prompt in enumerate(shown)
             for copy in range(request.n)
         ]
         used = partial(_usage, request, choices)
@@ -49,9 +50,11 @@ class Completions:
             stream = AnswerStream(inner, reply, choices, frame, used if request.include_usage else None)
             return Reply(200, [EVENT_STREAM], stream)
         with inner:
-            for choice, answer in zip(choices, answers_of(await reply.read(), len(choices)), strict=True):
-                choice.output.take(answer)
-        told = frame.put([choice.whole() for choice in choices], usage=used())
+            body = await reply.read()
+            with understood():
+                for choice, answer in zip(choices, answers_of(body, len(choices)), strict=True):
+                    choice.output.take(answer)
+                told = frame.put([choice.whole() for choice in choices], usage=used())
         return Reply(200, [JSON], orjson.dumps(told))
 
     def _shown(self, prompt: Prompt) -> str:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from slime_openai.identity import Key
 from slime_openai.messages import Message
 
 __all__ = ["History", "Turn"]
 
+#: Sessions of which it is known that turns of theirs had to go.
+_SESSIONS_REMEMBERED = 65_536
 # What CPython 3.11 spends on a turn with all that hangs on it, tokens and text left out.
 _TURN_BYTES = 900
 
@@ -24,10 +26,22 @@ class Turn:
 
     ``key``: of the conversation up to the ``reply``, message number ``count``, in which the client got the answer.
     ``text``: of asked and sampled ids, special tokens spelt out; ``ending``: the last part of it, which no reply
-    shows; ``hidden``: how many of the sampled ids say that.
+    shows; ``hidden``: how many of the sampled ids say that; ``closed``: it is a special token, the end of a turn.
     """
 
-    __slots__ = ("asked", "count", "ending", "hidden", "key", "parent", "reply", "sampled", "session", "text")
+    __slots__ = (
+        "asked",
+        "closed",
+        "count",
+        "ending",
+        "hidden",
+        "key",
+        "parent",
+        "reply",
+        "sampled",
+        "session",
+        "text",
+    )
 
     def __init__(
         self,
@@ -41,6 +55,7 @@ class Turn:
         text: str,
         ending: str,
         hidden: int,
+        closed: bool,
     ) -> None:
         self.parent = parent
         self.key = key
@@ -52,11 +67,14 @@ class Turn:
         self.text = text
         self.ending = ending
         self.hidden = hidden
+        self.closed = closed
 
     @property
     def size_bytes(self) -> int:
         """Memory that it takes, roughly."""
-        text = sys.getsizeof(self.text) + sys.getsizeof(self.reply.content or "")
+        reply = self.reply
+        words = [self.text, reply.content, reply.reasoning, *(call.arguments for call in reply.tool_calls)]
+        text = sum(sys.getsizeof(each) for each in words)
         return _TURN_BYTES + len(self.asked) + len(self.sampled) + text
 
     def chain(self) -> Iterator[Turn]:
@@ -65,6 +83,10 @@ class Turn:
         while turn is not None:
             yield turn
             turn = turn.parent
+
+    def likeness(self, messages: Sequence[Message]) -> int:
+        """How much of what keys leave out came back as this turn and those before it said it."""
+        return sum(_likeness(turn.reply, messages[turn.count - 1]) for turn in self.chain())
 
     def ids(self) -> bytes:
         """All ids up to its end. O(tokens)."""
@@ -79,6 +101,16 @@ class Turn:
         return "".join(parts)
 
 
+def _likeness(reply: Message, message: Message) -> int:
+    ids = [call.id for call in reply.tool_calls]
+    content = message.content or ""
+    thoughts = reply.reasoning is not None and (
+        message.reasoning == reply.reasoning or reply.reasoning in content
+    )
+    same_ids = bool(ids) and ids == [call.id for call in message.tool_calls]
+    return 4 * same_ids + 2 * thoughts + (content == (reply.content or ""))
+
+
 class History:
     """Turns by their conversation, the most recently used ones kept. Synchronous: one event loop needs no lock."""
 
@@ -87,34 +119,46 @@ class History:
         self._max_bytes = max_bytes
         self._turns: dict[Key, list[Turn]] = {}
         self._used: OrderedDict[Turn, None] = OrderedDict()
-        self._sessions: dict[str, int] = {}
+        self._incomplete: OrderedDict[str, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._used)
 
-    def find(self, keys: Sequence[Key], session: str | None) -> tuple[Turn, int] | None:
+    def find(
+        self, keys: Sequence[Key], messages: Sequence[Message], session: str | None
+    ) -> tuple[Turn, int] | None:
         """The turn that a conversation with these ``keys`` goes on from, and the number of messages up to it.
 
-        A session goes on from its own turns; one that has none may go on where another one was. Among turns that
-        read alike the newest is meant.
+        A session goes on from its own turns. Where it has none, it may go on where another one was, unless it has
+        lost some: those could be meant. Among turns that read alike the one is meant whose calls, thoughts and
+        words came back as they were; then the newest.
         """
-        own = session is not None and session in self._sessions
+        if session is not None:
+            own = self._longest(keys, messages, lambda turn: turn.session == session)
+            if own is not None or session in self._incomplete:
+                return own
+        return self._longest(keys, messages, lambda turn: True)
+
+    def _longest(
+        self, keys: Sequence[Key], messages: Sequence[Message], whose: Callable[[Turn], bool]
+    ) -> tuple[Turn, int] | None:
         for count in range(len(keys), 0, -1):
-            for turn in reversed(self._turns.get(keys[count - 1], ())):
-                if not own or turn.session == session:
-                    return turn, count
+            alike = [turn for turn in reversed(self._turns.get(keys[count - 1], ())) if whose(turn)]
+            if len(alike) > 1:
+                return max(alike, key=lambda turn: turn.likeness(messages)), count  # the first is the newest
+            if alike:
+                return alike[0], count
         return None
 
     def add(self, turn: Turn) -> None:
-        """Keep ``turn``; what was used longest ago makes room."""
-        self._turns.setdefault(turn.key, []).append(turn)
-        if turn.session is not None:
-            self._sessions[turn.session] = self._sessions.get(turn.session, 0) + 1
-        self.size_bytes += turn.size_bytes
-        self._used[turn] = None
-        for before in turn.chain():  # a turn is older than what it goes on from, so ends go first
-            if before in self._used:
-                self._used.move_to_end(before)
+        """Keep ``turn`` and all that it goes on from; what was used longest ago makes room."""
+        for one in turn.chain():  # a turn is older than what it goes on from, so ends go first
+            if one in self._used:
+                self._used.move_to_end(one)
+            else:
+                self._used[one] = None
+                self._turns.setdefault(one.key, []).append(one)
+                self.size_bytes += one.size_bytes
         while self._max_bytes and self.size_bytes > self._max_bytes and len(self._used) > 1:
             self._forget(next(iter(self._used)))
 
@@ -126,6 +170,6 @@ class History:
         if not alike:
             del self._turns[turn.key]
         if turn.session is not None:
-            self._sessions[turn.session] -= 1
-            if not self._sessions[turn.session]:
-                del self._sessions[turn.session]
+            self._incomplete[turn.session] = None
+            if len(self._incomplete) > _SESSIONS_REMEMBERED:
+                self._incomplete.popitem(last=False)

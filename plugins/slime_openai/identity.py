@@ -26,7 +26,9 @@ _DIGEST_BYTES = 16
 #: Roles that say the same under two names.
 _ROLES = {"developer": "system", "function": "tool"}
 _CALLS_FOLLOW = "Calling tools:\n"
-_THOUGHTS = re.compile(r"\A(?:\s*<think>)?.*?</think>", re.DOTALL)
+#: Longer lists of calls are not read: no agent writes them, and it would take long.
+_LONGEST_CALLS = 1 << 16
+_THOUGHTS = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
 
 
 def beginning(tools: object, variables: Mapping[str, Any]) -> Key:
@@ -42,14 +44,22 @@ def beginning(tools: object, variables: Mapping[str, Any]) -> Key:
 def keys(start: Key, messages: Iterable[Message]) -> list[Key]:
     """The key behind each of ``messages``. O(their text)."""
     found = []
+    open_calls: list[str | None] = []
     for message in messages:
-        start = next_key(start, message)
+        call = 0
+        if message.role == "assistant":
+            open_calls = [each.id for each in message.tool_calls]
+        elif message.tool_call_id in open_calls:
+            call = open_calls.index(message.tool_call_id)
+        if message.role in ("tool", "function") and open_calls:
+            del open_calls[call]  # those without an id that is known are in the order of the calls
+        start = next_key(start, message, call)
         found.append(start)
     return found
 
 
-def next_key(key: Key, message: Message) -> Key:
-    """The key of the conversation ``key`` and ``message`` after it."""
+def next_key(key: Key, message: Message, call: int = 0) -> Key:
+    """The key of the conversation ``key`` and ``message`` after it; ``call``: the place among open calls it answers."""
     content, tool_calls = message.content or "", message.tool_calls
     if message.role == "assistant":
         content = _THOUGHTS.sub("", content)
@@ -57,16 +67,19 @@ def next_key(key: Key, message: Message) -> Key:
             content, tool_calls = _written_calls(content)
     calls = [(call.name, _canonical(call.arguments)) for call in tool_calls]
     role = _ROLES.get(message.role, message.role)
-    return _digest(key + orjson.dumps([role, content.strip(), calls]))
+    name = message.name if role in ("system", "user") else None
+    said = [role, content.strip(), calls, name, call]
+    return _digest(key + orjson.dumps(said))
 
 
 def _written_calls(content: str) -> tuple[str, tuple[ToolCall, ...]]:
     """``content`` without the calls that smolagents wrote into it, a list in Python's spelling; and these calls."""
     said, mark, written = content.rpartition(_CALLS_FOLLOW)
-    if not mark:
+    written = written.strip()
+    if not mark or len(written) > _LONGEST_CALLS or not (written.startswith("[") and written.endswith("]")):
         return content, ()
     try:
-        listed = [each["function"] for each in ast.literal_eval(written.strip())]
+        listed = [each["function"] for each in ast.literal_eval(written)]
         functions = orjson.loads(orjson.dumps(listed))  # Python has names that JSON has not
         calls = [ToolCall(each["name"], orjson.dumps(each["arguments"]).decode()) for each in functions]
     except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError):

@@ -14,7 +14,7 @@ __all__ = ["ModelNotFound", "Models"]
 class ModelNotFound(HTTPError):
     """No worker serves a model of that name."""
 
-    status, type, code = 404, "invalid_request_error", "model_not_found"
+    status, type, code = 404, "not_found_error", "model_not_found"
 
 
 class Models:

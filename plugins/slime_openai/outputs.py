@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import orjson
 
 from router_core.errors import HTTPError, WorkerBroke
 
-__all__ = ["EngineRefused", "Output", "Triple", "answers_of", "words_of"]
+__all__ = ["EngineRefused", "Output", "Triple", "answers_of", "understood", "words_of"]
+
+logger = logging.getLogger(__name__)
 
 #: ``[logprob, token id, text or None]``
 Triple = Sequence[Any]
+
+
+@contextmanager
+def understood() -> Iterator[None]:
+    """An engine's answer is read in here: one that is none becomes WorkerBroke."""
+    try:
+        yield
+    except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
+        logger.warning("an engine's answer was not understood", exc_info=error)
+        raise WorkerBroke("the engine's answer was not understood", answered=True) from error
 
 
 class EngineRefused(HTTPError):

@@ -51,7 +51,7 @@ class OpenAI:
         self._chat = Chat(
             router,
             tokenizer,
-            Prompts(renderer, encoder, history, settings.history),
+            Prompts(renderer, encoder, tokenizer, history, settings.history),
             Turns(history, tokenizer),
             Formats(
                 renderer.source,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from router_core.types import TextEncoder
+from router_core.types import TextEncoder, Tokenizer
 from slime_openai.errors import InvalidRequest
 from slime_openai.history import History, Turn
 from slime_openai.messages import for_template
@@ -17,7 +18,7 @@ __all__ = ["HistoryMode", "Origin", "Prompt", "Prompts"]
 #: What is done where a template would write old turns in another way than the model did.
 HistoryMode = Literal["exact", "template"]
 #: Where the first tokens come from: ``exact``, the turn before; ``template``, some turn before that (or none), and
-#: the template's own words for what came after it; ``fresh``, no turn is known.
+#: the template's words for all that came after it, answers too; ``fresh``, no turn is known.
 Origin = Literal["exact", "template", "fresh"]
 
 
@@ -38,26 +39,35 @@ class Prompt:
 class Prompts:
     """Makes prompts of conversations."""
 
-    def __init__(self, renderer: Renderer, encoder: TextEncoder, history: History, mode: HistoryMode) -> None:
+    def __init__(
+        self,
+        renderer: Renderer,
+        encoder: TextEncoder,
+        tokenizer: Tokenizer,
+        history: History,
+        mode: HistoryMode,
+    ) -> None:
         self._renderer = renderer
+        self._tokenizer = tokenizer
         self._encoder = encoder
         self._history = history
         self._mode = mode
 
     async def of(self, question: Question, chat: Conversation) -> Prompt:
         """The prompt for ``question``, which a template gets as ``chat``. Raises InvalidRequest."""
-        found = self._history.find(question.keys[1:], question.session)
+        found = self._history.find(question.keys[1:], question.messages, question.session)
         if found is None:
             return await self._anew(chat, "fresh")
         turn, count = found
         if chat.continues and count == len(chat.messages):
-            return _within(turn)
+            within = _within(turn)
+            return within if within is not None else await self._anew(chat, "fresh")
         if self._mode == "template":
-            return await self._as_the_template_says(chat, turn)
+            return await self._as_the_template_says(chat, turn, torn=_is_torn(question, count))
         suffix = await self._suffix(chat, turn, count - 1)
         if suffix is None:
             return await self._anew(chat, "fresh")
-        return await self._behind(turn, suffix, "exact")
+        return await self._behind(turn, suffix, "template" if _is_torn(question, count) else "exact")
 
     async def _anew(self, chat: Conversation, origin: Origin) -> Prompt:
         text = await self._renderer.render(chat)
@@ -85,9 +95,25 @@ class Prompts:
             return None
         if not whole.startswith(closed) or not closed.endswith(ended):
             return None
-        return ended.removeprefix(turn.ending) + whole[len(closed) :]
+        return await self._unsaid(turn, ended) + whole[len(closed) :]
 
-    async def _as_the_template_says(self, chat: Conversation, turn: Turn) -> Prompt:
+    async def _unsaid(self, turn: Turn, ended: str) -> str:
+        """What of ``ended``, the template's end of a turn, the model did not say itself, token for token.
+
+        A model may have ended its turn in another way than the template does; it is not ended twice.
+        """
+        said = turn.sampled[len(turn.sampled) - 4 * turn.hidden :]
+        if not said:
+            return ended
+        ids = await self._encoder.encode(ended, begins=False)
+        if ids.startswith(said):
+            return ended.removeprefix(turn.ending)
+        first = list(array("i", ids[:4]))
+        if turn.closed and first and not self._tokenizer.decode(first, skip_special_tokens=True):
+            return ended.removeprefix(self._tokenizer.decode(first, skip_special_tokens=False))
+        return ended
+
+    async def _as_the_template_says(self, chat: Conversation, turn: Turn, *, torn: bool) -> Prompt:
         """Go on from the last turn that the template leaves as it was, if there is one."""
         messages = list(chat.messages)
         for one in turn.chain():
@@ -96,12 +122,23 @@ class Prompts:
         for one in turn.chain():
             known = one.whole_text()
             if text.startswith(known):
-                return await self._behind(one, text[len(known) :], "exact" if one is turn else "template")
+                whole = one is turn and not torn
+                return await self._behind(one, text[len(known) :], "exact" if whole else "template")
         return Prompt(None, await self._encoder.encode(text, begins=True), text, "template")
 
 
-def _within(turn: Turn) -> Prompt:
-    """Go on in the reply itself, which ended before the model's end of turn."""
+def _is_torn(question: Question, count: int) -> bool:
+    """Whether an answer stands behind the first ``count`` messages that no engine is known to have given."""
+    behind = question.messages[count : -1 if question.continues else None]
+    return any(message.role == "assistant" for message in behind)
+
+
+def _within(turn: Turn) -> Prompt | None:
+    """Go on in the reply itself, which ended before the model's end of turn. None where no token ends there."""
+    if turn.ending and (turn.reply.content or "").endswith(turn.ending):  # no_stop_trim: the client saw it
+        return Prompt(turn.parent, turn.asked + turn.sampled, turn.text, "exact")
+    if turn.ending and not turn.hidden:
+        return None
     size = len(turn.sampled) - 4 * turn.hidden
     said = turn.asked + turn.sampled[:size]
     return Prompt(turn.parent, said, turn.text.removesuffix(turn.ending), "exact")

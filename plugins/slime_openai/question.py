@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from slime_openai.chat_request import ChatRequest
@@ -19,13 +20,15 @@ class Question:
     keys: list[Key]
     session: str | None
     continues: bool
+    stop_token_ids: Sequence[int] = ()
 
     @classmethod
     def of(cls, request: ChatRequest, session: str | None) -> Question:
         """What ``request`` asks, in ``session``."""
         start = beginning(request.tools.shown, request.template_kwargs)
         known = [start, *keys(start, request.messages)]
-        return cls(request.messages, known, session, request.continue_final_message)
+        stops = request.sampling.get("stop_token_ids", ())
+        return cls(request.messages, known, session, request.continue_final_message, stops)
 
     def with_reply(self, reply: Message) -> tuple[Key, int, Message]:
         """The key of the conversation with ``reply``, the number of its messages, and the last one."""

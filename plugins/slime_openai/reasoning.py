@@ -39,7 +39,7 @@ class ReasoningFormat:
         opened, closed = prefilled.rfind(self.start), prefilled.rfind(self.end)
         if opened != closed:
             return opened > closed
-        asked = prompt.removesuffix(prefilled).rstrip()
+        asked = prompt.rstrip().removesuffix(prefilled.strip()).rstrip()
         return asked.endswith(self.start) or (self.always and not asked.endswith(self.end))
 
     def read(self, source: Source, writer: Writer, *, inside: bool, calls: bool) -> Reading[None]:

@@ -119,11 +119,11 @@ class Renderer:
         return _FORMS[0]
 
     def _render(self, conversation: Conversation) -> str:
-        messages = [self._form.of(message) for message in conversation.messages]
+        messages = list(conversation.messages)
         if conversation.continues:
-            last = messages[-1]
-            messages = [*messages[:-1], {**last, "content": f"{last['content']}{_MARK}"}]
+            messages[-1] = {**messages[-1], "content": f"{messages[-1]['content']}{_MARK}"}
         try:
+            messages = [self._form.of(message) for message in messages]
             text = self._apply(
                 messages,
                 tools=conversation.tools,

@@ -28,6 +28,10 @@ class Turns:
         key, count, whole = question.with_reply(reply)
         text = self._decode(output.ids)
         hidden, ending = self._ending(output, text)
+        matched = (output.reason or {}).get("matched")
+        closed = (
+            isinstance(matched, int) and matched not in question.stop_token_ids and self._is_special(matched)
+        )
         self._history.add(
             Turn(
                 prompt.parent,
@@ -40,6 +44,7 @@ class Turns:
                 prompt.text + text,
                 ending,
                 hidden,
+                closed,
             )
         )
 
@@ -55,8 +60,12 @@ class Turns:
                     return hidden, matched
                 if len(ending) > len(matched):
                     break
-            return 0, matched
+        if isinstance(matched, str):
+            return 0, matched  # no token begins with it: its end may even be within one
         return 0, ""
+
+    def _is_special(self, token: int) -> bool:
+        return not self._tokenizer.decode([token], skip_special_tokens=True)
 
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=False)

@@ -28,7 +28,7 @@ class Chat:
     running: Running
     engine: Steered
     journal: Journal
-    script: list[str]
+    script: list[str | tuple[str, ...]]
 
     async def post(self, path: str = "/v1/chat/completions", **body: Any) -> Any:
         """The answer's JSON; it must be a 200."""
@@ -78,13 +78,18 @@ class Chat:
 
 @asynccontextmanager
 async def chatting(
-    start: Start, *script: str, family: Family = QWEN3, flags: Sequence[str] = (), **settings: Any
+    start: Start,
+    *script: str | tuple[str, ...],
+    family: Family = QWEN3,
+    flags: Sequence[str] = (),
+    **settings: Any,
 ) -> AsyncIterator[Chat]:
-    """``script``: what the engine says to each new prompt; ``settings`` are the engine's."""
+    """``script``: what the engine says to each new prompt, or draws from; ``settings`` are the engine's."""
     left = list(script)
 
     def reply(text: str) -> list[str]:
-        return [left.pop(0) if len(left) > 1 else left[0]]
+        answer = left.pop(0) if len(left) > 1 else left[0]
+        return [answer] if isinstance(answer, str) else list(answer)
 
     async with (
         speaking(family, by_text(family.tokenizer, reply), seed=7, **settings) as engine,
