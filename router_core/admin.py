@@ -140,7 +140,7 @@ class _Admin:
         name = str(version) if isinstance(version, str | int) and not isinstance(version, bool) else ""
         if not 0 < len(name) <= MAX_VERSION:
             raise BadRequest(
-                f'wanted {{"weight_version": "7"}}, at most {MAX_VERSION} characters, got {version!r:.80}'
+                f'wanted {{"weight_version": "7"}}, at most {MAX_VERSION} characters, got {_shown(version)}'
             )
         await self._router.announce_weights(name, "announced")
         return await self.weight_version(request)
@@ -152,24 +152,31 @@ def _warning(url: str, trouble: str) -> dict[str, str]:
 
 def _checked(content: dict[str, Any]) -> dict[str, Any]:
     """The optional fields of a registration. Raises BadRequest."""
-    kind = content.get("worker_type") or "regular"
-    if kind not in get_args(WorkerType):
-        raise BadRequest(f"worker_type: wanted one of {', '.join(get_args(WorkerType))}, got {kind!r}")
+    kind = content.get("worker_type")
+    kind = "regular" if kind is None else kind
+    if not isinstance(kind, str) or kind not in get_args(WorkerType):
+        raise BadRequest(f"worker_type: wanted one of {', '.join(get_args(WorkerType))}, got {_shown(kind)}")
     port = content.get("bootstrap_port")
     if port is not None and (isinstance(port, bool) or not isinstance(port, int) or not 0 < port < 65536):
-        raise BadRequest(f"bootstrap_port: wanted a port number or null, got {port!r}")
+        raise BadRequest(f"bootstrap_port: wanted a port number or null, got {_shown(port)}")
     model = content.get("model_id")
     if model is not None and not isinstance(model, str):
-        raise BadRequest(f"model_id: wanted a string, got {model!r}")
-    labels = content.get("labels") or {}
+        raise BadRequest(f"model_id: wanted a string, got {_shown(model)}")
+    labels = content.get("labels")
+    labels = {} if labels is None else labels
     if not isinstance(labels, dict) or not all(isinstance(value, str) for value in labels.values()):
-        raise BadRequest(f"labels: wanted an object of strings, got {labels!r}")
+        raise BadRequest(f"labels: wanted an object of strings, got {_shown(labels)}")
     return {
         "worker_type": cast(WorkerType, kind),
         "bootstrap_port": port,
         "model_id": model,
         "labels": labels,
     }
+
+
+def _shown(value: object) -> str:
+    """``value`` as far as it fits into a message; of what may be nested, what it is."""
+    return type(value).__name__ if isinstance(value, dict | list) else repr(value)[:80]
 
 
 def admin_routes(router: Router) -> list[Route]:

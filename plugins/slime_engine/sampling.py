@@ -170,12 +170,18 @@ def choose(
     return token_id, logprobs
 
 
+#: Of a logit; no probability tells it from infinity, and sums of it are numbers.
+_UTMOST = 1e6
+
+
 def _penalise(logits: FloatArray, params: SamplingParams, produced: Mapping[int, int]) -> None:
     ids = np.fromiter(produced.keys(), np.int64, len(produced))
     counts = np.fromiter(produced.values(), np.float64, len(produced))
     seen = logits[ids] - params.frequency_penalty * counts - params.presence_penalty
     scale = params.repetition_penalty
-    logits[ids] = np.where(seen > 0, seen / scale, seen * scale)
+    with np.errstate(over="ignore"):  # a penalty near 0 makes a token as certain as can be, not infinitely so
+        scaled = np.where(seen > 0, seen / scale, seen * scale)
+    logits[ids] = np.clip(scaled, -_UTMOST, _UTMOST)
 
 
 def _truncate(probabilities: FloatArray, params: SamplingParams) -> None:
