@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from radix_cache.adversary import Attempt
 from radix_cache.reading import Detokenizer, finish_reason
 
-__all__ = ["Anchor", "Fact", "Row", "facts_of", "goes_on"]
+__all__ = ["Anchor", "Fact", "Row", "facts_of", "goes_on", "is_prompt"]
 
 
 class Row(NamedTuple):
@@ -139,27 +139,38 @@ class Fact:
 
     def comes_from(self, parents: Sequence[tuple[Fact | None, int]]) -> None:
         """Note all contexts that it may have gone on from, ``(fact, tokens kept)``."""
-        self.parents = list(parents)
-        self._before: list[list[Row]] = []
+        self.parents = list(dict.fromkeys(parents))
         self._spoken: set[Fact | None] = set()
-        for parent, kept in parents:
-            for known in parent.records(kept) if parent is not None else [[]]:
-                rest = [Row(token, 0, 0.0, -1) for token in self.consumed[len(known) :]]
-                if [*known, *rest] not in self._before:
-                    self._before.append([*known, *rest])
-            self._spoken |= parent.speakers(kept) if parent is not None else {None}
         self.ancestors = {self}
         for parent, kept in parents:
+            self._spoken |= parent.speakers(kept) if parent is not None else {None}
             if parent is not None:
                 self.ancestors |= parent.ancestors if kept else parent.ancestors - {parent}
 
-    def records(self, kept: int) -> list[list[Row]]:
-        """What may be said of all tokens up to the first ``kept`` that were sampled, one for each way to get there."""
-        return [[*before, *self.rows[:kept]] for before in self._before]
+    def tells(self, rows: list[Row], kept: int, seen: dict[tuple[Fact, int], bool] | None = None) -> bool:
+        """True when ``rows`` may be said of all tokens up to the first ``kept`` that were sampled.
+
+        Logprobs that are equal and not 0 are equal bit for bit. ``seen``: what was found for the same ``rows``.
+        """
+        seen = seen if seen is not None else {}
+        size = len(self.consumed)
+        if (self, kept) not in seen:
+            seen[self, kept] = rows[size : size + kept] == self.rows[:kept] and any(
+                is_prompt(rows[start:size], self.consumed[start:])
+                and (parent is None or parent.tells(rows, length, seen))
+                for parent, length in self.parents
+                for start in [len(parent.consumed) + length if parent is not None else 0]
+            )
+        return seen[self, kept]
 
     def speakers(self, kept: int) -> set[Fact | None]:
         """Whose may be the last response in the context of so many tokens."""
         return {self} if kept else self._spoken
+
+
+def is_prompt(rows: list[Row], ids: list[int]) -> bool:
+    """True when ``rows`` are what is to be said of ``ids`` that were not sampled."""
+    return rows == [Row(token, 0, 0.0, -1) for token in ids]
 
 
 def facts_of(

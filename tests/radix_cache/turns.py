@@ -123,7 +123,7 @@ class Turn:
             if not heard.ids:
                 conversation.text = prompt
                 continue
-            fact = next((one for one in unheard if _is_of(heard, prompt, one)), None)
+            fact = next((one for one in reversed(unheard) if _is_of(heard, prompt, one)), None)
             assert fact is not None, (self, heard, facts)
             unheard.remove(fact)
             fact.sure = len(heard.ids)
