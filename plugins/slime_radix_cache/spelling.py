@@ -19,6 +19,8 @@ _BROKEN = "\ufffd"
 _BYTES_OF_CHARACTER = 4
 #: Tokens to step back from the halving's answer; a character is spread over at most four.
 _STEPS_BACK = 8
+#: Tokens of the longest stop string that is looked for behind half a character.
+_LONGEST_TRIMMED = 64
 
 
 class Spelling:
@@ -133,8 +135,10 @@ class _Reading:
         return _anchored(whole[len(shown) :]) if whole.startswith(shown) else ""
 
     def broken_off(self, ids: Sequence[int], text: str) -> tuple[int, str] | None:
-        """A text that ends in half a character, before a stop token that was trimmed."""
-        for visible in range(len(ids) - 1, max(len(ids) - _STEPS_BACK, 0), -1):
+        """A text that ends in half a character, before a stop token or string that was trimmed."""
+        if not text.endswith(_BROKEN):
+            return None
+        for visible in range(len(ids) - 1, max(len(ids) - _LONGEST_TRIMMED, 0), -1):
             if text in (self.text(ids[:visible], True), self.text(ids[:visible], False)):
                 return visible, self.behind(ids, visible)
         return None
