@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any, cast, get_args
 
 import orjson
@@ -51,8 +52,8 @@ class _Admin:
 
     async def _named(self, request: Request) -> tuple[str, dict[str, Any]]:
         """The worker URL of the query or the body, and the body."""
+        content = await json_object(request)
         given = request.query_params.get("url") or request.query_params.get("worker_url")
-        content = await json_object(request) if given is None else {}
         url = given or content.get("url") or content.get("worker_url")
         if not isinstance(url, str):
             raise BadRequest('wanted a worker: "?url=http://host:port" or {"url": "http://host:port"}')
@@ -114,7 +115,13 @@ class _Admin:
         found = self._found(request)
         if isinstance(found, Response):
             return found
-        self._router.pool.remove(found)
+        drain = request.query_params.get("drain", "false").lower()
+        if drain not in ("true", "false", "1", "0", ""):
+            raise BadRequest(f"drain: wanted true or false, got {drain[:40]!r}")
+        if drain in ("true", "1"):
+            self._router.drain_worker(found)
+        else:
+            self._router.pool.remove(found)
         return JSON({"status": "accepted", "worker_id": found.id, "url": found.url}, 202)
 
     # the router itself
@@ -125,6 +132,8 @@ class _Admin:
 
     async def readiness(self, _: Request) -> Response:
         pool = self._router.pool
+        if self._router.stopping.is_set():
+            return JSON({"status": "not ready", "reason": "the router is shutting down"}, 503)
         if not pool.healthy:
             return JSON({"status": "not ready", "reason": f"none of {len(pool)} workers is ready"}, 503)
         return JSON({"status": "ready", "healthy_workers": pool.healthy, "total_workers": len(pool)})
@@ -166,11 +175,15 @@ def _checked(content: dict[str, Any]) -> dict[str, Any]:
     labels = {} if labels is None else labels
     if not isinstance(labels, dict) or not all(isinstance(value, str) for value in labels.values()):
         raise BadRequest(f"labels: wanted an object of strings, got {_shown(labels)}")
+    key = content.get("api_key")
+    if key is not None and not (isinstance(key, str) and key.isascii() and key.isprintable() and key):
+        raise BadRequest(f"api_key: wanted a string of printable ASCII, got {type(key).__name__}")
     return {
         "worker_type": cast(WorkerType, kind),
         "bootstrap_port": port,
         "model_id": model,
         "labels": labels,
+        "api_key": key,
     }
 
 
@@ -186,13 +199,19 @@ def admin_routes(router: Router) -> list[Route]:
         Route("/add_worker", admin.add_worker, methods=["POST"]),
         Route("/remove_worker", admin.remove_worker, methods=["POST"]),
         Route("/list_workers", admin.list_workers, methods=["GET"]),
-        Route("/workers", admin.list, methods=["GET"]),
-        Route("/workers", admin.create, methods=["POST"]),
-        Route("/workers/{worker_id:path}", admin.show, methods=["GET"]),
-        Route("/workers/{worker_id:path}", admin.delete, methods=["DELETE"]),
+        _by_method("/workers", GET=admin.list, POST=admin.create),
+        _by_method("/workers/{worker_id:path}", GET=admin.show, DELETE=admin.delete),
         Route("/health", admin.health, methods=["GET"]),
         Route("/liveness", admin.health, methods=["GET"]),
         Route("/readiness", admin.readiness, methods=["GET"]),
-        Route("/weight_version", admin.weight_version, methods=["GET"]),
-        Route("/weight_version", admin.announce, methods=["POST"]),
+        _by_method("/weight_version", GET=admin.weight_version, POST=admin.announce),
     ]
+
+
+def _by_method(path: str, **endpoints: Callable[[Request], Awaitable[Response]]) -> Route:
+    """One route for all methods of ``path``, so that a 405 names each of them."""
+
+    async def endpoint(request: Request) -> Response:
+        return await endpoints["GET" if request.method == "HEAD" else request.method](request)
+
+    return Route(path, endpoint, methods=list(endpoints))

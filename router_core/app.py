@@ -23,7 +23,7 @@ from starlette.routing import BaseRoute, Mount, Route
 
 from router_core.admin import admin_routes
 from router_core.client import ClientGone, let_finish, read_body
-from router_core.errors import HTTPError, PayloadTooLarge, PluginError, ShuttingDown, error_body
+from router_core.errors import BadRequest, HTTPError, PayloadTooLarge, PluginError, ShuttingDown, error_body
 from router_core.exchange import Exchange, Request
 from router_core.proxy import relay
 from router_core.router import Router
@@ -75,6 +75,9 @@ class _App:
             if path not in self._exact and not path.startswith(self._prefixes):
                 await self._proxied(scope, receive, send)
                 return
+            if "\n" in path:  # which Starlette's patterns do not see, and would hand on to a worker
+                await _send_error(BadRequest("the path has a line break in it"), send)
+                return
             receive = self._bounded(receive)
         try:
             await self._own(scope, receive, send)
@@ -114,7 +117,7 @@ class _App:
             target = scope["raw_path"] + b"?" + query if query else scope["raw_path"]
             with (
                 Exchange(Request(scope["method"], target, headers, body)) as exchange,
-                self._router.clients.cancelling(receive) as client,
+                self._router.clients.cancelling(receive, exchange) as client,
             ):
                 reply = await self._router.respond(exchange)
                 started = True
@@ -141,7 +144,7 @@ class _App:
 
 async def _send_error(error: HTTPError, send: Send, unread: Receive | None = None) -> None:
     body = error_body(error)
-    headers = [_JSON, (b"content-length", b"%d" % len(body))]
+    headers = [_JSON, (b"content-length", b"%d" % len(body)), *error.headers]
     if isinstance(error, PayloadTooLarge | ShuttingDown):
         headers.append((b"connection", b"close"))  # the rest of the body is not wanted, nor another request
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
@@ -158,7 +161,8 @@ def _json_error(status: int, body: bytes, headers: dict[str, str] | None = None)
 
 async def _http_error(_: StarletteRequest, error: Exception) -> Response:
     assert isinstance(error, HTTPError)  # narrowing: registered for it
-    return _json_error(error.status, error_body(error))
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in error.headers}
+    return _json_error(error.status, error_body(error), headers)
 
 
 async def _starlette_error(_: StarletteRequest, error: Exception) -> Response:

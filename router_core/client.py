@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import TracebackType
 
 import anyio
 
 from router_core.errors import BadRequest, PayloadTooLarge
+from router_core.exchange import Exchange
 from router_core.types import Headers, Receive
 
 __all__ = ["ClientGone", "Watch", "let_finish", "read_body"]
@@ -16,6 +18,8 @@ __all__ = ["ClientGone", "Watch", "let_finish", "read_body"]
 _PATIENCE_S = 0.05
 #: Seconds that a client may go on sending what nobody wants.
 _LINGER_S = 2.0
+#: Seconds that an engine has to stop, and to tell what it had sampled, when its client has gone.
+_FAREWELL_S = 2.0
 
 
 class ClientGone(Exception):
@@ -60,20 +64,22 @@ async def let_finish(receive: Receive) -> None:
 
 
 class Watch:
-    """Notices clients that hang up: ``with watch.cancelling(receive):`` cancels the block then, and ends quietly.
+    """Notices clients that hang up: ``with watch.cancelling(receive, exchange):`` cancels the block then, quietly.
 
+    ``farewell`` is asked first: when it is true, the block has two seconds to come to its end.
     Most of what is proxied ends before a client could lose patience, so requests are looked at by one timer for
     all of them, and only those that it meets get a task that waits for the client.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, farewell: Callable[[Exchange], bool]) -> None:
         self.loop = loop
+        self.farewell = farewell
         self._young: set[_Watched] = set()
         self._timer: asyncio.TimerHandle | None = None
 
-    def cancelling(self, receive: Receive) -> _Watched:
+    def cancelling(self, receive: Receive, exchange: Exchange) -> _Watched:
         """The context manager. The request's body must have been read from ``receive``."""
-        return _Watched(self, receive)
+        return _Watched(self, receive, exchange)
 
     def add(self, watched: _Watched) -> None:
         self._young.add(watched)
@@ -93,13 +99,15 @@ class Watch:
 class _Watched:
     """One request under a Watch."""
 
-    __slots__ = ("_gone", "_over", "_receive", "_task", "_waiting", "_watch")
+    __slots__ = ("_cancelled", "_exchange", "_farewell", "_over", "_receive", "_task", "_waiting", "_watch")
 
-    def __init__(self, watch: Watch, receive: Receive) -> None:
+    def __init__(self, watch: Watch, receive: Receive, exchange: Exchange) -> None:
         self._watch = watch
         self._receive = receive
-        self._gone = self._over = False
+        self._exchange = exchange
+        self._cancelled = self._over = False
         self._waiting: asyncio.Task[None] | None = None
+        self._farewell: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> _Watched:
         # Without the loop asyncio would look for it, which costs a system call.
@@ -121,20 +129,28 @@ class _Watched:
         message = await self._receive()
         # Middleware that replays the body answers at once, for ever: it cannot tell when the client leaves.
         if message["type"] == "http.disconnect" and not self._over:
-            self._gone = True
-            self._task.cancel()
+            if self._watch.farewell(self._exchange):
+                self._farewell = self._watch.loop.call_later(_FAREWELL_S, self._cancel)
+            else:
+                self._cancel()
+
+    def _cancel(self) -> None:
+        self._cancelled = True
+        self._task.cancel()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         self._over = True
+        if self._farewell is not None:
+            self._farewell.cancel()
         if self._waiting is None:
             self._watch.discard(self)
         elif kind is not None:
             # After a whole reply the server ends receive() by itself. A cancelled task leaves cycles behind,
             # which under load kept the garbage collector busy for a twentieth of the time.
             self._waiting.cancel()
-        if self._gone:
+        if self._cancelled:
             # The cancellation may have been asked for without having arrived; either way it ends here,
             # unless somebody else wants the task to end as well.
             return self._task.uncancel() == 0 and kind is asyncio.CancelledError

@@ -12,6 +12,7 @@ import math
 import select
 import ssl
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -60,6 +61,7 @@ class Pool(Protocol):
     url: str
     limits: Limits
     loop: asyncio.AbstractEventLoop
+    heard_at: float
 
     def put_back(self, connection: Connection) -> None:
         """``connection`` is free again."""
@@ -71,7 +73,10 @@ class Pool(Protocol):
 
 
 class UpstreamReply:
-    """A worker's reply: status and headers are there, the body comes. Hop-by-hop headers are gone."""
+    """A worker's reply: status and headers are there, the body comes. Hop-by-hop headers are gone.
+
+    ``on_failure`` is called when it will not come to its end: with the error, or with None when it was given up.
+    """
 
     __slots__ = (
         "_chunks",
@@ -82,6 +87,7 @@ class UpstreamReply:
         "_waiter",
         "complete",
         "headers",
+        "on_failure",
         "status",
     )
 
@@ -89,6 +95,7 @@ class UpstreamReply:
         self.status = 0
         self.headers: Headers = []
         self.complete = False
+        self.on_failure: Callable[[WorkerBroke | WorkerTimeout | None], None] | None = None
         self._loop = loop
         self._connection: Connection | None = connection
         self._chunks: deque[bytes] = deque()
@@ -134,6 +141,7 @@ class UpstreamReply:
         connection, self._connection = self._connection, None
         if connection is not None and not self.complete:
             connection.abort()
+            self._tell(None)
         self._chunks.clear()
 
     # The connection's side.
@@ -158,6 +166,12 @@ class UpstreamReply:
         self._error = error
         self._connection = None
         self._wake()
+        self._tell(error)
+
+    def _tell(self, error: WorkerBroke | WorkerTimeout | None) -> None:
+        on_failure, self.on_failure = self.on_failure, None
+        if on_failure is not None:
+            on_failure(error)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -324,7 +338,8 @@ class Connection(asyncio.Protocol):
         elif self._unparsed > self._pool.limits.head_bytes:
             self.break_off(f"sent more than {self._pool.limits.head_bytes} bytes without a header or a body")
         elif self._head_done:  # until then the deadline for an answer stands, however it drips
-            self.deadline = self._pool.loop.time() + self._pool.limits.silence_s
+            now = self._pool.heard_at = self._pool.loop.time()
+            self.deadline = now + self._pool.limits.silence_s
 
     def _finish(self) -> None:
         reply, self._reply = self._reply, None
@@ -337,6 +352,7 @@ class Connection(asyncio.Protocol):
                 self._transport.resume_reading()
             self._pool.put_back(self)
         else:
+            self._pool.heard_at = self._pool.loop.time()
             self.abort()
         reply.end()
 

@@ -12,7 +12,7 @@
         ├── WorkerNotFound      404
         ├── PayloadTooLarge     413
         ├── PluginFailed        500
-        ├── WorkerUnreachable   502   no connection
+        ├── WorkerUnreachable   502   no connection (504: not in time)
         ├── WorkerBroke         502   the connection or the protocol broke
         ├── NoWorker            503
         ├── ShuttingDown        503
@@ -68,9 +68,11 @@ class MissingComponent(StartupError):
 class HTTPError(RouterError):
     """A request that ends with ``status`` and the message as JSON."""
 
-    status: ClassVar[int] = 500
+    status: int = 500
     type: ClassVar[str] = "internal_error"
     code: ClassVar[str] = "INTERNAL_ERROR"
+    #: Further headers of the answer, names in lower case.
+    headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
 class BadRequest(HTTPError):
@@ -109,9 +111,13 @@ class NoWorker(HTTPError):
 
 
 class WorkerUnreachable(HTTPError):
-    """The worker refused the connection, or its name or certificate is no good."""
+    """The worker refused the connection, or its name or certificate is no good: it got nothing. 504: not in time."""
 
     status, type, code = 502, "bad_gateway", "WORKER_UNREACHABLE"
+
+    def __init__(self, message: str, *, status: int = 502) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class WorkerBroke(HTTPError):
@@ -131,7 +137,7 @@ class ShuttingDown(HTTPError):
 
 
 class WorkerTimeout(HTTPError):
-    """The worker did not connect, answer or go on within its deadline."""
+    """The worker did not answer or go on within its deadline."""
 
     status, type, code = 504, "gateway_timeout", "WORKER_TIMEOUT"
 

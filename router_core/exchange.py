@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterable
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Protocol
@@ -24,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 _JSON = (b"content-type", b"application/json")
 _UNREAD = object()
+#: The beginning of a JSON object, and what comes first in it.
+_OBJECT = re.compile(rb"([ \t\r\n]*\{[ \t\r\n]*)(.?)", re.DOTALL)
 
 
 class BodySource(Protocol):
@@ -103,6 +106,22 @@ class Request:
         """
         self._json = value
         self._stale = True
+
+    def add_field(self, name: str, value: Any) -> None:
+        """Add a top-level field that the body, a JSON object, does not have. What is there stays byte for byte.
+
+        Nothing is parsed for it. Raises BadRequest.
+        """
+        if isinstance(self._json, dict):
+            self._json = {name: value, **self._json}
+        if self._stale:
+            return
+        start = _OBJECT.match(self._body)
+        if start is None:
+            raise BadRequest("wanted a JSON object as the body")
+        comma = b"" if start[2] == b"}" else b","
+        field = b"%s:%s%s" % (orjson.dumps(name), orjson.dumps(value), comma)
+        self._body = b"".join((start[1], field, self._body[start.end(1) :]))
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of header ``name`` (lower case), or None."""
@@ -231,17 +250,26 @@ class Reply:
 class Exchange:
     """One request on its way through the hooks; ``with`` it, so that the worker's count comes back.
 
-    ``session`` is that of the request unless it is given (a string, or None for none).
+    ``session`` is that of the request unless it is given (a string, or None for none). ``asked`` is the client's
+    exchange, for which a plugin made this one.
     ``worker`` is the worker whose lease is held, ``reply`` what the client will get, ``notes`` a place for
-    plugins to keep what they know about this request (key: the plugin's own name).
+    plugins to keep what they know about this request (key: the plugin's own name). ``gone``: the client has hung up,
+    and nothing new is to be begun for it.
     """
 
-    __slots__ = ("_closed", "_on_close", "_reply", "_session", "notes", "request", "worker")
+    __slots__ = (
+        "_closed", "_on_close", "_parts", "_reply", "_session", "asked", "gone", "notes", "request", "worker"
+    )  # fmt: skip
 
-    def __init__(self, request: Request, *, session: object = _UNREAD) -> None:
+    def __init__(self, request: Request, *, session: object = _UNREAD, asked: Exchange | None = None) -> None:
         self.request = request
+        self.asked = asked
+        self._parts: list[Exchange] = []
+        if asked is not None:
+            asked._parts.append(self)
         self._reply: Reply | None = None
         self.worker: Worker | None = None
+        self.gone: bool = asked is not None and asked.gone
         self.notes: dict[str, Any] = {}
         self._session = session
         self._on_close: list[Callable[[], None]] = []
@@ -297,6 +325,12 @@ class Exchange:
             self.worker.in_flight -= 1
             self.worker = None
 
+    def hang_up(self) -> list[Exchange]:
+        """The client has gone: this one and those made for it that are with a worker now."""
+        self.gone = True
+        mine = [self] if self.worker is not None else []
+        return [*mine, *(exchange for part in self._parts for exchange in part.hang_up())]
+
     def on_close(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` once when the exchange ends, however it ends."""
         self._on_close.append(callback)
@@ -327,5 +361,7 @@ class Exchange:
             except Exception:
                 logger.exception("a plugin's on_close failed")
         self._on_close.clear()
+        self._parts.clear()
+        self.asked = None
         self.notes.clear()
         self._reply = None

@@ -19,7 +19,7 @@ from router_core.errors import HTTPError, PluginError, PluginFailed, StartupErro
 from router_core.exchange import Reply
 
 if TYPE_CHECKING:
-    from router_core.exchange import Exchange
+    from router_core.exchange import Exchange, Request
     from router_core.hookspecs import WorkerChange
     from router_core.router import Router
     from router_core.weights import WeightUpdate
@@ -29,7 +29,7 @@ __all__ = ["Hooks", "blamed", "hook_names", "new_plugin_manager"]
 
 logger = logging.getLogger(__name__)
 
-_ASYNC = ("pre_request", "post_response", "on_weight_update")
+_ASYNC = ("pre_request", "forward", "post_response", "on_weight_update")
 
 
 def hook_names() -> list[str]:
@@ -89,6 +89,9 @@ class Hooks:
         self.post_response: list[tuple[str, Callable[..., Awaitable[None]]]] = _in_order(
             manager, "post_response"
         )[::-1]
+        self.forward: list[tuple[str, Callable[..., Awaitable[Any]]]] = _in_order(manager, "forward")
+        self.attempt_failed = _in_order(manager, "attempt_failed")
+        self._client_gone = _in_order(manager, "client_gone")
         self._select_worker = _in_order(manager, "select_worker")
         self._on_weight_update = _in_order(manager, "on_weight_update")
         self._worker_changed = _in_order(manager, "worker_changed")
@@ -104,11 +107,37 @@ class Hooks:
             except Exception as error:
                 raise _failure(plugin, "pre_request", error) from error
             if reply is not None:
-                if not isinstance(reply, Reply):
-                    wrong = TypeError(f"wanted a router_core.Reply or None, got {reply!r}")
-                    raise _failure(plugin, "pre_request", wrong)
-                return reply
+                return _a_reply(plugin, "pre_request", reply)
         return None
+
+    async def call_forward(self, exchange: Exchange, request: Request) -> Reply | None:
+        """The first reply of a plugin, or None."""
+        for plugin, function in self.forward:
+            try:
+                reply = await function(exchange, request)  # Any: a plugin may return what it should not
+            except Exception as error:
+                raise _failure(plugin, "forward", error) from error
+            if reply is not None:
+                return _a_reply(plugin, "forward", reply)
+        return None
+
+    def call_attempt_failed(self, worker: Worker, request: Request, error: HTTPError | None) -> None:
+        """Tell each plugin; a failure is logged."""
+        for plugin, function in self.attempt_failed:
+            try:
+                function(worker, request, error)
+            except Exception:
+                logger.exception("plugin %r failed in attempt_failed", plugin)
+
+    def client_gone(self, exchange: Exchange) -> bool:
+        """Tell each plugin; true when one of them has told the worker. A failure is logged."""
+        told = False
+        for plugin, function in self._client_gone:
+            try:
+                told = bool(function(exchange)) or told
+            except Exception:
+                logger.exception("plugin %r failed in client_gone", plugin)
+        return told
 
     async def call_post_response(self, exchange: Exchange) -> None:
         """Each plugin, the last one of the command line first."""
@@ -154,6 +183,12 @@ class Hooks:
                 function(worker, change)
             except Exception:
                 logger.exception("plugin %r failed in worker_changed", plugin)
+
+
+def _a_reply(plugin: str, hook: str, reply: object) -> Reply:
+    if not isinstance(reply, Reply):
+        raise _failure(plugin, hook, TypeError(f"wanted a router_core.Reply or None, got {reply!r}"))
+    return reply
 
 
 def _failure(plugin: str, hook: str, error: Exception) -> HTTPError:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from starlette.routing import BaseRoute
 
-    from router_core.exchange import Exchange, Reply
+    from router_core.errors import HTTPError
+    from router_core.exchange import Exchange, Reply, Request
     from router_core.router import Router
     from router_core.weights import WeightUpdate
     from router_core.workers import Worker
@@ -32,7 +33,7 @@ PROJECT = "slime_router"
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
 
-WorkerChange = Literal["added", "removed", "quarantined", "readmitted", "draining"]
+WorkerChange = Literal["added", "removed", "quarantined", "stale", "readmitted", "draining"]
 
 
 @hookspec
@@ -96,6 +97,36 @@ def select_worker(exchange: Exchange, workers: Sequence[Worker]) -> Worker | Non
 
 
 @hookspec
+async def forward(exchange: Exchange, request: Request) -> Reply | None:
+    """Get ``request`` answered by a worker.
+
+    When: each time a worker is to be asked for ``exchange``: the first time, and when a plugin asks again. ``request``
+    is what the worker gets. ``router.proxy.choose(exchange, but)`` leases a worker, ``await router.proxy.send(exchange,
+    request)`` asks it once; the first Reply of a plugin wins. Without one, one worker is asked once.
+    HTTPErrors reach the client as they are; any other exception becomes a 500 that names the plugin.
+    """
+
+
+@hookspec
+def attempt_failed(worker: Worker, request: Request, error: HTTPError | None) -> None:
+    """A request that was meant for ``worker`` will not be answered to its end.
+
+    When: right then. ``error`` is what the worker did (WorkerUnreachable, WorkerBroke, WorkerTimeout), and None when
+    the router gave it up: the client has left, or a plugin. An exception is logged.
+    """
+
+
+@hookspec
+def client_gone(exchange: Exchange) -> bool | None:
+    """The client hung up while its request is with ``exchange.worker``.
+
+    When: right then, for requests that are older than 50 ms. True means that the worker was told to stop: then the
+    exchange goes on for up to two seconds, so that what was sampled is recorded. Without one it is cancelled
+    at once. An exception is logged.
+    """
+
+
+@hookspec
 async def post_response(exchange: Exchange) -> None:
     """See or change the reply, or record it.
 
@@ -118,7 +149,7 @@ async def on_weight_update(update: WeightUpdate) -> None:
 
 @hookspec
 def worker_changed(worker: Worker, change: WorkerChange) -> None:
-    """A worker was added, removed, quarantined, readmitted or set to draining.
+    """A worker was added, removed, quarantined, found stale, readmitted or set to draining.
 
     When: right after the change, which stands whatever the hook does: an exception is logged.
     """

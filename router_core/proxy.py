@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
-from router_core.errors import NoWorker, WorkerUnreachable
+from router_core.errors import HTTPError, NoWorker, WorkerBroke, WorkerTimeout, WorkerUnreachable
 from router_core.exchange import Exchange, Reply, Request
 from router_core.types import Send
 from router_core.upstream import Limits, Upstream
@@ -27,9 +30,9 @@ class Proxy:
         select: SelectWorker,
         limits: Limits,
         tls: ssl.SSLContext | None,
-        on_unreachable: Callable[[Worker, WorkerUnreachable], None],
+        on_failure: Callable[[Worker, Request, HTTPError | None], None],
     ) -> None:
-        self._on_unreachable = on_unreachable
+        self._on_failure = on_failure
         self._leaving: list[Upstream] = []
         self._pool = pool
         self._select = select
@@ -47,7 +50,7 @@ class Proxy:
         """Connections to workers with an exchange under way."""
         return sum(upstream.busy_connections for upstream in self._all())
 
-    def choose(self, exchange: Exchange, but: Sequence[Worker] = ()) -> Worker:
+    def choose(self, exchange: Exchange, but: Collection[Worker] = ()) -> Worker:
         """The worker for ``exchange``, leased: its session's, else the plugins' choice, else the least loaded.
 
         Raises NoWorker when there is none ``but`` these.
@@ -66,31 +69,32 @@ class Proxy:
         exchange.lease(worker)
         return worker
 
-    async def forward(self, exchange: Exchange, request: Request | None = None) -> Reply:
-        """Send ``request`` (None: the exchange's) to a worker; returns when status and headers are there.
+    async def send(self, exchange: Exchange, request: Request) -> Reply:
+        """Ask the worker that ``exchange`` has leased, once; returns when status and headers are there.
 
-        A worker that cannot be reached got nothing, so another one is asked, until each was. Raises NoWorker,
-        WorkerUnreachable, WorkerBroke, WorkerTimeout.
+        Raises WorkerUnreachable, WorkerBroke, WorkerTimeout.
         """
-        if request is None:
-            request = exchange.request
-        worker = self.choose(exchange)
-        tried: list[Worker] = []
-        while True:
-            upstream = self._upstreams.get(worker.url)
-            if upstream is None:
-                upstream = self._upstreams[worker.url] = Upstream(worker.url, self._limits, self._tls)
-            try:
-                answer = await upstream.request(request.method, request.target, request.headers, request.body)
-            except WorkerUnreachable as error:
-                self._on_unreachable(worker, error)
-                tried.append(worker)
-                try:
-                    worker = self.choose(exchange, tried)
-                except NoWorker:
-                    raise error from None
-            else:
-                return Reply(answer.status, answer.headers, answer)
+        worker = exchange.worker
+        assert worker is not None, "choose a worker first"
+        upstream = self._upstreams.get(worker.url)
+        if upstream is None:
+            upstream = self._upstreams[worker.url] = Upstream(worker.url, self._limits, self._tls)
+        try:
+            answer = await upstream.request(request.method, request.target, request.headers, request.body)
+        except (WorkerUnreachable, WorkerBroke, WorkerTimeout) as error:
+            self._on_failure(worker, request, error)
+            raise
+        except asyncio.CancelledError:
+            self._on_failure(worker, request, None)
+            raise
+        if not answer.complete:
+            answer.on_failure = partial(self._on_failure, worker, request)
+        return Reply(answer.status, answer.headers, answer)
+
+    def heard(self, worker: Worker) -> float:
+        """When traffic last heard from ``worker``, in the event loop's time; ``-inf``: never."""
+        upstream = self._upstreams.get(worker.url)
+        return upstream.heard_at if upstream is not None else -math.inf
 
     def forget(self, worker: Worker) -> None:
         """``worker`` has left: drop its idle connections; what is in flight goes on."""

@@ -16,7 +16,6 @@ import pluggy
 from anyio.abc import TaskGroup, TaskStatus
 
 from router_core.client import Watch
-from router_core.errors import WorkerUnreachable
 from router_core.exchange import Exchange, Reply, Request
 from router_core.hooks import Hooks
 from router_core.hookspecs import WorkerChange
@@ -31,9 +30,9 @@ __all__ = ["Router"]
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that registering waits for a worker's first answer, and between later looks at one that joins.
+#: Seconds that registering waits for a worker's first answer, and between looks at one that is to leave.
 _FIRST_LOOK_S = 2.0
-_LOOK_AGAIN_S = 1.0
+_DRAINED_S = 0.05
 _MAX_INFO_BYTES = 1 << 20
 
 
@@ -58,8 +57,10 @@ class Router:
             first_byte_s=settings.first_byte_timeout_s,
             silence_s=settings.silence_timeout_s,
         )
-        self.proxy = Proxy(self.pool, self.hooks.select_worker, limits, self.worker_tls, self._unreachable)
+        on_failure = self.hooks.call_attempt_failed
+        self.proxy = Proxy(self.pool, self.hooks.select_worker, limits, self.worker_tls, on_failure)
         self._clients: Watch | None = None
+        self._stopping: anyio.Event | None = None
         self._tasks: TaskGroup | None = None
         self._http: httpx.AsyncClient | None = None
         self._announcing: anyio.Lock | None = None
@@ -77,6 +78,22 @@ class Router:
         """Notices clients that hang up."""
         assert self._clients is not None, "the router is not serving"
         return self._clients
+
+    @property
+    def stopping(self) -> anyio.Event:
+        """Set when the router was told to end: who waits for a place or for a pause to end waits no longer."""
+        assert self._stopping is not None, "the router is not serving"
+        return self._stopping
+
+    def stop(self) -> None:
+        """The router was told to end, and finishes what is in flight."""
+        if self._stopping is not None:
+            self._stopping.set()
+
+    def _hung_up(self, exchange: Exchange) -> bool:
+        """The client of ``exchange`` has gone; true when all the workers that it is with were told."""
+        told = [self.hooks.client_gone(each) for each in exchange.hang_up()]
+        return bool(told) and all(told)
 
     @property
     def tasks(self) -> TaskGroup:
@@ -104,7 +121,8 @@ class Router:
                 anyio.create_task_group() as life,
             ):
                 self._announcing = anyio.Lock()
-                self._clients = Watch(asyncio.get_running_loop())
+                self._clients = Watch(asyncio.get_running_loop(), self._hung_up)
+                self._stopping = anyio.Event()
                 ended = anyio.Event()
                 self._tasks = await life.start(_host_tasks, ended)
                 async with AsyncExitStack() as stack:
@@ -133,7 +151,7 @@ class Router:
         hooks = self.hooks
         reply = await hooks.call_pre_request(exchange) if hooks.pre_request else None
         if reply is None:
-            reply = await self.proxy.forward(exchange)
+            reply = await self._forward(exchange, exchange.request)
         exchange.reply = reply
         if hooks.post_response:
             await hooks.call_post_response(exchange)
@@ -146,25 +164,38 @@ class Router:
         caller's to close, the lease the exchange's; give it back by ``exchange.release()`` while nothing is under
         way. Raises HTTPError.
         """
-        return await self.proxy.forward(exchange, request)
+        return await self._forward(exchange, request)
+
+    async def _forward(self, exchange: Exchange, request: Request) -> Reply:
+        if self.hooks.forward:
+            reply = await self.hooks.call_forward(exchange, request)
+            if reply is not None:
+                return reply
+        self.proxy.choose(exchange)
+        return await self.proxy.send(exchange, request)
 
     @staticmethod
-    def generation(payload: dict[str, Any], *, session: str | None = None) -> Exchange:
+    def generation(
+        payload: dict[str, Any], *, session: str | None = None, asked: Exchange | None = None
+    ) -> Exchange:
         """A ``/generate`` of a plugin's own, for :meth:`respond`; the caller closes it.
 
-        ``payload`` may hold numpy arrays; it belongs to the exchange from now on.
+        ``payload`` may hold numpy arrays; it belongs to the exchange from now on. ``asked`` is the client's exchange,
+        if it is for one: when that client leaves, the engine is told.
         """
         request = Request("POST", b"/generate", [(b"content-type", b"application/json")])
         request.replace_json(payload)
-        return Exchange(request, session=session or payload.get("session_id"))
+        return Exchange(request, session=session or payload.get("session_id"), asked=asked)
 
     @asynccontextmanager
-    async def generate(self, payload: dict[str, Any], *, session: str | None = None) -> AsyncIterator[Reply]:
+    async def generate(
+        self, payload: dict[str, Any], *, session: str | None = None, asked: Exchange | None = None
+    ) -> AsyncIterator[Reply]:
         """A ``/generate`` of a plugin's own, through all hooks and without a network hop to ourselves.
 
         The reply is to be read within the block. Raises HTTPError.
         """
-        with self.generation(payload, session=session) as exchange:
+        with self.generation(payload, session=session, asked=asked) as exchange:
             yield await self.respond(exchange)
 
     # Workers.
@@ -177,6 +208,7 @@ class Router:
         bootstrap_port: int | None = None,
         model_id: str | None = None,
         labels: dict[str, str] | None = None,
+        api_key: str | None = None,
     ) -> tuple[Worker, str | None]:
         """Register a worker, or give a known one a fresh start.
 
@@ -184,9 +216,7 @@ class Router:
         answer yet stays ``joining`` and is looked at again until it does. Raises BadRequest.
         """
         worker = self.pool.add(
-            Worker(
-                worker_url(url), worker_type, bootstrap_port, model_id, labels if labels is not None else {}
-            )
+            Worker(worker_url(url), worker_type, bootstrap_port, model_id, labels or {}, api_key=api_key)
         )
         trouble = await self._look_at(worker)
         if trouble is not None:
@@ -194,27 +224,40 @@ class Router:
             self._expect(worker)
         return worker, trouble
 
-    def _unreachable(self, worker: Worker, error: WorkerUnreachable) -> None:
-        if worker in self.pool and worker.state == "ready":
-            logger.warning("%s; it joins again when it answers", error)
-            self._expect(worker)
-
     def _expect(self, worker: Worker) -> None:
-        """``worker`` does not answer: look at it until it does."""
-        if worker.state == "ready":
-            self.pool.lose(worker)
+        """``worker`` does not answer yet: look at it until it does."""
         if worker.id not in self._expected:
             self._expected.add(worker.id)
             self.tasks.start_soon(self._wait_for, worker)
 
     async def _wait_for(self, worker: Worker) -> None:
+        settings = self.settings
+        until = anyio.current_time() + settings.worker_startup_timeout_s
         try:
             while worker in self.pool and worker.state == "joining":
-                await anyio.sleep(_LOOK_AGAIN_S)
+                if anyio.current_time() >= until:
+                    limit = settings.worker_startup_timeout_s
+                    self.pool.quarantine(
+                        worker, f"it has not answered within {limit:g} s of its registration"
+                    )
+                    return
+                await anyio.sleep(settings.worker_startup_check_s)
                 if await self._look_at(worker) is None:
                     return
         finally:
             self._expected.discard(worker.id)
+
+    def drain_worker(self, worker: Worker) -> None:
+        """Give ``worker`` nothing new, and remove it when what it has in flight is done."""
+        self.pool.drain(worker)
+        self.tasks.start_soon(self._leave_when_idle, worker)
+
+    async def _leave_when_idle(self, worker: Worker) -> None:
+        while worker in self.pool and worker.state == "draining":
+            if not worker.in_flight:
+                self.pool.remove(worker)
+            else:
+                await anyio.sleep(_DRAINED_S)
 
     async def _look_at(self, worker: Worker) -> str | None:
         """Ask ``worker`` about itself; None when it answered, whatever it said, else what was wrong."""
@@ -272,13 +315,14 @@ class Router:
     # Weights.
 
     async def announce_weights(self, version: str, source: str) -> WeightUpdate | None:
-        """The fleet serves ``version`` now: tell the plugins, in order, once. None when that was known."""
+        """The workers in use serve ``version`` now: tell the plugins, in order, once. None when that was known."""
         assert self._announcing is not None, "the router is not serving"
         async with self._announcing:
             update = self.weights.move(version, source)
             if update is not None:
                 for worker in self.pool:
-                    worker.weight_version = version
+                    if worker.state in ("joining", "ready"):  # of the others nobody knows
+                        worker.weight_version = version
                 logger.info("weights at version %s (was %s, by %s)", version, update.previous, source)
                 await self.hooks.on_weight_update(update)
         return update

@@ -26,6 +26,8 @@ class Settings:
     first_byte_timeout_s: float = 1800.0
     silence_timeout_s: float = 300.0
     shutdown_grace_s: float = 180.0
+    worker_startup_timeout_s: float = 1800.0
+    worker_startup_check_s: float = 1.0
     log_level: str = "info"
     ca_cert_paths: tuple[str, ...] = ()
     client_cert_path: str | None = None
@@ -49,6 +51,8 @@ class Settings:
             first_byte_timeout_s=options.request_timeout_secs,
             silence_timeout_s=options.stream_silence_timeout_secs,
             shutdown_grace_s=options.shutdown_grace_period_secs,
+            worker_startup_timeout_s=options.worker_startup_timeout_secs,
+            worker_startup_check_s=options.worker_startup_check_interval,
             log_level=options.log_level,
             ca_cert_paths=tuple(options.ca_cert_paths),
             client_cert_path=options.client_cert_path,
@@ -63,6 +67,8 @@ class Settings:
             ("--request-timeout-secs", settings.first_byte_timeout_s),
             ("--stream-silence-timeout-secs", settings.silence_timeout_s),
             ("--shutdown-grace-period-secs", settings.shutdown_grace_s),
+            ("--worker-startup-timeout-secs", settings.worker_startup_timeout_s),
+            ("--worker-startup-check-interval", settings.worker_startup_check_s),
             ("--max-payload-size", settings.max_payload_size),
         ):
             if not 0 < value < math.inf:
@@ -142,6 +148,20 @@ def add_core_options(parser: argparse.ArgumentParser) -> None:
         default=default.shutdown_grace_s,
         metavar="S",
         help="time for requests in flight after SIGTERM (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--worker-startup-timeout-secs",
+        type=float,
+        default=default.worker_startup_timeout_s,
+        metavar="S",
+        help="how long a worker that was registered is waited for (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--worker-startup-check-interval",
+        type=float,
+        default=default.worker_startup_check_s,
+        metavar="S",
+        help="time between two looks at a worker that is waited for (default: %(default)s)",
     )
     parser.add_argument(
         "--log-level",

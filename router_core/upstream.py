@@ -7,11 +7,12 @@ there are connections.
 from __future__ import annotations
 
 import asyncio
+import math
 import ssl
 from urllib.parse import urlsplit
 
 from router_core.connection import PLAIN_CONNECTION, Connection, Limits, UpstreamReply
-from router_core.errors import BadRequest, WorkerBroke, WorkerTimeout, WorkerUnreachable
+from router_core.errors import BadRequest, WorkerBroke, WorkerUnreachable
 from router_core.types import Headers
 
 __all__ = ["Limits", "Upstream"]
@@ -33,6 +34,7 @@ class Upstream:
         parts = urlsplit(url)
         self.url = url
         self.limits = limits
+        self.heard_at = -math.inf  # loop time
         self.loop = asyncio.get_running_loop()
         self._host = parts.hostname or ""
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -120,8 +122,9 @@ class Upstream:
                 )
         except TimeoutError:
             self._connections.discard(connection)
-            raise WorkerTimeout(
-                f"worker {self.url} did not accept a connection within {self.limits.connect_s:g} s"
+            raise WorkerUnreachable(
+                f"worker {self.url} did not accept a connection within {self.limits.connect_s:g} s",
+                status=504,
             ) from None
         except (OSError, UnicodeError) as error:  # the second: a name that no resolver takes
             self._connections.discard(connection)
@@ -152,7 +155,8 @@ class Upstream:
         if self._retired:
             connection.abort()
             return
-        connection.deadline = self.loop.time() + self.limits.idle_s
+        self.heard_at = self.loop.time()
+        connection.deadline = self.heard_at + self.limits.idle_s
         self._idle.append(connection)
 
     def forget(self, connection: Connection) -> None:

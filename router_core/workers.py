@@ -18,7 +18,7 @@ from router_core.hookspecs import WorkerChange
 __all__ = ["Worker", "WorkerPool", "WorkerState", "WorkerType", "least_in_flight", "worker_url"]
 
 WorkerType = Literal["regular", "prefill", "decode"]
-WorkerState = Literal["joining", "ready", "quarantined", "draining"]
+WorkerState = Literal["joining", "ready", "quarantined", "stale", "draining"]
 
 _MAX_SESSIONS = 1 << 18
 #: A name of RFC 1123, underscores allowed as Docker and Kubernetes use them; or an IPv4 address.
@@ -59,7 +59,17 @@ class Worker:
     """One inference server.
 
     ``in_flight`` counts the requests that hold a lease on it, from the choice to the last byte.
-    ``joining``: registered, has not answered yet; used only when nothing better is there.
+
+    =============== ===========================================================================
+    ``joining``     registered, has not answered yet; used only when nothing better is there
+    ``ready``       gets requests
+    ``quarantined`` does not answer as it should; ``reason`` says what it does
+    ``stale``       answers, but its weights are not the fleet's, or are ``torn``
+    ``draining``    gets nothing new, and leaves when what it has is done
+    =============== ===========================================================================
+
+    ``torn``: an update of its weights failed, so what it says about them is not to be believed.
+    ``withheld``: ready, and not to be used now (an open circuit breaker).
     """
 
     url: str
@@ -68,7 +78,11 @@ class Worker:
     model_id: str | None = None
     labels: dict[str, str] = field(default_factory=dict)
     weight_version: str | None = None
+    api_key: str | None = field(default=None, repr=False)
     state: WorkerState = "joining"
+    reason: str | None = None
+    torn: bool = False
+    withheld: bool = False
     in_flight: int = 0
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
@@ -78,8 +92,9 @@ class Worker:
             "id": self.id,
             "url": self.url,
             "worker_type": self.worker_type,
-            "is_healthy": self.state == "ready",
+            "is_healthy": self.state == "ready" and not self.withheld,
             "state": self.state,
+            "reason": self.reason,
             "load": self.in_flight,
             "weight_version": self.weight_version,
             "model_id": self.model_id,
@@ -134,15 +149,17 @@ class WorkerPool:
         raise WorkerNotFound(f"no worker {id_or_url!r}; registered: {known}")
 
     def add(self, worker: Worker) -> Worker:
-        """Register ``worker``. One that is known under its URL stays, and joins again unless it is ready."""
+        """Register ``worker``. One that is known under its URL stays, and starts afresh; a ready one goes on."""
         known = self._workers.get(worker.url)
         if known is None:
             self._workers[worker.url] = worker
         else:
             known.worker_type, known.bootstrap_port = worker.worker_type, worker.bootstrap_port
             known.model_id, known.labels = worker.model_id or known.model_id, worker.labels
+            known.api_key = worker.api_key or known.api_key
+            known.torn = known.withheld = False
             if known.state != "ready":  # a ready one keeps its sessions
-                known.state = "joining"
+                known.state, known.reason = "joining", None
             worker = known
         self._recount()
         self._on_change(worker, "added")
@@ -157,31 +174,44 @@ class WorkerPool:
 
     def ready(self, worker: Worker) -> None:
         """``worker`` answers: use it (again)."""
-        self._move(worker, "ready", "readmitted" if worker.state == "quarantined" else None)
+        self._move(worker, "ready", None, None if worker.state == "joining" else "readmitted")
 
-    def lose(self, worker: Worker) -> None:
-        """``worker`` cannot be reached: it is to join again."""
-        self._move(worker, "joining", None)
+    def quarantine(self, worker: Worker, reason: str) -> None:
+        """No new requests for ``worker``, which is not well; those in flight go on."""
+        self._move(worker, "quarantined", reason, "quarantined")
 
-    def quarantine(self, worker: Worker) -> None:
-        """No new requests for ``worker``; those in flight go on."""
-        self._move(worker, "quarantined", "quarantined")
+    def stale(self, worker: Worker, reason: str) -> None:
+        """No new requests for ``worker``, whose weights are not the fleet's; those in flight go on."""
+        self._move(worker, "stale", reason, "stale")
 
     def drain(self, worker: Worker) -> None:
         """No new requests for ``worker``, until it is registered again."""
-        self._move(worker, "draining", "draining")
+        self._move(worker, "draining", None, "draining")
 
-    def _move(self, worker: Worker, state: WorkerState, change: WorkerChange | None) -> None:
-        if worker in self and worker.state != state:
-            worker.state = state
-            self._recount()
-            if change is not None:
-                self._on_change(worker, change)
+    def _move(
+        self, worker: Worker, state: WorkerState, reason: str | None, change: WorkerChange | None
+    ) -> None:
+        if worker in self:
+            worker.reason = reason
+            if worker.state != state:
+                worker.state = state
+                self._recount()
+                if change is not None:
+                    self._on_change(worker, change)
+
+    def withhold(self, worker: Worker, *, withheld: bool = True) -> None:
+        """Offer ``worker`` to no request for now, or again; its state stays what it is."""
+        worker.withheld = withheld
+        self._recount()
 
     def _recount(self) -> None:
-        regular = [worker for worker in self._workers.values() if worker.worker_type == "regular"]
-        ready = tuple(worker for worker in regular if worker.state == "ready")
-        self._routable = ready or tuple(worker for worker in regular if worker.state == "joining")
+        usable = [
+            worker
+            for worker in self._workers.values()
+            if worker.worker_type == "regular" and not worker.withheld
+        ]
+        ready = tuple(worker for worker in usable if worker.state == "ready")
+        self._routable = ready or tuple(worker for worker in usable if worker.state == "joining")
 
     @property
     def healthy(self) -> int:
@@ -191,9 +221,14 @@ class WorkerPool:
     def routable(self) -> tuple[Worker, ...]:
         """The workers that a request may go to now. Raises NoWorker when there is none."""
         if not self._routable:
-            states = ", ".join(f"{worker.url} {worker.worker_type} {worker.state}" for worker in self)
-            raise NoWorker(f"no worker can take requests (registered: {states or 'none'})")
+            raise NoWorker(f"no worker can take requests (registered: {self._states() or 'none'})")
         return self._routable
+
+    def _states(self) -> str:
+        return ", ".join(
+            f"{worker.url} {worker.worker_type} {'withheld' if worker.withheld else worker.state}"
+            for worker in self
+        )
 
     def of_session(self, session: str) -> Worker | None:
         """The worker that ``session`` went to before, if it can be used now."""

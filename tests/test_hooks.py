@@ -195,7 +195,7 @@ async def test_hook_select_worker() -> None:
         assert offered == [["a", "b", "c"]] * 10  # by two plugins each; the third one was never asked
 
         (b,) = [worker for worker in running.router.pool if worker.labels["name"] == "b"]
-        running.router.pool.quarantine(b)
+        running.router.pool.quarantine(b, "dead")
         assert (await running.client.get("/")).json()["worker"] == "c"
         assert offered[-1] == ["a", "c"]
 
@@ -606,8 +606,8 @@ async def test_hook_worker_changed() -> None:
     async with routing(plugins, Recording()) as running:
         pool = running.router.pool
         (worker,) = pool
-        pool.quarantine(worker)
-        pool.quarantine(worker)  # no change, no call
+        pool.quarantine(worker, "dead")
+        pool.quarantine(worker, "dead")  # no change, no call
         pool.ready(worker)
         pool.drain(worker)
         await running.router.add_worker(worker.url)

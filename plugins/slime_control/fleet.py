@@ -160,7 +160,7 @@ class Fleet:
     def _quarantine(self, worker: Worker, reason: str) -> None:
         if worker in self._router.pool and worker.state != "draining":  # which gets nothing new as it is
             logger.warning("worker %s gets no new requests: %s", worker.url, reason)
-            self._router.pool.quarantine(worker)
+            self._router.pool.quarantine(worker, reason)
 
     async def _move(self, version: str, source: str, update: int) -> None:
         """The fleet has ``version`` as soon as every worker has that gets requests."""

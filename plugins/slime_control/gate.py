@@ -15,7 +15,7 @@ __all__ = ["Gate", "Paused"]
 class Paused(HTTPError):
     """Generation was paused, and did not continue in time."""
 
-    status: ClassVar[int] = 503
+    status = 503
     type: ClassVar[str] = "service_unavailable"
     code: ClassVar[str] = "GENERATION_PAUSED"
 

@@ -55,7 +55,7 @@ def make_plugin(options: argparse.Namespace) -> Control:
 class Aborted(HTTPError):
     """A request was aborted while it waited for generation to continue; asking again was not wanted."""
 
-    status: ClassVar[int] = 400
+    status = 400
     type: ClassVar[str] = "invalid_request_error"
     code: ClassVar[str] = "ABORTED"
 

@@ -100,7 +100,7 @@ class Health:
                     failures = self._failures[worker.id]
                     logger.warning("worker %s: probe %d failed: %s", worker.url, failures, trouble)
                     if failures >= self.settings.failure_threshold and worker.state == "ready":
-                        router.pool.quarantine(worker)
+                        router.pool.quarantine(worker, trouble)
                 await anyio.sleep(self.settings.interval_s)
         finally:
             del self._failures[worker.id]

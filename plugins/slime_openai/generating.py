@@ -21,7 +21,7 @@ async def generate(
 
     The client's ``Authorization`` goes along: workers may have a key.
     """
-    inner = router.generation(payload, session=session)
+    inner = router.generation(payload, session=session, asked=asked)
     key = asked.request.header(b"authorization")
     if key is not None:
         inner.request.headers.append((b"authorization", key))

@@ -36,7 +36,7 @@ class EngineRefused(HTTPError):
 
     def __init__(self, status: int, body: bytes) -> None:
         super().__init__(words_of(body) or f"The engine answered {status}.")
-        self.status = status  # type: ignore[misc]  # each engine's own
+        self.status = status
 
 
 class Output:

@@ -209,7 +209,7 @@ async def test_those_that_get_no_requests_are_told_too() -> None:
     workers = [Steered(), Steered(), Steered()]
     async with steering(*workers) as running:
         pool = running.router.pool
-        pool.quarantine(pool.find(workers[1].url))
+        pool.quarantine(pool.find(workers[1].url), "dead")
         pool.drain(pool.find(workers[2].url))
         answer = await running.client.post(UPDATE, json={"model_path": "/m", "weight_version": "7"})
         assert answer.status_code == 200

@@ -137,7 +137,7 @@ async def test_pitfall_14_workers_die_come_back_and_leave(start: Start) -> None:
         async with serving(worker) as url:
             await running.client.post("/add_worker", params={"url": url})
             assert (await running.client.get("/")).json() == {"worker": "phoenix"}
-        running.router.pool.quarantine(running.router.pool.find(url))  # it is dead
+        running.router.pool.quarantine(running.router.pool.find(url), "dead")  # it is dead
         assert (await running.client.get("/")).status_code == 503
         async with serving(worker, port=int(url.rpartition(":")[2])):
             await running.client.post("/add_worker", params={"url": url})

@@ -239,7 +239,7 @@ async def test_health_is_the_routers_own_and_readiness_wants_a_worker(start: Sta
         await running.client.post("/add_worker", params={"url": url})
         assert (await running.client.get("/readiness")).status_code == 200
         assert (await running.client.get("/health")).json()["healthy_workers"] == 1
-        running.router.pool.quarantine(running.router.pool.find(url))
+        running.router.pool.quarantine(running.router.pool.find(url), "dead")
         assert (await running.client.get("/readiness")).status_code == 503
         assert (await running.client.get("/health")).status_code == 200
 
@@ -309,7 +309,7 @@ async def test_registering_a_quarantined_worker_again_brings_it_back(start: Star
         for url in found:
             await running.client.post("/add_worker", params={"url": url})
         first = running.router.pool.find(next(iter(found)))
-        running.router.pool.quarantine(first)
+        running.router.pool.quarantine(first, "dead")
         assert {(await running.client.get("/work")).text for _ in range(10)} == {"b"}
         reply = await running.client.post("/add_worker", params={"url": first.url})
         assert "warning" not in reply.json()
@@ -433,7 +433,7 @@ async def test_a_session_keeps_its_worker(start: Start, spelt: dict[str, Any]) -
         assert len(others) > 1
 
         kept = next(worker for worker in running.router.pool if found[worker.url].name == name)
-        running.router.pool.quarantine(kept)
+        running.router.pool.quarantine(kept, "dead")
         moved = {(await running.client.post("/work", **spelt)).text for _ in range(6)}
         assert len(moved) == 1
         assert name not in moved
