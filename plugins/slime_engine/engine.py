@@ -17,6 +17,7 @@ from anyio.abc import TaskGroup
 from slime_engine.detokenizer import Detokenizer
 from slime_engine.errors import Crashed, EngineError, Unavailable
 from slime_engine.journal import Journal
+from slime_engine.journal_file import JournalFile
 from slime_engine.language import LanguageModel
 from slime_engine.scheduler import Scheduler
 from slime_engine.sequence import TextDelta, TokenDelta
@@ -39,14 +40,21 @@ class Engine:
         settings: Settings,
         tokenizer_dir: Path,
         start_soon: Callable[[Callable[[], Awaitable[None]]], None],
+        file: JournalFile | None = None,
     ) -> None:
         self.model = model
         self.settings = settings
         self.tokenizer_dir = tokenizer_dir
-        self.journal = Journal(settings.journal_size)
+        self.journal = Journal(settings.journal_size, file.opened if file is not None else None)
         tokens: asyncio.Queue[list[TokenDelta]] = asyncio.Queue()
         texts: asyncio.Queue[list[TextDelta]] = asyncio.Queue()
-        self.scheduler = Scheduler(model, settings, self.journal, tokens.put_nowait)
+
+        def emit(deltas: list[TokenDelta]) -> None:
+            if file is not None:
+                file.sampled(deltas)
+            tokens.put_nowait(deltas)
+
+        self.scheduler = Scheduler(model, settings, self.journal, emit)
         self.detokenizer = Detokenizer(model.tokenizer, tokens, texts)
         self.manager = TokenizerManager(model, settings, self.scheduler, texts, start_soon)
 
@@ -108,7 +116,9 @@ class EngineHost:
         def start_soon(stage: Callable[[], Awaitable[None]]) -> None:
             tasks.start_soon(self._guarded, stage)
 
-        self._engine = Engine(model, self.settings, directory, start_soon)
+        path = self.settings.journal_file
+        file = None if path is None else cleanup.enter_context(JournalFile(path))
+        self._engine = Engine(model, self.settings, directory, start_soon, file)
         start_soon(self._engine.scheduler.run)
         start_soon(self._engine.detokenizer.run)
         self._status = "up"

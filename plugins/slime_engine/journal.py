@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -71,10 +71,11 @@ class JournalEntry:
 
 
 class Journal:
-    """The last ``size`` entries in the order in which the engine took the requests."""
+    """The last ``size`` entries in the order in which the engine took the requests; ``on_open`` is told of each."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, on_open: Callable[[JournalEntry], None] | None = None) -> None:
         self._size = size
+        self._on_open = on_open
         self._entries: deque[JournalEntry] = deque()
         self._opened = 0
 
@@ -90,6 +91,8 @@ class Journal:
         self._entries.append(entry)
         if len(self._entries) > self._size:
             self._entries.popleft()
+        if self._on_open is not None:
+            self._on_open(entry)
         return entry
 
     def entries(self, rid: str | None = None) -> Iterator[JournalEntry]:

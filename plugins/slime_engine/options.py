@@ -22,6 +22,7 @@ _FLAGS: dict[str, tuple[type, str]] = {
     "moe-topk": (int, "experts that each token uses in a layer (default 4)"),
     "max-running-requests": (int, "sequences that are generated at the same time (default 256)"),
     "journal-size": (int, "sequences that GET /journal remembers (default 100000)"),
+    "journal-file": (str, "append the journal to this file too, before anybody is answered"),
 }
 
 

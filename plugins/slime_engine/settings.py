@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 __all__ = ["Settings"]
 
@@ -14,6 +15,7 @@ class Settings:
     ``latency_ms`` passes before a request's first token, ``tokens_per_second`` paces the others (0: as
     fast as possible). ``seed`` None: requests without a ``sampling_seed`` differ from run to run.
     ``moe_layers`` 0: no routed experts. ``load_in_background``: serve, and refuse, while the model loads.
+    ``journal_file`` is appended to.
     """
 
     model_name: str = "slime-ngram"
@@ -28,6 +30,7 @@ class Settings:
     incremental_streaming_output: bool = False
     max_running_requests: int = 256
     journal_size: int = 100_000
+    journal_file: str | None = None
     load_in_background: bool = False
 
     def __post_init__(self) -> None:
@@ -39,3 +42,7 @@ class Settings:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.moe_topk > self.moe_experts:
             raise ValueError(f"moe_topk {self.moe_topk} is more than moe_experts {self.moe_experts}")
+        if self.journal_file is not None and not Path(self.journal_file).parent.is_dir():
+            raise ValueError(
+                f"journal_file: wanted a path in a directory that is there, got {self.journal_file!r}"
+            )

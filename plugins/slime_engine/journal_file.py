@@ -1,0 +1,95 @@
+"""The journal as a file that outlives the engine: whatever a client has been told was written before.
+
+A line of JSON when the engine takes a sequence, and one whenever tokens of it leave the scheduler; ``entry`` says which
+lines belong together. ``kill -9`` loses what nobody was told.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from types import TracebackType
+from typing import Any
+
+import orjson
+
+from slime_engine.journal import JournalEntry
+from slime_engine.sequence import TokenDelta
+
+__all__ = ["JournalFile", "fold"]
+
+
+class JournalFile:
+    """Appends to the file at ``path``, which several engines may share, at once or one after the other."""
+
+    def __init__(self, path: str) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._run = uuid.uuid4().hex
+        self._write([b""])  # an engine that was killed may have left half a line
+
+    def __enter__(self) -> JournalFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._file)
+
+    def opened(self, entry: JournalEntry) -> None:
+        """The engine has taken a sequence."""
+        begun = {"rid": entry.rid, "input_ids": entry.input_ids.tolist(), "temperature": entry.temperature}
+        self._write([orjson.dumps({"entry": self._name(entry)} | begun)])
+
+    def sampled(self, deltas: Iterable[TokenDelta]) -> None:
+        """Tokens were sampled, or a sequence has ended; nobody has been told yet."""
+        self._write([orjson.dumps(self._line(delta)) for delta in deltas])
+
+    def _name(self, entry: JournalEntry) -> str:
+        return f"{self._run}.{entry.index}"
+
+    def _line(self, delta: TokenDelta) -> dict[str, Any]:
+        begin = delta.completion_tokens - len(delta.token_ids)
+        entry = delta.sequence.entry
+        versions = [version for version, start, end in delta.spans for _ in range(max(start, begin), end)]
+        return {
+            "entry": self._name(entry),
+            "output_ids": delta.token_ids,
+            "output_logprobs": entry.output_logprobs[begin : delta.completion_tokens].tolist(),
+            "output_versions": versions,
+            "finish_reason": delta.finish_reason,
+        }
+
+    def _write(self, lines: list[bytes]) -> None:
+        rest = memoryview(b"\n".join((*lines, b"")))
+        while rest:
+            rest = rest[os.write(self._file, rest) :]
+
+
+def fold(lines: Iterable[bytes], into: dict[str, dict[str, Any]] | None = None) -> dict[str, dict[str, Any]]:
+    """Entries as ``GET /journal`` has them (without ``index`` and ``text``), from the lines of a file.
+
+    ``into``: what came of the lines before; it is changed and returned.
+    """
+    entries = {} if into is None else into
+    for line in _whole(lines):
+        entry = entries.setdefault(
+            line.pop("entry"),
+            {"output_ids": [], "output_logprobs": [], "output_versions": [], "finish_reason": None},
+        )
+        for key, value in line.items():
+            if key.startswith("output_"):
+                entry[key] += value
+            else:
+                entry[key] = value
+        reason = entry["finish_reason"]
+        entry["aborted"] = reason is not None and reason["type"] == "abort"
+    return entries
+
+
+def _whole(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """What the lines say; half a line, written as the engine was killed, is of what nobody was told."""
+    for line in lines:
+        with suppress(orjson.JSONDecodeError):
+            yield orjson.loads(line)
