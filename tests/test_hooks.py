@@ -8,14 +8,15 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
+import httpx
 import orjson
 import pytest
-from starlette.requests import Request
+from starlette.requests import Request as StarletteRequest
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from plugged import Recording, routing, until
-from router_core import BadRequest, Exchange, Reply, WeightUpdate, Worker, hookimpl
+from router_core import BadRequest, Exchange, HTTPError, Reply, Request, WeightUpdate, Worker, hookimpl
 from router_core.app import make_app
 from router_core.errors import PluginError, SettingsError, StartupError
 from router_core.hooks import Hooks, hook_names, new_plugin_manager
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.anyio
 SECRET = "the launch code is 0000"
 
 
-async def _unused(_: Request) -> Response:
+async def _unused(_: StarletteRequest) -> Response:
     raise AssertionError("nobody asks for it")
 
 
@@ -217,6 +218,136 @@ async def test_a_session_keeps_its_worker_without_asking_again() -> None:
         assert asked == 1
 
 
+# forward
+
+
+async def test_hook_forward() -> None:
+    """Gets each request that is for a worker, chooses and asks; the first reply wins."""
+
+    class Twice:
+        router: Router
+        but: tuple[Worker, ...] = ()
+
+        @hookimpl
+        def setup(self, router: Router) -> None:
+            self.router = router
+
+        @hookimpl
+        async def forward(self, exchange: Exchange, request: Request) -> Reply | None:
+            if request.path != "/twice":
+                return None
+            first = self.router.proxy.choose(exchange)
+            (await self.router.proxy.send(exchange, request)).close()
+            self.router.proxy.choose(exchange, but=[first])
+            assert first.in_flight == 0
+            return await self.router.proxy.send(exchange, request)
+
+    class Never:
+        @hookimpl
+        async def forward(self, exchange: Exchange) -> Reply | None:
+            assert exchange.request.path != "/twice"
+            return None
+
+    workers = Recording("a"), Recording("b")
+    async with routing({"twice": Twice(), "never": Never()}, *workers) as running:
+        last = (await running.client.post("/twice", content=b"body")).json()["worker"]
+        bodies = {worker.name: [body for _, _, body in worker.requests] for worker in workers}
+        assert bodies == {"a": [b"body"], "b": [b"body"]}
+        assert last in bodies
+        assert (await running.client.get("/once")).status_code == 200  # which the core does
+
+
+# attempt_failed
+
+
+async def test_hook_attempt_failed() -> None:
+    """Tells what a worker did, and what the router gave up, once each; whole answers are no failures."""
+    told: list[tuple[str, str | None]] = []
+
+    class Listens:
+        @hookimpl
+        def attempt_failed(self, worker: Worker, request: Request, error: HTTPError | None) -> None:
+            told.append((request.path, type(error).__name__ if error is not None else None))
+            raise RuntimeError("which is logged")
+
+    class Closes:
+        @hookimpl
+        async def post_response(self, exchange: Exchange) -> None:
+            if exchange.request.path == "/stream":
+                exchange.reply = Reply(200, [], b"enough")
+
+    async with routing({"listens": Listens(), "closes": Closes()}, Recording()) as running:
+        assert (await running.client.get("/")).status_code == 200
+        assert told == []
+        assert (await running.client.get("/stream")).content == b"enough"
+        assert told == [("/stream", None)]
+        [worker] = running.router.pool
+        running.router.pool.remove(worker)
+        await running.router.add_worker("http://127.0.0.1:9")
+        assert (await running.client.get("/nobody")).status_code == 502
+        assert told[1:] == [("/nobody", "WorkerUnreachable")]
+
+
+# client_gone
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["told", "untold"])
+async def test_hook_client_gone(told: bool) -> None:
+    """A client's leaving is told once; a worker that was told to stop may still say what it has."""
+    gone: list[bool] = []
+    kept: list[bytes | None] = []
+    may_end = anyio.Event()
+
+    class Late(Recording):
+        async def _answer(self, request: StarletteRequest) -> Response:
+            await may_end.wait()
+            return PlainTextResponse("partial")
+
+    class Tells:
+        @hookimpl
+        def client_gone(self, exchange: Exchange) -> bool:
+            assert exchange.worker is not None
+            gone.append(exchange.gone)
+            may_end.set()
+            return told
+
+        @hookimpl
+        async def post_response(self, exchange: Exchange) -> None:
+            assert exchange.reply is not None
+            kept.append(await exchange.reply.read())
+
+    async with routing({"tells": Tells()}, Late()) as running:
+        with pytest.raises(httpx.ReadTimeout):
+            await running.client.get("/", timeout=0.3)
+        await until(lambda: bool(gone))
+        await until(lambda: not any(worker.in_flight for worker in running.router.pool))
+    assert gone == [True]
+    assert kept == ([b"partial"] if told else [])
+
+
+async def test_an_engine_that_does_not_stop_is_left_after_two_seconds() -> None:
+    over = anyio.Event()
+
+    class Deaf(Recording):
+        async def _answer(self, request: StarletteRequest) -> Response:
+            await over.wait()
+            return Response()
+
+    class Tells:
+        @hookimpl
+        def client_gone(self) -> bool:
+            return True
+
+    async with routing({"tells": Tells()}, Deaf()) as running:
+        with pytest.raises(httpx.ReadTimeout):
+            await running.client.get("/", timeout=0.3)
+        [worker] = running.router.pool
+        assert worker.in_flight == 1
+        await until(lambda: worker.in_flight == 0)
+        await until(lambda: running.router.proxy.open_connections == 0)
+        over.set()
+
+
 # post_response
 
 
@@ -370,13 +501,13 @@ async def test_hook_routes() -> None:
     class Serves:
         @hookimpl
         def routes(self, router: Router) -> Sequence[BaseRoute]:
-            async def own(request: Request) -> Response:
+            async def own(request: StarletteRequest) -> Response:
                 return PlainTextResponse(f"{len(router.pool)} workers, {request.path_params['name']}")
 
-            async def refuses(_: Request) -> Response:
+            async def refuses(_: StarletteRequest) -> Response:
                 raise BadRequest("not so")
 
-            async def crashes(_: Request) -> Response:
+            async def crashes(_: StarletteRequest) -> Response:
                 raise ValueError(SECRET)
 
             return [
@@ -631,7 +762,7 @@ async def test_a_plugins_own_generation_goes_through_the_other_plugins() -> None
     class Asks:
         @hookimpl
         def routes(self, router: Router) -> Sequence[BaseRoute]:
-            async def ask(_: Request) -> Response:
+            async def ask(_: StarletteRequest) -> Response:
                 async with router.generate({"text": "Hi"}, session="s") as reply:
                     return Response(await reply.read(), reply.status)
 
@@ -700,6 +831,9 @@ async def test_hooks_that_nobody_implements_cost_nothing() -> None:
     assert hooks.pre_request == hooks.post_response == []
     assert hook_names() == [
         "add_options",
+        "attempt_failed",
+        "client_gone",
+        "forward",
         "lifespan",
         "on_weight_update",
         "post_response",

@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from core.servers import Wire, answer, scripted
+from plugged import until
 from router_core.serving import bind, serving, url_of
 from router_core.workers import Worker, least_in_flight
 from routers import Start
@@ -161,6 +162,7 @@ async def test_the_gateways_registration_tells_where_the_worker_is_found(start: 
             "worker_type": "regular",
             "is_healthy": True,
             "state": "ready",
+            "reason": None,
             "load": 0,
             "weight_version": None,
             "model_id": "m",
@@ -171,6 +173,72 @@ async def test_the_gateways_registration_tells_where_the_worker_is_found(start: 
         gone = await running.client.delete(told["location"])
         assert (gone.status_code, gone.json()["worker_id"]) == (202, told["worker_id"])
         assert (await running.client.get(told["location"])).status_code == 404
+
+
+async def test_a_worker_is_drained_before_it_leaves(start: Start) -> None:
+    async with engines("one", "two") as found, start(BARE, "--worker-urls", *found) as running:
+        pool = running.router.pool
+        leaving = pool.find(next(iter(found)))
+        leaving.in_flight += 1  # a request that takes its time
+        reply = await running.client.delete(f"/workers/{leaving.id}?drain=true")
+        assert (reply.status_code, reply.json()["worker_id"]) == (202, leaving.id)
+        shown = (await running.client.get(f"/workers/{leaving.id}")).json()
+        assert (shown["state"], shown["is_healthy"], shown["load"]) == ("draining", False, 1)
+        for _ in range(6):
+            assert (await running.client.get("/work")).text == "two"
+        leaving.in_flight -= 1
+        await until(lambda: leaving not in pool)
+        assert (await running.client.get(f"/workers/{leaving.id}")).status_code == 404
+
+
+async def test_a_draining_worker_that_registers_again_stays(start: Start) -> None:
+    async with engines("one") as found, start(BARE, "--worker-urls", *found) as running:
+        [worker] = running.router.pool
+        worker.in_flight += 1
+        await running.client.delete(f"/workers/{worker.id}?drain=true")
+        await running.client.post("/workers", json={"url": worker.url})
+        worker.in_flight -= 1
+        await anyio.sleep(0.1)
+        assert worker in running.router.pool
+        assert worker.state == "ready"
+
+
+async def test_a_word_that_is_no_answer_to_drain_is_refused(start: Start) -> None:
+    async with engines("one") as found, start(BARE, "--worker-urls", *found) as running:
+        [worker] = running.router.pool
+        reply = await running.client.delete(f"/workers/{worker.id}?drain=perhaps")
+        assert reply.status_code == 400
+        assert "perhaps" in reply.json()["error"]["message"]
+        assert worker.state != "draining"
+
+
+async def test_a_worker_that_never_comes_up_is_not_waited_for_for_ever(start: Start) -> None:
+    flags = ["--worker-startup-timeout-secs", "0.2", "--worker-startup-check-interval", "0.05"]
+    async with start(BARE, *flags) as running:
+        await running.client.post("/workers", json={"url": "http://127.0.0.1:9"})
+        [worker] = running.router.pool
+        await until(lambda: worker.state == "quarantined")
+        assert "has not answered within 0.2 s" in (worker.reason or "")
+
+
+async def test_a_path_with_a_line_break_reaches_no_worker(start: Start) -> None:
+    async with engines("one") as found, start(BARE, "--worker-urls", *found) as running:
+        reply = await running.client.get("/workers/x%0Ay")
+        assert reply.status_code == 400
+
+
+async def test_a_wrong_method_is_told_all_the_right_ones(start: Start) -> None:
+    async with start(BARE) as running:
+        reply = await running.client.patch("/workers")
+        assert reply.status_code == 405
+        assert set(reply.headers["allow"].split(", ")) == {"GET", "HEAD", "POST"}
+
+
+async def test_the_query_and_the_body_of_a_registration_are_both_read(start: Start) -> None:
+    async with engines("one") as found, start(BARE) as running:
+        await running.client.post(f"/add_worker?url={next(iter(found))}", json={"worker_type": "prefill"})
+        [worker] = running.router.pool
+        assert worker.worker_type == "prefill"
 
 
 async def test_workers_are_counted_by_kind(start: Start) -> None:

@@ -1,0 +1,62 @@
+"""A field is added to a body without parsing it: everything else stays byte for byte."""
+
+from __future__ import annotations
+
+import json
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router_core import BadRequest, Request
+
+NUMBER = 123456789012345678901234567890  # which no float holds
+
+
+def request(body: bytes) -> Request:
+    return Request("POST", b"/generate", [], body)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b"{}", b'{"rid":"a"}'),
+        (b" {\n } ", b' {\n "rid":"a"} '),
+        (b'{"text": "x"}', b'{"rid":"a","text": "x"}'),
+        (b'\r\n{\t"n": %d}' % NUMBER, b'\r\n{\t"rid":"a","n": %d}' % NUMBER),
+    ],
+)
+def test_the_field_comes_first_and_nothing_else_changes(body: bytes, expected: bytes) -> None:
+    asked = request(body)
+    asked.add_field("rid", "a")
+    assert asked.body == expected
+
+
+@given(st.dictionaries(st.text(), st.integers() | st.text() | st.lists(st.booleans())), st.booleans())
+def test_what_is_read_and_what_is_sent_are_the_same(content: dict[str, object], parsed: bool) -> None:
+    content.pop("rid", None)
+    asked = request(json.dumps(content).encode())
+    if parsed and all(not isinstance(value, int) or abs(value) < 1 << 60 for value in content.values()):
+        asked.json()
+    asked.add_field("rid", ["a", 1])
+    assert json.loads(asked.body) == {"rid": ["a", 1], **content}
+    if parsed:
+        assert orjson.loads(orjson.dumps(asked.json())).get("rid") == ["a", 1]
+
+
+def test_a_body_that_a_plugin_has_replaced_gets_it_too() -> None:
+    asked = request(b"{}")
+    mine = {"text": "x"}
+    asked.replace_json(mine)
+    asked.add_field("rid", "a")
+    assert orjson.loads(asked.body) == {"rid": "a", "text": "x"}
+    assert mine == {"text": "x"}  # which others may hold
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'"text"', b"null", b"x{}"])
+def test_what_is_no_object_cannot_have_a_field(body: bytes) -> None:
+    asked = request(body)
+    with pytest.raises(BadRequest):
+        asked.add_field("rid", "a")
+    assert asked.body == body
