@@ -126,7 +126,14 @@ def _serve(arguments: Sequence[str]) -> int:
         raise StartupError(f"cannot listen on {settings.host}:{settings.port}: {reason}") from None
     tls = {"ssl_certfile": settings.tls_cert_path, "ssl_keyfile": settings.tls_key_path}
     try:
-        run(app, sock, grace_s=settings.shutdown_grace_s, **tls)
+        run(
+            app,
+            sock,
+            grace_s=settings.shutdown_grace_s,
+            client_timeout_s=settings.client_timeout_s,
+            on_stop=router.stop,
+            **tls,
+        )
     except ssl.SSLError as error:
         raise SettingsError(f"--tls-cert-path and --tls-key-path cannot be used: {error}") from None
     return 0

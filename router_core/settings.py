@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from router_core.errors import BadRequest, SettingsError
+from router_core.serving import CLIENT_TIMEOUT_S
 from router_core.workers import worker_url
 
 __all__ = ["Settings", "add_core_options"]
@@ -25,6 +26,7 @@ class Settings:
     connect_timeout_s: float = 5.0
     first_byte_timeout_s: float = 1800.0
     silence_timeout_s: float = 300.0
+    client_timeout_s: float = CLIENT_TIMEOUT_S
     shutdown_grace_s: float = 180.0
     worker_startup_timeout_s: float = 1800.0
     worker_startup_check_s: float = 1.0
@@ -50,6 +52,7 @@ class Settings:
             connect_timeout_s=options.connect_timeout_secs,
             first_byte_timeout_s=options.request_timeout_secs,
             silence_timeout_s=options.stream_silence_timeout_secs,
+            client_timeout_s=options.client_timeout_secs,
             shutdown_grace_s=options.shutdown_grace_period_secs,
             worker_startup_timeout_s=options.worker_startup_timeout_secs,
             worker_startup_check_s=options.worker_startup_check_interval,
@@ -66,6 +69,7 @@ class Settings:
             ("--connect-timeout-secs", settings.connect_timeout_s),
             ("--request-timeout-secs", settings.first_byte_timeout_s),
             ("--stream-silence-timeout-secs", settings.silence_timeout_s),
+            ("--client-timeout-secs", settings.client_timeout_s),
             ("--shutdown-grace-period-secs", settings.shutdown_grace_s),
             ("--worker-startup-timeout-secs", settings.worker_startup_timeout_s),
             ("--worker-startup-check-interval", settings.worker_startup_check_s),
@@ -141,6 +145,13 @@ def add_core_options(parser: argparse.ArgumentParser) -> None:
         default=default.silence_timeout_s,
         metavar="S",
         help="longest silence of a worker within an answer (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--client-timeout-secs",
+        type=float,
+        default=default.client_timeout_s,
+        metavar="S",
+        help="longest wait for a client to go on with its request or to take its answer (default: %(default)s)",
     )
     parser.add_argument(
         "--shutdown-grace-period-secs",
