@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from router_core.workers import Worker, least_in_flight
+from router_core import Exchange, Worker
+from router_core.workers import least_in_flight
 
 __all__ = ["PowerOfTwo"]
 
@@ -13,5 +14,5 @@ __all__ = ["PowerOfTwo"]
 class PowerOfTwo:
     """Two workers at random, and of these the one with fewer requests in flight (Mitzenmacher, 2001)."""
 
-    def __call__(self, workers: Sequence[Worker]) -> Worker:
+    def __call__(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker:
         return least_in_flight(random.sample(workers, 2) if len(workers) > 2 else workers)

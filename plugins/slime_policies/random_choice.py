@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from router_core.workers import Worker
+from router_core import Exchange, Worker
 
 __all__ = ["RandomChoice"]
 
@@ -13,5 +13,5 @@ __all__ = ["RandomChoice"]
 class RandomChoice:
     """Each worker with the same chance."""
 
-    def __call__(self, workers: Sequence[Worker]) -> Worker:
+    def __call__(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker:
         return random.choice(workers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from router_core.workers import Worker
+from router_core import Exchange, Worker
 
 __all__ = ["RoundRobin"]
 
@@ -16,7 +16,7 @@ class RoundRobin:
         self._turn = 0
         self._last: dict[str, int] = {}
 
-    def __call__(self, workers: Sequence[Worker]) -> Worker:
+    def __call__(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker:
         self._turn += 1
         chosen = min(workers, key=lambda worker: self._last.get(worker.id, 0))
         if chosen.id not in self._last:  # a new worker: the moment to forget those that have left

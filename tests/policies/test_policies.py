@@ -1,45 +1,53 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 
 import pytest
 
-from router_core.cli import main
+from policies.asking import asking, ready
+from router_core import Exchange, Worker
+from router_core.cli import build, main
 from router_core.serving import serving
-from router_core.workers import Worker
 from routers import Start, answering
-from slime_policies import Policy, RoundRobin
+from slime_policies import Policy, RoundRobin, Settings
 from slime_policies.contract import check_policy
 from slime_policies.plugin import POLICIES
+from slime_policies.settings import ASSIGNMENT_MODES
 
 
 @pytest.mark.parametrize("make", POLICIES.values(), ids=POLICIES)
-def test_policy_keeps_the_contract(make: Callable[[], Policy]) -> None:
-    check_policy(make)
+def test_policy_keeps_the_contract(make: Callable[[Settings], Policy]) -> None:
+    check_policy(lambda: make(Settings()))
+
+
+@pytest.mark.parametrize("mode", ASSIGNMENT_MODES)
+def test_each_mode_of_manual_keeps_the_contract(mode: str) -> None:
+    check_policy(lambda: POLICIES["manual"](Settings(assignment_mode=mode)))
 
 
 def test_the_contract_refuses_a_policy_that_knows_one_worker_only() -> None:
     class Stubborn:
-        def __call__(self, workers: list[Worker]) -> Worker:
+        def __call__(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker:
             return workers[0]
 
     with pytest.raises(AssertionError, match="share"):
-        check_policy(Stubborn)  # type: ignore[arg-type]  # list is narrower than Sequence; it is wrong anyway
+        check_policy(Stubborn)
 
 
 @pytest.mark.parametrize("name", ["least_inflight", "power_of_two"])
 def test_the_busy_worker_is_left_alone(name: str) -> None:
-    busy = Worker("http://127.0.0.1:1", state="ready", in_flight=9)
-    calm = Worker("http://127.0.0.1:2", state="ready", in_flight=1)
-    assert {POLICIES[name]()([busy, calm]).url for _ in range(50)} == {calm.url}
+    busy, calm = ready(9, 1)
+    policy = POLICIES[name](Settings())
+    assert {policy(asking(), [busy, calm]).url for _ in range(50)} == {calm.url}
 
 
 def test_round_robin_gives_each_its_turn_though_one_leaves_and_one_joins() -> None:
-    one, two, three = (Worker(f"http://127.0.0.1:{port}", state="ready") for port in (1, 2, 3))
+    one, two, three = ready(0, 0, 0)
     policy = RoundRobin()
-    assert [policy([one, two]) for _ in range(3)] == [one, two, one]
-    assert [policy([two, three]) for _ in range(4)] == [three, two, three, two]
-    assert policy([one, two, three]) is one
+    assert [policy(asking(), [one, two]) for _ in range(3)] == [one, two, one]
+    assert [policy(asking(), [two, three]) for _ in range(4)] == [three, two, three, two]
+    assert policy(asking(), [one, two, three]) is one
 
 
 @pytest.mark.anyio
@@ -60,3 +68,32 @@ def test_an_unknown_policy_is_refused_with_the_known_names(capsys: pytest.Captur
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert all(name in said for name in ["cleverest", *POLICIES])
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "policy"),
+    [
+        ("--cache-threshold", "1.5", "cache_aware"),
+        ("--cache-threshold", "nan", "cache_aware"),
+        ("--balance-abs-threshold", "-1", "cache_aware"),
+        ("--balance-rel-threshold", "0.5", "cache_aware"),
+        ("--max-tree-size", "0", "cache_aware"),
+        ("--max-idle-secs", "0", "manual"),
+    ],
+)
+def test_a_value_that_cannot_work_is_told(
+    flag: str, value: str, policy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--policy", policy, flag, value]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"slime-router: {flag}: wanted ")
+    assert said.count("\n") == 1
+
+
+def test_a_flag_for_another_policy_is_taken_and_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        build(["--balance-abs-threshold", "0"])  # as slime starts the gateway, whose default is cache_aware
+    assert caplog.messages == ["--balance-abs-threshold has no effect: it is for --policy cache_aware"]
+    caplog.clear()
+    build(["--policy", "cache_aware", "--balance-abs-threshold", "0"])
+    assert caplog.messages == []

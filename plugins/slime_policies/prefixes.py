@@ -1,0 +1,90 @@
+"""Which beginnings of prompts a worker has seen: what is probably in its cache, for a few digests a prompt.
+
+A tree of characters, as the SGLang gateway has it, costs Python more than the rest of a request. Here a prompt is the
+bytes of the body from its key on, nothing is parsed, and it is cut at 128, 192, 256, 384, 512, 768 ... bytes: of each
+beginning a digest is kept. So a match is found to within a third, with 19 digests for 64 kB.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+__all__ = ["Prompt", "Seen"]
+
+#: Where the prompt begins: behind the key that holds it, if that is near the beginning of the body.
+_KEY = re.compile(rb'"(?:text|input_ids|messages|prompt)"\s*:\s*')
+_KEY_WITHIN = 4096
+#: Longer prompts are told apart by this many bytes, which take 0.2 ms.
+_MAX_BYTES = 1 << 20
+
+
+def _cuts() -> Iterator[int]:
+    size = 128
+    while size < _MAX_BYTES:
+        yield from (size, size + size // 2)
+        size *= 2
+    yield _MAX_BYTES
+
+
+_CUTS = tuple(_cuts())
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """The beginnings of one prompt, the shortest first.
+
+    ``parts`` are the digest of each beginning and the bytes by which it is longer than the one before;
+    ``size`` is that of the whole prompt. One of less than 128 bytes has no parts.
+    """
+
+    parts: tuple[tuple[int, int], ...]
+    size: int
+
+    @classmethod
+    def of(cls, body: bytes) -> Prompt:
+        """The prompt in the body of a request. O(len(body)), at 6 GB/s."""
+        key = _KEY.search(body, 0, _KEY_WITHIN)
+        start = key.end() if key else 0
+        size = min(len(body) - start, _MAX_BYTES)
+        parts = []
+        digest = begin = 0
+        for cut in _CUTS:
+            if cut > size:
+                break
+            digest = hash((digest, body[start + begin : start + cut]))  # SipHash, keyed anew in each process
+            parts.append((digest, cut - begin))
+            begin = cut
+        return cls(tuple(parts), size)
+
+
+class Seen:
+    """What one worker was sent, at most ``limit`` bytes of it; what was used longest ago is forgotten first.
+
+    An entry stands for at least 64 bytes of a prompt and takes about 150 itself, whatever it stands for.
+    """
+
+    __slots__ = ("_known", "_limit", "size")
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._known: OrderedDict[int, int] = OrderedDict()
+        self.size = 0
+
+    def __contains__(self, digest: int) -> bool:
+        return digest in self._known
+
+    def add(self, prompt: Prompt) -> None:
+        """The worker gets ``prompt`` now."""
+        known = self._known
+        # From the end, so that an ending is forgotten before its beginning: a longest match is found by climbing.
+        for digest, size in reversed(prompt.parts):
+            if digest in known:
+                known.move_to_end(digest)
+            else:
+                known[digest] = size
+                self.size += size
+        while self.size > self._limit:
+            self.size -= known.popitem(last=False)[1]

@@ -1,0 +1,180 @@
+"""``cache_aware``: where the prompt is known, as long as nobody has too much to do."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from policies.asking import asking, ready
+from router_core import Exchange
+from router_core.serving import serving
+from routers import Running, Start, answering
+from slime_policies import CacheAware, Settings
+
+ALPHABET = "abcdefghijklmnopqrstuvwxyz "
+
+
+def words(seed: int, size: int = 2000) -> str:
+    return "".join(random.Random(seed).choices(ALPHABET, k=size))
+
+
+def generate(prompt: str) -> Exchange:
+    return asking(b'{"sampling_params": {"temperature": 1}, "text": "%s"}' % prompt.encode())
+
+
+def test_a_conversation_goes_on_where_it_began() -> None:
+    workers = ready(0, 0, 0, 0)
+    policy = CacheAware(Settings())
+    for seed in range(20):
+        history = words(seed)
+        first = policy(generate(history), workers)
+        for turn in range(5):
+            history += words(1000 * seed + turn, 500)
+            assert policy(generate(history), workers) is first
+
+
+def test_new_prompts_go_where_the_fewest_bytes_are_known() -> None:
+    one, two = ready(0, 0)
+    policy = CacheAware(Settings())
+    policy(generate(words(1, 40_000)), [one])
+    assert [policy(generate(words(seed)), [one, two]) for seed in range(2, 12)] == [two] * 10
+
+
+def test_prompts_spread_over_equal_workers() -> None:
+    workers = ready(0, 0, 0, 0)
+    policy = CacheAware(Settings())
+    chosen = [policy(generate(words(seed)), workers) for seed in range(40)]
+    assert {chosen.count(worker) for worker in workers} == {10}
+
+
+@pytest.mark.parametrize(("loads", "kept"), [((65, 0), False), ((64, 0), True), ((200, 135), True)])
+def test_a_worker_that_has_too_much_to_do_loses_what_it_knows(loads: tuple[int, int], kept: bool) -> None:
+    """Too much: by more than 64 requests and by more than half, both."""
+    busy, calm = workers = ready(*loads)
+    policy = CacheAware(Settings())
+    policy(generate(words(1)), [busy])
+    assert policy(generate(words(1)), workers) is (busy if kept else calm)
+    busy.in_flight = calm.in_flight
+    if not kept:  # what was sent there in need is known there from now on
+        assert {policy(generate(words(1)), workers) for _ in range(50)} == {busy, calm}
+
+
+def test_the_thresholds_of_the_balance_are_the_settings() -> None:
+    busy, calm = workers = ready(3, 1)
+    for settings, kept in (
+        (Settings(balance_abs_threshold=1), False),
+        (Settings(balance_abs_threshold=2), True),
+        (Settings(balance_abs_threshold=1, balance_rel_threshold=3), True),
+    ):
+        policy = CacheAware(settings)
+        policy(generate(words(1)), [busy])
+        assert policy(generate(words(1)), workers) is (busy if kept else calm)
+
+
+@pytest.mark.parametrize(("threshold", "known"), [(0.3, True), (0.8, False), (0.0, True)])
+def test_a_shared_beginning_counts_from_the_threshold_on(threshold: float, known: bool) -> None:
+    one, two = ready(0, 0)
+    policy = CacheAware(Settings(cache_threshold=threshold))
+    system = words(1, 3000)
+    policy(generate(system + words(2)), [one])
+    assert policy(generate(system + words(3)), [one, two]) is (one if known else two)
+
+
+def test_a_short_common_beginning_is_not_followed() -> None:
+    one, two = ready(0, 0)
+    policy = CacheAware(Settings())
+    system = words(1, 300)
+    policy(generate(system + words(2)), [one])
+    assert policy(generate(system + words(3)), [one, two]) is two
+
+
+def test_the_longest_known_beginning_wins() -> None:
+    one, two = ready(0, 0)
+    policy = CacheAware(Settings())
+    text = words(1, 4000)
+    policy(generate(text[:2000]), [one])
+    policy(generate(text[:3500]), [two])
+    assert policy(generate(text), [one, two]) is two
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"rid": "%d", "text": "%s"}',
+        b'{"rid": "%d", "input_ids": [%s]}',
+        b'{"user": "%d", "messages": [{"role": "user", "content": "%s"}]}',
+        b'{"session": %d, "model": "m", "prompt" : "%s"}',
+    ],
+)
+def test_what_stands_before_the_prompt_does_not_matter(body: bytes) -> None:
+    workers = ready(0, 0, 0, 0)
+    policy = CacheAware(Settings())
+    prompt = words(1).encode()
+    first = policy(asking(body % (1, prompt)), workers)
+    for number in range(2, 30):
+        policy(asking(body % (number, words(number).encode())), workers)
+        assert policy(asking(body % (number, prompt)), workers) is first
+
+
+def test_of_short_prompts_nothing_is_kept_and_the_idle_worker_gets_them() -> None:
+    one, two = ready(1, 0)
+    policy = CacheAware(Settings())
+    assert [policy(generate("2 + 2 ="), [one, two]) for _ in range(5)] == [two] * 5
+
+
+def test_a_worker_of_which_nothing_is_known_any_more_is_as_good_as_new() -> None:
+    one, two = ready(0, 0)
+    policy = CacheAware(Settings())
+    policy(generate(words(1)), [one])
+    policy(generate(words(2, 3000)), [two])
+    policy.forget(one)
+    policy(generate(words(3)), [one])
+    policy.forget(one)
+    policy.forget(one)  # a worker that nothing is known of, too
+    assert policy(generate(words(2, 3000)), [one, two]) is two
+    policy.forget_all()
+    chosen = {policy(generate(words(2, 3000)), [worker]) for worker in (one, two)}
+    assert chosen == {one, two}
+
+
+# through a router
+
+
+@asynccontextmanager
+async def routed(start: Start) -> AsyncIterator[tuple[Running, list[str]]]:
+    async with (
+        serving(answering(b"0")) as zero,
+        serving(answering(b"1")) as one,
+        start("--policy", "cache_aware", "--disable-health-check") as running,
+    ):
+        for url in (zero, one):
+            await running.client.post("/add_worker", json={"url": url})
+        yield running, [zero, one]
+
+
+async def ask(running: Running, prompt: str) -> int:
+    return int((await running.client.post("/generate", json={"text": prompt})).content)
+
+
+@pytest.mark.anyio
+async def test_requests_follow_their_prompts_until_the_weights_are_new(start: Start) -> None:
+    async with routed(start) as (running, _):
+        first = await ask(running, words(1))
+        assert [await ask(running, words(1) + words(turn, 100)) for turn in range(5)] == [first] * 5
+        await running.client.post("/weight_version", json={"weight_version": "2"})
+        # Nothing is known: a large prompt goes anywhere, and the old one to where that is not.
+        large = await ask(running, words(2, 40_000))
+        assert await ask(running, words(1)) == 1 - large
+
+
+@pytest.mark.anyio
+async def test_a_worker_that_registers_again_has_an_empty_cache(start: Start) -> None:
+    async with routed(start) as (running, urls):
+        first = await ask(running, words(1))
+        await ask(running, words(2, 3000))  # the other one
+        await running.client.post(f"/remove_worker?url={urls[first]}")
+        await running.client.post(f"/add_worker?url={urls[first]}")
+        assert await ask(running, words(3)) == first  # it knows least
