@@ -12,15 +12,19 @@ import ssl
 import sys
 import traceback
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import NoReturn
 
 import configargparse
+from starlette.middleware.cors import CORSMiddleware
 
 from router_core.app import make_app
 from router_core.errors import SettingsError, StartupError
+from router_core.gateway_flags import add_gateway_flags, without_effect
 from router_core.hookspecs import PROJECT
 from router_core.loader import DEFAULT_PLUGINS, Loaded, installed_plugins, load
+from router_core.logs import start_logging
 from router_core.router import Router
 from router_core.serving import bind, run
 from router_core.settings import Settings, add_core_options
@@ -28,7 +32,7 @@ from router_core.types import ASGIApp
 
 __all__ = ["build", "command_line", "main"]
 
-_LOG_LEVELS = {"debug": "DEBUG", "info": "INFO", "warn": "WARNING", "error": "ERROR"}
+logger = logging.getLogger(__name__)
 
 
 class _Parser(configargparse.ArgumentParser):  # type: ignore[misc]  # the library has no types
@@ -82,19 +86,43 @@ def command_line(arguments: Sequence[str]) -> tuple[configargparse.ArgumentParse
     )
     add_core_options(parser)
     loaded.add_options(parser)
+    add_gateway_flags(parser)
     return parser, loaded
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What a command line asks for, checked as far as the core understands it."""
+
+    settings: Settings
+    options: argparse.Namespace
+    loaded: Loaded
+
+    @classmethod
+    def by(cls, arguments: Sequence[str]) -> _Wanted:
+        """Raises StartupError."""
+        parser, loaded = command_line(arguments)
+        options, unknown = parser.parse_known_args(list(arguments))
+        if unknown:
+            shown = (action for action in parser._actions if action.help is not argparse.SUPPRESS)
+            known = sorted(flag for action in shown for flag in action.option_strings)
+            raise SettingsError(f"unknown flag or value {unknown[0]!r}; known: {', '.join(known)}")
+        return cls(Settings.from_options(options), options, loaded)
+
+    def build(self) -> tuple[Router, ASGIApp]:
+        """Raises StartupError."""
+        for line in without_effect(self.options):
+            logger.warning("%s", line)
+        router = Router(self.settings, self.loaded.make(self.options), self.options)
+        app = make_app(router, self.loaded.middleware)
+        if origins := self.settings.cors_allowed_origins:
+            app = CORSMiddleware(app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
+        return router, app
 
 
 def build(arguments: Sequence[str]) -> tuple[Router, ASGIApp]:
     """A router and its application, as the command line ``arguments`` wants them. Raises StartupError."""
-    parser, loaded = command_line(arguments)
-    options, unknown = parser.parse_known_args(list(arguments))
-    if unknown:
-        known = sorted(flag for action in parser._actions for flag in action.option_strings)
-        raise SettingsError(f"unknown flag or value {unknown[0]!r}; known: {', '.join(known)}")
-    settings = Settings.from_options(options)
-    router = Router(settings, loaded.make(options), options)
-    return router, make_app(router, loaded.middleware)
+    return _Wanted.by(arguments).build()
 
 
 def _load(first: argparse.Namespace) -> Loaded:
@@ -113,12 +141,10 @@ def _list_plugins() -> int:
 
 
 def _serve(arguments: Sequence[str]) -> int:
-    router, app = build(arguments)
-    settings = router.settings
-    logging.basicConfig(
-        level=_LOG_LEVELS[settings.log_level], format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line per health probe tells an operator nothing
+    wanted = _Wanted.by(arguments)
+    settings = wanted.settings
+    start_logging(settings)
+    router, app = wanted.build()
     try:
         sock = bind(settings.host, settings.port)
     except OSError as error:

@@ -31,6 +31,8 @@ class Settings:
     worker_startup_timeout_s: float = 1800.0
     worker_startup_check_s: float = 1.0
     log_level: str = "info"
+    log_dir: str | None = None
+    cors_allowed_origins: tuple[str, ...] = ()
     ca_cert_paths: tuple[str, ...] = ()
     client_cert_path: str | None = None
     client_key_path: str | None = None
@@ -57,6 +59,8 @@ class Settings:
             worker_startup_timeout_s=options.worker_startup_timeout_secs,
             worker_startup_check_s=options.worker_startup_check_interval,
             log_level=options.log_level,
+            log_dir=options.log_dir,
+            cors_allowed_origins=tuple(options.cors_allowed_origins),
             ca_cert_paths=tuple(options.ca_cert_paths),
             client_cert_path=options.client_cert_path,
             client_key_path=options.client_key_path,
@@ -181,7 +185,24 @@ def add_core_options(parser: argparse.ArgumentParser) -> None:
         help="how much to tell (default: %(default)s)",
     )
     parser.add_argument(
-        "--ca-cert-paths", nargs="*", action="extend", default=[], metavar="FILE", help="CAs of https workers"
+        "--log-dir", metavar="DIR", help="also log to slime-router.log in here, a new one each day"
+    )
+    parser.add_argument(
+        "--cors-allowed-origins",
+        nargs="*",
+        action="extend",
+        default=[],
+        metavar="ORIGIN",
+        help="sites whose pages may call the router from a browser, or * for all",
+    )
+    parser.add_argument(
+        "--ca-cert-paths",
+        "--ca-cert-path",
+        nargs="*",
+        action="extend",
+        default=[],
+        metavar="FILE",
+        help="CAs of https workers",
     )
     parser.add_argument(
         "--client-cert-path", metavar="FILE", help="certificate shown to https workers (mTLS)"

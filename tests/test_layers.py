@@ -25,7 +25,7 @@ LAYERS = (
     ("upstream",),
     ("client", "proxy"),
     ("router",),
-    ("admin", "loader"),
+    ("admin", "gateway_flags", "loader", "logs"),
     ("app",),
     ("cli",),
     ("__main__",),
