@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote
@@ -325,11 +325,26 @@ class Exchange:
             self.worker.in_flight -= 1
             self.worker = None
 
+    @property
+    def workers(self) -> list[Worker]:
+        """The workers that this one, and those made for it, are with now."""
+        return [each.worker for each in self._with_workers() if each.worker is not None]
+
+    def _with_workers(self) -> Iterator[Exchange]:
+        if self.worker is not None:
+            yield self
+        for part in self._parts:
+            yield from part._with_workers()
+
     def hang_up(self) -> list[Exchange]:
-        """The client has gone: this one and those made for it that are with a worker now."""
+        """The client has gone. Returns this one, and those made for it, as far as they are with a worker."""
+        self._mark_gone()
+        return list(self._with_workers())
+
+    def _mark_gone(self) -> None:
         self.gone = True
-        mine = [self] if self.worker is not None else []
-        return [*mine, *(exchange for part in self._parts for exchange in part.hang_up())]
+        for part in self._parts:
+            part._mark_gone()
 
     def on_close(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` once when the exchange ends, however it ends."""

@@ -64,11 +64,12 @@ class Worker:
     ``joining``     registered, has not answered yet; used only when nothing better is there
     ``ready``       gets requests
     ``quarantined`` does not answer as it should; ``reason`` says what it does
-    ``stale``       answers, but its weights are not the fleet's, or are ``torn``
+    ``stale``       answers, but its weights are not the fleet's, or it is ``torn``
     ``draining``    gets nothing new, and leaves when what it has is done
     =============== ===========================================================================
 
-    ``torn``: an update of its weights failed, so what it says about them is not to be believed.
+    ``torn``: it failed a control call that others did (an update of the weights, a pause), so what it says about
+    itself is no proof.
     ``withheld``: ready, and not to be used now (an open circuit breaker).
     """
 

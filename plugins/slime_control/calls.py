@@ -14,33 +14,54 @@ Aside = Literal["no", "in_use", "weights"]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One endpoint. ``confirmed``: only ``{"success": true}`` in the answer counts; else a 2xx is enough."""
+    """One endpoint. ``confirmed``: only ``{"success": true}`` in the answer counts; else a 2xx is enough.
+
+    A worker that fails it while others do it ``owes`` that; one that does it later ``settles`` these debts.
+    """
 
     path: str
     aside: Aside = "no"
     confirmed: bool = False
     get: bool = False
+    owes: str | None = None
+    settles: frozenset[str] = frozenset()
 
     @property
     def methods(self) -> tuple[str, ...]:
         return ("GET", "POST") if self.get else ("POST",)
 
 
+_WEIGHTS = frozenset(("weights",))
+
 #: By path. GET where SGLang has it as well.
 CALLS = {
     call.path: call
     for call in (
-        Call("/pause_generation", aside="in_use"),
-        Call("/continue_generation", aside="in_use"),
+        Call("/pause_generation", aside="in_use", owes="pause", settles=frozenset(("pause",))),
+        Call(
+            "/continue_generation", aside="in_use", owes="continue", settles=frozenset(("pause", "continue"))
+        ),
         Call("/abort_request"),
         Call("/flush_cache", get=True),
         *(
-            Call(f"/update_weights_from_{source}", aside="weights", confirmed=True)
+            Call(
+                f"/update_weights_from_{source}",
+                aside="weights",
+                confirmed=True,
+                owes="weights",
+                settles=_WEIGHTS,
+            )
             for source in ("disk", "tensor", "distributed", "ipc")
         ),
-        Call("/update_weight_version", aside="weights", confirmed=True),
-        Call("/release_memory_occupation", aside="in_use", get=True),
-        Call("/resume_memory_occupation", aside="in_use", get=True),
+        Call("/update_weight_version", aside="weights", confirmed=True, owes="weights"),
+        Call("/release_memory_occupation", aside="in_use", get=True, owes="memory"),
+        Call(
+            "/resume_memory_occupation",
+            aside="in_use",
+            get=True,
+            owes="memory",
+            settles=frozenset(("memory",)),
+        ),
         Call("/init_weights_update_group", confirmed=True),
         Call("/destroy_weights_update_group", confirmed=True),
         Call("/start_profile", get=True),

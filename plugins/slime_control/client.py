@@ -2,7 +2,7 @@
 
 ::
 
-    async with RouterClient("http://127.0.0.1:30000") as router, router.paused():
+    async with RouterClient("http://127.0.0.1:30000").paused() as router:
         await router.update_weights_from_disk("/checkpoints/7", weight_version="7")
 """
 
@@ -33,9 +33,20 @@ class RouterClient:
 
     When only some workers failed that is false, and the router keeps requests away from those where it matters.
     Raises ControlFailed and httpx.TransportError. ``timeout_s`` is longer than the router's own for a worker.
+    ``api_key`` is the router's ``--admin-api-key``.
     """
 
-    def __init__(self, url: str, *, timeout_s: float = 660.0, headers: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout_s: float = 660.0,
+        api_key: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        if api_key is not None:
+            headers = {"authorization": f"Bearer {api_key}", **(headers or {})}
+        self._entered = False
         self._http = httpx.AsyncClient(base_url=url, trust_env=False, timeout=timeout_s, headers=headers)
 
     async def call(self, path: str, **fields: Any) -> dict[str, Any]:
@@ -62,14 +73,23 @@ class RouterClient:
         return await self.call("/continue_generation")
 
     @asynccontextmanager
-    async def paused(self, mode: Literal["abort", "retract", "in_place"] = "abort") -> AsyncIterator[None]:
-        """Generation is paused within the block, and continues after it, also after an error or a cancellation."""
+    async def paused(
+        self, mode: Literal["abort", "retract", "in_place"] = "abort"
+    ) -> AsyncIterator[RouterClient]:
+        """Generation is paused within the block, and continues after it, also after an error or a cancellation.
+
+        A client that is not open otherwise is closed at the end.
+        """
         try:
             await self.pause(mode)
-            yield
+            yield self
         finally:
             with anyio.CancelScope(shield=True):
-                await self.resume()
+                try:
+                    await self.resume()
+                finally:
+                    if not self._entered:
+                        await self.aclose()
 
     async def update_weights_from_disk(
         self, model_path: str, *, weight_version: str | None = None, **fields: Any
@@ -92,6 +112,7 @@ class RouterClient:
         await self._http.aclose()
 
     async def __aenter__(self) -> RouterClient:
+        self._entered = True
         return self
 
     async def __aexit__(

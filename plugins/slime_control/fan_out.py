@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
@@ -30,15 +31,22 @@ _OWN = frozenset(
     )
 )  # fmt: skip
 _QUESTION_S = 10.0
+_ABORTS_AT_ONCE = 128
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a worker answered: ``status`` (502 and 504 are ours: none came), and why that is no success."""
+    """What a worker answered: ``status`` (502 and 504 are ours: none came), and why that is no success.
+
+    ``reached`` is false when it has surely not heard of the call.
+    """
 
     status: int
     content: dict[str, Any]
     trouble: str | None
+    reached: bool = True
 
     def as_dict(self) -> dict[str, Any]:
         """As the caller gets it. ``status`` is always the number; some engines have a word under that name."""
@@ -54,6 +62,7 @@ class FanOut:
 
     def __init__(self, tls: ssl.SSLContext | None, timeout_s: float, connect_s: float) -> None:
         self._timeout_s = timeout_s
+        self._aborting = anyio.CapacityLimiter(_ABORTS_AT_ONCE)
         self._http = httpx.AsyncClient(
             trust_env=False,
             verify=tls if tls is not None else True,
@@ -97,6 +106,8 @@ class FanOut:
                 status, raw = await self._exchange(method, url, [*headers, *own], content)
         except TimeoutError:
             return Answer(504, {}, f"no answer within {self._timeout_s:g} s")
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            return Answer(502, {}, f"{type(error).__name__}: {error}", reached=False)
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             return Answer(502, {}, f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
         return _judged(call, status, raw)
@@ -111,6 +122,17 @@ class FanOut:
                 if len(raw) > _MAX_ANSWER_BYTES:
                     break
         return answer.status_code, bytes(raw)
+
+    async def abort(self, worker: Worker, rid: str) -> None:
+        """End what begins so on ``worker``. Whoever asks has gone: what comes of it is only told to the log."""
+        body = orjson.dumps({"rid": rid})
+        headers = [(b"content-type", b"application/json")]
+        try:
+            with anyio.fail_after(_QUESTION_S):
+                async with self._aborting:
+                    await self._exchange("POST", worker.url + "/abort_request", headers, _pieces(body))
+        except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+            logger.info("worker %s was not told to abort a request: %s", worker.url, type(error).__name__)
 
     async def question(self, worker: Worker, *paths: str) -> dict[str, Any]:
         """What ``worker`` says of itself at the first of ``paths`` that it knows; empty when it does not."""

@@ -10,7 +10,7 @@ from http import HTTPStatus
 import anyio
 
 from router_core import Reply, Worker
-from router_core.errors import NoWorker, WorkerBroke
+from router_core.errors import BadRequest, NoWorker, WorkerBroke
 from router_core.exchange import Request
 from router_core.router import Router
 from router_core.weights import MAX_VERSION
@@ -18,6 +18,7 @@ from slime_control.bodies import base_offset, given_bodies, named_version, offse
 from slime_control.calls import Call
 from slime_control.fan_out import Answer, FanOut
 from slime_control.gate import Gate
+from slime_control.under_way import UnderWay
 
 __all__ = ["Fleet"]
 
@@ -29,12 +30,18 @@ Answers = dict[Worker, Answer]
 class Fleet:
     """All registered workers, also those that get no requests now: whoever may come back must have the weights."""
 
-    def __init__(self, router: Router, fan_out: FanOut, gate: Gate) -> None:
+    def __init__(self, router: Router, fan_out: FanOut, gate: Gate, under_way: UnderWay) -> None:
         self._router = router
         self._fan_out = fan_out
         self._gate = gate
+        self._under_way = under_way
         self._updates = 0
         self._moved_by = 0
+        self._owed: dict[Worker, set[str]] = {}
+
+    def forgive(self, worker: Worker) -> None:
+        """``worker`` begins afresh, or has left: what it failed before is forgotten."""
+        self._owed.pop(worker, None)
 
     async def call(self, call: Call, request: Request) -> Reply:
         """Make ``call`` and answer it. Raises HTTPError."""
@@ -43,7 +50,7 @@ class Fleet:
             if continues:
                 self._gate.open()  # for those who register next, and have never paused
             raise NoWorker("no worker is registered")
-        bodies = await self._bodies(call, request)
+        bodies = self._only_where_it_is(call, request, await self._bodies(call, request))
         everybody = len(bodies) == len(self._router.pool)
         version = named_version(request) if call.aside == "weights" else None
         self._updates += call.aside == "weights"
@@ -70,11 +77,31 @@ class Fleet:
             if version is None and _succeeded(answers):
                 note = "; the workers do not name one version, so the fleet's has not moved"
         self._set_aside(call, answers)
-        if version is not None and _succeeded(answers):
-            if everybody:
-                self._set_newcomers_aside(bodies, version)
-            await self._move(version, call.path, update)
+        try:
+            if version is not None and _succeeded(answers):
+                if everybody:
+                    self._set_newcomers_aside(bodies, version)
+                await self._move(version, call.path, update)
+        finally:
+            self._take_back(answers)
         return _reply(call, answers, note)
+
+    def _only_where_it_is(
+        self, call: Call, request: Request, bodies: dict[Worker, bytes]
+    ) -> dict[Worker, bytes]:
+        """The abort of a request that is known goes to the worker that has it."""
+        if call.path != "/abort_request":
+            return bodies
+        try:
+            document = request.json()
+        except BadRequest:
+            return bodies  # the workers say so in their own words
+        if isinstance(document, dict) and not document.get("abort_all") and "workers" not in document:
+            rid = document.get("rid")
+            workers = self._under_way.workers(rid) if isinstance(rid, str) and rid else None
+            if workers:
+                return {worker: body for worker, body in bodies.items() if worker in workers}
+        return bodies
 
     async def _bodies(self, call: Call, request: Request) -> dict[Worker, bytes]:
         pool = self._router.pool
@@ -140,27 +167,47 @@ class Fleet:
         return said.pop() if len(said) == 1 else None
 
     def _set_aside(self, call: Call, answers: Answers) -> None:
-        """Keep new requests from the workers that are not where the others are now."""
-        if call.aside == "no" or not _succeeded(answers):
+        """Keep new requests from the workers that are not where the others are now.
+
+        One that failed owes the call: whatever it says about itself is no proof until it does such a one later, or is
+        registered again. One that was not reached owes nothing: it is as it was.
+        """
+        if call.owes is None:
             return
+        all_failed = not _succeeded(answers)
         for worker, answer in answers.items():
-            if answer.trouble is not None:
+            owed = self._owed.setdefault(worker, set())
+            if answer.trouble is None:
+                owed -= call.settles
+            elif not all_failed:
+                if answer.reached:
+                    owed.add(call.owes)
                 if call.aside == "weights":
                     worker.weight_version = None  # it may have the old ones, the new ones, or some of each
-                    self._quarantine(worker, "stale weights")
-                elif worker.state == "ready":
-                    self._quarantine(worker, f"{call.path} failed")
+                if call.aside == "weights" or worker.state == "ready":
+                    self._leave_behind(worker, f"{call.path} failed: {answer.trouble}")
+            worker.torn = bool(owed)
+            if not owed:
+                self.forgive(worker)
 
     def _set_newcomers_aside(self, told: Mapping[Worker, bytes], version: str) -> None:
         """Those that registered while an update for all was under way, and were not told."""
         for worker in self._router.pool:
             if worker not in told and worker.weight_version != version:
-                self._quarantine(worker, "stale weights")
+                self._leave_behind(worker, f"it registered while the weights moved to {version!r}")
 
-    def _quarantine(self, worker: Worker, reason: str) -> None:
+    def _leave_behind(self, worker: Worker, reason: str) -> None:
         if worker in self._router.pool and worker.state != "draining":  # which gets nothing new as it is
             logger.warning("worker %s gets no new requests: %s", worker.url, reason)
-            self._router.pool.quarantine(worker, reason)
+            self._router.pool.stale(worker, reason)
+
+    def _take_back(self, answers: Answers) -> None:
+        """Those that were stale, and have caught up."""
+        current = self._router.weights.current
+        for worker, answer in answers.items():
+            caught_up = answer.trouble is None and worker.state == "stale" and not worker.torn
+            if caught_up and current in (None, worker.weight_version):
+                self._router.pool.ready(worker)
 
     async def _move(self, version: str, source: str, update: int) -> None:
         """The fleet has ``version`` as soon as every worker has that gets requests."""
@@ -168,13 +215,7 @@ class Fleet:
         # An update that took longer than a later one is not news.
         if update > self._moved_by and all(worker.weight_version == version for worker in in_use):
             self._moved_by = update
-            others = {worker: worker.weight_version for worker in self._router.pool}
-            try:
-                await self._router.announce_weights(version, source)
-            finally:
-                for worker, had in others.items():  # the announcement takes it for everybody's
-                    if worker.state == "quarantined":
-                        worker.weight_version = had
+            await self._router.announce_weights(version, source)
 
 
 def _succeeded(answers: Answers) -> int:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import anyio
 
-from router_core.errors import HTTPError
+from router_core.errors import HTTPError, ShuttingDown
 
 __all__ = ["Gate", "Paused"]
 
@@ -36,6 +36,7 @@ class Gate:
 
     def __init__(self) -> None:
         self.closed = False
+        self.ended = False
         self._moves = 0
         self._waiting: dict[_Waiting, None] = {}
 
@@ -63,6 +64,11 @@ class Gate:
         self._moves += 1
         self._tell(self._waiting)
 
+    def end(self) -> None:
+        """The router is told to end: nobody waits any more."""
+        self.ended = True
+        self._tell(self._waiting)
+
     def abort(self, prefix: str) -> None:
         """End the wait of the requests all of whose names begin with ``prefix``."""
         ended = [each for each in self._waiting if all(rid.startswith(prefix) for rid in each.rids)]
@@ -75,12 +81,14 @@ class Gate:
             each.news.set()
 
     async def wait(self, rids: Iterable[str], timeout_s: float) -> bool:
-        """Return when the gate is open (True), or when the request was aborted. Raises Paused."""
+        """Return when the gate is open (True), or when the request was aborted. Raises Paused, ShuttingDown."""
         waiting = _Waiting(rids)
         self._waiting[waiting] = None
         try:
             with anyio.fail_after(timeout_s):
                 while self.closed and not waiting.aborted:
+                    if self.ended:
+                        raise ShuttingDown("the router is shutting down")
                     waiting.news = anyio.Event()
                     await waiting.news.wait()
         except TimeoutError:

@@ -10,28 +10,25 @@ from typing import ClassVar
 
 import anyio
 
-from router_core import Exchange, Reply, hookimpl
-from router_core.errors import BadRequest, HTTPError, ShuttingDown
+from router_core import Exchange, Reply, Worker, hookimpl
+from router_core.errors import BadRequest, HTTPError, ShuttingDown, WorkerUnreachable
 from router_core.exchange import Request
+from router_core.hookspecs import WorkerChange
 from router_core.router import Router
+from router_core.types import GENERATION_PATHS
 from slime_control.aborted import aborted_reply, names
 from slime_control.calls import CALLS, Call
 from slime_control.fan_out import FanOut
 from slime_control.fleet import Fleet
 from slime_control.gate import Gate
 from slime_control.settings import Settings
+from slime_control.under_way import UnderWay, renamed_by_the_engine, rids_of
 
 __all__ = ["Control", "add_options", "make_plugin"]
 
 logger = logging.getLogger(__name__)
 
-#: What waits while generation is paused; everything else passes.
-_GENERATING = frozenset(
-    (
-        "/generate", "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages",
-        "/invocations", "/vertex_generate", "/api/chat", "/api/generate",
-    )
-)  # fmt: skip
+_GENERATING = frozenset(path.decode() for path in GENERATION_PATHS)
 
 
 @hookimpl
@@ -68,8 +65,10 @@ class Control:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.gate = Gate()
+        self.under_way = UnderWay()
         self._router: Router | None = None
         self._fleet: Fleet | None = None
+        self._fan_out: FanOut | None = None
 
     @hookimpl
     @asynccontextmanager
@@ -77,25 +76,67 @@ class Control:
         settings = self.settings
         connect_s = min(router.settings.connect_timeout_s, settings.control_timeout_s)
         async with FanOut(router.worker_tls, settings.control_timeout_s, connect_s) as fan_out:
-            self._router, self._fleet = router, Fleet(router, fan_out, self.gate)
+            self._router, self._fan_out = router, fan_out
+            self._fleet = Fleet(router, fan_out, self.gate, self.under_way)
+            router.tasks.start_soon(self._end_of_waiting, router)
             try:
                 yield
             finally:
-                self._router = self._fleet = None
+                self._router = self._fleet = self._fan_out = None
+
+    async def _end_of_waiting(self, router: Router) -> None:
+        await router.stopping.wait()
+        self.gate.end()
 
     @hookimpl(trylast=True)
     async def pre_request(self, exchange: Exchange) -> Reply | None:
         request = exchange.request
         path = request.path
+        if path in _GENERATING and request.method == "POST":
+            if self.gate.closed:
+                reply = await self._pass(exchange)
+                if reply is not None:
+                    return reply
+            self.under_way.name(exchange)
+            return None
         call = CALLS.get(path)
         if call is None:
-            return await self._pass(exchange) if self.gate.closed and path in _GENERATING else None
+            return None
         if request.method not in call.methods:
             wrong = {"message": "Method Not Allowed", "type": "invalid_request_error", "code": "HTTP_405"}
             return Reply.from_json({"error": wrong}, 405, [(b"allow", ", ".join(call.methods).encode())])
         if path == "/abort_request":
             self._abort_waiting(exchange)
         return await self._finished(call, request)
+
+    @hookimpl
+    def client_gone(self, exchange: Exchange) -> bool:
+        """Nobody waits for it any more: the engine is to stop, and says what it has."""
+        request, worker = exchange.request, exchange.worker
+        if worker is None or renamed_by_the_engine(request):
+            return False  # it notices by the closed connection
+        return self._abort(worker, request)
+
+    @hookimpl
+    def attempt_failed(self, worker: Worker, request: Request, error: HTTPError | None) -> None:
+        """An answer that nobody will read must not be generated to its end."""
+        if not isinstance(error, WorkerUnreachable):
+            self._abort(worker, request)
+
+    def _abort(self, worker: Worker, request: Request) -> bool:
+        """Let ``worker`` end ``request``; true when it has a name for that."""
+        router, fan_out = self._router, self._fan_out
+        if router is None or fan_out is None or request.path not in _GENERATING:
+            return False
+        rids = rids_of(request) or []
+        for rid in rids:
+            router.tasks.start_soon(fan_out.abort, worker, rid)
+        return bool(rids)
+
+    @hookimpl
+    def worker_changed(self, worker: Worker, change: WorkerChange) -> None:
+        if self._fleet is not None and change in ("added", "removed"):
+            self._fleet.forgive(worker)
 
     async def _pass(self, exchange: Exchange) -> Reply | None:
         """Wait until generation continues. Raises Paused, or Aborted where no answer of SGLang's own fits."""

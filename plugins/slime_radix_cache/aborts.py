@@ -102,7 +102,9 @@ class Generation:
         return joined
 
     def _was_asked(self, aborted: dict[str, Any]) -> bool:
-        """True when somebody asked, through the router, for this abort."""
+        """True when somebody asked, through the router, for this abort, or nobody waits for better."""
+        if self._exchange.gone:
+            return True
         rid = aborted["meta_info"].get("id")
         if isinstance(rid, str):
             self._watch.rids.add(rid)

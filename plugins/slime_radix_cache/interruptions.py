@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
@@ -35,7 +34,8 @@ class Interruptions:
     An abort is remembered while a generation that began before it is under way.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, longest_pause_s: float = 1800.0) -> None:
+        self._longest_pause_s = longest_pause_s
         self._watches: dict[Watch, None] = {}
         self._aborts: deque[tuple[int, str]] = deque()
         self._asked = 0
@@ -53,12 +53,12 @@ class Interruptions:
             except BadRequest:
                 return  # the worker says so in its own words
         elif path == "/pause_generation":
+            was_paused = self._paused
             self.pause()
-            exchange.on_close(
-                lambda: None if exchange.reply and exchange.reply.status < 400 else self.resume()
-            )
+            # One whose caller hangs up goes on all the same. One that failed changes nothing.
+            exchange.on_close(lambda: self.resume() if _failed(exchange) and not was_paused else None)
         elif path == "/continue_generation":
-            exchange.on_close(self.resume)
+            exchange.on_close(lambda: None if _failed(exchange) else self.resume())
 
     def abort(self, body: Any) -> None:
         """``/abort_request`` with this body: all, or those whose rid begins with the one named."""
@@ -107,14 +107,15 @@ class Interruptions:
     async def wait(self, watch: Watch, wait_s: float) -> None:
         """Return when this generation may be tried again, or is not wanted any more.
 
-        That is after ``wait_s``, but while the engines are paused it is when they continue, and after a pause
-        that explains the abort it is at once.
+        That is after ``wait_s``, but while the engines are paused it is when they continue (or ``longest_pause_s``
+        have passed: a trainer may have died), and after a pause that explains the abort it is at once.
         """
         until = anyio.current_time() + wait_s
+        longest = anyio.current_time() + self._longest_pause_s
         while not self.was_asked(watch) and (self._paused or watch.paused == self._pauses):
             if self._news is None:
                 self._news = anyio.Event()
-            with anyio.CancelScope(deadline=math.inf if self._paused else until) as patience:
+            with anyio.CancelScope(deadline=longest if self._paused else until) as patience:
                 await self._news.wait()
             if patience.cancelled_caught:
                 break
@@ -124,3 +125,7 @@ class Interruptions:
         news, self._news = self._news, None
         if news is not None:
             news.set()
+
+
+def _failed(exchange: Exchange) -> bool:
+    return exchange.reply is not None and exchange.reply.status >= 400

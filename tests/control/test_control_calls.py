@@ -96,7 +96,7 @@ async def test_a_worker_that_fails_an_update_gets_no_new_requests() -> None:
         assert told["workers"][bad.url]["status"] == 500
         assert f"1 of 2 workers succeeded; {bad.url}: it answered 500" in told["message"]
         shown = {each["url"]: each for each in (await running.client.get("/workers")).json()["workers"]}
-        assert (shown[bad.url]["state"], shown[bad.url]["weight_version"]) == ("quarantined", None)
+        assert (shown[bad.url]["state"], shown[bad.url]["weight_version"]) == ("stale", None)
         assert (shown[good.url]["state"], shown[good.url]["weight_version"]) == ("ready", "7")
         for _ in range(10):
             await running.client.post("/generate", json={"text": "x"})
@@ -131,7 +131,7 @@ async def test_no_update_is_taken_for_done_that_was_not_confirmed(
         answer = await running.client.post(UPDATE, json={"model_path": "/m", "weight_version": "7"})
         assert answer.status_code == 207
         assert answer.json()["message"].endswith(f"{bad.url}: {trouble}")
-        assert running.router.pool.find(bad.url).state == "quarantined"
+        assert running.router.pool.find(bad.url).state == "stale"
 
 
 async def test_text_is_enough_where_sglang_answers_text() -> None:
@@ -157,7 +157,7 @@ async def test_a_worker_that_hangs_or_is_gone_holds_up_nobody_beyond_the_deadlin
         assert told[hanging.url] == {"status": 504, "error": "no answer within 0.3 s"}
         assert told[gone]["status"] == 502
         assert told[gone]["error"].startswith("ConnectError")
-        assert [worker.state for worker in running.router.pool] == ["ready", "quarantined", "quarantined"]
+        assert [worker.state for worker in running.router.pool] == ["ready", "stale", "stale"]
 
 
 async def test_when_all_fail_nobody_is_set_aside() -> None:

@@ -116,7 +116,7 @@ async def test_a_worker_that_does_not_continue_gets_no_new_requests() -> None:
     async with steering(good, bad) as running:
         await running.client.post(PAUSE, json={})
         assert (await running.client.post(CONTINUE, json={})).status_code == 207
-        assert running.router.pool.find(bad.url).state == "quarantined"
+        assert running.router.pool.find(bad.url).state == "stale"
         assert running.router.pool.find(bad.url).weight_version == "default"  # that has not changed
 
 

@@ -107,7 +107,7 @@ async def test_a_worker_that_dies_after_its_update_is_stale() -> None:
         answer = await running.client.post(DISK, json={"model_path": "/m"})
         assert answer.status_code == 207
         assert "does not say which weights" in answer.json()["workers"][dying]["error"]
-        assert running.router.pool.find(dying).state == "quarantined"
+        assert running.router.pool.find(dying).state == "stale"
         tasks.cancel_scope.cancel()
 
 
@@ -141,7 +141,7 @@ async def test_a_worker_that_does_not_say_what_it_has_is_stale(info: tuple[int, 
         assert answer.status_code == 207
         assert "does not say which weights" in answer.json()["workers"][dumb.url]["error"]
         assert told.updates == [("default", "5", DISK)]
-        assert shown(running) == [("ready", "5"), ("quarantined", None)]
+        assert shown(running) == [("ready", "5"), ("stale", None)]
 
 
 async def test_worker_by_worker_the_last_one_moves_the_fleet() -> None:
@@ -162,7 +162,7 @@ async def test_the_version_of_a_worker_that_missed_it_is_not_said_to_be_the_flee
     bad.answers[DISK] = (500, b"")
     async with steering(good, bad, beside={"told": told}) as running:
         await running.client.post(DISK, json={"weight_version": "3"})
-        assert shown(running) == [("ready", "3"), ("quarantined", None)]
+        assert shown(running) == [("ready", "3"), ("stale", None)]
         assert told.updates == [("default", "3", DISK)]
         versions = (await running.client.get("/weight_version")).json()["workers"]
         assert versions == {good.url: "3", bad.url: None}
@@ -189,7 +189,7 @@ async def test_who_registers_during_an_update_with_old_weights_gets_no_requests(
         assert slow.hold is not None
         slow.hold.set()
         await until(lambda: told.updates == [("default", "3", DISK)])
-        assert shown(running) == [("ready", "3"), ("quarantined", "default"), ("ready", "3")]
+        assert shown(running) == [("ready", "3"), ("stale", "default"), ("ready", "3")]
 
 
 async def test_an_update_that_ends_late_does_not_move_the_fleet_back() -> None:
@@ -221,7 +221,7 @@ async def test_a_plugin_that_fails_is_told_of_and_the_version_stands() -> None:
         assert answer.status_code == 500
         assert answer.json()["error"]["code"] == "PLUGIN_FAILED"
         assert running.router.weights.current == "3"
-        assert shown(running) == [("ready", "3"), ("quarantined", None)]
+        assert shown(running) == [("ready", "3"), ("stale", None)]
 
 
 async def test_a_body_that_is_no_json_reaches_nobody() -> None:
