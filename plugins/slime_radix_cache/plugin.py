@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,6 +22,7 @@ from slime_radix_cache.aborts import Aborts, Generation
 from slime_radix_cache.checkpoint import eos_ids, load_tokenizer
 from slime_radix_cache.encoding import Encoder
 from slime_radix_cache.interruptions import Interruptions
+from slime_radix_cache.logged_trajectories import LoggedTrajectories
 from slime_radix_cache.mending import MendedStream
 from slime_radix_cache.open_streams import OpenStreams
 from slime_radix_cache.recorder import StreamRecorder
@@ -30,10 +33,13 @@ from slime_radix_cache.spelling import Spelling
 from slime_radix_cache.tally import Tally
 from slime_radix_cache.templates import ChatTemplate
 from slime_radix_cache.trajectories import Limits, Trajectories
+from slime_radix_cache.trajectory_log import TrajectoryLog, fingerprint
 from slime_radix_cache.turns import Turn, Turns
 from slime_radix_cache.whole_answers import WholeAnswers
 
 __all__ = ["RadixCache"]
+
+logger = logging.getLogger(__name__)
 
 _NAME = "radix_cache"
 #: Both of which SGLang takes for ``/generate``.
@@ -59,6 +65,7 @@ class RadixCache:
         self._settings = settings
         self._tally = Tally()
         self._interruptions = Interruptions()
+        self._logged: LoggedTrajectories | None = None
 
     @hookimpl
     def setup(self, router: Router) -> None:
@@ -72,7 +79,7 @@ class RadixCache:
         router.components.register("encoder", encoder)
         spelling = Spelling(tokenizer, encoder.abilities.lead)
         limits = Limits(settings.max_tokens, settings.max_bytes, settings.gc_threshold_k)
-        self._trajectories = Trajectories(limits, spelling.cut)
+        self._trajectories = self._begin_trajectories(limits, spelling, tokenizer)
         self._streams = OpenStreams()
         self._turns = Turns(
             self._trajectories, encoder, spelling, self._tally, self._streams, verbose=settings.verbose
@@ -93,6 +100,30 @@ class RadixCache:
             resume=settings.resume_aborted,
         )
 
+    def _begin_trajectories(self, limits: Limits, spelling: Spelling, tokenizer: Tokenizer) -> Trajectories:
+        """Empty ones, or those of the log. Raises StartupError."""
+        directory = self._settings.trajectory_log
+        if directory is None:
+            return Trajectories(limits, spelling.cut)
+        log = TrajectoryLog(directory, fingerprint(tokenizer))
+        self._logged = LoggedTrajectories(limits, spelling.cut, log)
+        return self._logged
+
+    @hookimpl
+    @asynccontextmanager
+    async def lifespan(self, router: Router) -> AsyncIterator[None]:
+        """Keep the log small, if there is one."""
+        logged = self._logged
+        if logged is None:
+            yield
+            return
+        logger.info("the log had %d segments with %d tokens", logged.segments, logged.tokens)
+        router.tasks.start_soon(logged.tidy)
+        try:
+            yield
+        finally:
+            logged.close()
+
     @hookimpl
     def routes(self) -> Sequence[BaseRoute]:
         """What gives tokens back, and ``/cache_stats``."""
@@ -108,6 +139,7 @@ class RadixCache:
             "evictions": dict(kept.evicted),
             **self._tally.as_dict(),
             "tokenizer": self._encoder.as_dict(),
+            **({"log": self._logged.log.as_dict()} if self._logged is not None else {}),
         }
 
     @hookimpl

@@ -29,6 +29,7 @@ __all__ = [
     "last_response",
     "links",
     "pack_logprobs",
+    "said_before",
 ]
 
 #: Versions of consecutive runs of tokens: ``(version, number of tokens)``; None where the engine sent none.
@@ -174,6 +175,14 @@ def last_response(segment: Segment) -> Response | None:
     while here is not None and not isinstance(here, Response):
         here = here.parent
     return here
+
+
+def said_before(response: Response) -> Response | None:
+    """The nearest response of the same session before it; None when there is none."""
+    before = last_response(response.parent) if response.parent is not None else None
+    while before is not None and before.session != response.session:
+        before = last_response(before.parent) if before.parent is not None else None
+    return before
 
 
 def context_ids(context: Context) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
+from pathlib import Path
 
 from router_core.errors import SettingsError
 
@@ -68,6 +69,12 @@ def add_radix_cache_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="continue from the tokens of an aborted generation instead of sampling them anew",
     )
+    flags.add_argument(
+        "--trajectory-log",
+        type=Path,
+        metavar="DIR",
+        help="log what is recorded there, and begin with what it has: then a router that is killed loses nothing",
+    )
     flags.add_argument("--verbose", action="store_true", help="log a line for each turn that is recorded")
 
 
@@ -83,6 +90,7 @@ class Settings:
     abort_retries: int
     abort_retry_wait_s: float
     resume_aborted: bool
+    trajectory_log: Path | None
     verbose: bool
 
     def __post_init__(self) -> None:
@@ -108,5 +116,6 @@ class Settings:
             abort_retries=options.abort_retries,
             abort_retry_wait_s=options.abort_retry_wait_s,
             resume_aborted=options.resume_aborted,
+            trajectory_log=options.trajectory_log,
             verbose=options.verbose,
         )

@@ -195,10 +195,10 @@ class TextIndex:
             node = parent
 
 
-def text_of(node: Node) -> bytes:
-    """The text that leads to ``node``. O(its length)."""
+def text_of(node: Node, above: Node | None = None) -> bytes:
+    """The text that leads to ``node``, from ``above`` (default: the root) on. O(its length)."""
     edges = []
-    while node.parent is not None:
+    while node.parent is not None and node is not above:
         edges.append(node.edge)
         node = node.parent
     edges.reverse()

@@ -11,7 +11,16 @@ from functools import partial
 from router_core.weights import WeightVersions
 from slime_radix_cache.ages import Ages
 from slime_radix_cache.matching import Cut, Match, find_given, find_to_continue, find_to_read
-from slime_radix_cache.segments import Context, Prompt, Response, Segment, Versions, ids_before, links
+from slime_radix_cache.segments import (
+    Context,
+    Prompt,
+    Response,
+    Segment,
+    Versions,
+    ids_before,
+    links,
+    said_before,
+)
 from slime_radix_cache.starts import Starts
 from slime_radix_cache.text_index import Node, TextIndex, text_of
 
@@ -195,18 +204,8 @@ class Trajectories:
 
     def _response(self, context: Context, prompt: bytes, sampled: Sampled, session: str | None) -> Response:
         node = self._visible_end(context, prompt, sampled.text.encode())
-        parent, kept = context if context is not None else (None, 0)
         newest = node.ends[-1] if node.ends else None
-        if (
-            isinstance(newest, Response)
-            and newest.parent is parent
-            and newest.kept == kept
-            and newest.session == session
-            and newest.ids == sampled.ids
-            and newest.logprobs == sampled.logprobs
-            and newest.versions == sampled.versions
-            and newest.finish_reason == sampled.finish_reason
-        ):
+        if isinstance(newest, Response) and self._is_told_again(newest, context, sampled, session):
             return newest
         if session is not None:
             session = sys.intern(session)  # each request brings its own
@@ -232,6 +231,18 @@ class Trajectories:
             self._sessions.setdefault(session, []).append(response)
         self._add(response, _RESPONSE_BYTES)
         return response
+
+    def _is_told_again(
+        self, newest: Response, context: Context, sampled: Sampled, session: str | None
+    ) -> bool:
+        return (
+            (newest.parent, newest.kept) == (context if context is not None else (None, 0))
+            and newest.session == session
+            and newest.ids == sampled.ids
+            and newest.logprobs == sampled.logprobs
+            and newest.versions == sampled.versions
+            and newest.finish_reason == sampled.finish_reason
+        )
 
     def _visible_end(self, context: Context, prompt: bytes, text: bytes) -> Node:
         before = context[0].node if context is not None else None
@@ -301,12 +312,9 @@ class Trajectories:
         if response.session is None:
             return
         self._incomplete.add(response.session)
-        before = response.parent
-        while before is not None:
-            if isinstance(before, Response) and before.session == response.session:
-                before.continuation_lost = True
-                return
-            before = before.parent
+        before = said_before(response)
+        if before is not None:
+            before.continuation_lost = True
 
     def _remove(self, segment: Segment) -> None:
         self._ages.remove(segment)

@@ -1,0 +1,225 @@
+"""Trajectories that outlive the process: each change is in the log before whoever made it goes on."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+
+from router_core.errors import StartupError
+from slime_radix_cache.log_records import Answered, Asked, Gone, Record, Seen
+from slime_radix_cache.matching import Cut
+from slime_radix_cache.segments import Context, Response, Segment, said_before
+from slime_radix_cache.text_index import Node, text_of
+from slime_radix_cache.trajectories import Limits, Sampled, Trajectories
+from slime_radix_cache.trajectory_log import TrajectoryLog
+
+__all__ = ["LoggedTrajectories"]
+
+
+@dataclass(slots=True)
+class _Replay:
+    """What is needed while the log is read: ``serial`` is that of the record that is being told again.
+
+    ``orphans`` are segments whose parent has been left out of the log: so they have gone too, which is told later.
+    """
+
+    serial: int = 0
+    segments: dict[int, Segment] = field(default_factory=dict)
+    orphans: set[int] = field(default_factory=set)
+
+
+class LoggedTrajectories(Trajectories):
+    """Begins with what ``log`` has. Raises StartupError.
+
+    A segment is logged when it is added and when it goes. So the log has the order of both, nothing is decided anew
+    when it is read, and what was not evicted has its place in the tree again; limits hold from the next record on.
+    """
+
+    def __init__(self, limits: Limits, cut: Cut, log: TrajectoryLog) -> None:
+        super().__init__(limits, cut)
+        self.log = log
+        self._serials: dict[Segment, int] = {}
+        self._told_versions: set[str] = set()
+        self._unwritten: list[Record] = []
+        self._replay: _Replay | None = _Replay()
+        log.replay(self._again)
+        orphans = len(self._replay.orphans)
+        self._replay = None
+        if orphans:
+            raise StartupError(f"--trajectory-log: {orphans} records go on from what is not there")
+        self._incomplete &= self._sessions.keys()
+
+    async def tidy(self) -> None:
+        """Keep the log small, for ever."""
+        await self.log.tidy(lambda session: session in self._sessions)
+
+    def close(self) -> None:
+        """Let go of the log."""
+        self.log.close()
+
+    # What is done to it is written when it is done.
+
+    def record(
+        self,
+        context: Context,
+        prompt_ids: bytes,
+        prompt: bytes,
+        sampled: Sampled,
+        session: str | None = None,
+    ) -> Response:
+        """See Trajectories."""
+        response = super().record(context, prompt_ids, prompt, sampled, session)
+        self._write()
+        return response
+
+    def withdraw(self, part: Response) -> None:
+        """See Trajectories."""
+        super().withdraw(part)
+        self._write()
+
+    def see_version(self, version: str) -> None:
+        """See Trajectories."""
+        super().see_version(version)
+        self._write()
+
+    def _write(self) -> None:
+        if self._unwritten:
+            self.log.append(self._unwritten)
+            self._unwritten = []
+
+    # What that comes to is noted as it happens.
+
+    def _add(self, segment: Segment, overhead: int) -> None:
+        super()._add(segment, overhead)
+        if self._replay is not None:
+            self._serials[segment] = self._replay.serial
+            self._replay.segments[self._replay.serial] = segment
+        else:
+            self._serials[segment] = self.log.number()
+            self._unwritten.append(self._told(segment))
+
+    def _told(self, segment: Segment) -> Record:
+        parent = segment.parent
+        place = self._serials[parent] if parent is not None else 0
+        fork = _fork(_end(parent), segment.node) if parent is not None else None
+        shared = fork.depth if fork is not None else 0
+        text = text_of(segment.node, fork)
+        if not isinstance(segment, Response):
+            return Asked(self._serials[segment], place, segment.kept, shared, text, segment.ids)
+        return Answered(
+            self._serials[segment],
+            place,
+            segment.kept,
+            shared,
+            text,
+            segment.start,
+            segment.ids,
+            segment.logprobs,
+            segment.visible,
+            text_of(segment.end, segment.node).decode(),
+            segment.versions,
+            segment.finish_reason,
+            segment.session,
+        )
+
+    def _remove(self, segment: Segment) -> None:
+        super()._remove(segment)
+        serial = self._serials.pop(segment)
+        if self._replay is None:
+            self._unwritten.append(Gone(serial, len(segment), evicted=False, session=None, before=0))
+
+    def _evict(self, segment: Segment) -> None:
+        serial = self._serials[segment]
+        super()._evict(segment)
+        if self._replay is None:
+            session = segment.session if isinstance(segment, Response) else None
+            before = said_before(segment) if isinstance(segment, Response) else None
+            place = self._serials[before] if before is not None else 0
+            self._unwritten[-1] = Gone(serial, len(segment), evicted=True, session=session, before=place)
+
+    def _see(self, version: str) -> None:
+        super()._see(version)
+        if version not in self._told_versions:
+            self._told_versions.add(version)
+            if self._replay is None:
+                self._unwritten.append(Seen(version))
+
+    # The log, read: what was told is told again.
+
+    def _again(self, record: Record) -> None:
+        match record:
+            case Asked() | Answered():
+                self._add_again(record)
+            case Gone():
+                self._remove_again(record)
+            case Seen():
+                self._see(record.version)
+
+    def _add_again(self, record: Asked | Answered) -> None:
+        replay = self._replay
+        assert replay is not None  # narrowing: the log is being read
+        context: Context = None
+        text = record.text
+        if record.parent:
+            parent = replay.segments.get(record.parent)
+            if parent is None:
+                replay.orphans.add(record.serial)
+                return
+            context = parent, record.kept
+            text = text_of(_end(parent))[: record.shared] + text
+        replay.serial = record.serial
+        if isinstance(record, Asked):
+            self._prompt(context, record.ids, text)
+            return
+        sampled = Sampled(
+            record.ids,
+            record.logprobs,
+            text[record.start :].decode(),
+            record.visible,
+            record.tail,
+            tuple((sys.intern(name) if name is not None else None, count) for name, count in record.versions),
+            sys.intern(record.finish_reason),
+        )
+        self.pin(context)
+        self.record(context, b"", text[: record.start], sampled, record.session)
+        self.unpin(context)
+
+    def _remove_again(self, record: Gone) -> None:
+        replay = self._replay
+        assert replay is not None  # narrowing: the log is being read
+        segment = replay.segments.pop(record.serial, None)
+        if segment is not None:
+            self._evict(segment) if record.evicted else self._remove(segment)
+            return
+        replay.orphans.discard(record.serial)
+        if record.session is not None:  # it is told for this alone
+            self._incomplete.add(record.session)
+            before = replay.segments.get(record.before)
+            if isinstance(before, Response):
+                before.continuation_lost = True
+
+    def _is_told_again(
+        self, newest: Response, context: Context, sampled: Sampled, session: str | None
+    ) -> bool:
+        return self._replay is None and super()._is_told_again(newest, context, sampled, session)
+
+    def _keep_to_limits(self, newest: Segment | None = None) -> None:
+        if self._replay is None:
+            super()._keep_to_limits(newest)
+
+
+def _end(segment: Segment) -> Node:
+    """Where all text of ``segment`` ends, that of hidden tokens too."""
+    return segment.end if isinstance(segment, Response) else segment.node
+
+
+def _fork(one: Node, other: Node) -> Node:
+    """Where the texts of two nodes part. O(edges behind it)."""
+    while one is not other:
+        deeper = one if one.depth >= other.depth else other
+        assert deeper.parent is not None  # not the root: that is no deeper than any other
+        if deeper is one:
+            one = deeper.parent
+        else:
+            other = deeper.parent
+    return one

@@ -1,0 +1,395 @@
+"""What is logged is there again, as it was, wherever the process was killed."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from radix_cache.toy import EOS, TOKENS, cut, encode, pack, sampled, spell
+from router_core.errors import StartupError
+from slime_radix_cache.log_records import frames
+from slime_radix_cache.logged_trajectories import LoggedTrajectories
+from slime_radix_cache.segments import Response, Segment, context_ids, links
+from slime_radix_cache.text_index import Node, text_of
+from slime_radix_cache.trajectories import Limits, Trajectories
+from slime_radix_cache.trajectory_log import TrajectoryLog
+
+WORDS = [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def opened(
+    directory: Path, limits: Limits | None = None, *, file_bytes: int = 1 << 20, tokenizer: str = "toy"
+) -> LoggedTrajectories:
+    log = TrajectoryLog(directory, tokenizer, file_bytes)
+    try:
+        return LoggedTrajectories(limits if limits is not None else Limits(), cut, log)
+    except BaseException:
+        log.close()
+        raise
+
+
+def after_a_kill(
+    kept: LoggedTrajectories, directory: Path, limits: Limits | None = None
+) -> LoggedTrajectories:
+    """What another process would find now."""
+    copy = directory.with_name("copy")
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(directory, copy)
+    again = opened(copy, limits)
+    again.close()
+    return again
+
+
+class Rollouts:
+    """Sessions that speak, cut, fork, and say the same again, at random."""
+
+    def __init__(self, kept: Trajectories, seed: int) -> None:
+        self.kept = kept
+        self._random = random.Random(seed)
+        self._texts: list[str] = []
+        self._versions = count(1)
+
+    def step(self) -> None:
+        kind = self._random.random()
+        if kind < 0.04:
+            self.kept.see_version(str(next(self._versions)))
+        elif kind < 0.06:
+            self.kept.see_version(self._random.choice(["default", "7"]))
+        else:
+            response = self.turn()
+            if kind > 0.9:
+                self.kept.withdraw(response)
+
+    def turn(self) -> Response:
+        some = self._random
+        text = some.choice([*self._texts[-20:], "", "ab"])
+        text = text[: some.randint(0, len(text))] if some.random() < 0.2 else text
+        text += spell(some.choices(WORDS, k=some.randint(text == "", 4)))
+        session = some.choice(["one", "two", f"s{len(self._texts) // 10}", None])
+        answer = some.choices(WORDS, k=some.randint(1, 6)) + [EOS] * (some.random() < 0.5)
+        match = self.kept.find_to_continue(text.encode(), session)
+        rest = pack(*encode(text.encode()[match.position :].decode()))
+        self.kept.pin(match.context)
+        version = some.choice([None, "1", "2", "3"])
+        response = self.kept.record(
+            match.context, rest, text.encode(), sampled(*answer, version=version), session
+        )
+        self.kept.unpin(match.context)
+        self._texts.append(text + spell(answer[: response.visible]))
+        return response
+
+
+def told(segment: Segment) -> Any:
+    """All that is known of ``segment``."""
+    chain = [
+        (type(one).__name__, one.ids, length, text_of(one.node))
+        for one, length in links((segment, len(segment)))
+    ]
+    if not isinstance(segment, Response):
+        return chain
+    return (
+        chain, segment.start, segment.visible, segment.logprobs, segment.versions, segment.session,
+        segment.finish_reason, text_of(segment.end), segment.continuation_lost,
+    )  # fmt: skip
+
+
+def nodes(node: Node) -> Iterator[Node]:
+    yield node
+    for kid in node.all_kids:
+        yield from nodes(kid)
+
+
+def picture(kept: Trajectories) -> dict[str, Any]:
+    """Everything that an answer may depend on."""
+    index = kept._index
+    return {
+        "texts": sorted(
+            (text_of(node), [told(one) for one in node.ends], [told(one) for one in node.through])
+            for node in nodes(index.root)
+        ),
+        "sessions": {name: [told(one) for one in said] for name, said in sorted(kept._sessions.items())},
+        "incomplete": kept._incomplete,
+        "versions": kept._versions.ordered,
+        "sizes": (kept.segments, kept.tokens, kept.size_bytes, index.nodes),
+        "starts": sorted(
+            (context_ids((one, len(one))), place)
+            for said in kept._sessions.values()
+            for one in said
+            for _, place in kept._starts.along(context_ids((one, len(one))))
+        ),
+    }
+
+
+def ages(kept: Trajectories) -> list[Any]:
+    """The segments in the order in which they would go, and since how many versions they were not used."""
+    found, segment = [], kept._ages.oldest
+    while segment is not None:
+        found.append((told(segment), kept._generation - segment.generation))
+        segment = segment.newer
+    return found
+
+
+LIMITS = [
+    Limits(versions=0),
+    Limits(tokens=60),
+    Limits(size_bytes=20_000),
+    Limits(versions=2),
+    Limits(tokens=200, versions=3),
+]
+
+
+@pytest.mark.parametrize("limits", LIMITS, ids=str)
+@pytest.mark.parametrize("seed", range(4))
+def test_after_a_kill_the_trajectories_are_what_they_were(limits: Limits, seed: int, tmp_path: Path) -> None:
+    kept = opened(tmp_path / "log", limits, file_bytes=3000)
+    rollouts = Rollouts(kept, seed)
+    for number in range(150):
+        rollouts.step()
+        if number % 10 == 0:
+            again = after_a_kill(kept, tmp_path / "log", limits)
+            assert picture(again) == picture(kept)
+            assert ages(again) == ages(kept)
+    assert bool(kept.evicted) == (limits != Limits(versions=0))
+    kept.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_goes_on_after_kills_is_what_goes_on_without(seed: int, tmp_path: Path) -> None:
+    limits = Limits(tokens=100, versions=3)
+    undisturbed = opened(tmp_path / "undisturbed", limits)
+    killed = opened(tmp_path / "killed", limits, file_bytes=3000)
+    one, other = Rollouts(undisturbed, seed), Rollouts(killed, seed)
+    for number in range(200):
+        one.step()
+        other.step()
+        if number % 7 == 0:
+            killed.close()
+            other.kept = killed = opened(tmp_path / "killed", limits, file_bytes=3000)
+    assert picture(killed) == picture(undisturbed)
+    undisturbed.close()
+    killed.close()
+
+
+async def tidied(kept: LoggedTrajectories, until: Callable[[], bool]) -> None:
+    """Let files be written again in the background ``until``."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(kept.tidy)
+        with anyio.fail_after(10):
+            while not until():  # noqa: ASYNC110  # what is waited for is on the disk
+                await anyio.sleep(0.001)
+        tasks.cancel_scope.cancel()
+
+
+def files(directory: Path) -> list[Path]:
+    return sorted(directory.glob("*.trajectories"))
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("limits", [Limits(tokens=150, versions=0), Limits(tokens=300, versions=2)], ids=str)
+@pytest.mark.parametrize("seed", range(3))
+async def test_files_that_are_half_empty_are_written_again_without_what_has_gone(
+    limits: Limits, seed: int, tmp_path: Path
+) -> None:
+    directory = tmp_path / "log"
+    kept = opened(directory, limits, file_bytes=3000)
+    rollouts = Rollouts(kept, seed)
+    for _ in range(5):
+        for _ in range(100):
+            rollouts.step()
+        written = sum(path.stat().st_size for path in files(directory))
+        await tidied(kept, lambda: not kept.log._due())
+        size = sum(path.stat().st_size for path in files(directory))
+        assert size < written
+        assert kept.log.as_dict() == {"files": len(files(directory)), "bytes": size, "failed": None}
+        assert len(files(directory)) < 8
+        again = after_a_kill(kept, directory, limits)
+        pictured = picture(again)
+        # What a session lost may be told for too long where its name was used again: then less is promised.
+        assert pictured.pop("incomplete") >= (expected := picture(kept)).pop("incomplete")
+        assert pictured == expected
+    kept.close()
+    reopened = opened(directory, limits, file_bytes=3000)
+    await tidied(reopened, lambda: not reopened.log._due())
+    reopened.close()
+    once_more = opened(directory, limits, file_bytes=3000)
+    assert picture(once_more) == picture(reopened)
+    once_more.close()
+
+
+@pytest.mark.anyio
+async def test_changes_during_the_writing_again_are_not_lost(tmp_path: Path) -> None:
+    limits = Limits(tokens=150, versions=0)
+    kept = opened(tmp_path / "log", limits, file_bytes=2000)
+    rollouts = Rollouts(kept, 11)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(kept.tidy)
+        for _ in range(300):
+            rollouts.step()
+            await anyio.sleep(0.0005)
+        with anyio.fail_after(10):
+            while kept.log._due():  # noqa: ASYNC110  # as above
+                await anyio.sleep(0.001)
+        assert len(files(tmp_path / "log")) < 10
+        again = after_a_kill(kept, tmp_path / "log", limits)
+        assert picture(again)["texts"] == picture(kept)["texts"]
+        tasks.cancel_scope.cancel()
+    kept.close()
+
+
+def test_a_file_that_was_written_again_into_another_is_not_read_twice(tmp_path: Path) -> None:
+    directory = tmp_path / "log"
+    limits = Limits(tokens=100, versions=0)
+    kept = opened(directory, limits, file_bytes=2000)
+    rollouts = Rollouts(kept, 5)
+    while len(files(directory)) < 5:
+        rollouts.step()
+    saved = {path: path.read_bytes() for path in files(directory)}
+    all_of = kept.log._files
+    kept.log._rewrite(all_of[1:3], all_of, lambda session: True)
+    gone = [path for path in saved if not path.exists()]
+    assert gone == [all_of[1].path]
+    gone[0].write_bytes(saved[gone[0]])  # the process was killed before it was removed
+    (directory / "00000003.trajectories.tmp").write_bytes(b"half")  # and in the middle of the next one
+    expected = picture(kept)
+    kept.close()
+    again = opened(directory, limits, file_bytes=2000)
+    assert picture(again)["texts"] == expected["texts"]
+    assert files(directory) == [path for path in saved if path not in gone]
+    assert not list(directory.glob("*.tmp"))
+    again.close()
+
+
+def test_a_record_without_its_end_is_dropped_and_the_others_stay(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = opened(tmp_path / "log")
+    rollouts = Rollouts(kept, 1)
+    pictures = []
+    for _ in range(12):
+        rollouts.turn()
+        pictures.append(picture(kept))
+    kept.close()
+    [path] = files(tmp_path / "log")
+    whole = path.read_bytes()
+    *_, before, (start, end, _) = frames(memoryview(whole))
+    assert (before[1], end) == (start, len(whole))
+    for length in range(start, end):
+        caplog.clear()
+        path.write_bytes(whole[:length])
+        again = opened(tmp_path / "log")
+        assert picture(again) == pictures[-2]
+        assert bool(caplog.records) == (length > start)
+        again.close()
+        assert path.read_bytes() == whole[:start], "what comes next is behind whole records"
+
+
+def test_whatever_is_damaged_ends_the_start_and_says_where(tmp_path: Path) -> None:
+    kept = opened(tmp_path / "log")
+    rollouts = Rollouts(kept, 2)
+    for _ in range(6):
+        rollouts.turn()
+    kept.close()
+    [path] = files(tmp_path / "log")
+    whole = path.read_bytes()
+    for start, end, _ in frames(memoryview(whole)):
+        for place in range(start, end):
+            damaged = bytearray(whole)
+            damaged[place] ^= 1 << place % 8
+            path.write_bytes(damaged)
+            with pytest.raises(StartupError, match=rf"{path} is damaged at byte {start};"):
+                opened(tmp_path / "log")
+
+
+def test_what_is_no_log_or_not_all_of_one_ends_the_start(tmp_path: Path) -> None:
+    directory = tmp_path / "log"
+    kept = opened(directory, file_bytes=1000)
+    rollouts = Rollouts(kept, 3)
+    while len(files(directory)) < 4:
+        rollouts.turn()
+    kept.close()
+    first, second, _, last = files(directory)
+    content = second.read_bytes()
+    second.unlink()
+    with pytest.raises(StartupError, match=rf"{second} is missing"):
+        opened(directory)
+    second.write_bytes(content[:-5])
+    with pytest.raises(StartupError, match=rf"{second} is damaged at byte"):
+        opened(directory)
+    second.write_bytes(content)
+    with pytest.raises(StartupError, match="another tokenizer"):
+        opened(directory, tokenizer="other")
+    last.write_bytes(b"")
+    with pytest.raises(StartupError, match=rf"{last} is damaged at byte 0"):
+        opened(directory)
+    last.unlink()
+    first.write_text("something else")
+    with pytest.raises(StartupError, match=rf"{first} is damaged at byte 0"):
+        opened(directory)
+
+
+def test_one_log_has_one_writer_and_nobody_else_may_read_it(tmp_path: Path) -> None:
+    kept = opened(tmp_path / "log")
+    Rollouts(kept, 4).turn()
+    with pytest.raises(StartupError, match="another router"):
+        opened(tmp_path / "log")
+    assert [path.stat().st_mode & 0o077 for path in [tmp_path / "log", *(tmp_path / "log").iterdir()]] == [
+        0,
+        0,
+        0,
+    ]
+    kept.close()
+    opened(tmp_path / "log").close()
+
+
+def test_a_directory_that_cannot_be_used_ends_the_start(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StartupError, match="file"):
+        opened(tmp_path / "file")
+
+
+def test_a_disk_that_is_full_costs_the_log_and_not_an_answer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = opened(tmp_path / "log")
+    rollouts = Rollouts(kept, 6)
+    for _ in range(5):
+        rollouts.turn()
+    before = picture(kept)
+    monkeypatch.setattr(
+        "os.writev", lambda fd, pieces: __import__("os").write(fd, pieces[0])
+    )  # as a full disk does
+    rollouts.turn()
+    monkeypatch.undo()
+    rollouts.turn()
+    assert kept.segments > before["sizes"][0]
+    assert kept.log.failed is not None
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert picture(after_a_kill(kept, tmp_path / "log")) == before
+    kept.close()
+
+
+def test_texts_that_share_a_long_beginning_are_logged_once(tmp_path: Path) -> None:
+    kept = opened(tmp_path / "log")
+    text = "ab" * 5000
+    for turn in range(20):
+        match = kept.find_to_continue(text.encode(), "one")
+        kept.record(match.context, pack(*encode(text[match.position :])), text.encode(), sampled(1, 3), "one")
+        text += spell([1, 3]) + "<" * turn
+    size = kept.log.as_dict()["bytes"]
+    assert 10_000 + 4 * 5000 < size < 40_000
+    kept.close()
+
+
+def test_every_token_of_the_toy_can_be_logged(tmp_path: Path) -> None:
+    kept = opened(tmp_path / "log")
+    for token in TOKENS:
+        kept.record(None, pack(2), b"b", sampled(token, logprobs=[float("nan")]), None)
+    assert picture(after_a_kill(kept, tmp_path / "log")) == picture(kept)
+    kept.close()
