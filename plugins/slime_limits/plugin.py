@@ -1,0 +1,106 @@
+"""The plugin: a generation waits here for its slot, and gives it back when its exchange ends, however it ends."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+
+from router_core import Exchange, hookimpl
+from router_core.errors import HTTPError, ShuttingDown
+from router_core.router import Router
+from router_core.types import GENERATION_PATHS
+from slime_limits.settings import Settings
+from slime_limits.slots import Place, Slots
+
+__all__ = ["Limits", "QueueTimeout", "Unlimited", "add_options", "make_plugin"]
+
+_NAME = "limits"
+
+
+@hookimpl
+def add_options(parser: argparse.ArgumentParser) -> None:
+    default = Settings()
+    parser.add_argument(
+        "--max-concurrent-requests", type=int, default=-1, metavar="N",
+        help="generations under way at once, -1: no limit (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--queue-size", type=int, default=default.queue_size, metavar="N",
+        help="how many may wait beyond that limit, 0: none (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--queue-timeout-secs", type=float, default=default.queue_timeout_s, metavar="S",
+        help="longest wait for that limit (default: %(default)s)",
+    )  # fmt: skip
+
+
+def make_plugin(options: argparse.Namespace) -> Limits | Unlimited:
+    """The plugin with the flags of the command line. Raises SettingsError."""
+    settings = Settings.from_options(options)
+    if settings.max_concurrent_requests is None:
+        return Unlimited()
+    return Limits(settings, settings.max_concurrent_requests)
+
+
+class QueueTimeout(HTTPError):
+    """The request waited for a slot as long as it may."""
+
+    status, type, code = 408, "request_timeout", "QUEUE_TIMEOUT"
+
+
+class Unlimited:
+    """The plugin without a limit: no request passes through it."""
+
+    @hookimpl
+    def setup(self, router: Router) -> None:
+        """Nothing; but a plugin without hooks is taken for a mistake."""
+
+
+class Limits:
+    """A generation is counted once: what a plugin asks on behalf of one that has a slot goes on under that slot."""
+
+    def __init__(self, settings: Settings, limit: int) -> None:
+        self.settings = settings
+        self.slots = Slots(limit, settings.queue_size)
+
+    @hookimpl
+    @asynccontextmanager
+    async def lifespan(self, router: Router) -> AsyncIterator[None]:
+        router.tasks.start_soon(self._close, router.stopping)
+        yield
+
+    async def _close(self, stopping: anyio.Event) -> None:
+        await stopping.wait()
+        self.slots.close()
+
+    @hookimpl(tryfirst=True)
+    async def pre_request(self, exchange: Exchange) -> None:
+        asked = exchange.asked
+        if asked is not None and _NAME in asked.notes:
+            exchange.notes[_NAME] = asked.notes[_NAME]
+            return
+        if exchange.request.target.partition(b"?")[0] not in GENERATION_PATHS:
+            return
+        place = self.slots.take()
+        # From here on the place is left whatever happens; cancelled in the moment of its turn, it passes that on.
+        exchange.on_close(place.leave)
+        if not place.held:
+            await self._turn(place)
+        exchange.notes[_NAME] = place
+
+    async def _turn(self, place: Place) -> None:
+        """Return when ``place`` has its slot. Raises QueueTimeout and ShuttingDown."""
+        called = anyio.Event()
+        place.call = called.set
+        timeout_s = self.settings.queue_timeout_s
+        with anyio.move_on_after(timeout_s):
+            await called.wait()
+        if place.held:
+            return
+        place.leave()
+        if self.slots.closed:
+            raise ShuttingDown("the router is shutting down")
+        raise QueueTimeout(f"no slot came free within {timeout_s:g} s (--queue-timeout-secs)")

@@ -1,0 +1,97 @@
+"""Slots for requests, and the line in front of them: first come, first served."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from router_core.errors import HTTPError, ShuttingDown
+
+__all__ = ["Place", "QueueFull", "Slots"]
+
+
+class QueueFull(HTTPError):
+    """As many wait as may; asking again a little later helps."""
+
+    status, type, code = 429, "too_many_requests", "QUEUE_FULL"
+    headers = ((b"retry-after", b"1"),)  # the shortest that it can say
+
+
+def _nobody() -> None:
+    pass
+
+
+class Place:
+    """One request's place: it holds a slot, waits for one, or has left.
+
+    ``call`` is called once when the wait ends otherwise than by leaving: with a slot, or without one for good.
+    """
+
+    __slots__ = ("_slots", "call", "held")
+
+    def __init__(self, slots: Slots, *, held: bool) -> None:
+        self._slots = slots
+        self.held = held
+        self.call: Callable[[], object] = _nobody
+
+    def leave(self) -> None:
+        """Give the slot back, which is the next one's from this moment, or leave the line. Idempotent."""
+        self._slots.leave(self)
+
+
+class Slots:
+    """``limit`` slots, and a line of at most ``queue_size``.
+
+    While anybody waits, no slot is free. Changed only by functions without ``await``: one event loop needs no lock.
+    """
+
+    def __init__(self, limit: int, queue_size: int) -> None:
+        self.limit = limit
+        self.queue_size = queue_size
+        self.held = 0
+        self.closed = False
+        self._line: OrderedDict[Place, None] = (
+            OrderedDict()
+        )  # a dict finds its first in O(those that have left)
+
+    @property
+    def waiting(self) -> int:
+        """How many wait."""
+        return len(self._line)
+
+    def take(self) -> Place:
+        """A place: with a slot if one is free, else at the end of the line. Raises QueueFull and ShuttingDown. O(1)."""
+        if self.held < self.limit:
+            self.held += 1
+            return Place(self, held=True)
+        if self.closed:
+            raise ShuttingDown("the router is shutting down")
+        if len(self._line) >= self.queue_size:
+            raise QueueFull(
+                f"{self.limit} requests are under way (--max-concurrent-requests)"
+                f" and {len(self._line)} wait (--queue-size)"
+            )
+        place = Place(self, held=False)
+        self._line[place] = None
+        return place
+
+    def leave(self, place: Place) -> None:
+        """See :meth:`Place.leave`. O(1)."""
+        if not place.held:
+            self._line.pop(place, None)
+            return
+        place.held = False
+        if self._line:
+            first, _ = self._line.popitem(last=False)
+            first.held = True
+            first.call()
+        else:
+            self.held -= 1
+
+    def close(self) -> None:
+        """Nobody waits any more, neither those who do now nor those who come. Free slots are given as before."""
+        self.closed = True
+        line = list(self._line)
+        self._line.clear()
+        for place in line:
+            place.call()

@@ -1,0 +1,376 @@
+"""Generations beyond the limit wait in line, on real sockets; and no slot is ever lost."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import anyio
+import httpx
+import pytest
+
+from chat.chatting import chatting
+from core.servers import Wire, answer, dial, on_both_loops, scripted
+from plugged import routing, until
+from router_core import Reply, hookimpl
+from router_core.exchange import Exchange, Request
+from routers import Running, Start
+from slime_limits import Limits, Settings
+
+pytestmark = [pytest.mark.anyio, on_both_loops]
+
+GENERATE = b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
+
+
+class Patient:
+    """A worker that answers a request when it is let go, by what stands in its body."""
+
+    def __init__(self) -> None:
+        self.arrived: list[bytes] = []
+        self.under_way = self.most = 0
+        self._go: dict[bytes, asyncio.Event] = {}
+
+    def let_go(self, name: bytes) -> None:
+        self._go.setdefault(name, asyncio.Event()).set()
+
+    async def __call__(self, wire: Wire) -> None:
+        while request := await wire.request():
+            name = request.body
+            self.arrived.append(name)
+            self.under_way += 1
+            self.most = max(self.most, self.under_way)
+            stream = b"/v1/messages" in request.line
+            if stream:
+                await wire.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\none\r\n")
+            with anyio.CancelScope() as left:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._watch, wire, left)
+                    await self._go.setdefault(name, asyncio.Event()).wait()
+                    tasks.cancel_scope.cancel()
+            self.under_way -= 1
+            if left.cancelled_caught:
+                return
+            await wire.send(b"0\r\n\r\n" if stream else answer(name))
+
+    @staticmethod
+    async def _watch(wire: Wire, left: anyio.CancelScope) -> None:
+        await wire.until_closed()
+        left.cancel()
+
+
+def limits(limit: int, *, queue_size: int = 100, queue_timeout_s: float = 60.0) -> Limits:
+    return Limits(Settings(limit, queue_size, queue_timeout_s), limit)
+
+
+@asynccontextmanager
+async def limited(plugin: Limits, **others: object) -> AsyncIterator[tuple[Running, Patient]]:
+    """A router with ``plugin`` before a patient worker. At the end nobody may hold a slot or wait."""
+    worker = Patient()
+    async with scripted(worker) as served, routing({"limits": plugin, **others}) as running:
+        await running.router.add_worker(served.url)
+        yield running, worker
+        await until(lambda: (plugin.slots.held, plugin.slots.waiting) == (0, 0))
+
+
+async def test_those_beyond_the_limit_go_one_by_one_in_the_order_in_which_they_came() -> None:
+    plugin = limits(2)
+    names = [b"%d" % number for number in range(8)]
+    answers: list[bytes] = []
+    async with limited(plugin) as (running, worker), anyio.create_task_group() as tasks:
+
+        async def ask(name: bytes) -> None:
+            answers.append((await running.client.post("/generate?a=b", content=name)).content)
+
+        async def answered(name: bytes) -> None:
+            await until(lambda: name in answers)
+
+        for count, name in enumerate(names, 1):
+            tasks.start_soon(ask, name)
+            await come(running, count)
+        assert worker.arrived == names[:2]
+        for name in names:
+            worker.let_go(name)
+            await answered(name)
+    assert worker.arrived == answers == names
+    assert worker.most == 2
+
+
+async def test_a_full_line_is_a_429_that_says_to_come_again() -> None:
+    async with limited(limits(1, queue_size=1)) as (running, worker), anyio.create_task_group() as tasks:
+        for name in (b"a", b"b"):
+            tasks.start_soon(post, running, name)
+        await until(lambda: slots_of(running) == (1, 1))
+        refused = await running.client.post("/v1/completions", content=b"c")
+        assert refused.status_code == 429
+        assert refused.json()["error"]["code"] == "QUEUE_FULL"
+        assert refused.headers["retry-after"] == "1"
+        # What generates nothing passes.
+        assert (await running.client.get("/health")).status_code == 200
+        worker.let_go(b"")
+        assert (await running.client.get("/get_server_info")).status_code == 200
+        for name in (b"a", b"b"):
+            worker.let_go(name)
+    assert b"c" not in worker.arrived
+
+
+async def test_without_a_line_whoever_finds_no_slot_is_refused_at_once() -> None:
+    async with limited(limits(1, queue_size=0)) as (running, worker), anyio.create_task_group() as tasks:
+        tasks.start_soon(post, running, b"a")
+        await until(lambda: slots_of(running) == (1, 0))
+        assert (await running.client.post("/generate", content=b"b")).status_code == 429
+        worker.let_go(b"a")
+
+
+async def test_who_waits_too_long_gets_a_408_and_leaves_the_line() -> None:
+    async with limited(limits(1, queue_timeout_s=0.2)) as (running, worker):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(post, running, b"a")
+            await until(lambda: slots_of(running) == (1, 0))
+            refused = await running.client.post("/generate", content=b"b")
+            assert refused.status_code == 408
+            assert refused.json()["error"]["code"] == "QUEUE_TIMEOUT"
+            assert slots_of(running) == (1, 0)
+            worker.let_go(b"a")
+        worker.let_go(b"c")
+        assert (await running.client.post("/generate", content=b"c")).content == b"c"
+
+
+async def test_a_client_that_hangs_up_in_line_leaves_it() -> None:
+    async with limited(limits(1)) as (running, worker), anyio.create_task_group() as tasks:
+        tasks.start_soon(post, running, b"a")
+        await until(lambda: slots_of(running) == (1, 0))
+        with await dial(running.url) as raw:
+            await asyncio.get_running_loop().sock_sendall(raw, GENERATE)
+            await until(lambda: slots_of(running) == (1, 1))
+        await until(lambda: slots_of(running) == (1, 0))
+        worker.let_go(b"a")
+    assert worker.arrived == [b"a"]
+
+
+async def test_a_stream_holds_its_slot_to_its_end_or_until_the_client_leaves() -> None:
+    async with limited(limits(1)) as (running, worker):
+        for name in (b"to the end", b"half way"):
+            async with running.client.stream("POST", "/v1/messages", content=name) as stream:
+                pieces = stream.aiter_bytes()
+                assert await anext(pieces) == b"one"
+                assert slots_of(running) == (1, 0)
+                if name == b"to the end":
+                    worker.let_go(name)
+                    assert [piece async for piece in pieces] == []
+            await until(lambda: slots_of(running) == (0, 0))
+
+
+class Failing:
+    """Fails in the hook that it is told to."""
+
+    def __init__(self, hook: str) -> None:
+        self._hook = hook
+
+    @hookimpl
+    async def pre_request(self, exchange: Exchange) -> Reply | None:
+        if self._hook == "pre_request":
+            raise RuntimeError("before")
+        return Reply.from_json({"answered": True}) if self._hook == "answers" else None
+
+    @hookimpl
+    async def post_response(self, exchange: Exchange) -> None:
+        if self._hook == "post_response":
+            raise RuntimeError("behind")
+
+
+@pytest.mark.parametrize(("hook", "status"), [("pre_request", 500), ("post_response", 500), ("answers", 200)])
+async def test_a_slot_comes_back_whatever_plugins_do(hook: str, status: int) -> None:
+    async with limited(limits(1), failing=Failing(hook)) as (running, worker):
+        worker.let_go(b"a")
+        for _ in range(3):
+            assert (await running.client.post("/generate", content=b"a")).status_code == status
+
+
+async def test_a_slot_comes_back_when_there_is_no_worker_and_when_it_breaks() -> None:
+    async def breaking(wire: Wire) -> None:
+        await wire.request()
+        await wire.send(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhal")
+
+    plugin = limits(1, queue_size=0)
+    async with scripted(breaking) as served, routing({"limits": plugin}) as running:
+        assert (await running.client.post("/generate", content=b"{}")).status_code == 503
+        await running.router.add_worker(served.url)
+        for _ in range(3):
+            with pytest.raises(httpx.RemoteProtocolError):
+                await running.client.post("/generate", content=b"{}")
+            await until(lambda: slots_of(running) == (0, 0))
+
+
+async def test_at_the_stop_who_waits_hears_so_at_once_and_who_is_served_goes_on() -> None:
+    answers: dict[bytes, httpx.Response] = {}
+    async with limited(limits(1)) as (running, worker), anyio.create_task_group() as tasks:
+
+        async def ask(name: bytes) -> None:
+            answers[name] = await running.client.post("/generate", content=name)
+
+        tasks.start_soon(ask, b"a")
+        await until(lambda: slots_of(running) == (1, 0))
+        for name in (b"b", b"c"):
+            tasks.start_soon(ask, name)
+        await until(lambda: slots_of(running) == (1, 2))
+        running.router.stop()
+        await until(lambda: set(answers) == {b"b", b"c"})
+        late = await running.client.post("/generate", content=b"d")
+        for refused in (answers[b"b"], answers[b"c"], late):
+            assert refused.status_code == 503
+            assert refused.json()["error"]["code"] == "SHUTTING_DOWN"
+        worker.let_go(b"a")
+    assert answers[b"a"].content == b"a"
+    assert worker.arrived == [b"a"]
+
+
+@pytest.mark.parametrize("when", ["before its turn", "in the moment of its turn", "after its turn"])
+async def test_a_slot_that_meets_a_cancellation_goes_to_the_next_in_line(when: str) -> None:
+    plugin = limits(1)
+    let_in: list[str] = []
+
+    async def generate(name: str) -> None:
+        with Exchange(Request("POST", b"/generate", [])) as exchange:
+            await plugin.pre_request(exchange)
+            let_in.append(name)
+            if name == "second" and when == "after its turn":
+                await anyio.sleep_forever()
+
+    async with anyio.create_task_group() as tasks:
+        second: list[asyncio.Task[object]] = []
+
+        async def cancelled() -> None:
+            """As the watch over clients does it, which does not look whether the task is about to run."""
+            task = asyncio.current_task()
+            assert task is not None
+            second.append(task)
+            with suppress(asyncio.CancelledError):
+                await generate("second")
+            task.uncancel()
+
+        with Exchange(Request("POST", b"/generate", [])) as first:
+            await plugin.pre_request(first)
+            tasks.start_soon(cancelled)
+            await until(lambda: plugin.slots.waiting == 1)
+            tasks.start_soon(generate, "third")
+            await until(lambda: plugin.slots.waiting == 2)
+            if when == "before its turn":
+                second[0].cancel()
+                await until(lambda: plugin.slots.waiting == 1)
+        if when == "after its turn":
+            await until(lambda: let_in == ["second"])
+        second[0].cancel()  # in the moment: the second one has its slot, and has not run since
+    assert let_in == (["second", "third"] if when == "after its turn" else ["third"])
+    assert (plugin.slots.held, plugin.slots.waiting) == (0, 0)
+
+
+async def test_a_timeout_in_the_moment_of_its_turn_does_not_lose_the_slot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The deadline passes while the loop is busy, and the slot comes in the same turn of the loop."""
+    plugin = limits(1, queue_timeout_s=0.05)
+    outcome: list[str] = []
+
+    async def generate() -> None:
+        with Exchange(Request("POST", b"/generate", [])) as exchange:
+            await plugin.pre_request(exchange)
+            outcome.append("let in")
+
+    async with anyio.create_task_group() as tasks:
+        with Exchange(Request("POST", b"/generate", [])) as first:
+            await plugin.pre_request(first)
+            tasks.start_soon(generate)
+            await until(lambda: plugin.slots.waiting == 1)
+            until_s = asyncio.get_running_loop().time() + 0.1
+            while asyncio.get_running_loop().time() < until_s:
+                pass  # nothing of the loop runs: neither timer nor task
+    assert outcome == ["let in"]
+    assert (plugin.slots.held, plugin.slots.waiting) == (0, 0)
+
+
+async def test_a_storm_of_clients_that_hang_up_anywhere_loses_no_slot_and_lets_in_no_more_than_may() -> None:
+    rng = random.Random(7)
+    plugin = limits(3, queue_size=20)
+    answered: list[bytes] = []
+    async with limited(plugin) as (running, worker):
+        worker.let_go(b"{}")
+
+        async def client() -> None:
+            await anyio.sleep(rng.uniform(0, 0.5))
+            with await dial(running.url) as raw:
+                await asyncio.get_running_loop().sock_sendall(raw, GENERATE)
+                with anyio.move_on_after(rng.choice([0.0, 0.005, 0.06, 0.1, 5])):
+                    answered.append(await asyncio.get_running_loop().sock_recv(raw, 12))
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(300):
+                tasks.start_soon(client)
+        await until(lambda: slots_of(running) == (0, 0))
+        assert (await running.client.post("/generate", content=b"{}")).content == b"{}"
+    assert worker.most <= 3
+    assert b"HTTP/1.1 200" in answered
+
+
+async def test_a_chat_is_counted_once_and_does_not_wait_for_itself(start: Start) -> None:
+    flags = ("--plugin", "limits", "--max-concurrent-requests", "1", "--queue-timeout-secs", "5")
+    messages = [{"role": "user", "content": "Hi"}]
+    async with chatting(start, "hello", flags=flags) as chat:
+        plugin = plugin_of(chat.running)
+        for _ in range(2):
+            said = await chat.post(messages=messages)
+            assert said["choices"][0]["message"]["content"] == "hello"
+            assert await chat.streamed(messages=messages)
+            await until(lambda: (plugin.slots.held, plugin.slots.waiting) == (0, 0))
+        async with anyio.create_task_group() as tasks:
+            for _ in range(5):
+                tasks.start_soon(ask_chat, chat.running, messages)
+        assert (plugin.slots.held, plugin.slots.waiting) == (0, 0)
+
+
+async def test_what_a_plugin_generates_of_its_own_is_counted() -> None:
+    async with limited(limits(1, queue_size=0)) as (running, worker), anyio.create_task_group() as tasks:
+        tasks.start_soon(post, running, b"a")
+        await until(lambda: slots_of(running) == (1, 0))
+        with pytest.raises(Exception, match="1 requests are under way"):
+            async with running.router.generate({"text": "x"}):
+                pass
+        worker.let_go(b"a")
+
+
+async def test_without_a_limit_no_request_passes_through_the_plugin(start: Start) -> None:
+    worker = Patient()
+    worker.let_go(b"a")
+    async with (
+        scripted(worker) as served,
+        start("--no-default-plugins", "--plugin", "limits", "--worker-urls", served.url) as running,
+    ):
+        assert (await running.client.post("/generate", content=b"a")).content == b"a"
+        assert running.router.hooks.pre_request == []
+
+
+async def post(running: Running, name: bytes) -> None:
+    assert (await running.client.post("/generate", content=name)).content == name
+
+
+async def come(running: Running, count: int) -> None:
+    """Return when ``count`` hold a slot or wait."""
+    await until(lambda: sum(slots_of(running)) == count)
+
+
+async def ask_chat(running: Running, messages: list[dict[str, str]]) -> None:
+    assert (await running.client.post("/v1/chat/completions", json={"messages": messages})).status_code == 200
+
+
+def plugin_of(running: Running) -> Limits:
+    hooks = dict(running.router.hooks.pre_request)
+    plugin = hooks["limits"].__self__  # type: ignore[attr-defined]  # a bound method
+    assert isinstance(plugin, Limits)
+    return plugin
+
+
+def slots_of(running: Running) -> tuple[int, int]:
+    """How many hold a slot, and how many wait."""
+    slots = plugin_of(running).slots
+    return slots.held, slots.waiting

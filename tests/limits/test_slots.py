@@ -1,0 +1,91 @@
+"""The slots against a plain model: a list of who holds one and a list of who waits."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from router_core.errors import HTTPError, ShuttingDown
+from slime_limits.slots import Place, QueueFull, Slots
+
+
+class Slotted(RuleBasedStateMachine):
+    """Requests by number, in the order in which they came; the model keeps nothing but numbers."""
+
+    @initialize(limit=st.integers(1, 4), queue_size=st.integers(0, 5))
+    def begin(self, limit: int, queue_size: int) -> None:
+        self.slots = Slots(limit, queue_size)
+        self.places: list[Place] = []
+        self.called: list[int] = []
+        self.closed = False
+        self.holding: list[int] = []
+        self.waiting: list[int] = []
+        self.told: list[int] = []
+
+    @rule()
+    def come(self) -> None:
+        refusal: type[HTTPError] | None = None
+        if len(self.holding) == self.slots.limit:
+            if self.closed:
+                refusal = ShuttingDown
+            elif len(self.waiting) == self.slots.queue_size:
+                refusal = QueueFull
+        if refusal is not None:
+            with pytest.raises(refusal):
+                self.slots.take()
+            return
+        number = len(self.places)
+        (self.waiting if len(self.holding) == self.slots.limit else self.holding).append(number)
+        place = self.slots.take()
+        place.call = lambda: self.called.append(number)
+        self.places.append(place)
+
+    @precondition(lambda self: self.places)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        """Whoever it is: one that holds, one that waits, or one that has left before."""
+        number = data.draw(st.integers(0, len(self.places) - 1))
+        if number in self.holding:
+            self.holding.remove(number)
+            if self.waiting:
+                self.told.append(self.waiting[0])
+                self.holding.append(self.waiting.pop(0))
+        elif number in self.waiting:
+            self.waiting.remove(number)
+        self.places[number].leave()
+
+    @rule()
+    def close(self) -> None:
+        self.closed = True
+        self.told += self.waiting
+        self.waiting.clear()
+        self.slots.close()
+
+    @invariant()
+    def both_say_the_same(self) -> None:
+        assert self.slots.held == len(self.holding)
+        assert self.slots.waiting == len(self.waiting)
+        assert [number for number, place in enumerate(self.places) if place.held] == sorted(self.holding)
+        assert self.called == self.told
+
+    @invariant()
+    def nobody_waits_beside_a_free_slot(self) -> None:
+        assert not self.waiting or self.slots.held == self.slots.limit
+
+
+Slotted.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestSlotted = Slotted.TestCase
+
+
+def test_a_long_line_is_served_in_time_that_does_not_grow_with_it() -> None:
+    """A hundred thousand who wait: quadratic work would take minutes."""
+    slots = Slots(1, 100_000)
+    places = [slots.take() for _ in range(100_001)]
+    for place in places[1::2]:
+        place.leave()
+    for place in places[::2]:
+        assert place.held
+        place.leave()
+    assert (slots.held, slots.waiting) == (0, 0)
