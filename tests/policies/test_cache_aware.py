@@ -107,15 +107,16 @@ def test_the_longest_known_beginning_wins() -> None:
         b'{"rid": "%d", "input_ids": [%s]}',
         b'{"user": "%d", "messages": [{"role": "user", "content": "%s"}]}',
         b'{"session": %d, "model": "m", "prompt" : "%s"}',
+        b'{"rid": "%d", "tools": "' + b"x" * 5000 + b'", "messages": "%s"}',
     ],
 )
 def test_what_stands_before_the_prompt_does_not_matter(body: bytes) -> None:
     workers = ready(0, 0, 0, 0)
-    policy = CacheAware(Settings())
-    prompt = words(1).encode()
+    policy = CacheAware(Settings(cache_threshold=0.6))
+    prompt = words(1, 40_000).encode()
     first = policy(asking(body % (1, prompt)), workers)
     for number in range(2, 30):
-        policy(asking(body % (number, words(number).encode())), workers)
+        policy(asking(body % (number, words(number, 40_000).encode())), workers)
         assert policy(asking(body % (number, prompt)), workers) is first
 
 
