@@ -1,0 +1,64 @@
+"""The directory that one router keeps its state in."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from router_core.errors import StartupError
+from slime_state.snapshot import Foreign, Snapshot
+
+__all__ = ["StateDirectory"]
+
+
+class StateDirectory:
+    """``path``, of which this process is the only user. Raises StartupError when another one is.
+
+    The file in it is readable for its owner alone: it has the workers' API keys.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path / "workers.json"
+        self._new = path / "workers.json.tmp"
+        self._content = b""
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = os.open(path / "state.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StartupError(f"--state-dir: {path}: {error.strerror}") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self.close()
+            raise StartupError(f"--state-dir: another router keeps its state in {path}") from None
+
+    def read(self) -> Snapshot:
+        """What was kept; nothing, in a new directory. Raises StartupError."""
+        try:
+            self._content = self._file.read_bytes()
+            return Snapshot.from_json(self._content)
+        except FileNotFoundError:
+            return Snapshot()
+        except (OSError, Foreign) as error:
+            raise StartupError(
+                f"--state-dir: {self._file} cannot be read ({error}); move it away to start without its workers"
+            ) from None
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Keep ``snapshot`` instead of what there is, in whole or not at all. Raises OSError."""
+        content = snapshot.to_json()
+        if content == self._content:
+            return
+        with open(self._new, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as new:
+            new.write(content)
+            new.flush()
+            os.fsync(new.fileno())  # or a power cut could leave the new name with nothing behind it
+        self._new.replace(self._file)
+        self._content = content
+
+    def close(self) -> None:
+        """Let another router have it."""
+        if self._lock >= 0:
+            os.close(self._lock)
+        self._lock = -1

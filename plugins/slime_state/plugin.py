@@ -1,0 +1,152 @@
+"""The plugin: what was promised is written down before the promise is heard, and kept at the next start."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+
+from router_core import Exchange, SettingsError, Worker, hookimpl
+from router_core.hookspecs import WorkerChange
+from router_core.router import Router
+from router_core.types import GENERATION_PATHS
+from router_core.weights import WeightUpdate
+from slime_state.directory import StateDirectory
+from slime_state.snapshot import SavedWorker, Snapshot
+
+__all__ = ["State", "add_options", "make_plugin"]
+
+logger = logging.getLogger(__name__)
+
+_WATCH_S = 1.0
+
+
+@hookimpl
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--state-dir",
+        type=Path,
+        metavar="DIR",
+        help="keep the workers and the weights' version there, so that the next start has them again",
+    )
+
+
+def make_plugin(options: argparse.Namespace) -> State:
+    """The plugin with the flags of the command line. Raises SettingsError."""
+    if options.state_dir is None:
+        raise SettingsError("--plugin state: wanted a directory to keep it in: --state-dir DIR")
+    return State(options.state_dir)
+
+
+class State:
+    """Writes all of it at each change: they are rare, and one file is never half new."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._router: Router | None = None
+        self._written: list[object] = []
+
+    @hookimpl
+    def setup(self) -> None:
+        """Take the directory, and read it. Raises StartupError."""
+        self._directory = StateDirectory(self._path)
+        try:
+            self._snapshot = self._directory.read()
+        except BaseException:
+            self._directory.close()
+            raise
+
+    @hookimpl(trylast=True)  # everybody hears of the workers
+    @asynccontextmanager
+    async def lifespan(self, router: Router) -> AsyncIterator[None]:
+        await self._restore(router, self._snapshot)
+        self._router = router
+        try:
+            self._write()
+            router.tasks.start_soon(self._watch)
+            yield
+        finally:
+            self._router = None
+            self._directory.close()
+
+    @hookimpl
+    def worker_changed(self, worker: Worker, change: WorkerChange) -> None:
+        self._write()
+
+    @hookimpl
+    async def on_weight_update(self, update: WeightUpdate) -> None:
+        self._write()
+
+    @hookimpl
+    async def post_response(self, exchange: Exchange) -> None:
+        """Write what a control call did to workers before its answer goes out: no hook tells of their versions."""
+        if exchange.request.target not in GENERATION_PATHS:
+            self._write_news()
+
+    async def _watch(self) -> None:
+        """Write what workers say of their weights when they join: no hook tells of it, and nobody was promised it."""
+        while True:
+            await anyio.sleep(_WATCH_S)
+            try:
+                self._write_news()
+            except OSError as error:
+                logger.error("what was learnt of workers cannot be kept: %s", error)
+
+    def _write_news(self) -> None:
+        if self._router is not None and _without_hooks(self._router) != self._written:
+            self._write()
+
+    def _write(self) -> None:
+        if self._router is not None:
+            self._directory.write(Snapshot.of(self._router.pool, self._router.weights))
+            self._written = _without_hooks(self._router)
+
+    async def _restore(self, router: Router, snapshot: Snapshot) -> None:
+        """Have ``snapshot`` again, each worker looked at; one that was draining has nothing more to finish."""
+        for version in snapshot.versions:
+            router.weights.see(version)
+        if snapshot.current is not None:
+            router.weights.move(snapshot.current, "state")  # known, not changed: no hook
+        there = [saved for saved in snapshot.workers if saved.state != "draining"]
+        async with anyio.create_task_group() as tasks:
+            for saved in there:
+                worker = router.pool.add(saved.restored())
+                if saved.state == "stale":
+                    router.pool.stale(worker, saved.reason or "it was stale")
+                    worker.torn = saved.torn
+                elif saved.state == "quarantined":
+                    router.pool.quarantine(worker, saved.reason or "it was quarantined")
+                    worker.torn = saved.torn
+                else:
+                    tasks.start_soon(_join, router, saved)
+        # Registering is a fresh start: it would make a stale one ready.
+        urls = {saved.url for saved in there}
+        others = tuple(url for url in router.settings.worker_urls if url not in urls)
+        router.settings = replace(router.settings, worker_urls=others)
+        logger.info("%d workers are there again, weights at version %s", len(there), snapshot.current)
+
+
+def _without_hooks(router: Router) -> list[object]:
+    """What may change without a call of a hook."""
+    return [router.weights.current, *((worker.torn, worker.weight_version) for worker in router.pool)]
+
+
+async def _join(router: Router, saved: SavedWorker) -> None:
+    """Look at a worker that was in use; it is used again if it answers, and has not lost its weights meanwhile."""
+    worker, trouble = await router.add_worker(
+        saved.url,
+        worker_type=saved.worker_type,
+        bootstrap_port=saved.bootstrap_port,
+        model_id=saved.model_id,
+        labels=dict(saved.labels),
+    )
+    current = router.weights.current
+    if trouble is not None:
+        router.pool.quarantine(worker, f"it did not answer when the router started: {trouble}")
+    elif None not in (current, worker.weight_version) and worker.weight_version != current:
+        router.pool.stale(worker, f"it came back with weights {worker.weight_version!r}, not {current!r}")
