@@ -9,7 +9,7 @@ from textwrap import dedent
 import pytest
 
 from router_core import loader
-from router_core.cli import build, main
+from router_core.cli import build, command_line, main
 from router_core.errors import PluginError
 from router_core.loader import DEFAULT_PLUGINS, installed_plugins, load
 from routers import Start
@@ -156,10 +156,11 @@ def test_a_middleware_class_finds_its_flags_as_slime_wrote_them(module: Module) 
 
 def test_the_default_plugins_come_first_and_can_be_left_out() -> None:
     def names(*arguments: str) -> list[str]:
-        router, _ = build(arguments)
-        return [name for name, _ in router.hooks.lifespan] + [name for name, _ in router.hooks.pre_request]
+        """Of the plugins, in the order in which they were loaded."""
+        _, loaded = command_line(arguments)
+        return [source.name for source in loaded.sources]
 
-    assert names("--plugin", "r3", "--plugin", "health", "--plugin", "r3") == ["health", "r3"]
+    assert names("--plugin", "r3", "--plugin", "health", "--plugin", "r3") == [*DEFAULT_PLUGINS, "r3"]
     assert names("--no-default-plugins", "--plugin", "r3") == ["r3"]
     assert set(DEFAULT_PLUGINS) <= set(installed_plugins())
 
@@ -205,13 +206,13 @@ def test_a_class_is_a_factory_of_itself(module: Module) -> None:
             async def pre_request(self, exchange): ...
         """,
     )
-    router, _ = build(["--middleware-paths", "selfmade.Selfmade"])
+    router, _ = build(["--no-default-plugins", "--middleware-paths", "selfmade.Selfmade"])
     assert [name for name, _ in router.hooks.pre_request] == ["selfmade.Selfmade"]
 
 
 def test_two_routers_share_no_plugin(module: Module) -> None:
     path = module("apart", QUIET)
-    one, two = (build(["--middleware-paths", path])[0].hooks.pre_request for _ in range(2))
+    one, two = (build(["--no-default-plugins", "--middleware-paths", path])[0].hooks.pre_request for _ in range(2))
     assert [name for name, _ in one] == [name for name, _ in two] == ["apart"]
     assert getattr(one[0][1], "__self__") is not getattr(two[0][1], "__self__")  # noqa: B009  # bound methods
 
@@ -271,12 +272,12 @@ SOURCES = {
         "@hookimpl\ndef add_options(parser): parser.add_argument('--x', kind=int)",
         "add_options: TypeError: ",
     ),
-    "hookless": ("pre_request_too = 1", "has no hooks; known: add_options, lifespan, "),
+    "hookless": ("pre_request_too = 1", "has no hooks; known: add_options, attempt_failed, "),
     "unmarked": ("async def pre_request(exchange): ...", "pre_request lacks @hookimpl"),
     "misspelt": ("@hookimpl\nasync def pre_requset(exchange): ...", "no such hook: pre_requset (known: "),
     "half_misspelt": (
         "@hookimpl\nasync def pre_request(exchange): ...\n@hookimpl\nasync def post_respnse(exchange): ...",
-        "no such hook: post_respnse (known: add_options, lifespan, ",
+        "no such hook: post_respnse (known: add_options, attempt_failed, ",
     ),
     "wrong_argument": (
         "@hookimpl\nasync def pre_request(request): ...",

@@ -14,6 +14,7 @@ import pytest
 from router_core.serving import serving
 from router_core.types import ASGIApp, Message, Receive, Scope, Send
 from routers import Running, Start
+from slime_control.calls import CALLS
 from slime_engine.app import make_app
 from slime_engine.settings import Settings
 
@@ -185,7 +186,9 @@ async def test_answers_are_the_engines_bytes_with_all_plugins_too(start: Start, 
         "r3",
     )
     async with engine_and_router(start, *flags) as (engine, running):
-        for name in ASKED:
+        for name, (_, path, _) in ASKED.items():
+            if path in CALLS:
+                continue  # all engines answer these, and the control plane says what each of them said
             engine.said.clear()
             answer, pieces = await ask(running.client, name)
             (said,) = engine.said
