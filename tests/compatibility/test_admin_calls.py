@@ -1,7 +1,9 @@
-"""The admin and control calls that slime sends to a router today work unchanged.
+"""The admin and control calls that slime and miles send to a router today work unchanged.
 
-They are those of its ``SGLangEngine`` and ``http_utils``, for each version of the gateway that it knows (THUDM/slime,
-``slime/backends/sglang_utils/sglang_engine.py`` and ``slime/utils/http_utils.py``).
+They are those of slime's ``SGLangEngine`` and ``http_utils``, for each version of the gateway that it knows
+(THUDM/slime, ``slime/backends/sglang_utils/sglang_engine.py`` and ``slime/utils/http_utils.py``), of both rollouts'
+``abort``, and of miles' ``RouterWorkerClient``, which checks every answer (radixark/miles,
+``miles/backends/sglang_utils/router_worker_client.py``).
 """
 
 from __future__ import annotations
@@ -9,13 +11,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import quote
+from uuid import UUID
 
 import anyio
 import httpx
 import pytest
 
 from control.steered import Controlled, Steered, steering
-from router_core.serving import serving
+from router_core.serving import bind, serving
 
 pytestmark = pytest.mark.anyio
 
@@ -77,6 +80,81 @@ async def test_slime_with_a_gateway_from_0_3_on(late: Steered) -> None:
         assert accepted.headers["location"] == f"/workers/{worker['id']}"
         (await running.client.delete(f"/workers/{worker['id']}")).raise_for_status()
         assert await registered(running) == []
+
+
+@pytest.mark.xfail(
+    strict=True, reason="workers' ids are spelt without dashes, those of the gateway with them"
+)
+async def test_miles_waits_for_a_worker_to_be_there_and_to_be_gone(late: Steered) -> None:
+    """Each answer is checked: status, identity, location; ids are UUIDs, spelt as ``uuid`` spells them."""
+    async with steering() as running:
+        client = running.client
+        payload = {"url": late.url, "worker_type": "regular"}
+        accepted = await client.post("/workers", json=payload)
+        assert accepted.status_code == 202
+        answer = accepted.json()
+        worker_id = str(UUID(answer["worker_id"]))
+        assert (answer["status"], answer["url"]) == ("accepted", late.url)
+        assert answer["location"] == f"/workers/{worker_id}"
+
+        with anyio.fail_after(5):
+            while True:
+                seen = await client.get(f"/workers/{worker_id}")
+                assert seen.status_code == 200
+                worker = seen.json()
+                assert (worker["id"], worker["url"]) == (worker_id, late.url)
+                assert worker.get("job_status") is None
+                if worker["is_healthy"]:
+                    break
+                await anyio.sleep(0.01)
+
+        # When the answer to the registration was lost, the id is looked up by URL.
+        workers = (await client.get("/workers")).json()["workers"]
+        assert [str(UUID(worker["id"])) for worker in workers if worker["url"] == late.url] == [worker_id]
+
+        removed = await client.delete(f"/workers/{worker_id}")
+        assert removed.status_code == 202
+        assert (removed.json()["status"], removed.json()["worker_id"]) == ("accepted", worker_id)
+        assert (await client.get(f"/workers/{worker_id}")).status_code == 404
+        assert (await client.delete(f"/workers/{worker_id}")).status_code == 404
+
+
+async def test_miles_is_told_at_once_what_cannot_work() -> None:
+    """A status from 400 to 499, but for 408 and 429, ends its registration; anything else is tried again."""
+    async with steering() as running:
+        for payload in (
+            {"url": "late:1", "worker_type": "regular"},
+            {"url": "http://late:1", "worker_type": "odd"},
+        ):
+            assert (await running.client.post("/workers", json=payload)).status_code == 400
+
+
+async def test_a_worker_that_is_still_loading_is_accepted_and_joins_when_it_answers(late: Steered) -> None:
+    """Both register an engine when it is up; the gateway's own users may do so before."""
+    with bind("127.0.0.1", 0) as free:
+        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    async with steering() as running:
+        accepted = await running.client.post("/workers", json={"url": url})
+        assert accepted.status_code == 202
+        location = accepted.headers["location"]
+        assert (await running.client.get(location)).json()["is_healthy"] is False
+        async with serving(late.app, port=port):
+            with anyio.fail_after(10):
+                while not (await running.client.get(location)).json()["is_healthy"]:  # noqa: ASYNC110
+                    await anyio.sleep(0.05)
+
+
+async def test_rollouts_find_the_engines_that_they_abort(late: Steered) -> None:
+    """By ``/list_workers`` of old routers, by ``/workers`` of new ones; then each engine is told directly."""
+    async with steering() as running:
+        await running.client.post("/workers", json={"url": late.url, "worker_type": "regular"})
+        old = (await running.client.get("/list_workers")).json()["urls"]
+        new = [worker["url"] for worker in (await running.client.get("/workers")).json()["workers"]]
+        assert old == new == [late.url]
+        for url in new:
+            told = await running.client.post(f"{url}/abort_request", json={"abort_all": True})
+            assert told.status_code == 200
 
 
 async def test_the_insistent_client_gets_its_answer_when_a_worker_comes(late: Steered) -> None:
