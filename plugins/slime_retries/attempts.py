@@ -1,0 +1,154 @@
+"""What may be asked again, when, and of whom."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Sequence
+
+import anyio
+from tenacity import AsyncRetrying, RetryCallState, stop_after_attempt, wait_exponential
+
+from router_core import Exchange, Worker
+from router_core.errors import HTTPError, NoWorker, WorkerBroke, WorkerUnreachable
+from router_core.exchange import Reply, Request
+from router_core.types import GENERATION_PATHS
+from router_core.workers import WorkerPool
+from slime_retries.settings import Settings
+
+__all__ = ["TEMPORARY", "Ask", "Attempts"]
+
+#: What a worker answers when another one, or the same a little later, may do better.
+TEMPORARY = frozenset((408, 429, 500, 502, 503, 504))
+
+#: Where a POST changes nothing in an engine.
+_PURE = GENERATION_PATHS | frozenset(
+    (
+        b"/classify", b"/detokenize", b"/encode", b"/tokenize", b"/v1/classify", b"/v1/detokenize", b"/v1/embeddings",
+        b"/v1/rerank", b"/v1/score", b"/v1/tokenize",
+    )
+)  # fmt: skip
+
+_NAME = "retries"
+
+#: Ask a worker once, none of these.
+Ask = Callable[[Exchange, Request, Sequence[Worker]], Awaitable[Reply]]
+
+
+class Attempts:
+    """The attempts of one request, the first of which had ``outcome``. In between no lease and no reply is held."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        pool: WorkerPool,
+        ask: Ask,
+        exchange: Exchange,
+        request: Request,
+        outcome: Reply | HTTPError,
+    ) -> None:
+        self._settings = settings
+        self._pool = pool
+        self._ask = ask
+        self._exchange = exchange
+        self._request = request
+        self._first: Reply | HTTPError | None = outcome
+        self._tried: list[Worker] = []
+        self._backoff = wait_exponential(
+            multiplier=settings.initial_backoff_s,
+            exp_base=settings.backoff_multiplier,
+            max=settings.max_backoff_s,
+        )
+
+    async def run(self) -> Reply:
+        """The first good reply, else what came last. Raises HTTPError.
+
+        A plugin that asks again and again for one exchange has these attempts for a row of failures, not each time.
+        """
+        notes = self._exchange.notes
+        spent: int = notes.get(_NAME, 0)
+
+        def in_vain(state: RetryCallState) -> Reply:
+            notes[_NAME] = spent + state.attempt_number
+            return _reply(state)
+
+        retrying = AsyncRetrying(
+            stop=stop_after_attempt(max(1, self._settings.attempts - spent)),
+            wait=self._wait_s,
+            retry=self._may_repeat,
+            before_sleep=self._let_go,
+            retry_error_callback=in_vain,
+            sleep=anyio.sleep,
+        )
+        reply: Reply = await retrying(self._attempt)
+        if reply.status not in TEMPORARY:
+            notes.pop(_NAME, None)
+        return reply
+
+    async def _attempt(self) -> Reply:
+        first, self._first = self._first, None
+        if isinstance(first, HTTPError):
+            raise first
+        if first is not None:
+            return first
+        if not self._others():
+            del self._tried[:-1]  # all have failed: any of them, but not the same one twice in a row
+            if not self._others():
+                self._tried.clear()
+        return await self._ask(self._exchange, self._request, self._tried)
+
+    def _others(self) -> bool:
+        """True when there is a worker that was not tried."""
+        try:
+            workers = self._pool.routable()
+        except NoWorker:
+            return False
+        return any(worker not in self._tried and worker is not self._exchange.worker for worker in workers)
+
+    def _may_repeat(self, state: RetryCallState) -> bool:
+        if self._exchange.gone:
+            return False
+        error = _error(state)
+        if isinstance(error, WorkerUnreachable | NoWorker):
+            return True  # nobody got it
+        passing = _reply(state).status in TEMPORARY if error is None else isinstance(error, WorkerBroke)
+        return passing and _changes_nothing(self._request)
+
+    def _wait_s(self, state: RetryCallState) -> float:
+        settings = self._settings
+        wait_s = self._backoff(state) * random.uniform(1 - settings.jitter, 1 + settings.jitter)
+        if _error(state) is None and not self._others():
+            wait_s = max(wait_s, _retry_after_s(_reply(state)))
+        return min(wait_s, settings.max_backoff_s)
+
+    def _let_go(self, state: RetryCallState) -> None:
+        exchange = self._exchange
+        if exchange.worker is not None:
+            self._tried.append(exchange.worker)
+            exchange.release()
+        if _error(state) is None:
+            _reply(state).close()
+
+
+def _changes_nothing(request: Request) -> bool:
+    """True when it may be sent a second time though a worker may have acted on it."""
+    if request.method == "POST":
+        return request.target.partition(b"?")[0] in _PURE
+    return request.method in ("GET", "HEAD")
+
+
+def _error(state: RetryCallState) -> BaseException | None:
+    assert state.outcome is not None  # narrowing: the attempt has ended
+    return state.outcome.exception()
+
+
+def _reply(state: RetryCallState) -> Reply:
+    """The reply of the attempt that has ended. Raises what it raised."""
+    assert state.outcome is not None  # narrowing: the attempt has ended
+    reply: Reply = state.outcome.result()
+    return reply
+
+
+def _retry_after_s(reply: Reply) -> float:
+    """How long a worker wants to be left alone. A date (RFC 9110 section 10.2.3) is not looked at."""
+    value = reply.header(b"retry-after") if reply.status in (429, 503) else None
+    return float(value) if value is not None and value.isdigit() else 0.0

@@ -1,0 +1,104 @@
+"""A circuit breaker: when to stop asking a worker, and when to try it again. No I/O."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["Breaker", "State", "Thresholds"]
+
+State = Literal["closed", "open", "half-open"]
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """So many ``failures`` in a row within ``window_s`` open it, so many ``successes`` in a row close it.
+
+    ``timeout_s`` is how long it stays open.
+    """
+
+    failures: int = 10
+    successes: int = 3
+    timeout_s: float = 60.0
+    window_s: float = 120.0
+
+
+class Breaker:
+    """The breaker of one worker.
+
+    ::
+
+        closed ── failures in a row ──▶ open ── wait_over() ──▶ half-open ── successes in a row ──▶ closed
+                                          ◀────── a failure ────────┘
+
+    Half-open it lets one attempt through at a time, the probe. An attempt is any object, told from others by
+    identity. One that began in an earlier state decides nothing: it tells how the worker was. Changed only by
+    functions without ``await``: one event loop needs no lock. Whoever owns it calls :meth:`wait_over`.
+    """
+
+    __slots__ = ("_failures", "_now", "_probe", "_successes", "_thresholds", "state")
+
+    def __init__(self, thresholds: Thresholds, now: Callable[[], float]) -> None:
+        self.state: State = "closed"
+        self._thresholds = thresholds
+        self._now = now
+        self._failures: deque[float] = deque(maxlen=thresholds.failures)
+        self._probe: object = None
+        self._successes = 0
+
+    @property
+    def admits(self) -> bool:
+        """Whether the worker may be asked now."""
+        return self.state == "closed" or (self.state == "half-open" and self._probe is None)
+
+    @property
+    def untroubled(self) -> bool:
+        """True when it has nothing to remember."""
+        return self.state == "closed" and not self._failures
+
+    def begin(self, attempt: object) -> None:
+        """``attempt`` is sent to the worker. Needed only while half-open: it is the probe."""
+        if self.state == "half-open" and self._probe is None:
+            self._probe = attempt
+
+    def failed(self, attempt: object) -> None:
+        """``attempt`` ended with the worker's failure."""
+        if self.state == "closed":
+            now = self._now()
+            self._failures.append(now)
+            full = len(self._failures) == self._thresholds.failures
+            if full and now - self._failures[0] <= self._thresholds.window_s:
+                self._open()
+        elif self._is_probe(attempt):
+            self._open()
+
+    def succeeded(self, attempt: object) -> None:
+        """``attempt`` was answered to its end, and not with a failure."""
+        if self.state == "closed":
+            self._failures.clear()
+        elif self._is_probe(attempt):
+            self._probe = None
+            self._successes += 1
+            if self._successes == self._thresholds.successes:
+                self.state = "closed"
+
+    def gave_up(self, attempt: object) -> None:
+        """``attempt`` will not be answered, for which the worker is not to blame. It decides nothing."""
+        if self._is_probe(attempt):
+            self._probe = None
+
+    def wait_over(self) -> None:
+        """``timeout_s`` have passed since it opened."""
+        if self.state == "open":
+            self.state = "half-open"
+
+    def _is_probe(self, attempt: object) -> bool:
+        return self._probe is not None and self._probe is attempt
+
+    def _open(self) -> None:
+        self.state = "open"
+        self._failures.clear()
+        self._probe = None
+        self._successes = 0

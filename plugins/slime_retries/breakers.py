@@ -1,0 +1,144 @@
+"""The breakers of all workers, and what follows from them for the pool."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from router_core import Worker
+from router_core.exchange import Reply, Request
+from router_core.workers import WorkerPool
+from slime_retries.breaker import Breaker, State, Thresholds
+
+__all__ = ["Breakers"]
+
+logger = logging.getLogger(__name__)
+
+
+class Breakers:
+    """A breaker for each worker that has failed since it last answered; false while there is none.
+
+    ``thresholds`` None: there never is one. An attempt is a request; each is counted once, and only for workers that
+    are ready: others get no requests anyway, or are not up yet.
+    """
+
+    def __init__(self, thresholds: Thresholds | None, pool: WorkerPool) -> None:
+        self._thresholds = thresholds
+        self._pool = pool
+        self._breakers: dict[Worker, Breaker] = {}
+        self._timers: dict[Worker, asyncio.TimerHandle] = {}
+        self._failing: set[Request] = set()  # answered with a failure, not read to the end yet
+
+    def __bool__(self) -> bool:
+        return bool(self._breakers)
+
+    def begin(self, worker: Worker, attempt: Request) -> None:
+        """``attempt`` is about to be sent to ``worker``, which has just been chosen for it."""
+        breaker = self._breakers.get(worker)
+        if breaker is not None:
+            breaker.begin(attempt)
+            self._follow(worker, breaker, breaker.state)
+
+    def failed(self, worker: Worker, attempt: Request, how: str) -> None:
+        """``worker`` did not answer ``attempt`` as it should."""
+        if self._thresholds is None or attempt in self._failing:
+            return
+        breaker = self._breakers.get(worker)
+        if breaker is None:
+            if worker.state != "ready" or worker not in self._pool:
+                return
+            breaker = self._breakers[worker] = Breaker(self._thresholds, time.monotonic)
+        before = breaker.state
+        breaker.failed(attempt)
+        self._follow(worker, breaker, before, how)
+
+    def answered(self, worker: Worker, attempt: Request, reply: Reply) -> None:
+        """The head of ``reply`` is there. A status of 5xx is a failure; all else is judged at its end."""
+        if reply.status >= 500:
+            self.failed(worker, attempt, f"status {reply.status}")
+            self._failing.add(attempt)
+            reply.tap(_End(self, worker, attempt, reply))
+        elif worker in self._breakers:
+            reply.tap(_End(self, worker, attempt, reply))
+
+    def ended(self, worker: Worker, attempt: Request, *, well: bool) -> None:
+        """Nothing more comes of ``attempt``. Not ``well``: given up, or told before what went wrong."""
+        self._failing.discard(attempt)
+        breaker = self._breakers.get(worker)
+        if breaker is None:
+            return
+        before = breaker.state
+        if well:
+            breaker.succeeded(attempt)
+        else:
+            breaker.gave_up(attempt)
+        self._follow(worker, breaker, before)
+        if breaker.untroubled:
+            del self._breakers[worker]
+
+    def forget(self, worker: Worker) -> None:
+        """``worker`` starts afresh, or has left."""
+        if self._breakers.pop(worker, None) is not None:
+            self._stop_timer(worker)
+            self._show(worker, None, withheld=False)
+
+    def close(self) -> None:
+        """The router ends."""
+        for worker in [*self._breakers]:
+            self.forget(worker)
+
+    def _follow(self, worker: Worker, breaker: Breaker, before: State, how: str = "") -> None:
+        """Do what follows from what ``breaker`` was told."""
+        if breaker.state != before:
+            self._stop_timer(worker)
+            if breaker.state == "open":
+                assert self._thresholds is not None  # narrowing: there is a breaker
+                wait_s = self._thresholds.timeout_s
+                loop = asyncio.get_running_loop()
+                self._timers[worker] = loop.call_later(wait_s, self._wait_over, worker)
+                logger.warning("worker %s: circuit breaker open for %g s: %s", worker.url, wait_s, how)
+            else:
+                logger.info("worker %s: circuit breaker %s", worker.url, breaker.state)
+        state = breaker.state
+        self._show(worker, None if state == "closed" else state, withheld=not breaker.admits)
+
+    def _wait_over(self, worker: Worker) -> None:
+        breaker = self._breakers[worker]
+        before = breaker.state
+        breaker.wait_over()
+        self._follow(worker, breaker, before)
+
+    def _stop_timer(self, worker: Worker) -> None:
+        timer = self._timers.pop(worker, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _show(self, worker: Worker, state: State | None, *, withheld: bool) -> None:
+        if worker.withheld != withheld:
+            self._pool.withhold(worker, withheld=withheld)
+        if worker.state == "ready":
+            worker.reason = f"circuit breaker {state}" if state is not None else None
+
+
+class _End:
+    """Waits for the end of a reply."""
+
+    def __init__(self, breakers: Breakers, worker: Worker, attempt: Request, reply: Reply) -> None:
+        self._breakers = breakers
+        self._worker = worker
+        self._attempt = attempt
+        self._reply: Reply | None = reply
+
+    def feed(self, chunk: bytes) -> None:
+        """Nothing: what counts is how it ends."""
+
+    def close(self, complete: bool) -> None:
+        """What was read whole by a plugin is as good as what the client got; so is a refusal that nobody read."""
+        reply, self._reply = (
+            self._reply,
+            None,
+        )  # no cycle that would keep a body until the garbage collector comes
+        assert reply is not None  # narrowing: taps are closed once
+        whole = complete or reply.body is not None or reply.status >= 400
+        self._breakers.ended(self._worker, self._attempt, well=whole and reply.status < 500)

@@ -1,0 +1,127 @@
+"""The plugin: each request for a worker goes through here; what fails is left to Attempts and to Breakers."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from router_core import Exchange, Worker, hookimpl
+from router_core.errors import HTTPError
+from router_core.exchange import Reply, Request
+from router_core.hookspecs import WorkerChange
+from router_core.router import Router
+from slime_retries.attempts import TEMPORARY, Attempts
+from slime_retries.breaker import Thresholds
+from slime_retries.breakers import Breakers
+from slime_retries.settings import Settings
+
+__all__ = ["Retries", "add_options", "make_plugin"]
+
+
+@hookimpl
+def add_options(parser: argparse.ArgumentParser) -> None:
+    default, breaker = Settings(), Thresholds()
+    parser.add_argument(
+        "--retry-max-retries", type=int, default=default.attempts, metavar="N",
+        help="how often a request is tried, the first time included (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--retry-initial-backoff-ms", type=float, default=default.initial_backoff_s * 1000, metavar="MS",
+        help="wait before the second attempt (default: %(default)g)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--retry-max-backoff-ms", type=float, default=default.max_backoff_s * 1000, metavar="MS",
+        help="longest wait between two attempts (default: %(default)g)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--retry-backoff-multiplier", type=float, default=default.backoff_multiplier, metavar="FACTOR",
+        help="growth of the wait from one attempt to the next (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--retry-jitter-factor", type=float, default=default.jitter, metavar="SHARE",
+        help="share of the wait, 0 to 1, that is left to chance (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--disable-retries", action="store_true", help="try each request once")
+    parser.add_argument(
+        "--cb-failure-threshold", type=int, default=breaker.failures, metavar="N",
+        help="failures in a row that open a worker's circuit breaker (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--cb-success-threshold", type=int, default=breaker.successes, metavar="N",
+        help="successes in a row that close it again (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--cb-timeout-duration-secs", type=float, default=breaker.timeout_s, metavar="S",
+        help="how long it stays open before the worker is tried again (default: %(default)g)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--cb-window-duration-secs", type=float, default=breaker.window_s, metavar="S",
+        help="time within which these failures must fall (default: %(default)g)",
+    )  # fmt: skip
+    parser.add_argument("--disable-circuit-breaker", action="store_true", help="do without circuit breakers")
+
+
+def make_plugin(options: argparse.Namespace) -> Retries:
+    """The plugin with the flags of the command line. Raises SettingsError."""
+    return Retries(Settings.from_options(options))
+
+
+class Retries:
+    """Asks a worker; when that fails, asks others. Costs a request that goes well next to nothing."""
+
+    _router: Router  # from setup on
+    _breakers: Breakers
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    @hookimpl
+    def setup(self, router: Router) -> None:
+        self._router = router
+        self._breakers = Breakers(self.settings.breaker, router.pool)
+
+    @hookimpl
+    @asynccontextmanager
+    async def lifespan(self) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            self._breakers.close()
+
+    @hookimpl(trylast=True)  # another plugin may know a better way for some requests
+    async def forward(self, exchange: Exchange, request: Request) -> Reply:
+        outcome: Reply | HTTPError
+        try:
+            outcome = reply = await self._ask(exchange, request)
+        except HTTPError as error:
+            outcome = error
+        else:
+            if reply.status not in TEMPORARY:
+                return reply
+        return await Attempts(self.settings, self._router.pool, self._ask, exchange, request, outcome).run()
+
+    async def _ask(self, exchange: Exchange, request: Request, but: Sequence[Worker] = ()) -> Reply:
+        """One attempt. Raises HTTPError."""
+        router, breakers = self._router, self._breakers
+        worker = router.proxy.choose(exchange, but)
+        if breakers:
+            breakers.begin(worker, request)  # in one step with the choice: one probe at a time
+        try:
+            reply = await router.proxy.send(exchange, request)
+        except BaseException:
+            breakers.ended(worker, request, well=False)
+            raise
+        if breakers or reply.status >= 500:
+            breakers.answered(worker, request, reply)
+        return reply
+
+    @hookimpl
+    def attempt_failed(self, worker: Worker, request: Request, error: HTTPError | None) -> None:
+        if error is not None:
+            self._breakers.failed(worker, request, str(error))
+
+    @hookimpl
+    def worker_changed(self, worker: Worker, change: WorkerChange) -> None:
+        if change in ("added", "removed", "readmitted"):
+            self._breakers.forget(worker)
