@@ -61,6 +61,7 @@ class _Admin:
 
     async def add_worker(self, request: Request) -> Response:
         url, content = await self._named(request)
+        await self._router.settings.addresses.admit(url)
         _, trouble = await self._router.add_worker(url, **_checked(content))
         answer: dict[str, Any] = {
             "status": "success",
@@ -82,7 +83,9 @@ class _Admin:
         content = await json_object(request)
         if not isinstance(content.get("url"), str):
             raise BadRequest('wanted {"url": "http://host:port"}')
-        worker, trouble = await self._router.add_worker(content["url"], **_checked(content))
+        url = worker_url(content["url"])
+        await self._router.settings.addresses.admit(url)
+        worker, trouble = await self._router.add_worker(url, **_checked(content))
         location = f"/workers/{worker.id}"
         answer: dict[str, Any] = {
             "status": "accepted",

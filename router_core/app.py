@@ -21,9 +21,19 @@ from starlette.requests import Request as StarletteRequest
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 
+from router_core.access import Guard
 from router_core.admin import admin_routes
 from router_core.client import ClientGone, let_finish, read_body
-from router_core.errors import BadRequest, HTTPError, PayloadTooLarge, PluginError, ShuttingDown, error_body
+from router_core.errors import (
+    BadRequest,
+    Forbidden,
+    HTTPError,
+    PayloadTooLarge,
+    PluginError,
+    ShuttingDown,
+    Unauthorized,
+    error_body,
+)
 from router_core.exchange import Exchange, Request
 from router_core.proxy import relay
 from router_core.router import Router
@@ -43,10 +53,27 @@ def make_app(router: Router, middleware: Iterable[type[Any]] = ()) -> ASGIApp:
 
     The first of them is the outermost. Raises PluginError when two claim one route.
     """
-    app: ASGIApp = _App(router)
+    inner = _App(router)
+    app: ASGIApp = inner
     for kind in reversed(list(middleware)):
         app = kind(app, router=router)
-    return app
+    keys = router.settings.keys
+    return app if keys is None else _Guarded(app, Guard(keys, inner.own))
+
+
+class _Guarded:
+    """Before all middleware, and before anything of a request's body is read: does it show the key that it needs?"""
+
+    def __init__(self, app: ASGIApp, guard: Guard) -> None:
+        self._app = app
+        self._guard = guard
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = self._guard.refusal(scope) if scope["type"] == "http" else None
+        if refusal is None:
+            await self._app(scope, receive, send)
+        else:
+            await _send_error(refusal, send, unread=receive)
 
 
 class _App:
@@ -56,6 +83,12 @@ class _App:
         for plugin, routes in router.hooks.routes:
             claimed += [(f"plugin {plugin!r}", route) for route in routes(router)]
         self._exact, self._prefixes = _table(claimed)
+        #: The paths of its routes, and whether they are the core's.
+        self.own = [
+            (route.path_regex, owner == "the core")
+            for owner, route in claimed
+            if isinstance(route, Route | Mount)
+        ]
         self._own = Starlette(
             routes=[route for _, route in claimed],
             lifespan=self._lifespan,
@@ -145,7 +178,7 @@ class _App:
 async def _send_error(error: HTTPError, send: Send, unread: Receive | None = None) -> None:
     body = error_body(error)
     headers = [_JSON, (b"content-length", b"%d" % len(body)), *error.headers]
-    if isinstance(error, PayloadTooLarge | ShuttingDown):
+    if isinstance(error, PayloadTooLarge | ShuttingDown | Unauthorized | Forbidden):
         headers.append((b"connection", b"close"))  # the rest of the body is not wanted, nor another request
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     if unread is not None:

@@ -106,7 +106,8 @@ class _Wanted:
         if unknown:
             shown = (action for action in parser._actions if action.help is not argparse.SUPPRESS)
             known = sorted(flag for action in shown for flag in action.option_strings)
-            raise SettingsError(f"unknown flag or value {unknown[0]!r}; known: {', '.join(known)}")
+            name = unknown[0].partition("=")[0]  # not the value: of a key, misspelt, it is a secret
+            raise SettingsError(f"unknown flag or value {name!r}; known: {', '.join(known)}")
         return cls(Settings.from_options(options), options, loaded)
 
     def build(self) -> tuple[Router, ASGIApp]:
@@ -150,6 +151,12 @@ def _serve(arguments: Sequence[str]) -> int:
     except OSError as error:
         reason = error.strerror or error
         raise StartupError(f"cannot listen on {settings.host}:{settings.port}: {reason}") from None
+    if settings.exposed:
+        logger.warning(
+            "%s is not only this machine, and no key is set: whoever reaches it controls workers and engines"
+            " (--api-key, --admin-api-key)",
+            settings.host,
+        )
     tls = {"ssl_certfile": settings.tls_cert_path, "ssl_keyfile": settings.tls_key_path}
     try:
         run(

@@ -253,6 +253,17 @@ class Connection(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     @property
+    def peer(self) -> str | None:
+        """The address that it leads to; None when it is closed already."""
+        if self._transport is None:
+            return None
+        try:
+            name = self._transport.get_extra_info("peername")
+        except OSError:  # uvloop asks the socket
+            return None
+        return str(name[0]) if name else None
+
+    @property
     def quiet(self) -> bool:
         """True when nothing has come since the last answer, nor waits in the kernel for the event loop's next turn.
 

@@ -9,6 +9,8 @@
     │   └── MissingComponent
     └── HTTPError               one request fails with ``status``
         ├── BadRequest          400
+        ├── Unauthorized        401
+        ├── Forbidden           403
         ├── WorkerNotFound      404
         ├── PayloadTooLarge     413
         ├── PluginFailed        500
@@ -27,6 +29,7 @@ import orjson
 
 __all__ = [
     "BadRequest",
+    "Forbidden",
     "HTTPError",
     "MissingComponent",
     "NoWorker",
@@ -37,6 +40,7 @@ __all__ = [
     "SettingsError",
     "ShuttingDown",
     "StartupError",
+    "Unauthorized",
     "WorkerBroke",
     "WorkerNotFound",
     "WorkerTimeout",
@@ -79,6 +83,19 @@ class BadRequest(HTTPError):
     """The client's fault; asking again will not help."""
 
     status, type, code = 400, "invalid_request_error", "BAD_REQUEST"
+
+
+class Unauthorized(HTTPError):
+    """No key of the router's came with the request, or none that it knows."""
+
+    status, type, code = 401, "authentication_error", "UNAUTHORIZED"
+    headers = ((b"www-authenticate", b"Bearer"),)
+
+
+class Forbidden(HTTPError):
+    """The key is one of the router's, and opens less."""
+
+    status, type, code = 403, "permission_error", "FORBIDDEN"
 
 
 class WorkerNotFound(HTTPError):

@@ -8,6 +8,7 @@ import ssl
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
+from router_core.addresses import WorkerAddresses
 from router_core.errors import HTTPError, NoWorker, WorkerBroke, WorkerTimeout, WorkerUnreachable
 from router_core.exchange import Exchange, Reply, Request
 from router_core.types import Send
@@ -31,7 +32,9 @@ class Proxy:
         limits: Limits,
         tls: ssl.SSLContext | None,
         on_failure: Callable[[Worker, Request, HTTPError | None], None],
+        addresses: WorkerAddresses,
     ) -> None:
+        self._addresses = addresses
         self._on_failure = on_failure
         self._leaving: list[Upstream] = []
         self._pool = pool
@@ -78,7 +81,9 @@ class Proxy:
         assert worker is not None, "choose a worker first"
         upstream = self._upstreams.get(worker.url)
         if upstream is None:
-            upstream = self._upstreams[worker.url] = Upstream(worker.url, self._limits, self._tls)
+            upstream = self._upstreams[worker.url] = Upstream(
+                worker.url, self._limits, self._tls, api_key=worker.api_key, addresses=self._addresses
+            )
         try:
             answer = await upstream.request(request.method, request.target, request.headers, request.body)
         except (WorkerUnreachable, WorkerBroke, WorkerTimeout) as error:
@@ -95,6 +100,12 @@ class Proxy:
         """When traffic last heard from ``worker``, in the event loop's time; ``-inf``: never."""
         upstream = self._upstreams.get(worker.url)
         return upstream.heard_at if upstream is not None else -math.inf
+
+    def authorize(self, worker: Worker) -> None:
+        """``worker`` was registered, again perhaps, and may want another key."""
+        upstream = self._upstreams.get(worker.url)
+        if upstream is not None:
+            upstream.authorize(worker.api_key)
 
     def forget(self, worker: Worker) -> None:
         """``worker`` has left: drop its idle connections; what is in flight goes on."""

@@ -15,6 +15,8 @@ import orjson
 import pluggy
 from anyio.abc import TaskGroup, TaskStatus
 
+from router_core.access import auth_headers
+from router_core.addresses import CheckedTransport
 from router_core.client import Watch
 from router_core.exchange import Exchange, Reply, Request
 from router_core.hooks import Hooks
@@ -58,7 +60,9 @@ class Router:
             silence_s=settings.silence_timeout_s,
         )
         on_failure = self.hooks.call_attempt_failed
-        self.proxy = Proxy(self.pool, self.hooks.select_worker, limits, self.worker_tls, on_failure)
+        self.proxy = Proxy(
+            self.pool, self.hooks.select_worker, limits, self.worker_tls, on_failure, settings.addresses
+        )
         self._clients: Watch | None = None
         self._stopping: anyio.Event | None = None
         self._tasks: TaskGroup | None = None
@@ -109,6 +113,13 @@ class Router:
         assert self._http is not None, "the router is not serving"
         return self._http
 
+    def worker_transport(self, **options: Any) -> httpx.AsyncBaseTransport:
+        """For an httpx client of workers: checks who they are, and shows who we are. ``options`` are httpx's.
+
+        Send :func:`router_core.access.auth_headers` along.
+        """
+        return CheckedTransport(self.settings.addresses, verify=self.worker_tls, **options)
+
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """The router's life: task group, probes' client, the plugins' lifespans; all ended on leaving.
@@ -117,7 +128,7 @@ class Router:
         """
         try:
             async with (
-                httpx.AsyncClient(trust_env=False, verify=self.worker_tls) as self._http,
+                httpx.AsyncClient(trust_env=False, transport=self.worker_transport()) as self._http,
                 anyio.create_task_group() as life,
             ):
                 self._announcing = anyio.Lock()
@@ -264,7 +275,7 @@ class Router:
         try:
             with anyio.fail_after(_FIRST_LOOK_S):  # httpx counts each step of a request by itself
                 for path in ("/model_info", "/get_model_info"):
-                    status, body = await self._get(worker.url + path)
+                    status, body = await self._get(worker, path)
                     if status != 404:
                         break
         except TimeoutError:
@@ -280,10 +291,13 @@ class Router:
             logger.info("worker %s is ready", worker.url)
         return None
 
-    async def _get(self, url: str) -> tuple[int, bytes]:
+    async def _get(self, worker: Worker, path: str) -> tuple[int, bytes]:
         """Status and body; of a body that is too long for what is asked, the beginning."""
         body = bytearray()
-        async with self.http.stream("GET", url, timeout=_FIRST_LOOK_S) as answer:
+        headers = auth_headers(worker)
+        async with self.http.stream(
+            "GET", worker.url + path, headers=headers, timeout=_FIRST_LOOK_S
+        ) as answer:
             async for chunk in answer.aiter_bytes():
                 body += chunk
                 if len(body) > _MAX_INFO_BYTES:
@@ -309,6 +323,8 @@ class Router:
     def _worker_changed(self, worker: Worker, change: WorkerChange) -> None:
         if change == "removed":
             self.proxy.forget(worker)
+        elif change == "added":
+            self.proxy.authorize(worker)
         logger.info("worker %s: %s", worker.url, change)
         self.hooks.worker_changed(worker, change)
 

@@ -8,6 +8,8 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
+from router_core.access import Keys, Secret
+from router_core.addresses import ANYWHERE, WorkerAddresses, is_loopback
 from router_core.errors import BadRequest, SettingsError
 from router_core.serving import CLIENT_TIMEOUT_S
 from router_core.workers import worker_url
@@ -38,12 +40,18 @@ class Settings:
     client_key_path: str | None = None
     tls_cert_path: str | None = None
     tls_key_path: str | None = None
+    api_key: Secret | None = None
+    admin_api_key: Secret | None = None
+    addresses: WorkerAddresses = ANYWHERE
 
     @classmethod
     def from_options(cls, options: argparse.Namespace) -> Settings:
         """Check the parsed command line. Raises SettingsError."""
+        addresses = WorkerAddresses.parse(options.allow_worker)
         try:
             urls = tuple(dict.fromkeys(worker_url(url) for url in options.worker_urls))
+            for url in urls:
+                addresses.check(url)
         except BadRequest as error:
             raise SettingsError(f"--worker-urls: {error}") from None
         settings = cls(
@@ -66,6 +74,9 @@ class Settings:
             client_key_path=options.client_key_path,
             tls_cert_path=options.tls_cert_path,
             tls_key_path=options.tls_key_path,
+            api_key=options.api_key,
+            admin_api_key=options.admin_api_key,
+            addresses=addresses,
         )
         if not 0 <= settings.port <= 65535:
             raise SettingsError(f"--port: wanted 0 to 65535, got {settings.port}")
@@ -94,6 +105,18 @@ class Settings:
             raise SettingsError("--tls-cert-path and --tls-key-path go together")
         return settings
 
+    @property
+    def keys(self) -> Keys | None:
+        """What opens the router; None when it is open."""
+        if self.api_key is None and self.admin_api_key is None:
+            return None
+        return Keys(self.api_key, self.admin_api_key)
+
+    @property
+    def exposed(self) -> bool:
+        """True when others than this machine may reach it, and need no key."""
+        return self.keys is None and not is_loopback(self.host)
+
     def worker_tls(self) -> ssl.SSLContext:
         """How https workers are checked, and how the router shows itself to them. Raises SettingsError."""
         try:
@@ -121,6 +144,26 @@ def add_core_options(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="URL",
         help="workers to start with; more can register later",
+    )
+    parser.add_argument(
+        "--allow-worker",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="PATTERN",
+        help="the only workers there may be: [scheme://]host[:port], host a name with * and ?, or a network",
+    )
+    parser.add_argument(
+        "--api-key",
+        type=Secret,
+        metavar="KEY",
+        help="what clients must show; better given as SLIME_ROUTER_API_KEY, since everybody sees a command line",
+    )
+    parser.add_argument(
+        "--admin-api-key",
+        type=Secret,
+        metavar="KEY",
+        help="what whoever controls workers and engines must show; better given as SLIME_ROUTER_ADMIN_API_KEY",
     )
     parser.add_argument(
         "--max-payload-size",

@@ -11,6 +11,7 @@ import math
 import ssl
 from urllib.parse import urlsplit
 
+from router_core.addresses import ANYWHERE, WorkerAddresses
 from router_core.connection import PLAIN_CONNECTION, Connection, Limits, UpstreamReply
 from router_core.errors import BadRequest, WorkerBroke, WorkerUnreachable
 from router_core.types import Headers
@@ -30,7 +31,15 @@ _NOT_SENT = frozenset(
 class Upstream:
     """Requests to one worker."""
 
-    def __init__(self, url: str, limits: Limits, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        limits: Limits,
+        tls: ssl.SSLContext | None = None,
+        *,
+        api_key: str | None = None,
+        addresses: WorkerAddresses = ANYWHERE,
+    ) -> None:
         parts = urlsplit(url)
         self.url = url
         self.limits = limits
@@ -40,10 +49,17 @@ class Upstream:
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._tls = tls if parts.scheme == "https" else None
         self._host_line = b"host: %s\r\n" % parts.netloc.encode("ascii")
+        self.authorize(api_key)
+        self._addresses = addresses
         self._idle: list[Connection] = []
         self._connections: set[Connection] = set()
         self._retired = False
         self._sweeper: asyncio.TimerHandle | None = None
+
+    def authorize(self, api_key: str | None) -> None:
+        """Show ``api_key`` to the worker from now on, where a request brings no key of its own."""
+        line = b"" if api_key is None else b"authorization: Bearer %s\r\n" % api_key.encode("ascii")
+        self._key_line = line
 
     @property
     def open_connections(self) -> int:
@@ -98,6 +114,9 @@ class Upstream:
         if named:
             rest = [pair for pair in headers if pair[0] not in named and pair[0] != b"connection"]
             return self._head(method, target, rest, length)
+        if self._key_line and not any(name == b"authorization" for name, _ in headers):
+            lines.append(self._key_line)
+            line_ends += 1
         if length or method not in ("GET", "HEAD", "DELETE", "OPTIONS"):
             lines.append(b"content-length: %d\r\n" % length)
             line_ends += 1
@@ -135,8 +154,13 @@ class Upstream:
             raise
         if self._sweeper is None:
             self._sweeper = self.loop.call_later(self.limits.tick_s, self._sweep)
-        if not connection.open:
+        peer = connection.peer
+        if peer is None or not connection.open:
+            connection.abort()
             raise WorkerUnreachable(f"worker {self.url} closed the connection at once")
+        if not self._addresses.reachable(self.url, peer):
+            connection.abort()
+            raise WorkerUnreachable(f"worker {self.url} is at {peer}, an address that no worker has")
         return connection
 
     # The pool: last in, first out, so that surplus connections grow old and go.

@@ -19,7 +19,7 @@ PLUGINS = ROOT / "plugins"
 #: The core's modules, lowest first. A module imports from below, or from beside it, and never in a circle.
 LAYERS = (
     ("types", "errors", "events"),
-    ("hookspecs", "serving"),
+    ("access", "addresses", "hookspecs", "serving"),
     ("exchange", "hooks", "registry", "settings", "weights", "workers"),
     ("connection",),
     ("upstream",),
