@@ -18,9 +18,10 @@ class CacheAware:
     - The loads differ by more than ``balance_abs_threshold`` requests and by more than a factor of
       ``balance_rel_threshold``: fewest in flight.
     - Else one has seen more than ``cache_threshold`` of the prompt: the one that has seen most.
-    - Else the one that has seen least of all prompts, so that they spread.
+    - Else fewest in flight again, and of those with as few, the one that has seen the fewest bytes of prompts. (By
+      the latter alone, as early gateways did it, one worker would get a whole crowd of new prompts.)
 
-    Ties go to the fewest in flight, and then to chance.
+    What is still equal is left to chance.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -31,12 +32,17 @@ class CacheAware:
         prompt = Prompt.of(exchange.request.body)
         if not prompt.parts:
             return least_in_flight(workers)
-        chosen = least_in_flight(workers if self._unbalanced(workers) else self._suited(prompt, workers))
+        chosen = self._choose(prompt, workers)
         seen = self._seen.get(chosen.id)
         if seen is None:
             seen = self._seen[chosen.id] = Seen(self._settings.max_tree_size)
         seen.add(prompt)
         return chosen
+
+    def _choose(self, prompt: Prompt, workers: Sequence[Worker]) -> Worker:
+        if self._unbalanced(workers):
+            return least_in_flight(workers)
+        return least_in_flight(self._knowing(prompt, workers) or self._empty(workers))
 
     def _unbalanced(self, workers: Sequence[Worker]) -> bool:
         loads = [worker.in_flight for worker in workers]
@@ -46,21 +52,30 @@ class CacheAware:
             most - fewest > settings.balance_abs_threshold and most > fewest * settings.balance_rel_threshold
         )
 
-    def _suited(self, prompt: Prompt, workers: Sequence[Worker]) -> Sequence[Worker]:
-        known = [(worker, self._seen[worker.id]) for worker in workers if worker.id in self._seen]
+    def _knowing(self, prompt: Prompt, workers: Sequence[Worker]) -> Sequence[Worker]:
+        """Those that have seen most of ``prompt``; none when that is too little."""
+        knowing = [(worker, seen) for worker in workers if (seen := self._seen.get(worker.id))]
         matched = 0
-        best = known
         for digest, size in prompt.parts:
-            having = [pair for pair in best if digest in pair[1]]
-            if not having:
+            further = [pair for pair in knowing if digest in pair[1]]
+            if not further:
                 break
-            best = having
+            knowing = further
             matched += size
-        if matched > prompt.size * self._settings.cache_threshold:
-            return [worker for worker, _ in best]
-        sizes = {worker.id: seen.size for worker, seen in known}
-        least = min(sizes.get(worker.id, 0) for worker in workers)
-        return [worker for worker in workers if sizes.get(worker.id, 0) == least]
+        if matched <= prompt.size * self._settings.cache_threshold:
+            return ()
+        return [worker for worker, _ in knowing]
+
+    def _empty(self, workers: Sequence[Worker]) -> Sequence[Worker]:
+        """Those with the fewest in flight that have seen least."""
+        fewest = min(worker.in_flight for worker in workers)
+        sizes = {
+            worker: seen.size if (seen := self._seen.get(worker.id)) else 0
+            for worker in workers
+            if worker.in_flight == fewest
+        }
+        least = min(sizes.values())
+        return [worker for worker, size in sizes.items() if size == least]
 
     def forget(self, worker: Worker) -> None:
         self._seen.pop(worker.id, None)

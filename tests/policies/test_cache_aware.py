@@ -36,10 +36,17 @@ def test_a_conversation_goes_on_where_it_began() -> None:
             assert policy(generate(history), workers) is first
 
 
-def test_new_prompts_go_where_the_fewest_bytes_are_known() -> None:
+def test_new_prompts_go_where_the_fewest_bytes_are_known_when_all_have_as_much_to_do() -> None:
     one, two = ready(0, 0)
     policy = CacheAware(Settings())
     policy(generate(words(1, 40_000)), [one])
+    assert [policy(generate(words(seed)), [one, two]) for seed in range(2, 12)] == [two] * 10
+
+
+def test_new_prompts_go_to_the_fewest_in_flight_whatever_these_know() -> None:
+    one, two = ready(1, 0)
+    policy = CacheAware(Settings())
+    policy(generate(words(1, 40_000)), [two])
     assert [policy(generate(words(seed)), [one, two]) for seed in range(2, 12)] == [two] * 10
 
 
