@@ -1,0 +1,88 @@
+"""A router as a process of its own, from a launch line as it is published."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import httpx
+
+from router_core.serving import bind
+
+__all__ = ["Launched", "launched", "our_words"]
+
+_THEIR_PROGRAMS = (
+    "python -m sglang_router.launch_router",
+    "./target/release/sgl-model-gateway",
+    "smg launch",
+)
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A router that serves: a client of it, and the file with what it has said so far."""
+
+    client: httpx.AsyncClient
+    log: Path
+
+    def warnings(self) -> list[str]:
+        """The lines of the log that warn of flags."""
+        lines = self.log.read_text().splitlines()
+        return [
+            line.partition(" WARNING ")[2].partition(": ")[2] for line in lines if " has no effect" in line
+        ]
+
+
+def our_words(line: str, where: Mapping[str, str]) -> list[str]:
+    """The arguments of a published line, with the addresses that it names replaced as ``where`` says."""
+    program = next(program for program in _THEIR_PROGRAMS if line.startswith(program))
+    words = shlex.split(line.removeprefix(program).replace("\\\n", " "))
+    return [where.get(word, word) for word in words]
+
+
+@asynccontextmanager
+async def launched(words: list[str], directory: Path) -> AsyncIterator[Launched]:
+    """``slime-router`` with ``words``, in ``directory``, once it serves at a free port. Told to end, it must say 0."""
+    with bind("127.0.0.1", 0) as free:
+        port = free.getsockname()[1]
+    log = directory / "router.log"
+    process = _started([*words, "--port", str(port)], log)
+    try:
+        base_url = f"http://127.0.0.1:{port}"
+        async with httpx.AsyncClient(base_url=base_url, trust_env=False, timeout=20) as client:
+            await _serves(client, process, log)
+            yield Launched(client, log)
+        process.send_signal(signal.SIGTERM)
+        assert await anyio.to_thread.run_sync(process.wait, 20) == 0, _said(log)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _started(words: list[str], log: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "router_core", *words]
+    with log.open("wb") as file:
+        return subprocess.Popen(command, cwd=log.parent, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+
+
+def _said(log: Path) -> str:
+    return log.read_text()
+
+
+async def _serves(client: httpx.AsyncClient, process: subprocess.Popen[bytes], log: Path) -> None:
+    with anyio.fail_after(30):
+        while True:
+            assert process.poll() is None, _said(log)
+            try:
+                await client.get("/liveness")
+            except httpx.ConnectError:
+                await anyio.sleep(0.05)
+            else:
+                return

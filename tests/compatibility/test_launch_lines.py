@@ -1,0 +1,288 @@
+"""Published launch lines of the SGLang gateway start this router, as a process, and it serves; or it says why not.
+
+From SGLang's page on the gateway (``docs/advanced_features/sgl_model_gateway.md``), its router's README, and what
+slime (``slime/ray/rollout.py``), miles (``miles/backends/sglang_utils/router_args_utils.py``) and siiRL make of
+``RouterArgs``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from compatibility.gateway import GATEWAY
+from compatibility.launching import Launched, launched, our_words
+from router_core.cli import build, main
+from router_core.errors import SettingsError
+from router_core.serving import serving
+
+pytestmark = pytest.mark.anyio
+
+WORKERS = "--worker-urls http://worker1:8000 http://worker2:8001"
+
+#: What starts, and the flags of it that have no effect.
+LINES = {
+    "regular": (
+        f"python -m sglang_router.launch_router {WORKERS} --policy cache_aware --host 0.0.0.0 --port 30000",
+        [],
+    ),
+    "cache_aware": (
+        f"""python -m sglang_router.launch_router {WORKERS} \\
+  --policy cache_aware \\
+  --cache-threshold 0.5 \\
+  --balance-abs-threshold 32 \\
+  --balance-rel-threshold 1.5 \\
+  --eviction-interval-secs 120 \\
+  --max-tree-size 67108864""",
+        ["--eviction-interval-secs"],
+    ),
+    "retries and breakers": (
+        f"""python -m sglang_router.launch_router {WORKERS} \\
+  --retry-max-retries 5 \\
+  --retry-initial-backoff-ms 50 \\
+  --retry-max-backoff-ms 30000 \\
+  --retry-backoff-multiplier 1.5 \\
+  --retry-jitter-factor 0.2 \\
+  --cb-failure-threshold 5 \\
+  --cb-success-threshold 2 \\
+  --cb-timeout-duration-secs 30 \\
+  --cb-window-duration-secs 60""",
+        [],
+    ),
+    "without them": (
+        f"python -m sglang_router.launch_router {WORKERS} --policy round_robin"
+        " --disable-retries --disable-circuit-breaker",
+        [],
+    ),
+    "limits": (
+        f"""python -m sglang_router.launch_router {WORKERS} \\
+  --max-concurrent-requests 256 \\
+  --queue-size 128 \\
+  --queue-timeout-secs 30""",
+        [],
+    ),
+    "health": (
+        f"""python -m sglang_router.launch_router {WORKERS} \\
+  --health-check-interval-secs 30 \\
+  --health-check-timeout-secs 10 \\
+  --health-success-threshold 2 \\
+  --health-failure-threshold 3 \\
+  --health-check-endpoint /health""",
+        [],
+    ),
+    "observed": (
+        f"""python -m sglang_router.launch_router {WORKERS} \\
+  --prometheus-host 0.0.0.0 --prometheus-port 29000 \\
+  --enable-trace --otlp-traces-endpoint localhost:4317 \\
+  --request-id-headers x-request-id x-trace-id x-correlation-id \\
+  --log-level debug --log-dir ./router_logs""",
+        [
+            "--prometheus-port",
+            "--prometheus-host",
+            "--enable-trace",
+            "--otlp-traces-endpoint",
+            "--request-id-headers",
+        ],
+    ),
+    "tools": (
+        "python -m sglang_router.launch_router --mcp-config-path /path/to/mcp-config.yaml --worker-urls http://worker1:8000",
+        ["--mcp-config-path"],
+    ),
+    "parsers": (
+        f"""smg launch {WORKERS} \\
+  --model-path meta-llama/Llama-3.1-8B-Instruct \\
+  --reasoning-parser deepseek-r1 \\
+  --tool-call-parser json""",
+        ["--model-path", "--reasoning-parser", "--tool-call-parser"],
+    ),
+}
+
+#: What does not start, and the flag or value that is named.
+REFUSED = {
+    "python -m sglang_router.launch_router --worker-urls grpc://127.0.0.1:20000"
+    " --model-path meta-llama/Llama-3.1-8B-Instruct --reasoning-parser deepseek-r1": "grpc://127.0.0.1:20000",
+    "python -m sglang_router.launch_router --pd-disaggregation --prefill http://prefill1:30001 9001"
+    " --decode http://decode1:30011 --prefill-policy cache_aware --decode-policy power_of_two": "--pd-disaggregation",
+    "python -m sglang_router.launch_router --pd-disaggregation --mini-lb --prefill http://a:1 --decode http://b:2"
+    " --host 127.0.0.1 --port 8000": "--pd-disaggregation",
+    "python -m sglang_router.launch_router --backend openai --worker-urls https://api.openai.com"
+    " --history-backend memory": "--backend",
+    "./target/release/sgl-model-gateway --enable-igw --policy cache_aware"
+    " --max-concurrent-requests 512": "--enable-igw",
+    "python -m sglang_router.launch_router --service-discovery --selector app=sglang-worker role=inference"
+    " --service-discovery-namespace production --service-discovery-port 8000": "--service-discovery",
+    f"python -m sglang_router.launch_router {WORKERS} --max-concurrent-requests 256"
+    " --rate-limit-tokens-per-second 512 --queue-size 128 --queue-timeout-secs 30": "--rate-limit-tokens-per-second",
+    f"python -m sglang_router.launch_router {WORKERS} --dp-aware --api-key k": "--dp-aware",
+}
+
+
+async def echo(request: Request) -> JSONResponse:
+    body = await request.body()
+    return JSONResponse({"path": request.url.path, "text": json.loads(body)["text"] if body else None})
+
+
+#: A worker that says what it was asked.
+ENGINE = Starlette(routes=[Route("/{path:path}", echo, methods=["GET", "POST"])])
+
+
+@pytest.fixture
+async def workers() -> AsyncIterator[dict[str, str]]:
+    """The addresses of the published lines, and where a worker is."""
+    async with serving(ENGINE) as one, serving(ENGINE) as two:
+        yield {"http://worker1:8000": one, "http://worker2:8001": two, "http://worker2:8000": two}
+
+
+async def generates(client: httpx.AsyncClient, **headers: str) -> None:
+    """A worker joins, and is asked."""
+    with anyio.fail_after(10):
+        while (await client.get("/readiness", headers=headers)).status_code != 200:  # noqa: ASYNC110
+            await anyio.sleep(0.05)
+    answer = await client.post("/generate", json={"text": "Hi"}, headers=headers)
+    assert answer.json() == {"path": "/generate", "text": "Hi"}
+
+
+@pytest.mark.parametrize(("line", "idle"), LINES.values(), ids=LINES)
+async def test_a_published_line_starts_a_router_that_serves(
+    line: str, idle: list[str], workers: dict[str, str], tmp_path: Path
+) -> None:
+    async with launched(our_words(line, workers), tmp_path) as router:
+        await generates(router.client)
+        assert sorted(said.split()[0] for said in router.warnings()) == sorted(idle)
+
+
+@pytest.mark.parametrize(("line", "named"), REFUSED.items())
+def test_a_published_line_for_what_is_not_here_is_refused_by_name(line: str, named: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        build(our_words(line, {}))
+    assert named in str(refused.value)
+
+
+async def test_the_key_of_a_published_line_is_asked_for(workers: dict[str, str], tmp_path: Path) -> None:
+    line = 'python -m sglang_router.launch_router --api-key "your-router-api-key" --worker-urls http://worker1:8000'
+    async with launched(our_words(line, workers), tmp_path) as router:
+        assert (await router.client.post("/generate", json={"text": "Hi"})).status_code == 401
+        await generates(router.client, Authorization="Bearer your-router-api-key")
+    assert "your-router-api-key" not in router.log.read_text()
+
+
+async def test_the_log_goes_to_a_file_as_well(workers: dict[str, str], tmp_path: Path) -> None:
+    line = f"python -m sglang_router.launch_router {WORKERS} --log-level debug --log-dir ./router_logs"
+    for _ in range(2):  # the second is appended
+        async with launched(our_words(line, workers), tmp_path) as router:
+            await generates(router.client)
+    (file,) = (tmp_path / "router_logs").iterdir()
+    assert file.name == "slime-router.log"
+    said = file.read_text()
+    assert said.count("listening on") == 2
+    assert said.startswith(f"{date.today():%Y}-")
+    assert router.log.read_text() in said
+
+
+def test_a_directory_for_logs_that_cannot_be_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert main(["--log-dir", str(tmp_path / "file" / "logs")]) == 2
+    assert capsys.readouterr().err.startswith(
+        f"slime-router: --log-dir {tmp_path}/file/logs: Not a directory"
+    )
+
+
+# what trainers make of RouterArgs
+
+
+def rendered(**fields: Any) -> list[str]:
+    """``RouterArgs`` with these fields as a command line, as miles renders it: what differs from the defaults."""
+    words: list[str] = []
+    for name, value in fields.items():
+        theirs = GATEWAY[f"--{name.replace('_', '-')}"]
+        if value != theirs.default:
+            words += [
+                theirs.flag,
+                *([] if value is True else map(str, value if isinstance(value, list) else [value])),
+            ]
+    return words
+
+
+SLIME = {
+    "balance_abs_threshold": 0,
+    "prometheus_port": 4321,
+    "log_level": "warn",
+    "request_timeout_secs": 14400,
+}
+
+TRAINERS = {
+    "slime": (SLIME, ["--balance-abs-threshold", "--prometheus-port"]),
+    "slime of 2026": (
+        {
+            "prometheus_port": 4321,
+            "log_level": "warn",
+            "request_timeout_secs": 28800,
+            "policy": "round_robin",
+            "disable_health_check": True,
+        },
+        ["--prometheus-port"],
+    ),
+    "miles": (
+        {
+            "policy": "manual",
+            "assignment_mode": "min_load",
+            "prometheus_port": 9000,
+            "log_level": "warn",
+            "request_timeout_secs": 14400,
+            "disable_circuit_breaker": True,
+            "retry_max_retries": 60,
+            "worker_startup_timeout_secs": 600,
+        },
+        ["--prometheus-port"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("fields", "idle"), TRAINERS.values(), ids=TRAINERS)
+async def test_what_a_trainer_starts_serves_the_engines_that_register(
+    fields: dict[str, Any], idle: list[str], workers: dict[str, str], tmp_path: Path
+) -> None:
+    words = rendered(host="127.0.0.1", port=3456, **fields)
+    async with launched(words, tmp_path) as router:
+        url = workers["http://worker1:8000"]
+        payload = {"url": url, "worker_type": "regular"}
+        assert (await router.client.post("/workers", json=payload)).status_code == 202
+        await generates(router.client)
+        assert sorted(said.split()[0] for said in router.warnings()) == sorted(idle)
+
+
+# browsers
+
+
+async def test_pages_of_an_allowed_site_may_call(workers: dict[str, str], tmp_path: Path) -> None:
+    line = (
+        "python -m sglang_router.launch_router --worker-urls http://worker1:8000"
+        " --cors-allowed-origins http://localhost:3000 https://example.com --api-key k"
+    )
+    key = {"Authorization": "Bearer k"}
+    preflight = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x-session-id"}
+
+    async def asked(router: Launched, origin: str) -> list[str | None]:
+        # A browser sends no key with its first question.
+        before = await router.client.options("/generate", headers={"Origin": origin, **preflight})
+        answer = await router.client.post("/generate", json={"text": "Hi"}, headers={"Origin": origin, **key})
+        assert answer.status_code == 200
+        return [reply.headers.get("access-control-allow-origin") for reply in (before, answer)]
+
+    async with launched(our_words(line, workers), tmp_path) as router:
+        await generates(router.client, **key)
+        assert await asked(router, "https://example.com") == ["https://example.com"] * 2
+        assert await asked(router, "https://elsewhere.example") == [None, None]

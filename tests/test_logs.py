@@ -1,0 +1,28 @@
+"""``--log-dir``: a file for each day, of which none is lost. That it is written to is in tests/compatibility."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+from router_core.logs import daily_file
+
+
+def said(text: str) -> logging.LogRecord:
+    return logging.LogRecord("router_core", logging.INFO, __file__, 1, text, None, None)
+
+
+def test_the_file_of_an_earlier_day_is_kept_under_its_date(tmp_path: Path) -> None:
+    file = daily_file(tmp_path / "new" / "logs")
+    try:
+        for day in range(3):
+            file.emit(said(f"day {day}"))
+            file.rolloverAt = day + 86_400 * (day + 1)  # midnight has come
+    finally:
+        file.close()
+    (now,) = tmp_path.glob("new/logs/slime-router.log")
+    earlier = sorted(tmp_path.glob("new/logs/slime-router.log.*"))
+    assert now.read_text() == "day 2\n"
+    assert [path.read_text() for path in earlier] == ["day 0\n", "day 1\n"]
+    assert all(re.fullmatch(r"\.\d{4}-\d\d-\d\d", path.suffix) for path in earlier)
