@@ -140,6 +140,14 @@ def test_an_idle_flag_comes_from_the_environment_too(
     assert caplog.messages == ["--prometheus-port has no effect: the router serves no metrics"]
 
 
+def test_idle_flags_come_from_a_file_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "router.conf"
+    file.write_text("enable-trace = true\nselector = [a=b, c=d]\npd-disaggregation = false\n")
+    with caplog.at_level(logging.WARNING):
+        build(["--config", str(file)])
+    assert [said.split()[0] for said in caplog.messages] == ["--enable-trace", "--selector"]
+
+
 # refused
 
 

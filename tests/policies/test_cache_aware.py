@@ -6,6 +6,7 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import numpy as np
 import pytest
 
 from policies.asking import asking, ready
@@ -125,6 +126,24 @@ def test_what_stands_before_the_prompt_does_not_matter(body: bytes) -> None:
     for number in range(2, 30):
         policy(asking(body % (number, words(number, 40_000).encode())), workers)
         assert policy(asking(body % (number, prompt)), workers) is first
+
+
+def test_the_tokens_of_a_plugin_are_a_prompt_as_well() -> None:
+    """As ``radix_cache`` sends them: an array, which is encoded for the choice and not again for the worker."""
+    workers = ready(0, 0, 0, 0)
+    policy = CacheAware(Settings())
+
+    def tokens(count: int) -> Exchange:
+        exchange = asking(b'{"text": "not sent"}')
+        ids = np.arange(1, 1 + count, dtype=np.int32)
+        exchange.request.replace_json({"sampling_params": {}, "input_ids": ids})
+        return exchange
+
+    first = policy(tokens(500), workers)
+    assert [policy(tokens(500 + 100 * turn), workers) for turn in range(5)] == [first] * 5
+    asked = tokens(500)
+    policy(asked, workers)
+    assert asked.request.body is asked.request.body
 
 
 def test_of_short_prompts_nothing_is_kept_and_the_idle_worker_gets_them() -> None:
