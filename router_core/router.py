@@ -280,7 +280,9 @@ class Router:
                         break
         except TimeoutError:
             return f"no answer within {_FIRST_LOOK_S:g} s"
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        except (
+            Exception
+        ) as error:  # httpcore on uvloop lets odd ones through, and a worker must not end the router
             return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         if status >= 500:
             return f"it answered {status}"

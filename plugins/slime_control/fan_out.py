@@ -108,7 +108,9 @@ class FanOut:
             return Answer(504, {}, f"no answer within {self._timeout_s:g} s")
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             return Answer(502, {}, f"{type(error).__name__}: {error}", reached=False)
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        except (
+            Exception
+        ) as error:  # uvloop and httpcore raise odd ones when a connection is reset as it opens
             return Answer(502, {}, f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
         return _judged(call, status, raw)
 
@@ -131,7 +133,7 @@ class FanOut:
             with anyio.fail_after(_QUESTION_S):
                 async with self._aborting:
                     await self._exchange("POST", worker.url + "/abort_request", headers, _pieces(body))
-        except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        except Exception as error:
             logger.info("worker %s was not told to abort a request: %s", worker.url, type(error).__name__)
 
     async def question(self, worker: Worker, *paths: str) -> dict[str, Any]:
@@ -142,7 +144,7 @@ class FanOut:
                     status, raw = await self._exchange("GET", worker.url + path, [], None)
                     if status != 404:
                         break
-        except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, ValueError):
+        except Exception:
             return {}
         document = _document(raw) if status == 200 else None
         return document if isinstance(document, dict) else {}

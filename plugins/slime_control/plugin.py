@@ -111,10 +111,13 @@ class Control:
 
     @hookimpl
     def client_gone(self, exchange: Exchange) -> bool:
-        """Nobody waits for it any more: the engine is to stop, and says what it has."""
+        """Nobody waits for it any more: the engine is to stop, and says what it has.
+
+        What a stream had told is known already: it is given up at once, and then aborted.
+        """
         request, worker = exchange.request, exchange.worker
-        if worker is None or renamed_by_the_engine(request):
-            return False  # it notices by the closed connection
+        if worker is None or exchange.reply is not None or renamed_by_the_engine(request):
+            return False
         return self._abort(worker, request)
 
     @hookimpl

@@ -32,8 +32,10 @@ class R3:
         if request.method != "POST" or request.path not in _GENERATING:
             return
         try:
-            payload = request.json()
+            if b'"return_routed_experts"' in request.body:
+                payload = request.json()
+                if not isinstance(payload, dict) or _FIELD in payload:
+                    return
+            request.add_field(_FIELD, True)
         except BadRequest:
             return  # the worker refuses it in its own words
-        if isinstance(payload, dict) and _FIELD not in payload:
-            request.replace_json({**payload, _FIELD: True})

@@ -312,7 +312,8 @@ class TestMedia:
             body = orjson.dumps({"messages": [{"role": "user", "content": [image]}], "odd": 1})
             answer = await client.post("/v1/chat/completions", content=body)
         assert answer.headers["x-slime-exact"] == "false"
-        assert bodies == [body]
+        assert len(bodies) == 1
+        assert bodies[0].endswith(body[1:])  # behind the rid that control gave it
 
 
 class TestModels:

@@ -40,7 +40,10 @@ class Worker:
 @pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions", "/v1/completions"])
 async def test_pitfall_26_the_worker_is_asked_for_routed_experts(start: Start, path: str) -> None:
     worker = Worker()
-    async with serving(worker.app) as url, start("--plugin", "r3", "--worker-urls", url) as running:
+    async with (
+        serving(worker.app) as url,
+        start("--no-default-plugins", "--plugin", "r3", "--worker-urls", url) as running,
+    ):
         await running.client.post(path, json={"text": "a", "unknown": {"kept": [1.5, None]}})
     assert orjson.loads(worker.asked[0]) == {
         "text": "a",
@@ -52,7 +55,10 @@ async def test_pitfall_26_the_worker_is_asked_for_routed_experts(start: Start, p
 @pytest.mark.anyio
 async def test_pitfall_27_the_answer_passes_byte_for_byte(start: Start) -> None:
     worker = Worker()
-    async with serving(worker.app) as url, start("--plugin", "r3", "--worker-urls", url) as running:
+    async with (
+        serving(worker.app) as url,
+        start("--no-default-plugins", "--plugin", "r3", "--worker-urls", url) as running,
+    ):
         whole = await running.client.post("/generate", json={"text": "a"})
         streamed = await running.client.post("/generate", json={"text": "a", "stream": True})
     assert whole.content == ANSWER
@@ -71,6 +77,9 @@ async def test_pitfall_27_the_answer_passes_byte_for_byte(start: Start) -> None:
 )
 async def test_what_is_not_r3s_business_passes_unchanged(start: Start, path: str, body: bytes) -> None:
     worker = Worker()
-    async with serving(worker.app) as url, start("--plugin", "r3", "--worker-urls", url) as running:
+    async with (
+        serving(worker.app) as url,
+        start("--no-default-plugins", "--plugin", "r3", "--worker-urls", url) as running,
+    ):
         assert (await running.client.post(path, content=body)).status_code == 200
     assert worker.asked == [body]

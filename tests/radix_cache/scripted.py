@@ -182,7 +182,8 @@ async def routed(start: Start, engine: ScriptedEngine, checkpoint: str, *flags: 
     async with (
         serving(engine.app) as url,
         start(
-            "--plugin", "radix_cache", "--hf-checkpoint", checkpoint, "--worker-urls", url, *flags
+            *("--no-default-plugins", "--plugin", "radix_cache", "--hf-checkpoint", checkpoint),
+            *("--worker-urls", url, *flags),
         ) as running,
     ):
         yield Client(running, engine)

@@ -280,7 +280,10 @@ async def test_a_malformed_body_reaches_the_worker_as_it_is(start: Start, checkp
 
     async with (
         serving(lifespan_free(worker)) as url,
-        start("--plugin", "radix_cache", "--hf-checkpoint", checkpoint, "--worker-urls", url) as running,
+        start(
+            *("--no-default-plugins", "--plugin", "radix_cache", "--hf-checkpoint", checkpoint),
+            *("--worker-urls", url),
+        ) as running,
     ):
         for body in MALFORMED:
             got.clear()
