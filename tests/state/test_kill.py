@@ -1,0 +1,240 @@
+"""SIGKILL to the router, again and again, while it is in use: what clients were told is true afterwards."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import orjson
+import pytest
+from anyio.abc import TaskGroup
+
+from router_core.serving import bind
+from slime_demo.conversations import FOLLOW_UPS, PROMPTS, Conversation
+from slime_demo.verdict import expected
+from slime_engine.model import load_model
+
+KILLS = 5
+CLIENTS = 8
+TURNS = 3
+#: Below the ports that the system gives to clients, so that nobody takes it while the router is down.
+PORTS = range(20_000, 32_000)
+
+
+@contextmanager
+def running(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("ab") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+def free_port() -> int:
+    for port in random.sample(PORTS, 100):
+        with suppress(OSError), bind("127.0.0.1", port):
+            return port
+    raise OSError("no free port")
+
+
+@dataclass
+class Told:
+    """What clients were told. A worker that is registered or removed right now may be there or not."""
+
+    conversations: list[Conversation] = field(default_factory=list)
+    answers: dict[str, tuple[str, list[str]]] = field(default_factory=dict)
+    version: int = 0
+    workers: dict[str, str] = field(default_factory=dict)
+    in_doubt: str | None = None
+
+    def copy(self) -> Told:
+        """What was told until now."""
+        return replace(self, answers=dict(self.answers), workers=dict(self.workers))
+
+
+class Fleet:
+    """Who talks to the router. All of them ask again until they are answered."""
+
+    def __init__(self, client: httpx.AsyncClient, told: Told) -> None:
+        self._client = client
+        self._told = told
+        self._rids = 0
+        self.steady = anyio.Event()  # set while the state is not looked at
+
+    def start(self, tasks: TaskGroup) -> None:
+        for number in range(CLIENTS):
+            tasks.start_soon(self.converse, number)
+        tasks.start_soon(self.train)
+        tasks.start_soon(self.register)
+
+    async def _asked(self, path: str, body: Any) -> httpx.Response:
+        while True:
+            await self.steady.wait()
+            with suppress(httpx.TransportError):
+                answer = await self._client.post(path, json=body)
+                if answer.status_code < 300 or answer.status_code == 404:
+                    return answer
+            await anyio.sleep(0.05)
+
+    async def converse(self, number: int) -> None:
+        while True:
+            name = f"client{number}-{len(self._told.conversations)}"
+            text = f"<|im_start|>user\n{PROMPTS[number % len(PROMPTS)]}<|im_end|>\n<|im_start|>assistant\n"
+            one = Conversation(name, text, streamed=number % 2 == 1)
+            self._told.conversations.append(one)
+            for turn in range(TURNS):
+                if turn:
+                    one.go_on(FOLLOW_UPS[turn % len(FOLLOW_UPS)])
+                answer = None
+                while answer is None:
+                    self._rids += 1
+                    rid = f"{name}.{self._rids}"
+                    with suppress(httpx.TransportError):
+                        answer = await self._turn(one, rid)
+                    if answer is None:
+                        await anyio.sleep(0.05)
+                one.rids.append(rid)
+                one.hear(answer)
+                self._told.answers[name] = one.text, list(one.rids)
+                if answer.endswith("\ufffd"):
+                    break  # half a character: what follows it would not follow its tokens
+
+    async def _turn(self, one: Conversation, rid: str) -> str | None:
+        """What the engine said, when all of it has come."""
+        body = {
+            "text": one.text,
+            "rid": rid,
+            "stream": one.streamed,
+            "sampling_params": {"max_new_tokens": 24},
+        }
+        headers = {"x-session-id": one.session}
+        if not one.streamed:
+            answer = await self._client.post("/generate", json=body, headers=headers)
+            return str(answer.json()["text"]) if answer.status_code == 200 else None
+        async with self._client.stream("POST", "/generate", json=body, headers=headers) as stream:
+            async for line in stream.aiter_lines():
+                if line.startswith("data: {"):
+                    event = orjson.loads(line[6:])
+                    if event.get("meta_info", {}).get("finish_reason") is not None:
+                        return str(event["text"])
+        return None
+
+    async def train(self) -> None:
+        while True:
+            version = self._told.version + 1
+            body = {"model_path": "m", "weight_version": str(version)}
+            await self._asked("/update_weights_from_disk", body)
+            self._told.version = version
+            await anyio.sleep(0.4)
+
+    async def register(self) -> None:
+        """Workers come and go; nobody listens there. The one under way is in doubt."""
+        told = self._told
+        while True:
+            if len(told.workers) < 4:
+                told.in_doubt = url = f"http://127.0.0.1:{random.randint(2, 900)}"
+                answer = await self._asked("/workers", {"url": url, "worker_type": "decode"})
+                told.workers[url] = answer.json()["worker_id"]
+            else:
+                told.in_doubt = url = random.choice(list(told.workers))
+                await self._asked("/remove_worker", {"url": url})  # 404: it was, and nobody said so
+                del told.workers[url]
+            told.in_doubt = None
+            await anyio.sleep(0.05)
+
+
+async def listening(client: httpx.AsyncClient, process: subprocess.Popen[bytes], log: Path) -> None:
+    with anyio.fail_after(20):
+        while True:
+            assert process.poll() is None, log.read_text()  # noqa: ASYNC240  # the test has failed
+            with suppress(httpx.TransportError):
+                await client.get("/health")
+                return
+            await anyio.sleep(0.02)
+
+
+async def check_state(client: httpx.AsyncClient, told: Told, engine: str) -> None:
+    """Hold workers and weights against what was told."""
+    shown = {worker["url"]: worker["id"] for worker in (await client.get("/workers")).json()["workers"]}
+    there = {url: name for url, name in shown.items() if name != engine and url != told.in_doubt}
+    assert engine in shown.values()
+    assert there == {url: name for url, name in told.workers.items() if url != told.in_doubt}
+    version = (await client.get("/weight_version")).json()["weight_version"]
+    assert version in (str(told.version or "default"), str(told.version + 1)), "the next may be under way"
+
+
+async def check_answers(client: httpx.AsyncClient, journal: dict[str, Any], told: Told) -> None:
+    """Hold all answers that were told against the engine's journal."""
+    decode = partial(load_model().tokenizer.decode, skip_special_tokens=True)
+    for session, (text, rids) in told.answers.items():
+        asked = {"text": text, "session_id": session}
+        said = (await client.post("/retrieve_from_text", json=asked)).json()
+        assert said["exact"], (session, said["inexact_reason"])
+        right = expected([journal[rid] for rid in rids], decode)
+        assert {name: said[name] for name in right} == right, session
+        assert (await client.get(f"/trajectories/{session}")).json()["complete"]
+
+
+async def journal_of(engine: httpx.AsyncClient) -> dict[str, Any]:
+    entries = (await engine.get("/journal")).json()["entries"]
+    return {entry["rid"]: entry for entry in entries}
+
+
+@pytest.mark.anyio
+@pytest.mark.slow
+async def test_nothing_is_lost_that_a_client_was_told_was_done(tmp_path: Path) -> None:
+    load_model().tokenizer.save(tmp_path / "tokenizer")
+    port, engine_port, told, log = free_port(), free_port(), Told(), tmp_path / "log"
+    compared: list[int] = []
+    engine_command = [sys.executable, "-m", "router_core", "engine", "--port", str(engine_port)]
+    command = [
+        *(sys.executable, "-m", "router_core", "--port", str(port), "--log-level", "warn"),
+        *("--plugin", "radix_cache", "--hf-checkpoint", str(tmp_path / "tokenizer"), "--gc-threshold-k", "0"),
+        *("--trajectory-log", str(tmp_path / "trajectories")),
+        *("--plugin", "state", "--state-dir", str(tmp_path / "state")),
+    ]
+    engine_url = f"http://127.0.0.1:{engine_port}"
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    async with (
+        httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{port}", timeout=20, trust_env=False, limits=limits
+        ) as client,
+        httpx.AsyncClient(base_url=engine_url, timeout=20, trust_env=False) as engine,
+    ):
+        with running([*engine_command, "--tokens-per-second", "100"], tmp_path / "engine.log") as process:
+            await listening(engine, process, tmp_path / "engine.log")
+            fleet = Fleet(client, told)
+            async with anyio.create_task_group() as tasks:
+                worker = ""
+                for kill in range(KILLS + 1):
+                    before = told.copy()
+                    with running(command, log) as router:
+                        await listening(client, router, log)
+                        if not kill:
+                            answer = await client.post("/workers", json={"url": engine_url})
+                            worker = answer.json()["worker_id"]
+                            fleet.start(tasks)
+                        await check_state(client, before, worker)
+                        fleet.steady.set()
+                        await check_answers(client, await journal_of(engine), before)
+                        compared.append(sum(len(rids) for _, rids in before.answers.values()))
+                        await anyio.sleep(random.uniform(0.3, 1.5))
+                        fleet.steady = anyio.Event()
+                        router.send_signal(signal.SIGKILL)
+                        router.wait(10)
+                tasks.cancel_scope.cancel()
+    assert told.version > KILLS
+    assert compared[-1] > CLIENTS * KILLS
+    assert any(len(rids) == TURNS for _, rids in told.answers.values())
