@@ -160,21 +160,6 @@ async def test_a_worker_that_drips_its_introduction_is_told_off_in_time(start: S
 
 
 @pytest.mark.anyio
-async def test_a_dead_worker_is_passed_over_while_another_one_lives(start: Start) -> None:
-    with bind("127.0.0.1", 0) as taken:
-        dead = f"http://127.0.0.1:{taken.getsockname()[1]}"
-    async with serving(answering(b"alive")) as alive, start(BARE) as running:
-        await running.client.post("/add_worker", json={"url": alive})
-        await running.client.post("/add_worker", json={"url": dead})
-        worker = running.router.pool.find(dead)
-        running.router.pool.ready(worker)  # it answered once, and died
-        answers = [await running.client.get("/", headers={"x-session-id": str(n)}) for n in range(20)]
-        assert [one.content for one in answers] == [b"alive"] * 20
-        assert worker.state == "joining"
-        assert [one.in_flight for one in running.router.pool] == [0, 0]
-
-
-@pytest.mark.anyio
 async def test_when_every_worker_is_dead_each_is_tried_once_and_the_answer_is_502(start: Start) -> None:
     with bind("127.0.0.1", 0) as one, bind("127.0.0.1", 0) as two:
         urls = [f"http://127.0.0.1:{sock.getsockname()[1]}" for sock in (one, two)]

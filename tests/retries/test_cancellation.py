@@ -22,12 +22,13 @@ async def test_cut_short_at_every_turn_it_gives_back_what_it_held() -> None:
     one, two = Moody(), Moody()
     async with routed(one, two, breaker=TOUCHY, attempts=100) as running:
         router = running.router
+        whole = False
 
         async def run() -> None:
+            nonlocal whole
             with router.generation({"text": "Once"}, session="s") as exchange:
                 reply = await router.respond(exchange)
                 assert await reply.read() == b"well"
-            nonlocal whole
             whole = True
 
         for turns in range(MOST_TURNS):
