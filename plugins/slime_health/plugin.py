@@ -1,46 +1,35 @@
-"""One loop per worker: probe, count, quarantine, readmit."""
+"""One loop per worker: look at it, judge, wait. Failed requests are judged as they come."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import logging
+import math
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import anyio
-import httpx
 
-from router_core import Worker, hookimpl
+from router_core import HTTPError, Worker, hookimpl
+from router_core.errors import WorkerTimeout
 from router_core.hookspecs import WorkerChange
 from router_core.router import Router
-from slime_health.settings import Settings
+from slime_health.judge import Judge, fit, weight
+from slime_health.probe import Probe
+from slime_health.settings import Settings, add_options
 
 __all__ = ["Health", "add_options", "make_plugin"]
 
 logger = logging.getLogger(__name__)
 
-
-@hookimpl
-def add_options(parser: argparse.ArgumentParser) -> None:
-    default = Settings()
-    parser.add_argument(
-        "--health-check-interval-secs", type=float, default=default.interval_s, metavar="S",
-        help="time between two probes of a worker (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--health-check-timeout-secs", type=float, default=default.timeout_s, metavar="S",
-        help="deadline of a probe (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--health-failure-threshold", type=int, default=default.failure_threshold, metavar="N",
-        help="failed probes in a row that quarantine a worker (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--health-check-endpoint", default=default.endpoint, metavar="PATH",
-        help="what is probed (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument("--disable-health-check", action="store_true", help="do not probe")
+#: Whose states are this plugin's to change: not those who are awaited, nor those who leave.
+_JUDGED = ("ready", "quarantined", "stale")
+#: Longest time to the next probe while a verdict is near.
+_SOON_S = 1.0
+#: Two looks never begin closer together: a thousand workers that fail at once are no storm.
+_APART_S = 0.005
 
 
 def make_plugin(options: argparse.Namespace) -> Health:
@@ -48,72 +37,184 @@ def make_plugin(options: argparse.Namespace) -> Health:
     return Health(Settings.from_options(options))
 
 
-class Health:
-    """Probes each worker on connections of its own, which traffic cannot fill.
+class _Watch:
+    """A worker that is attended. ``woken``: there is news, so the next look is due soon."""
 
-    ``failure_threshold`` failures in a row quarantine a worker: it gets no new requests, and those in flight go on.
-    The first success brings it back. Changed only by functions without ``await`` in between.
+    __slots__ = ("judge", "scope", "woken", "worker")
+
+    def __init__(self, worker: Worker, judge: Judge) -> None:
+        self.worker = worker
+        self.judge = judge
+        self.scope = anyio.CancelScope()
+        self.woken = anyio.Event()
+
+
+class Health:
+    """Quarantines workers that fail, and brings them back when they are well and have the fleet's weights.
+
+    At most one look at a worker is under way, on a connection of its own, so one that hangs holds back nobody else's.
+    States change only by functions without ``await`` in between.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._router: Router | None = None
-        self._client: httpx.AsyncClient | None = None
-        self._failures: dict[str, int] = {}  # in a row, of each worker that is attended
+        self._watches: dict[Worker, _Watch] = {}
+        self._next_look = -math.inf
 
     @hookimpl
     @asynccontextmanager
     async def lifespan(self, router: Router) -> AsyncIterator[None]:
-        if not self.settings.enabled:
+        self._router = router if self.settings.enabled else None
+        try:
             yield
-            return
-        # One connection a worker, and none kept: a probe that hangs holds back nobody else's.
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-        async with httpx.AsyncClient(
-            trust_env=False, limits=limits, timeout=self.settings.timeout_s, verify=router.worker_tls
-        ) as self._client:
-            self._router = router
-            try:
-                yield
-            finally:
-                self._router = None
+        finally:
+            self._router = None
 
     @hookimpl
     def worker_changed(self, worker: Worker, change: WorkerChange) -> None:
-        if change == "added" and self._router is not None:
-            attended = worker.id in self._failures
-            self._failures[worker.id] = 0
-            if not attended:
-                self._router.tasks.start_soon(self._attend, self._router, worker)
+        watch = self._watches.get(worker)
+        if watch is None:
+            if change == "added" and self._router is not None:
+                watch = self._watches[worker] = _Watch(worker, self._new_judge())
+                self._router.tasks.start_soon(self._attend, self._router, watch)
+        elif change == "added":
+            watch.judge = self._new_judge()
+        elif change == "removed":
+            watch.scope.cancel()
+        elif change == "readmitted":
+            watch.judge.trust()
+        elif change in ("quarantined", "stale"):
+            watch.judge.distrust()
+            watch.woken.set()
 
-    async def _attend(self, router: Router, worker: Worker) -> None:
+    @hookimpl
+    def attempt_failed(self, worker: Worker, error: HTTPError | None) -> None:
+        watch, router = self._watches.get(worker), self._router
+        if watch is None or router is None or error is None:
+            return
+        watch.woken.set()
+        # A deadline that passed says something about the request, a long one or one that met a pause; probes
+        # say whether the worker lives.
+        if not isinstance(error, WorkerTimeout):
+            now = asyncio.get_running_loop().time()
+            self._failed(router, watch, error, began=now - router.settings.connect_timeout_s, now=now)
+
+    @hookimpl
+    async def on_weight_update(self) -> None:
+        for watch in self._watches.values():
+            if watch.worker.state == "stale" or not watch.judge.verified:
+                watch.woken.set()
+
+    def _new_judge(self) -> Judge:
+        return Judge(self.settings.failure_threshold, self.settings.success_threshold)
+
+    # One worker.
+
+    async def _attend(self, router: Router, watch: _Watch) -> None:
+        interval_s = self.settings.interval_s
         try:
-            await anyio.sleep(random.uniform(0, self.settings.interval_s))  # workers are not probed in step
-            while worker in router.pool:
-                trouble = await self._probe(worker)
-                if trouble is None:
-                    self._failures[worker.id] = 0
-                    if worker.state == "quarantined":
-                        router.pool.ready(worker)
-                else:
-                    self._failures[worker.id] += 1
-                    failures = self._failures[worker.id]
-                    logger.warning("worker %s: probe %d failed: %s", worker.url, failures, trouble)
-                    if failures >= self.settings.failure_threshold and worker.state == "ready":
-                        router.pool.quarantine(worker, trouble)
-                await anyio.sleep(self.settings.interval_s)
+            with watch.scope:
+                await self._rest(watch, random.uniform(0, interval_s))  # workers are not probed in step
+                while True:
+                    watch.woken = anyio.Event()
+                    if watch.worker.state in _JUDGED:
+                        await anyio.sleep(self._turn_s())
+                        await self._look(router, watch)
+                    await self._rest(watch, interval_s * random.uniform(0.9, 1.1))
         finally:
-            del self._failures[worker.id]
+            del self._watches[watch.worker]
 
-    async def _probe(self, worker: Worker) -> str | None:
-        """What is wrong with ``worker``; None when it is well."""
-        assert self._client is not None  # narrowing: open while the router serves
+    async def _rest(self, watch: _Watch, interval_s: float) -> None:
+        """Until the next look is due, which is soon when there is news or a verdict is near."""
+        if not watch.judge.undecided:
+            with anyio.move_on_after(interval_s):
+                await watch.woken.wait()
+            if not watch.woken.is_set():
+                return
+        await anyio.sleep(min(_SOON_S, self.settings.interval_s) * random.uniform(0.5, 1))
+
+    def _turn_s(self) -> float:
+        """Seconds to wait for one's turn to begin a look."""
+        now = anyio.current_time()
+        turn = max(now, self._next_look)
+        self._next_look = turn + _APART_S
+        return turn - now
+
+    async def _look(self, router: Router, watch: _Watch) -> None:
+        worker, judge = watch.worker, watch.judge
+        began = anyio.current_time()
         try:
-            with anyio.fail_after(self.settings.timeout_s):  # httpx counts each step of a request by itself
-                async with self._client.stream("GET", worker.url + self.settings.endpoint) as answer:
-                    pass  # the status is enough, however long the body
-        except TimeoutError:
-            return f"no answer within {self.settings.timeout_s:g} s"
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-            return f"{type(error).__name__}: {error}"
-        return None if answer.is_success else f"status {answer.status_code}"
+            with Probe.of(worker, router.worker_tls, self.settings.timeout_s) as probe:
+                await probe.is_well(self.settings.endpoint)
+                before = _standing(router, worker)
+                said = await probe.weight_version()
+        except HTTPError as error:
+            if watch.judge is judge:
+                self._failed(router, watch, error, began=began, now=anyio.current_time())
+            return
+        if watch.judge is not judge or _standing(router, worker) != before:
+            watch.woken.set()  # what was asked may be older than what is known now
+            return
+        judge.passed()
+        self._weigh(router, watch, said)
+
+    # Verdicts.
+
+    def _failed(self, router: Router, watch: _Watch, error: HTTPError, *, began: float, now: float) -> None:
+        worker, judge = watch.worker, watch.judge
+        if worker.state not in _JUDGED:
+            return
+        logger.debug("worker %s: %s", worker.url, error)
+        if judge.failed(weight(error), began=began, now=now, heard=router.proxy.heard(worker)):
+            if worker.state != "quarantined":
+                logger.warning(
+                    "worker %s gets no new requests after %d failures in a row, the last: %s",
+                    worker.url, judge.failures, error,
+                )  # fmt: skip
+            router.pool.quarantine(worker, str(error))
+
+    def _weigh(self, router: Router, watch: _Watch, said: str | None) -> None:
+        """``watch.worker`` is well and ``said`` which weights it has: may it be used?"""
+        worker, judge, weights = watch.worker, watch.judge, router.weights
+        news = said != judge.said and judge.said is not None
+        if said is not None and not worker.torn and (news or not judge.verified):
+            worker.weight_version = said
+            if weights.current is None:
+                weights.move(said, worker.url)  # learnt, not changed: no hook
+        judge.said = said
+        fits = fit(said, weights.current, weights.ordered) if self.settings.readmit == "matching" else "same"
+        if worker.state not in _JUDGED:
+            return
+        if worker.state == "ready":
+            if judge.verified and not news:
+                return
+            if fits == "same":
+                judge.trust()
+            elif fits == "other":
+                self._leave_behind(router, worker, said)
+        elif judge.returns:
+            if worker.torn or fits != "same":
+                self._leave_behind(router, worker, said)
+            else:
+                router.pool.ready(worker)
+
+    def _leave_behind(self, router: Router, worker: Worker, said: str | None) -> None:
+        if worker.torn:
+            if worker.state == "stale":
+                return  # who set it aside has said why
+            reason = "a control call failed there, so what it says about itself is no proof"
+        elif said is None:
+            reason = (
+                f"it does not say which weights it has, the fleet's are at version {router.weights.current!r}"
+            )
+        else:
+            reason = f"its weights are at version {said!r}, the fleet's at {router.weights.current!r}"
+        if worker.state != "stale":
+            logger.warning("worker %s is well and gets no new requests: %s", worker.url, reason)
+        router.pool.stale(worker, reason)
+
+
+def _standing(router: Router, worker: Worker) -> tuple[object, ...]:
+    """What a question to ``worker`` must not outlive."""
+    return worker.state, worker.torn, worker.weight_version, router.weights.current

@@ -1,0 +1,126 @@
+"""What probes and traffic say about one worker, and what follows. Without I/O; times are the event loop's."""
+
+from __future__ import annotations
+
+import errno
+import math
+from collections.abc import Container
+from dataclasses import dataclass, field
+from typing import Literal
+
+from router_core import HTTPError
+from router_core.errors import WorkerBroke, WorkerUnreachable
+
+__all__ = ["Fit", "Judge", "Unwell", "Weight", "fit", "weight"]
+
+#: What a failure proves. ``firm``: the worker, or its host, says that it is not there for us; only a good probe is an
+#: answer to that. ``soft``: something broke; whatever is heard from it later makes good for it. ``silent``: nothing
+#: came; no failure at all when anything else was heard meanwhile. ``none``: it is not the worker's fault.
+Weight = Literal["firm", "soft", "silent", "none"]
+
+#: ``ahead``: an update is under way, and has come to this worker before it was announced.
+Fit = Literal["same", "ahead", "other"]
+
+#: The router has no socket left, or no port; else its own lack would be taken for the end of all workers at once.
+_OUR_LACK = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL))
+
+
+class Unwell(HTTPError):
+    """A worker answered a probe, and not with a 2xx."""
+
+
+def weight(error: HTTPError) -> Weight:
+    """What ``error``, of a request or a probe, proves about the worker."""
+    if isinstance(error, Unwell):
+        return "firm"
+    if isinstance(error, WorkerBroke):
+        return "soft"
+    if isinstance(error, WorkerUnreachable):
+        cause = error.__context__
+        if isinstance(cause, ConnectionRefusedError):
+            return "firm"  # nobody listens; a full backlog would be silent
+        if isinstance(cause, OSError) and cause.errno in _OUR_LACK:
+            return "none"
+    return "silent"
+
+
+def fit(said: str | None, fleet: str | None, seen: Container[str]) -> Fit:
+    """How the version that a worker ``said`` stands to the fleet's; ``seen`` are the versions known so far."""
+    if fleet is None or said == fleet:
+        return "same"
+    if said is None or said in seen:
+        return "other"
+    if _is_number(fleet):
+        return "ahead" if _is_number(said) and int(said) > int(fleet) else "other"
+    return "ahead"
+
+
+def _is_number(version: str) -> bool:
+    return version.isascii() and version.isdigit()
+
+
+@dataclass(slots=True)
+class Judge:
+    """Counts failures and good probes in a row. It begins with a worker that is trusted.
+
+    ``verified``: its weights were looked at since the last failure; until then its process may be another one.
+    ``said``: the last version that it told.
+    """
+
+    failure_threshold: int
+    success_threshold: int
+    verified: bool = True
+    said: str | None = None
+    successes: int = field(init=False)
+    _firm: int = 0
+    _soft: int = 0
+    _failed_at: float = -math.inf
+
+    def __post_init__(self) -> None:
+        self.successes = self.success_threshold
+
+    @property
+    def failures(self) -> int:
+        """Failures in a row."""
+        return self._firm + self._soft
+
+    @property
+    def undecided(self) -> bool:
+        """True while a verdict is near, and the next probe should not be long in coming."""
+        return 0 < self.failures < self.failure_threshold or 0 < self.successes < self.success_threshold
+
+    @property
+    def returns(self) -> bool:
+        """True when it has answered well for long enough to be used again."""
+        return self.successes >= self.success_threshold
+
+    def failed(self, proof: Weight, *, began: float, now: float, heard: float) -> bool:
+        """What began at ``began`` failed now; its traffic was last heard of at ``heard``. True: quarantine it."""
+        if proof == "none" or (proof == "silent" and heard >= began):
+            return False
+        if heard > self._failed_at:
+            self._soft = 0
+        if proof == "firm":
+            self._firm += 1
+        else:
+            self._soft += 1
+        self._failed_at = now
+        self.successes = 0
+        self.verified = False
+        return self.failures >= self.failure_threshold
+
+    def passed(self) -> None:
+        """A probe went well."""
+        self._firm = self._soft = 0
+        self.successes += 1
+
+    def trust(self) -> None:
+        """Somebody, or this judge, has said that it may be used."""
+        self._firm = self._soft = 0
+        self.successes = self.success_threshold
+        self.verified = True
+
+    def distrust(self) -> None:
+        """Somebody, or this judge, has set it aside: it has to show itself again."""
+        self.successes = 0
+        self.verified = False

@@ -1,0 +1,81 @@
+"""One look at a worker: is it well, and which weights does it have?"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import anyio
+import orjson
+
+from router_core import Worker
+from router_core.errors import WorkerTimeout
+from router_core.types import Headers
+from router_core.upstream import Limits, Upstream
+from router_core.weights import MAX_VERSION
+from slime_health.judge import Unwell
+
+__all__ = ["Probe"]
+
+_MAX_INFO_BYTES = 1 << 20
+
+
+class Probe:
+    """Over connections of its own, which traffic cannot fill: all questions of one look over one, if it is kept open,
+    and so to one process. None is kept for the next look. ``timeout_s`` is for each answer.
+    """
+
+    def __init__(self, worker: Worker, tls: ssl.SSLContext, timeout_s: float) -> None:
+        # The deadline is a scope, which is exact; these are looked at once a second.
+        limits = Limits(connect_s=2 * timeout_s, first_byte_s=2 * timeout_s, silence_s=2 * timeout_s)
+        self._upstream = Upstream(worker.url, limits, tls)
+        self._headers: Headers = []
+        self._timeout_s = timeout_s
+
+    @classmethod
+    @contextmanager
+    def of(cls, worker: Worker, tls: ssl.SSLContext, timeout_s: float) -> Iterator[Probe]:
+        """A look at ``worker``; its connection is closed at the end."""
+        probe = cls(worker, tls, timeout_s)
+        try:
+            yield probe
+        finally:
+            probe._upstream.close()
+
+    async def is_well(self, endpoint: str) -> None:
+        """Return when ``endpoint`` was answered with a 2xx, however long the body. Raises HTTPError."""
+        status, _ = await self._get(endpoint, 0)
+        if not 200 <= status < 300:
+            raise Unwell(f"it answered {endpoint} with {status}")
+
+    async def weight_version(self) -> str | None:
+        """The version of its weights; None when it does not say. Raises HTTPError."""
+        for path in ("/model_info", "/get_model_info"):  # the second: older engines
+            status, body = await self._get(path, _MAX_INFO_BYTES)
+            if status >= 500:
+                raise Unwell(f"it answered {path} with {status}")
+            if status != 404:
+                break
+        try:
+            about = orjson.loads(body) if status == 200 else None
+        except orjson.JSONDecodeError:
+            return None  # no SGLang server; it can be proxied to all the same
+        version = about.get("weight_version") if isinstance(about, dict) else None
+        known = isinstance(version, str | int) and not isinstance(version, bool)
+        return str(version) if known and 0 < len(str(version)) <= MAX_VERSION else None
+
+    async def _get(self, path: str, max_bytes: int) -> tuple[int, bytes]:
+        """Status, and the beginning of the body."""
+        try:
+            with anyio.fail_after(self._timeout_s):
+                answer = await self._upstream.request("GET", path.encode("ascii"), self._headers)
+                try:
+                    body = bytearray()
+                    while len(body) < max_bytes and (piece := await answer.read()):
+                        body += piece
+                finally:
+                    answer.close()
+        except TimeoutError:
+            raise WorkerTimeout(f"no answer to {path} within {self._timeout_s:g} s") from None
+        return answer.status, bytes(body)

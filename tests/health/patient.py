@@ -1,0 +1,114 @@
+"""A worker whose health, weights and manners a test decides, which can die and come back at its URL."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
+
+import anyio
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from router_core import Worker, hookimpl
+from router_core.hookspecs import WorkerChange
+from router_core.serving import serving
+from routers import Running
+
+__all__ = ["FAST", "ONLY", "Changes", "Patient", "serving_again", "the_worker", "until"]
+
+FAST = ("--health-check-interval-secs", "0.02", "--health-check-timeout-secs", "0.2")
+#: No other plugin, which might repeat what failed.
+ONLY = ("--no-default-plugins", "--plugin", "health")
+
+
+class Patient:
+    """``/health`` answers ``status``, once ``released`` while ``hang`` is set; ``/model_info`` tells ``version``.
+
+    Streams go on until ``released``, a piece every ``pace_s``.
+    """
+
+    def __init__(self, version: str | None = None) -> None:
+        self.status = 200
+        self.version = version
+        self.info_status = 200
+        self.probes = 0
+        self.headers: list[dict[str, str]] = []
+        self.streams = 0
+        self.hang = False
+        self.pace_s = 0.01
+        self.released = anyio.Event()
+        self.app = Starlette(
+            routes=[
+                Route("/health", self.health),
+                Route("/model_info", self.about),
+                Route("/work", self.work),
+                Route("/stream", self.stream),
+                Route("/late", self.late),
+            ]
+        )
+
+    async def health(self, request: Request) -> Response:
+        self.probes += 1
+        self.headers.append(dict(request.headers))
+        if self.hang:
+            await self.released.wait()
+        return Response(status_code=self.status)
+
+    async def about(self, request: Request) -> Response:
+        self.headers.append(dict(request.headers))
+        about = {} if self.version is None else {"weight_version": self.version}
+        return JSONResponse(about, self.info_status)
+
+    async def work(self, _: Request) -> Response:
+        return Response("done", headers={"connection": "close"})
+
+    async def late(self, _: Request) -> Response:
+        await self.released.wait()
+        return Response("late")
+
+    async def stream(self, _: Request) -> Response:
+        return StreamingResponse(self._pieces())
+
+    async def _pieces(self) -> AsyncIterator[bytes]:
+        self.streams += 1
+        try:
+            while not self.released.is_set():
+                yield b"piece "
+                with anyio.move_on_after(self.pace_s):
+                    await self.released.wait()
+        finally:
+            self.streams -= 1
+
+
+@asynccontextmanager
+async def serving_again(patient: Patient, url: str) -> AsyncIterator[None]:
+    """``patient`` is back at the URL at which it was before."""
+    async with serving(patient.app, port=urlsplit(url).port or 0, grace_s=0.1):
+        yield
+
+
+class Changes:
+    """A plugin that keeps what became of the workers."""
+
+    def __init__(self) -> None:
+        self.seen: list[WorkerChange] = []
+
+    @hookimpl
+    def worker_changed(self, worker: Worker, change: WorkerChange) -> None:
+        if change != "added":
+            self.seen.append(change)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Return when ``condition`` holds, within 10 seconds."""
+    with anyio.fail_after(10):
+        while not condition():  # noqa: ASYNC110  # the state belongs to the code under test
+            await anyio.sleep(0.005)
+
+
+def the_worker(running: Running) -> Worker:
+    (worker,) = running.router.pool
+    return worker
