@@ -128,7 +128,7 @@ class FanOut:
     async def abort(self, worker: Worker, rid: str) -> None:
         """End what begins so on ``worker``. Whoever asks has gone: what comes of it is only told to the log."""
         body = orjson.dumps({"rid": rid})
-        headers = [(b"content-type", b"application/json")]
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         try:
             with anyio.fail_after(_QUESTION_S):
                 async with self._aborting:

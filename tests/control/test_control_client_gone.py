@@ -1,0 +1,181 @@
+"""A client hangs up: its engine stops within a second, because it is told to, and what it had sampled is kept.
+
+The engines here never notice a closed connection, as SGLang does not for four seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+import httpx
+import orjson
+import pytest
+
+from plugged import until
+from router_core.serving import serving
+from router_core.types import ASGIApp, Message, Receive, Scope, Send
+from routers import Running, Start
+from slime_engine.app import make_app
+from slime_engine.model import load_model
+from slime_engine.settings import Settings
+
+pytestmark = pytest.mark.anyio
+
+PROMPT = "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"
+#: What is asked for takes ten seconds.
+SAMPLING = {"max_new_tokens": 1000, "ignore_eos": True}
+CHAT = {"messages": [{"role": "user", "content": "Why?"}], "max_tokens": 1000, "ignore_eos": True}
+
+
+@dataclass
+class Deaf:
+    """An engine that does not hear its clients leave; ``aborted`` are the bodies of ``/abort_request``."""
+
+    app: ASGIApp
+    aborted: list[Any] = field(default_factory=list)
+    url: str = ""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = bytearray()
+
+        async def hear() -> Message:
+            message = await receive()
+            body.extend(message.get("body", b""))
+            if scope["path"] == "/abort_request" and not message.get("more_body", False):
+                self.aborted.append(orjson.loads(body))
+            if message["type"] == "http.disconnect":
+                await anyio.sleep_forever()
+            return message
+
+        await self.app(scope, hear if scope["type"] == "http" else receive, send)
+
+
+@asynccontextmanager
+async def deaf_engine(start: Start, *flags: str) -> AsyncIterator[tuple[Deaf, Running]]:
+    engine = Deaf(make_app(Settings(tokens_per_second=100, seed=1)))
+    async with serving(engine, grace_s=1) as url, start(*flags, "--worker-urls", url) as running:
+        engine.url = url
+        await until(lambda: running.router.pool.healthy == 1)
+        yield engine, running
+
+
+async def running_on(engine: Deaf) -> int:
+    async with httpx.AsyncClient(base_url=engine.url, trust_env=False) as client:
+        [load] = (await client.get("/v1/loads")).json()["loads"]
+        return int(load["num_running_reqs"])
+
+
+async def eventually(condition: Callable[[], Any], within_s: float) -> None:
+    with anyio.fail_after(within_s):
+        while not await condition():
+            await anyio.sleep(0.01)
+
+
+async def leave(running: Running, engine: Deaf, path: str, body: Any, sequences: int = 1) -> None:
+    """Ask, and hang up when the engine has begun."""
+
+    async def ask() -> None:
+        async with running.client.stream("POST", path, json=body, headers={"x-session-id": "s"}) as answer:
+            async for _ in answer.aiter_raw():
+                pass
+
+    async def begun() -> bool:
+        return await running_on(engine) == sequences
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ask)
+        await eventually(begun, 5)
+        await anyio.sleep(0.2)
+        tasks.cancel_scope.cancel()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    directory = tmp_path_factory.mktemp("tokenizer")
+    load_model().tokenizer.save(directory)
+    return str(directory)
+
+
+SHAPES = {
+    "single": ("/generate", {"text": PROMPT, "sampling_params": SAMPLING}, 1),
+    "named": ("/generate", {"text": PROMPT, "sampling_params": SAMPLING, "rid": "mine"}, 1),
+    "batch": ("/generate", {"text": [PROMPT, PROMPT + "a"], "sampling_params": SAMPLING}, 2),
+    "named batch": ("/generate", {"text": [PROMPT] * 2, "sampling_params": SAMPLING, "rid": ["a", "b"]}, 2),
+    "stream": ("/generate", {"text": PROMPT, "sampling_params": SAMPLING, "stream": True}, 1),
+    "stream of a batch": ("/generate", {"text": [PROMPT] * 2, "sampling_params": SAMPLING, "stream": True}, 2),
+    "chat": ("/v1/chat/completions", CHAT, 1),
+    "chat stream": ("/v1/chat/completions", {**CHAT, "stream": True}, 1),
+}
+BESIDE = {
+    "bare": (),
+    "radix_cache": ("--plugin", "radix_cache"),
+    "openai": ("--plugin", "radix_cache", "--plugin", "openai"),
+}
+
+
+@pytest.mark.parametrize("plugins", BESIDE)
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_the_engine_stops_within_a_second(
+    start: Start, checkpoint: str, shape: str, plugins: str
+) -> None:
+    path, body, sequences = SHAPES[shape]
+    flags = (*BESIDE[plugins], "--hf-checkpoint", checkpoint) if plugins != "bare" else ()
+    async with deaf_engine(start, *flags) as (engine, running):
+        await leave(running, engine, path, body, sequences)
+
+        async def stopped() -> bool:
+            return await running_on(engine) == 0
+
+        await eventually(stopped, 1)
+        assert engine.aborted
+        await until(lambda: not any(worker.in_flight for worker in running.router.pool))
+        answer = await running.client.post("/generate", json={"text": PROMPT})
+        assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("shape", ["single", "named", "batch", "stream", "stream of a batch"])
+async def test_what_it_had_sampled_is_recorded(start: Start, checkpoint: str, shape: str) -> None:
+    path, body, sequences = SHAPES[shape]
+    async with deaf_engine(start, "--plugin", "radix_cache", "--hf-checkpoint", checkpoint) as (engine, running):
+        await leave(running, engine, path, body, sequences)
+        await until(lambda: not any(worker.in_flight for worker in running.router.pool))
+        samples = (await running.client.get("/trajectories/s")).json()["trajectories"]
+        async with httpx.AsyncClient(base_url=engine.url, trust_env=False) as client:
+            journal = (await client.get("/journal")).json()["entries"]
+    assert len(samples) == sequences
+    sampled = [entry["output_ids"] for entry in journal]
+    for sample in samples:
+        ids = [token for token, mask in zip(sample["tokens"], sample["loss_mask"], strict=True) if mask]
+        assert len(ids) >= 5
+        if "stream" in shape:
+            assert any(whole[: len(ids)] == ids for whole in sampled)  # as far as the router was told
+        else:
+            assert ids in sampled
+
+
+async def test_samples_that_the_engine_names_anew_end_with_the_connection(start: Start) -> None:
+    """With ``n`` SGLang makes new rids, which nobody knows: it has to notice by itself."""
+    async with deaf_engine(start) as (engine, running):
+        body = {"text": PROMPT, "sampling_params": {**SAMPLING, "n": 2}}
+        await leave(running, engine, "/generate", body, 2)
+        await until(lambda: not any(worker.in_flight for worker in running.router.pool))
+        assert running.router.proxy.open_connections == 0
+        async with httpx.AsyncClient(base_url=engine.url, trust_env=False) as client:
+            await client.post("/abort_request", json={"abort_all": True})
+
+
+async def test_an_answer_that_a_plugin_gives_up_is_not_generated_to_its_end(start: Start) -> None:
+    async with deaf_engine(start) as (engine, running):
+        payload = {"text": PROMPT, "sampling_params": SAMPLING, "stream": True}
+        async with running.router.generate(payload) as reply:
+            await reply.next_piece()
+
+        async def stopped() -> bool:
+            return await running_on(engine) == 0
+
+        await eventually(stopped, 1)
+        assert len(engine.aborted) == 1
