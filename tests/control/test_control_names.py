@@ -1,0 +1,146 @@
+"""Every generation has a name, and an abort goes where the request is."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import anyio
+import orjson
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from plugged import routing, until
+from router_core import Exchange
+from router_core import Request as Asked
+from router_core.serving import serving
+from routers import Running
+from slime_control import Control, Settings
+from slime_control.under_way import UnderWay
+
+pytestmark = pytest.mark.anyio
+
+BIG = 123456789012345678901234567890
+
+
+class Engine:
+    """Generates until somebody aborts; knows nothing of names."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self.aborts: list[Any] = []
+        self.over = anyio.Event()
+        self.url = ""
+        self.app = Starlette(
+            routes=[
+                Route("/model_info", self._info),
+                Route("/abort_request", self._abort, methods=["POST"]),
+                Route("/{path:path}", self._generate, methods=["POST"]),
+            ]
+        )
+
+    async def _info(self, _: Request) -> Response:
+        return JSONResponse({})
+
+    async def _abort(self, request: Request) -> Response:
+        self.aborts.append(await request.json())
+        self.over.set()
+        return Response()
+
+    async def _generate(self, request: Request) -> Response:
+        self.bodies.append(await request.body())
+        await self.over.wait()
+        return JSONResponse({"text": ""})
+
+
+@asynccontextmanager
+async def controlled(*engines: Engine) -> AsyncIterator[Running]:
+    async with AsyncExitStack() as stack:
+        for engine in engines:
+            engine.url = await stack.enter_async_context(serving(engine.app))
+        running = await stack.enter_async_context(routing({"control": Control(Settings())}))
+        for engine in engines:
+            await running.router.add_worker(engine.url)
+        yield running
+
+
+@pytest.mark.parametrize("path", ["/generate", "/generate?a=1", "/v1/chat/completions", "/v1/completions"])
+async def test_a_request_without_a_name_gets_one_and_is_else_untouched(path: str) -> None:
+    engine = Engine()
+    engine.over.set()
+    async with controlled(engine) as running:
+        for _ in range(2):
+            await running.client.post(path, content=b' {"text":"\xc3\xa9" , "big":%d}' % BIG)
+    names = [orjson.loads(body.replace(b"%d" % BIG, b"0"))["rid"] for body in engine.bodies]
+    assert engine.bodies == [b' {"rid":"%s","text":"\xc3\xa9" , "big":%d}' % (name.encode(), BIG) for name in names]
+    assert len(set(names)) == 2
+    assert not names[0].startswith(names[1])
+    assert len(names[0]) == len(names[1]) == 32
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/generate", b'{"text": "a",  "rid": "mine"}'),
+        ("/generate", b'{"text": ["a"],  "rid": ["b"]}'),
+        ("/generate", b"not JSON"),
+        ("/generate", b"[1]"),
+        ("/tokenize", b'{"text":  "a"}'),
+        ("/v1/embeddings", b'{"input":  "a"}'),
+    ],
+)
+async def test_what_has_a_name_or_needs_none_passes_byte_for_byte(path: str, body: bytes) -> None:
+    engine = Engine()
+    engine.over.set()
+    async with controlled(engine) as running:
+        await running.client.post(path, content=body)
+    assert engine.bodies == [body]
+
+
+async def test_a_rid_that_stands_deeper_is_no_name() -> None:
+    engine = Engine()
+    engine.over.set()
+    async with controlled(engine) as running:
+        await running.client.post("/generate", content=b'{"text": "a", "custom": {"rid": "x"}}')
+    assert orjson.loads(engine.bodies[0])["rid"] != "x"
+
+
+@pytest.mark.parametrize(
+    ("name", "prefix"), [("a1", "a1"), ("a1", "a"), (["a1", "b1"], "b1"), ("a1", "a1_3")],
+    ids=["whole", "beginning", "one of a list", "one of a batch"],
+)  # fmt: skip
+async def test_an_abort_goes_to_the_worker_that_has_the_request(name: object, prefix: str) -> None:
+    engines = [Engine(), Engine(), Engine()]
+    async with controlled(*engines) as running, anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: running.client.post("/generate", json={"text": "x", "rid": name}))
+        await until(lambda: any(engine.bodies for engine in engines))
+        answer = await running.client.post("/abort_request", json={"rid": prefix})
+        [busy] = [engine for engine in engines if engine.bodies]
+        assert list(answer.json()["workers"]) == [busy.url]
+        assert [engine.aborts for engine in engines if engine is not busy] == [[], []]
+
+
+async def test_an_abort_of_an_unknown_name_and_of_all_goes_to_everybody() -> None:
+    engines = [Engine(), Engine()]
+    async with controlled(*engines) as running, anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: running.client.post("/generate", json={"text": "x", "rid": "a1"}))
+        await until(lambda: any(engine.bodies for engine in engines))
+        for body in ({"rid": "zzz"}, {"abort_all": True}, {"rid": "a1", "abort_all": True}):
+            answer = await running.client.post("/abort_request", json=body)
+            assert len(answer.json()["workers"]) == 2
+
+
+async def test_names_are_forgotten_with_their_requests() -> None:
+    under_way = UnderWay()
+    one, two = (Exchange(Asked("POST", b"/generate", [], b'{"rid": "same"}')) for _ in range(2))
+    under_way.name(one)
+    under_way.name(two)
+    one.close()
+    assert under_way.workers("same") == []  # known, and with no worker now
+    two.close()
+    assert len(under_way) == 0
+    assert under_way.workers("same") is None

@@ -1,0 +1,104 @@
+"""Who was left behind, and how it comes back."""
+
+from __future__ import annotations
+
+import pytest
+
+from control.steered import Steered, steering
+from routers import Running
+
+pytestmark = pytest.mark.anyio
+
+UPDATE = "/update_weights_from_disk"
+FAILED = (400, b'{"success": false, "message": "out of memory"}')
+
+
+async def update(running: Running, version: str) -> int:
+    body = {"model_path": "/m", "weight_version": version}
+    return (await running.client.post(UPDATE, json=body)).status_code
+
+
+async def test_a_later_update_that_it_takes_brings_it_back() -> None:
+    good, bad = Steered(), Steered()
+    bad.answers[UPDATE] = FAILED
+    async with steering(good, bad) as running:
+        assert await update(running, "7") == 207
+        worker = running.router.pool.find(bad.url)
+        assert (worker.state, worker.torn, worker.weight_version) == ("stale", True, None)
+        assert worker.reason == f"{UPDATE} failed: it answered 400"
+        assert running.router.weights.current == "7"
+        assert await update(running, "8") == 207
+        assert worker.state == "stale"
+        del bad.answers[UPDATE]
+        assert await update(running, "9") == 200
+        assert (worker.state, worker.torn, worker.weight_version, worker.reason) == ("ready", False, "9", None)
+
+
+async def test_it_does_not_come_back_by_renaming_its_weights() -> None:
+    """``/update_weight_version`` changes a name; the weights are torn as before."""
+    good, bad = Steered(), Steered()
+    bad.answers[UPDATE] = FAILED
+    async with steering(good, bad) as running:
+        await update(running, "7")
+        await running.client.post("/update_weight_version", json={"new_version": "7"})
+        worker = running.router.pool.find(bad.url)
+        assert (worker.state, worker.torn) == ("stale", True)
+
+
+async def test_registering_it_again_is_a_fresh_start() -> None:
+    good, bad = Steered(), Steered("7")
+    bad.answers[UPDATE] = FAILED
+    async with steering(good, bad) as running:
+        await update(running, "7")
+        await running.client.post("/workers", json={"url": bad.url})
+        worker = running.router.pool.find(bad.url)
+        assert (worker.state, worker.torn, worker.reason) == ("ready", False, None)
+        bad.answers["/pause_generation"] = FAILED
+        await running.client.post("/pause_generation", json={})
+        await running.client.post("/continue_generation", json={})
+        assert worker.state == "ready"  # nothing is owed from before
+
+
+@pytest.mark.parametrize(
+    ("failed", "settled"),
+    [
+        ("/pause_generation", "/continue_generation"),
+        ("/continue_generation", "/continue_generation"),
+        ("/resume_memory_occupation", "/resume_memory_occupation"),
+        ("/release_memory_occupation", "/resume_memory_occupation"),
+    ],
+)
+async def test_a_call_that_it_missed_and_makes_good_later(failed: str, settled: str) -> None:
+    good, bad = Steered(), Steered()
+    async with steering(good, bad) as running:
+        if failed == "/continue_generation":
+            await running.client.post("/pause_generation", json={})
+        bad.answers[failed] = FAILED
+        assert (await running.client.post(failed, json={})).status_code == 207
+        worker = running.router.pool.find(bad.url)
+        assert (worker.state, worker.torn) == ("stale", True)
+        assert await update(running, "7") == 200
+        assert worker.state == "stale"  # it has the weights, and may still be paused, or without memory
+        bad.answers.clear()
+        assert (await running.client.post(settled, json={})).status_code == 200
+        assert (worker.state, worker.torn) == ("ready", False)
+
+
+async def test_one_that_was_not_reached_owes_nothing() -> None:
+    """It is as it was: when it says that it has the fleet's weights, it does."""
+    async with steering(Steered()) as running:
+        await running.router.add_worker("http://127.0.0.1:9")
+        assert await update(running, "7") == 207
+        gone = running.router.pool.find("http://127.0.0.1:9")
+        assert (gone.state, gone.torn) == ("stale", False)
+
+
+async def test_an_announcement_does_not_speak_for_those_that_were_left_behind() -> None:
+    """A trainer that updates engines by itself tells the version of those in use."""
+    good, bad = Steered(), Steered()
+    bad.answers[UPDATE] = FAILED
+    async with steering(good, bad) as running:
+        await update(running, "7")
+        await running.client.post("/weight_version", json={"weight_version": "8"})
+        told = (await running.client.get("/weight_version")).json()
+        assert told == {"weight_version": "8", "workers": {good.url: "8", bad.url: None}}
