@@ -39,6 +39,7 @@ _MAX_HEAD_BYTES = 256 * 1024
 _MAX_AHEAD = 16
 #: Longer than clients keep an idle connection, so that none of them uses one that is just being closed.
 _KEEP_ALIVE_S = 75
+_FRAMING = (b"content-length", b"transfer-encoding")
 _HANDLED = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -119,7 +120,13 @@ class _Protocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        upgrade = self.parser.should_upgrade()
+        if upgrade and any(name in _FRAMING and value != b"0" for name, value in self.headers):
+            # httptools takes what follows for the other protocol: the body would be lost, or be the next request.
+            raise ValueError("a body and another protocol behind one head")
         super().on_headers_complete()
+        if upgrade:
+            self.cycle.keep_alive = False  # no other protocol is spoken here
         self.headers = _NOWHERE
         if self.pipeline:
             self.flow.resume_reading()  # uvicorn would read no further, and not see the client hang up

@@ -19,13 +19,16 @@ from router_core.types import Headers
 __all__ = ["Limits", "Upstream"]
 
 # RFC 9110 section 7.6.1; Proxy-* are for this hop only (section 11.7); Host and the length are written anew;
-# "100 Continue" was settled with the client.
+# "100 Continue" was settled with the client. Names with an underscore are the same ones to a server that speaks CGI.
 _NOT_SENT = frozenset(
     (
-        b"connection", b"content-length", b"expect", b"host", b"keep-alive", b"proxy-authenticate",
-        b"proxy-authorization", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade",
+        b"connection", b"content-length", b"content_length", b"expect", b"host", b"keep-alive", b"proxy-authenticate",
+        b"proxy-authorization", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"transfer_encoding",
+        b"upgrade",
     )
 )  # fmt: skip
+#: The one makes a tunnel of a connection that is used again; the other would show the client what the router adds.
+_NOT_PASSED = ("CONNECT", "TRACE")
 
 
 class Upstream:
@@ -102,6 +105,8 @@ class Upstream:
         return reply
 
     def _head(self, method: str, target: bytes, headers: Headers, length: int) -> bytes:
+        if method in _NOT_PASSED:
+            raise BadRequest(f"{method} is not passed on to workers")
         lines = [method.encode("ascii"), b" ", target, b" HTTP/1.1\r\n", self._host_line]
         line_ends = 3  # of the request line, of Host, and of the empty line
         named: list[bytes] = []
@@ -111,6 +116,8 @@ class Upstream:
                 line_ends += 1
             elif name == b"connection" and value.lower() not in PLAIN_CONNECTION:
                 named += [token.strip().lower() for token in value.split(b",")]
+            elif name == b"transfer-encoding" and value.lower() != b"chunked":
+                raise BadRequest("wanted a body in no transfer coding but chunked")
         if named:
             rest = [pair for pair in headers if pair[0] not in named and pair[0] != b"connection"]
             return self._head(method, target, rest, length)
