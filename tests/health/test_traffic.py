@@ -192,9 +192,10 @@ class Choosy:
             if head.startswith(b"GET /stream"):
                 self.streams += 1
                 writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
-                while not reader.at_eof():
+                while not writer.is_closing():
                     writer.write(b"5\r\npiece\r\n")
                     await anyio.sleep(0.02)
+                self.streams -= 1
             else:
                 writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{}")
         writer.close()
@@ -224,6 +225,7 @@ async def choosy() -> AsyncIterator[Choosy]:
         finally:
             for raw in worker.waiting:
                 raw.close()
+            await until(lambda: not worker.streams)
 
 
 @pytest.mark.parametrize("streams", [True, False])
