@@ -112,7 +112,8 @@ class _Protocol(HttpToolsProtocol):
         if self._overhead > _MAX_HEAD_BYTES:
             self._refuse(431, f"the request's headers are larger than {_MAX_HEAD_BYTES} bytes")
         elif self._in_message or self.cycle is None or self.cycle.response_complete:
-            self._await_more()
+            if self._reading is None or not self._in_head:  # a head gets its time once
+                self._await_more()
 
     def on_message_begin(self) -> None:
         self._in_message = self._in_head = True
@@ -148,15 +149,15 @@ class _Protocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def _await_more(self) -> None:
-        """The rest of a request, or the next one: a head as a whole, a body piece by piece."""
+        """Give the client its time, from now on, for the rest of a request or for the next one."""
         if self._reading is not None:
-            if self._in_head:
-                return
             self._reading.cancel()
         self._reading = self.loop.call_later(self._client_timeout_s, self._too_slow)
 
     def _too_slow(self) -> None:
         self._reading = None
+        if self.transport.is_closing():
+            return
         served = self._served
         answering = served is not None and not served.response_complete
         if self.flow.read_paused or (answering and (self._in_head or served is not self.cycle)):
@@ -170,6 +171,8 @@ class _Protocol(HttpToolsProtocol):
         super().on_response_complete()
         if self.transport.is_closing():
             self._expect_taken()
+        elif self._reading is not None:
+            self._await_more()  # for what it had begun meanwhile
 
     def pause_writing(self) -> None:
         super().pause_writing()
