@@ -1,0 +1,128 @@
+"""What goes wrong, in an order that the seed decides."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from random import Random
+from typing import Literal
+
+import aiohttp
+
+from chaos.fleet import Engine, Watch, until
+from chaos.relay import TROUBLES, Trouble
+
+__all__ = ["KINDS", "Fault", "Faults", "Kind", "pause"]
+
+Kind = Trouble | Literal["killed (-9)", "stopped (SIGSTOP)"]
+_KILLED: Kind = "killed (-9)"
+_STOPPED: Kind = "stopped (SIGSTOP)"
+KINDS: tuple[Kind, ...] = (_KILLED, _STOPPED, *TROUBLES)
+
+
+@dataclass(slots=True)
+class Fault:
+    """One thing that went wrong with ``engine``; ``hit`` are the requests that it happened to."""
+
+    kind: Kind
+    engine: str
+    began: float
+    hit: set[str] = field(default_factory=set)
+    quarantined_after_s: float | None = None
+
+
+class Faults:
+    """Each engine has troubles of its own, one after the other: all kinds it can have, shuffled, again and again."""
+
+    def __init__(self, watch: Watch, direct: aiohttp.ClientSession, seed: int) -> None:
+        self._watch = watch
+        self._direct = direct
+        self._seed = seed
+        self.done: list[Fault] = []
+        self.wrong: list[tuple[str, str]] = []
+
+    async def run(self, engine: Engine, number: int, over: asyncio.Event) -> None:
+        """Trouble for ``engine`` until it is ``over``; then it is well."""
+        random = Random(f"{self._seed} {engine.name}")
+        for kind in _kinds(engine, number, random):
+            await pause(
+                over, random.uniform(0.5, 2.0) if engine.relay is not None else random.uniform(2.0, 6.0)
+            )
+            if over.is_set():
+                return
+            fault = Fault(kind, engine.name, asyncio.get_running_loop().time())
+            self.done.append(fault)
+            if kind == "killed (-9)":
+                await self._kill(engine, fault, random)
+            elif kind == "stopped (SIGSTOP)":
+                await self._stop(engine, fault, random)
+            else:
+                await self._spoil(engine, fault, kind, random)
+
+    def _under_way(self, engine: Engine) -> set[str]:
+        """What the engine works on, without what it had when it was killed before."""
+        killed = [fault.hit for fault in self.done if fault.kind == _KILLED and fault.engine == engine.name]
+        return engine.journal.unfinished().difference(*killed)
+
+    async def _kill(self, engine: Engine, fault: Fault, random: Random) -> None:
+        was_ready = await until(lambda: self._watch.state(engine.url) == "ready", 5)
+        fault.began = asyncio.get_running_loop().time()
+        engine.program.kill()
+        fault.hit = self._under_way(engine)
+        noticed = await until(lambda: self._watch.state(engine.url) != "ready", 30)
+        if not noticed:
+            self.wrong.append(("not quarantined", f"{engine.name} was killed, and is still ready after 30 s"))
+        elif was_ready:
+            fault.quarantined_after_s = asyncio.get_running_loop().time() - fault.began
+        await asyncio.sleep(random.uniform(0, 1))
+        await self.revive(engine)
+
+    async def revive(self, engine: Engine) -> None:
+        """Start it again, with its first weights, and wait until it serves."""
+        engine.program.start()
+        for _ in range(600):
+            if await engine.serves(self._direct):
+                return
+            await asyncio.sleep(0.1)
+        self.wrong.append(("no engine", f"{engine.name} does not start"))
+
+    async def _stop(self, engine: Engine, fault: Fault, random: Random) -> None:
+        engine.program.send(signal.SIGSTOP)
+        fault.hit = self._under_way(engine)
+        try:
+            await asyncio.sleep(random.uniform(0.3, 4))
+        finally:
+            engine.program.send(signal.SIGCONT)
+
+    async def _spoil(self, engine: Engine, fault: Fault, trouble: Trouble, random: Random) -> None:
+        relay = engine.relay
+        assert relay is not None, "only a relay does this"
+        everything = random.random() < 0.3
+        before = set(relay.hit)
+        relay.trouble, relay.everything = trouble, everything
+        try:
+            await asyncio.sleep(random.uniform(1, 2.5))
+        finally:
+            relay.trouble, relay.everything = None, False
+            fault.hit = set(relay.hit) - before
+
+
+def _kinds(engine: Engine, number: int, random: Random) -> Iterator[Kind]:
+    kinds: list[Kind] = [_KILLED, _STOPPED]
+    if engine.relay is not None:
+        half = len(TROUBLES) // 2 * (number % 2)  # two relays begin with other halves
+        kinds = [_STOPPED, *TROUBLES[half:], _KILLED, *TROUBLES[:half]]
+    while True:
+        yield from kinds
+        random.shuffle(kinds)
+
+
+async def pause(over: asyncio.Event, seconds: float) -> None:
+    """Sleep, but no longer than until it is ``over``."""
+    try:
+        async with asyncio.timeout(seconds):
+            await over.wait()
+    except TimeoutError:
+        pass

@@ -1,0 +1,98 @@
+"""``slime-router`` and its engines as processes of their own, which end when the test does, however it ends."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from router_core.serving import bind
+
+__all__ = ["Program", "free_port"]
+
+_libc = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
+#: Below the ports that the system gives to clients, so that nobody takes one while its engine is down.
+_PORTS = range(18_000, 32_000)
+
+
+def free_port() -> int:
+    """A port on which an engine can be started, killed and started again."""
+    for port in random.sample(_PORTS, 200):
+        with suppress(OSError), bind("127.0.0.1", port):
+            return port
+    raise OSError("no free port")
+
+
+def _die_with_the_test() -> None:
+    """A time-out ends the test process without a word, and nobody would be left to clean up."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class Program:
+    """``python -m router_core ...``, a process group that can be started again; ``log`` has what it said."""
+
+    def __init__(self, arguments: Sequence[str], log: Path) -> None:
+        self.log = log
+        self._command = [sys.executable, "-m", "router_core", *arguments]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it; ``arguments`` of the last time are used again."""
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+                preexec_fn=_die_with_the_test,  # all it needs is loaded
+            )
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "not started"
+        return self._process.pid
+
+    @property
+    def ended(self) -> bool:
+        return self._process is None or self._process.poll() is not None
+
+    def send(self, which: signal.Signals) -> None:
+        """Send a signal to the whole group."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, which)
+
+    def kill(self) -> None:
+        """End it at once, stopped or not."""
+        if self._process is not None:
+            self.send(signal.SIGKILL)
+            self._process.wait(10)
+
+    def said(self) -> str:
+        """Its log so far."""
+        return self.log.read_text(errors="replace")
+
+    def open_files(self) -> int:
+        """File descriptors, sockets included."""
+        return len(os.listdir(f"/proc/{self.pid}/fd"))
+
+    def resident_bytes(self) -> int:
+        """Memory in use."""
+        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def listens(port: int) -> bool:
+    """Whether anybody accepts connections at ``port``."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

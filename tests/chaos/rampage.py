@@ -1,0 +1,272 @@
+"""The whole run: a router and engines as processes, a crowd, a trainer, and faults; then the judgement."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from random import Random
+
+import aiohttp
+import anyio
+
+from chaos.asking import DEADLINE_S, Crowd
+from chaos.conversations import Conversation, opening
+from chaos.faults import KINDS, Faults
+from chaos.fleet import Engine, Trainer, Watch, until
+from chaos.oracle import Oracle
+from chaos.processes import Program, free_port
+from chaos.report import Report, Use
+from slime_engine.model import load_model
+from slime_engine.tokenizer import EngineTokenizer
+
+__all__ = ["rampage"]
+
+_FLAGS = (
+    "--middleware-paths", "chaos.counting",
+    "--plugin", "radix_cache", "--radix-tree-max-bytes", str(64 << 20), "--gc-threshold-k", "0",
+    "--abort-retry-wait-s", "0.2",
+    "--health-check-interval-secs", "0.5", "--health-check-timeout-secs", "1", "--health-failure-threshold", "3",
+    "--connect-timeout-secs", "1", "--request-timeout-secs", "5", "--stream-silence-timeout-secs", "5",
+    "--control-timeout-s", "2",
+)  # fmt: skip
+#: How long the end may take: for recovering, for counts to become zero, for what was used to be given back.
+_SETTLED_S = 30.0
+#: How much longer than asked for it goes on until everything has happened that is to happen.
+_MORE_S = 90.0
+_MORE_FILES, _MORE_TASKS, _MORE_BYTES = 8, 4, 160 << 20
+_TRACEBACK = re.compile(r"^.*\n(?:  [+|] .*\n)*Traceback.*(?:\n[ \w].*)*", re.MULTILINE)
+_WARMING, _UPDATES, _LOOKED_AT_AGAIN = 20, 3, 300
+
+
+class Rampage:
+    """One run. ``seconds`` is how long things go wrong at least; starting, ending and judging come on top."""
+
+    def __init__(self, directory: Path, seconds: float, seed: int, crowd: int) -> None:
+        self._seconds, self._seed, self._size = seconds, seed, crowd
+        self._tokenizer: EngineTokenizer = load_model().tokenizer
+        self._tokenizer.save(directory / "tokenizer")
+        self.engines = [Engine(f"engine{number}", directory, relayed=number > 1) for number in range(4)]
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        workers = ["--worker-urls", *(engine.url for engine in self.engines)]
+        checkpoint = ["--hf-checkpoint", str(directory / "tokenizer")]
+        self.router = Program(["--port", str(port), *_FLAGS, *checkpoint, *workers], directory / "router.log")
+        self.dice = Random(f"{seed} turns")
+        self.conversations = opening(seed)
+
+    async def run(self) -> Report:
+        """Everything; processes are gone afterwards."""
+        programs = [self.router, *(engine.program for engine in self.engines)]
+        try:
+            async with self._clients(), anyio.create_task_group() as relays:
+                for engine in self.engines:
+                    if engine.relay is not None:
+                        await relays.start(engine.relay.run)
+                for program in programs:
+                    program.start()
+                report = await self._run()
+                relays.cancel_scope.cancel()
+        except Exception as error:
+            if self.router.ended:
+                error.add_note(f"the router has ended:\n{self.router.said()[-3000:]}")
+            raise
+        finally:
+            for program in programs:
+                program.kill()
+        return report
+
+    @asynccontextmanager
+    async def _clients(self) -> AsyncIterator[None]:
+        """To the router, and to the engines behind its back. Connections are not kept: files are counted."""
+        async with (
+            aiohttp.ClientSession(
+                self.url,
+                connector=aiohttp.TCPConnector(limit=0, force_close=True),
+                timeout=aiohttp.ClientTimeout(total=2 * DEADLINE_S),
+                read_bufsize=1 << 22,
+            ) as self._http,
+            aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(force_close=True), timeout=aiohttp.ClientTimeout(total=2)
+            ) as self._direct,
+        ):
+            self._watch = Watch(self._http)
+            self._crowd = Crowd(self._http, tokens=24)
+            self._trainer = Trainer(self._http, Random(f"{self._seed} trainer"))
+            self._faults = Faults(self._watch, self._direct, self._seed)
+            yield
+
+    async def _run(self) -> Report:
+        loop = asyncio.get_running_loop()
+        await self._until_up()
+        async with asyncio.TaskGroup() as warming:
+            for _ in range(_WARMING):
+                warming.create_task(self._crowd.play(next(self.conversations), 3, 0.1))
+        report = Report(self._seed, self._faults.done, self._crowd.asked, await self._use(None))
+        over = asyncio.Event()
+        began = loop.time()
+        async with asyncio.TaskGroup() as looking:
+            watching = looking.create_task(self._watch.run())
+            async with asyncio.TaskGroup() as tasks:
+                for number, engine in enumerate(self.engines):
+                    tasks.create_task(self._faults.run(engine, number, over))
+                tasks.create_task(self._trainer.run(over))
+                for _ in range(self._size):
+                    tasks.create_task(self._talk(over))
+                await asyncio.sleep(self._seconds)
+                if not await until(self._all_has_happened, _MORE_S):
+                    report.wrong.append(("not everything happened", f"{self._happened()}"))
+                report.seconds = loop.time() - began
+                over.set()
+                self._crowd.hurry.set()
+            await self._recover(report)
+            watching.cancel()
+        await self._leave_nothing(report)
+        report.after = await self._use(report.before)
+        report.wrong += [*self._crowd.wrong, *self._faults.wrong, *_leaked(report.after, report.before)]
+        await self._judge(report)
+        self._read_log(report)
+        return report
+
+    async def _until_up(self) -> None:
+        with anyio.fail_after(60):
+            for engine in self.engines:
+                while not await engine.serves(self._direct):  # noqa: ASYNC110  # a process has no event
+                    await asyncio.sleep(0.1)
+            while not self._all_ready():
+                assert not self.router.ended, self.router.said()
+                with suppress(aiohttp.ClientError):
+                    await self._watch.look()
+                await asyncio.sleep(0.1)
+
+    def _all_ready(self) -> bool:
+        return all(self._watch.state(engine.url) == "ready" for engine in self.engines)
+
+    async def _talk(self, over: asyncio.Event) -> None:
+        while not over.is_set():
+            await self._crowd.play(next(self.conversations), self.dice.randint(3, 6), 4.0)
+
+    def _happened(self) -> tuple[set[str], int, int]:
+        missing = {*KINDS} - {fault.kind for fault in self._faults.done}
+        return {*missing}, len(self._crowd.finished), len(self._trainer.updates) - 1
+
+    def _all_has_happened(self) -> bool:
+        missing, conversations, updates = self._happened()
+        return not missing and conversations >= self._size and updates >= _UPDATES
+
+    # After the storm.
+
+    async def _recover(self, report: Report) -> None:
+        """Every engine serves again once it has taken an update."""
+        for _ in range(5):
+            if (await self._trainer.update()).whole:
+                break
+        if not await until(self._all_ready, _SETTLED_S):
+            shown = [
+                {key: self._watch.workers[engine.url].get(key) for key in ("url", "state", "reason")}
+                for engine in self.engines
+            ]
+            report.wrong.append(("not every engine is back", f"{shown}; {self._trainer.answers[-3:]}"))
+        updates = self._trainer.updates[1:]
+        report.updates, report.whole_updates = len(updates), sum(update.whole for update in updates)
+
+    async def _leave_nothing(self, report: Report) -> None:
+        """Counts are zero, and no engine generates for nobody."""
+        deadline = asyncio.get_running_loop().time() + _SETTLED_S
+        while True:
+            await self._watch.look()
+            loads = {worker["url"]: worker["load"] for worker in self._watch.workers.values()}
+            orphans = {engine.url: await engine.running(self._direct) for engine in self.engines}
+            if not any(loads.values()) and not any(orphans.values()):
+                return
+            if asyncio.get_running_loop().time() > deadline:
+                report.wrong.append(("something is left", f"in flight {loads}, generated {orphans}"))
+                return
+            await asyncio.sleep(0.2)
+
+    async def _use(self, aim: Use | None) -> Use:
+        """What the idle router has; with an ``aim``, waits a while for it to come down to that."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + (_SETTLED_S if aim is not None else 6)  # it keeps idle connections for 4 s
+        while True:
+            await asyncio.sleep(0.5)
+            async with self._http.get("/chaos/counts") as answer:
+                counts = await answer.json()
+            router = self.router
+            use = Use(router.open_files(), router.resident_bytes(), counts["tasks"], counts["exchanges"])
+            if loop.time() > deadline or (aim is not None and not _leaked(use, aim)):
+                return use
+
+    async def _judge(self, report: Report) -> None:
+        entries = [entry for engine in self.engines for entry in engine.journal.entries()]
+        oracle = Oracle(entries, lambda ids: self._tokenizer.decode(ids, skip_special_tokens=True))
+        self._judge_answers(oracle, report)
+        again = self._crowd.finished[-_LOOKED_AT_AGAIN:]
+        for conversation in self._crowd.finished:
+            report.conversations += 1
+            report.turns += len(conversation.heard)
+            report.given_up += conversation.failed
+            if conversation.heard:
+                self._judge_retrieved(oracle, conversation, report)
+                if conversation in again:
+                    conversation.said = await self._crowd.retrieve(conversation)
+                    self._judge_retrieved(oracle, conversation, report)
+
+    def _judge_answers(self, oracle: Oracle, report: Report) -> None:
+        garbled = {rid for engine in self.engines if engine.relay is not None for rid in engine.relay.hit}
+        for asked in self._crowd.asked:
+            if asked.outcome == "garbled" and not garbled.intersection(asked.rids):
+                report.wrong.append(("no fault explains an answer that makes no sense", f"{asked.rids}"))
+            for heard in asked.heard:
+                source = oracle.source(heard)
+                if source is None:
+                    report.wrong.append(("an answer is not in any journal", f"{heard}"))
+                    continue
+                oldest, newest = self._trainer.allowed(heard.asked_at, heard.heard_at)
+                seen = {int(version) for version in source["output_versions"][: len(heard.output_ids)]}
+                if any(not oldest <= version <= newest for version in seen):
+                    told = (
+                        f"{heard.rid}: sampled under {sorted(seen)}, when the fleet had {oldest} to {newest}"
+                    )
+                    report.wrong.append(("weights that the fleet had not", told))
+
+    def _judge_retrieved(self, oracle: Oracle, conversation: Conversation, report: Report) -> None:
+        said = conversation.said
+        assert said is not None, "asked for when it was finished"
+        wrong = oracle.judge(conversation, said)
+        if wrong is not None:
+            report.wrong.append(("retrieved tokens", f"{conversation.session}: {wrong}"))
+        elif said["exact"]:
+            report.exact += 1
+        else:
+            report.flagged[said["inexact_reason"]] += 1
+
+    def _read_log(self, report: Report) -> None:
+        log = self.router.said()
+        for said in _TRACEBACK.findall(log):
+            if "answer_not_understood" not in said:  # of an engine that answered what is no JSON
+                report.wrong.append(("a traceback in the router's log", said[:3000]))
+        if self.router.ended:
+            report.wrong.append(("the router has ended", log[-3000:]))
+
+
+def _leaked(after: Use, before: Use) -> list[tuple[str, str]]:
+    """What there is more of, beyond what an idle router has a little more or less of."""
+    found = []
+    if after.open_files > before.open_files + _MORE_FILES:
+        found.append(f"{after.open_files - before.open_files} files")
+    if after.exchanges > before.exchanges:
+        found.append(f"{after.exchanges - before.exchanges} exchanges")
+    if after.resident_bytes > before.resident_bytes + _MORE_BYTES:
+        found.append(f"{(after.resident_bytes - before.resident_bytes) >> 20} MiB")
+    tasks = {name: count - before.tasks.get(name, 0) for name, count in after.tasks.items()}
+    if sum(tasks.values()) > _MORE_TASKS:
+        found.append(f"tasks { ({name: count for name, count in tasks.items() if count > 0}) }")
+    return [("leaked", more) for more in found]
+
+
+async def rampage(directory: Path, seconds: float, seed: int, crowd: int = 200) -> Report:
+    """Let ``seconds`` of chaos loose on a router; everything it starts is ended, whatever happens."""
+    return await Rampage(directory, seconds, seed, crowd).run()

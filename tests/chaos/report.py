@@ -1,0 +1,98 @@
+"""What a run came to, as a table."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from chaos.asking import Asked
+from chaos.faults import KINDS, Fault
+
+__all__ = ["Report", "Use"]
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What the router process had at a time when it had nothing to do."""
+
+    open_files: int
+    resident_bytes: int
+    tasks: dict[str, int]
+    exchanges: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.open_files} open files, {self.resident_bytes >> 20} MiB, {sum(self.tasks.values())} tasks, "
+            f"{self.exchanges} exchanges"
+        )
+
+
+@dataclass
+class Report:
+    """``wrong`` must be empty: each entry is a fault of the router, ``(kind, details)``."""
+
+    seed: int
+    faults: Sequence[Fault]
+    asked: Sequence[Asked]
+    before: Use
+    seconds: float = 0.0
+    conversations: int = 0
+    turns: int = 0
+    given_up: int = 0
+    exact: int = 0
+    flagged: Counter[str] = field(default_factory=Counter)
+    updates: int = 0
+    whole_updates: int = 0
+    after: Use | None = None
+    wrong: list[tuple[str, str]] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        outcomes = Counter(asked.outcome for asked in self.asked)
+        lines = [
+            f"{self.seconds:.0f} s of chaos, seed {self.seed}",
+            "",
+            f"{self.conversations} conversations with {self.turns} finished turns, {self.given_up} of which ended "
+            "with a turn that was given up",
+            f"{len(self.asked)} requests: {_counts(outcomes)}",
+            f"{self.updates} weight updates through the router, {self.whole_updates} of them taken by every engine",
+            f"retrieved: {self.exact} exact, {self.flagged.total()} flagged ({_counts(self.flagged)}), "
+            f"{sum(kind == 'retrieved tokens' for kind, _ in self.wrong)} WRONG",
+            "",
+            *self._kinds(),
+            "",
+            self._quarantined(),
+            f"router before: {self.before}",
+            f"router after:  {self.after}",
+            "",
+            f"WRONG: {len(self.wrong)}",
+        ]
+        for kind, count in Counter(kind for kind, _ in self.wrong).items():
+            lines.append(f"{count} × {kind}")
+            lines += [f"    {told}" for name, told in self.wrong if name == kind][:5]
+        return "\n".join(lines)
+
+    def _quarantined(self) -> str:
+        times = [fault.quarantined_after_s for fault in self.faults if fault.quarantined_after_s is not None]
+        if not times:
+            return "nobody was killed"
+        return f"from death to quarantine: median {median(times):.2f} s, longest {max(times):.2f} s, of {len(times)}"
+
+    def _kinds(self) -> list[str]:
+        """Requests by the faults that happened to them; one that its client left on purpose counts for nothing."""
+        outcome = {rid: asked.outcome for asked in self.asked for rid in asked.rids}
+        lines = [f"{'fault':20} injected requests hit survived  lost"]
+        for kind in KINDS:
+            own = [fault for fault in self.faults if fault.kind == kind]
+            hit: set[str] = set().union(*(fault.hit for fault in own))
+            met = Counter(outcome[rid] for rid in hit if outcome.get(rid, "left") != "left")
+            survived = met.pop("200", 0)
+            lost = met.total()
+            numbers = f"{len(own):8} {survived + lost:12} {survived:8} {lost:5}"
+            lines.append(f"{kind:20} {numbers}  {_counts(met) if lost else ''}".rstrip())
+        return lines
+
+
+def _counts(counter: Counter[str]) -> str:
+    return ", ".join(f"{count} × {name}" for name, count in counter.most_common()) or "none"
