@@ -10,6 +10,7 @@ import anyio
 import orjson
 
 from router_core import Worker
+from router_core.access import auth_headers
 from router_core.errors import WorkerTimeout
 from router_core.types import Headers
 from router_core.upstream import Limits, Upstream
@@ -30,7 +31,9 @@ class Probe:
         # The deadline is a scope, which is exact; these are looked at once a second.
         limits = Limits(connect_s=2 * timeout_s, first_byte_s=2 * timeout_s, silence_s=2 * timeout_s)
         self._upstream = Upstream(worker.url, limits, tls)
-        self._headers: Headers = []
+        self._headers: Headers = [
+            (name.encode("ascii"), value.encode("ascii")) for name, value in auth_headers(worker).items()
+        ]
         self._timeout_s = timeout_s
 
     @classmethod

@@ -34,6 +34,7 @@ class Patient:
         self.status = 200
         self.version = version
         self.info_status = 200
+        self.old = False  # it knows the old name of that only
         self.probes = 0
         self.headers: list[dict[str, str]] = []
         self.streams = 0
@@ -44,6 +45,7 @@ class Patient:
             routes=[
                 Route("/health", self.health),
                 Route("/model_info", self.about),
+                Route("/get_model_info", self.about),
                 Route("/work", self.work),
                 Route("/stream", self.stream),
                 Route("/late", self.late),
@@ -59,6 +61,8 @@ class Patient:
 
     async def about(self, request: Request) -> Response:
         self.headers.append(dict(request.headers))
+        if self.old and request.url.path == "/model_info":
+            return Response(status_code=404)
         about = {} if self.version is None else {"weight_version": self.version}
         return JSONResponse(about, self.info_status)
 

@@ -135,6 +135,18 @@ async def test_a_probe_that_hangs_holds_back_nobody_elses(start: Start) -> None:
             each.released.set()
 
 
+async def test_a_worker_with_a_key_is_asked_with_it_and_no_other_one_is(start: Start) -> None:
+    keyed, plain = Patient("7"), Patient("7")
+    async with serving(keyed.app) as keyed_url, serving(plain.app) as url, start(*FAST) as running:
+        await running.client.post("/workers", json={"url": keyed_url, "api_key": "sesame"})
+        await running.client.post("/workers", json={"url": url})
+        for each in (keyed, plain):
+            each.headers.clear()
+            await until(lambda each=each: len(each.headers) > 4)  # type: ignore[misc]  # bound here
+        assert {each.get("authorization") for each in keyed.headers} == {"Bearer sesame"}
+        assert {each.get("authorization") for each in plain.headers} == {None}
+
+
 async def test_many_workers_are_not_probed_in_step() -> None:
     """However many are due at once: two looks never begin within the same 5 ms."""
     began: list[float] = []

@@ -1,0 +1,254 @@
+"""A worker comes back when it is well and has the fleet's weights; until then it is stale."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+
+from health.patient import FAST, ONLY, Changes, Patient, serving_again, the_worker, until
+from plugged import routing
+from router_core import Worker
+from router_core.serving import serving
+from routers import Running, Start
+from slime_health import Health, Settings
+
+pytestmark = pytest.mark.anyio
+
+QUICK = Settings(interval_s=0.02, timeout_s=1)
+
+
+@asynccontextmanager
+async def watched(
+    patient: Patient, settings: Settings = QUICK
+) -> AsyncIterator[tuple[Running, Changes, str]]:
+    """A router that looks after ``patient``, what it has told of it, and where ``patient`` was; now it is dead."""
+    changes = Changes()
+    async with routing({"health": Health(settings), "changes": changes}) as running:
+        async with serving(patient.app, grace_s=0.1) as url:
+            await running.router.add_worker(url)
+            await until(lambda: patient.probes > 2)
+        await until(lambda: the_worker(running).state == "quarantined")
+        yield running, changes, url
+
+
+async def rounds(patient: Patient, count: int = 5) -> None:
+    """Return after some more probes."""
+    before = patient.probes
+    await until(lambda: patient.probes > before + count)
+
+
+def shown(worker: Worker) -> tuple[str, str | None, str | None]:
+    return worker.state, worker.weight_version, worker.reason
+
+
+async def test_a_worker_with_the_fleets_weights_is_used_again() -> None:
+    patient = Patient("7")
+    async with watched(patient) as (running, changes, url), serving_again(patient, url):
+        await until(lambda: the_worker(running).state == "ready")
+        assert shown(the_worker(running)) == ("ready", "7", None)
+        assert changes.seen == ["quarantined", "readmitted"]
+        assert (await running.client.get("/work")).text == "done"
+
+
+async def test_a_worker_with_other_weights_is_stale_until_it_has_the_fleets() -> None:
+    patient = Patient("7")
+    async with watched(patient) as (running, changes, url):
+        patient.version = "default"
+        async with serving_again(patient, url):
+            await until(lambda: the_worker(running).state == "stale")
+            reason = "its weights are at version 'default', the fleet's at '7'"
+            assert shown(the_worker(running)) == ("stale", "default", reason)
+            await rounds(patient)
+            assert (await running.client.get("/work")).status_code == 503
+            patient.version = "7"  # somebody has updated it
+            await until(lambda: the_worker(running).state == "ready")
+            assert shown(the_worker(running)) == ("ready", "7", None)
+            assert changes.seen == ["quarantined", "stale", "readmitted"]
+
+
+async def test_a_stale_worker_returns_when_the_fleet_moves_to_its_weights() -> None:
+    """A trainer that updates the engines and then tells the router. The next probe would be due in a minute."""
+    patient = Patient("7")
+    settings = Settings(interval_s=60, timeout_s=1)
+    changes = Changes()
+    async with routing({"health": Health(settings), "changes": changes}) as running:
+        async with serving(patient.app, grace_s=0.1) as url:
+            await running.router.add_worker(url)
+        for _ in range(3):
+            await running.client.get("/work")
+        assert the_worker(running).state == "quarantined"
+        patient.version = "8"
+        async with serving_again(patient, url):
+            await until(lambda: the_worker(running).state == "stale")
+            assert the_worker(running).reason == "its weights are at version '8', the fleet's at '7'"
+            await rounds(patient, 1)
+            began = anyio.current_time()
+            await running.client.post("/weight_version", json={"weight_version": "8"})
+            await until(lambda: the_worker(running).state == "ready")
+            assert anyio.current_time() - began < 2
+            assert changes.seen == ["quarantined", "stale", "readmitted"]
+
+
+async def test_any_weights_will_do_if_the_operator_says_so() -> None:
+    patient = Patient("7")
+    settings = Settings(interval_s=0.02, timeout_s=1, readmit="any")
+    async with watched(patient, settings) as (running, changes, url):
+        patient.version = "default"
+        async with serving_again(patient, url):
+            await until(lambda: the_worker(running).state == "ready")
+            assert shown(the_worker(running)) == ("ready", "default", None)
+            assert changes.seen == ["quarantined", "readmitted"]
+
+
+@pytest.mark.parametrize("readmit", ["matching", "any"])
+async def test_a_torn_worker_does_not_return_by_what_it_says(readmit: str) -> None:
+    patient = Patient("7")
+    settings = Settings(interval_s=0.02, timeout_s=1, readmit=readmit)  # type: ignore[arg-type]  # one of the two
+    async with watched(patient, settings) as (running, changes, url):
+        worker = the_worker(running)
+        worker.torn, worker.weight_version = True, None
+        async with serving_again(patient, url):
+            await until(lambda: worker.state == "stale")
+            await rounds(patient)
+            reason = "a control call failed there, so what it says about itself is no proof"
+            assert shown(worker) == ("stale", None, reason)
+            await running.client.post("/add_worker", json={"url": url})
+            assert shown(worker) == ("ready", "7", None)
+            await rounds(patient)
+            assert shown(worker) == ("ready", "7", None)
+            assert changes.seen == ["quarantined", "stale"]
+
+
+async def test_the_reason_for_which_a_torn_worker_was_set_aside_stays() -> None:
+    patient = Patient("7")
+    async with serving(patient.app) as url, routing({"health": Health(QUICK)}) as running:
+        worker, _ = await running.router.add_worker(url)
+        worker.torn = True
+        running.router.pool.stale(worker, "it failed an update")
+        await rounds(patient)
+        assert (worker.state, worker.reason) == ("stale", "it failed an update")
+
+
+async def test_registering_a_stale_worker_says_that_its_weights_are_right() -> None:
+    patient = Patient("7")
+    async with watched(patient) as (running, _, url):
+        patient.version = "default"
+        async with serving_again(patient, url):
+            await until(lambda: the_worker(running).state == "stale")
+            await running.client.post("/add_worker", json={"url": url})
+            assert the_worker(running).state == "ready"
+            await rounds(patient)
+            assert shown(the_worker(running)) == ("ready", "default", None)
+
+
+async def test_a_worker_that_does_not_say_its_weights_returns_to_a_fleet_without_versions_only() -> None:
+    patient = Patient()
+    async with watched(patient) as (running, changes, url):
+        async with serving_again(patient, url):
+            await until(lambda: the_worker(running).state == "ready")
+        await until(lambda: the_worker(running).state == "quarantined")
+        await running.client.post("/weight_version", json={"weight_version": "7"})
+        async with serving_again(patient, url):
+            await until(lambda: the_worker(running).state == "stale")
+            assert "does not say which weights it has" in (the_worker(running).reason or "")
+        await until(lambda: the_worker(running).state == "quarantined")
+        assert changes.seen == ["quarantined", "readmitted", "quarantined", "stale", "quarantined"]
+
+
+async def test_a_fleet_that_knew_no_version_learns_it_from_who_returns() -> None:
+    patient = Patient()
+    async with watched(patient) as (running, _, url):
+        patient.version = "7"
+        async with serving_again(patient, url):
+            await until(lambda: the_worker(running).state == "ready")
+            assert (await running.client.get("/weight_version")).json() == {
+                "weight_version": "7",
+                "workers": {url: "7"},
+            }
+
+
+async def test_a_worker_that_cannot_say_who_it_is_has_not_passed(start: Start) -> None:
+    patient = Patient("7")
+    async with serving(patient.app) as url, start(*FAST) as running:
+        await running.client.post("/add_worker", json={"url": url})
+        patient.info_status = 500
+        await until(lambda: the_worker(running).state == "quarantined")
+        assert the_worker(running).reason == "it answered /model_info with 500"
+
+
+async def test_an_old_engine_is_asked_by_the_old_name() -> None:
+    patient = Patient("7")
+    patient.old = True
+    async with watched(patient) as (running, _, url):
+        patient.version = "6"
+        async with serving_again(patient, url):
+            await until(lambda: the_worker(running).state == "stale")
+            assert the_worker(running).weight_version == "6"
+
+
+# workers that nobody saw fail
+
+
+async def test_a_process_that_was_replaced_between_two_probes_is_noticed_by_its_old_weights() -> None:
+    patient, changes = Patient("default"), Changes()
+    async with serving(patient.app) as url, routing({"health": Health(QUICK), "changes": changes}) as running:
+        worker, _ = await running.router.add_worker(url)
+        patient.version = "7"
+        await running.client.post("/weight_version", json={"weight_version": "7"})
+        await rounds(patient)
+        assert shown(worker) == ("ready", "7", None)
+        patient.version = "default"
+        await until(lambda: worker.state == "stale")
+        assert shown(worker)[1:] == ("default", "its weights are at version 'default', the fleet's at '7'")
+        assert changes.seen == ["stale"]
+
+
+async def test_one_failed_request_is_enough_to_look_at_the_weights_before_the_next_verdict(
+    start: Start,
+) -> None:
+    """The process was replaced so fast that nothing but one request noticed, by one whose version is not news."""
+    patient = Patient("default")
+    async with start(*ONLY, "--health-check-interval-secs", "1") as running:
+        async with serving(patient.app, grace_s=0.1) as url:
+            await running.client.post("/add_worker", json={"url": url})
+            await until(lambda: patient.probes > 1)
+            await running.client.post("/weight_version", json={"weight_version": "7"})
+            await rounds(patient, 1)
+            assert the_worker(running).state == "ready"  # it has always said so
+        assert (await running.client.get("/work")).status_code == 502
+        async with serving_again(patient, url):
+            await until(lambda: the_worker(running).state == "stale")
+            assert the_worker(running).weight_version == "default"
+
+
+async def test_weights_ahead_of_the_fleets_are_an_update_under_way() -> None:
+    patient, changes = Patient("7"), Changes()
+    async with serving(patient.app) as url, routing({"health": Health(QUICK), "changes": changes}) as running:
+        worker, _ = await running.router.add_worker(url)
+        await rounds(patient)
+        patient.version = "8"
+        await rounds(patient)
+        assert shown(worker) == ("ready", "8", None)
+        patient.status = 503  # and one bad moment changes nothing
+        await rounds(patient, 0)
+        patient.status = 200
+        await rounds(patient)
+        assert shown(worker) == ("ready", "8", None)
+        await running.client.post("/weight_version", json={"weight_version": "8"})
+        await rounds(patient)
+        assert changes.seen == []
+
+
+async def test_engines_whose_version_never_moves_are_not_held_against_what_was_announced() -> None:
+    patient, changes = Patient("default"), Changes()
+    async with serving(patient.app) as url, routing({"health": Health(QUICK), "changes": changes}) as running:
+        worker, _ = await running.router.add_worker(url)
+        await rounds(patient)
+        for version in ("1", "2"):
+            await running.client.post("/weight_version", json={"weight_version": version})
+            await rounds(patient)
+            assert shown(worker) == ("ready", version, None)
+        assert changes.seen == []
