@@ -71,7 +71,7 @@ def _parser() -> _Parser:
         help="dotted paths of plugins, or of ASGI middleware classes of slime's form",
     )
     parser.add_argument(
-        "--no-default-plugins", action="store_true", help=f"do without {' and '.join(DEFAULT_PLUGINS)}"
+        "--no-default-plugins", action="store_true", help=f"do without {', '.join(DEFAULT_PLUGINS)}"
     )
     return parser
 

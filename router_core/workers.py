@@ -85,7 +85,7 @@ class Worker:
     torn: bool = False
     withheld: bool = False
     in_flight: int = 0
-    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    id: str = field(default_factory=lambda: str(uuid.uuid4()))
 
     def describe(self) -> dict[str, Any]:
         """The worker as ``GET /workers`` shows it."""

@@ -167,7 +167,7 @@ def test_flags_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> Non
     router, _ = build([])
     assert router.settings.port == 7
     assert router.settings.worker_urls == ("http://10.0.0.1:1", "http://10.0.0.2:2")
-    assert [name for name, _ in router.hooks.pre_request] == ["r3"]
+    assert "r3" in [name for name, _ in router.hooks.pre_request]
     assert router.options.disable_health_check is True
     assert router.options.policy == "round_robin"
 
@@ -184,7 +184,7 @@ def test_flags_come_from_a_file(tmp_path: Path) -> None:
     router, _ = build(["--config", str(file)])
     assert router.settings.port == 7
     assert router.settings.worker_urls == ("http://10.0.0.1:1", "http://10.0.0.2:2")
-    assert [name for name, _ in router.hooks.pre_request] == ["r3"]
+    assert "r3" in [name for name, _ in router.hooks.pre_request]
     assert router.options.disable_health_check is True
 
 

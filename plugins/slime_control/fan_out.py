@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +12,11 @@ import httpx
 import orjson
 
 from router_core import Worker
+from router_core.access import auth_headers
 from router_core.types import Headers
 from slime_control.calls import Call
 
-__all__ = ["Answer", "FanOut"]
+__all__ = ["CONNECTIONS", "Answer", "FanOut"]
 
 #: What is read of a worker's answer, and shown of one that is not JSON.
 _MAX_ANSWER_BYTES = 1 << 20
@@ -54,20 +54,21 @@ class Answer:
         return {**told, **self.content, "status": self.status}
 
 
+#: None is kept: an idle one may be closed by the worker just as it is used, and a call must not be repeated.
+CONNECTIONS = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+
+
 class FanOut:
     """Sends control calls, on connections of its own: traffic cannot fill them, nor they the traffic's.
 
     ``timeout_s`` is for a worker's whole answer.
     """
 
-    def __init__(self, tls: ssl.SSLContext | None, timeout_s: float, connect_s: float) -> None:
+    def __init__(self, transport: httpx.AsyncBaseTransport, timeout_s: float, connect_s: float) -> None:
         self._timeout_s = timeout_s
         self._aborting = anyio.CapacityLimiter(_ABORTS_AT_ONCE)
         self._http = httpx.AsyncClient(
-            trust_env=False,
-            verify=tls if tls is not None else True,
-            # None is kept: an idle one may be closed by the worker just as it is used, and a call must not be repeated.
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+            transport=transport,
             timeout=httpx.Timeout(None, connect=connect_s),
         )
 
@@ -90,20 +91,22 @@ class FanOut:
         passed = [pair for pair in headers if pair[0] not in _OWN]
 
         async def one(worker: Worker, body: bytes) -> None:
-            on_answer(worker, await self._ask(call, method, worker.url + target, passed, body))
+            on_answer(worker, await self._ask(call, method, worker, target, passed, body))
 
         async with anyio.create_task_group() as tasks:
             for worker, body in bodies.items():
                 tasks.start_soon(one, worker, body)
 
-    async def _ask(self, call: Call, method: str, url: str, headers: Headers, body: bytes) -> Answer:
+    async def _ask(
+        self, call: Call, method: str, worker: Worker, target: str, headers: Headers, body: bytes
+    ) -> Answer:
         own = [(b"accept-encoding", b"identity")]
         if body or method == "POST":
             own.append((b"content-length", b"%d" % len(body)))
         content = _pieces(body) if body else None
         try:
             with anyio.fail_after(self._timeout_s):
-                status, raw = await self._exchange(method, url, [*headers, *own], content)
+                status, raw = await self._exchange(method, worker, target, [*headers, *own], content)
         except TimeoutError:
             return Answer(504, {}, f"no answer within {self._timeout_s:g} s")
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
@@ -115,10 +118,13 @@ class FanOut:
         return _judged(call, status, raw)
 
     async def _exchange(
-        self, method: str, url: str, headers: Headers, content: AsyncIterator[bytes] | None
+        self, method: str, worker: Worker, target: str, headers: Headers, content: AsyncIterator[bytes] | None
     ) -> tuple[int, bytes]:
+        if not any(name == b"authorization" for name, _ in headers):
+            key = auth_headers(worker).items()
+            headers = [*headers, *((name.encode("ascii"), value.encode("ascii")) for name, value in key)]
         raw = bytearray()
-        async with self._http.stream(method, url, headers=headers, content=content) as answer:
+        async with self._http.stream(method, worker.url + target, headers=headers, content=content) as answer:
             async for chunk in answer.aiter_raw():
                 raw += chunk
                 if len(raw) > _MAX_ANSWER_BYTES:
@@ -132,7 +138,7 @@ class FanOut:
         try:
             with anyio.fail_after(_QUESTION_S):
                 async with self._aborting:
-                    await self._exchange("POST", worker.url + "/abort_request", headers, _pieces(body))
+                    await self._exchange("POST", worker, "/abort_request", headers, _pieces(body))
         except Exception as error:
             logger.info("worker %s was not told to abort a request: %s", worker.url, type(error).__name__)
 
@@ -141,7 +147,7 @@ class FanOut:
         try:
             with anyio.fail_after(min(_QUESTION_S, self._timeout_s)):
                 for path in paths:
-                    status, raw = await self._exchange("GET", worker.url + path, [], None)
+                    status, raw = await self._exchange("GET", worker, path, [], None)
                     if status != 404:
                         break
         except Exception:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import ClassVar
 
 import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from router_core import Exchange, Reply, Worker, hookimpl
 from router_core.errors import BadRequest, HTTPError, ShuttingDown, WorkerUnreachable
@@ -18,7 +20,7 @@ from router_core.router import Router
 from router_core.types import GENERATION_PATHS
 from slime_control.aborted import aborted_reply, names
 from slime_control.calls import CALLS, Call
-from slime_control.fan_out import FanOut
+from slime_control.fan_out import CONNECTIONS, FanOut
 from slime_control.fleet import Fleet
 from slime_control.gate import Gate
 from slime_control.settings import Settings
@@ -68,21 +70,34 @@ class Control:
         self.under_way = UnderWay()
         self._router: Router | None = None
         self._fleet: Fleet | None = None
-        self._fan_out: FanOut | None = None
+        self._unwanted: MemoryObjectSendStream[tuple[Worker, str]] | None = None
 
     @hookimpl
     @asynccontextmanager
     async def lifespan(self, router: Router) -> AsyncIterator[None]:
         settings = self.settings
         connect_s = min(router.settings.connect_timeout_s, settings.control_timeout_s)
-        async with FanOut(router.worker_tls, settings.control_timeout_s, connect_s) as fan_out:
-            self._router, self._fan_out = router, fan_out
+        async with FanOut(
+            router.worker_transport(limits=CONNECTIONS), settings.control_timeout_s, connect_s
+        ) as fan_out:
+            self._router = router
             self._fleet = Fleet(router, fan_out, self.gate, self.under_way)
             router.tasks.start_soon(self._end_of_waiting, router)
-            try:
-                yield
-            finally:
-                self._router = self._fleet = self._fan_out = None
+            self._unwanted, unwanted = anyio.create_memory_object_stream[tuple[Worker, str]](math.inf)
+            router.tasks.start_soon(self._end_generations, unwanted, fan_out)
+            with self._unwanted:
+                try:
+                    yield
+                finally:
+                    self._router = self._fleet = self._unwanted = None
+
+    async def _end_generations(
+        self, unwanted: MemoryObjectReceiveStream[tuple[Worker, str]], fan_out: FanOut
+    ) -> None:
+        # An attempt may fail in a callback of its connection, where no task can be started.
+        async with unwanted, anyio.create_task_group() as tasks:
+            async for worker, rid in unwanted:
+                tasks.start_soon(fan_out.abort, worker, rid)
 
     async def _end_of_waiting(self, router: Router) -> None:
         await router.stopping.wait()
@@ -128,12 +143,11 @@ class Control:
 
     def _abort(self, worker: Worker, request: Request) -> bool:
         """Let ``worker`` end ``request``; true when it has a name for that."""
-        router, fan_out = self._router, self._fan_out
-        if router is None or fan_out is None or request.path not in _GENERATING:
+        if self._unwanted is None or request.path not in _GENERATING:
             return False
         rids = rids_of(request) or []
         for rid in rids:
-            router.tasks.start_soon(fan_out.abort, worker, rid)
+            self._unwanted.send_nowait((worker, rid))
         return bool(rids)
 
     @hookimpl

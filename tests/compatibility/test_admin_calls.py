@@ -82,9 +82,6 @@ async def test_slime_with_a_gateway_from_0_3_on(late: Steered) -> None:
         assert await registered(running) == []
 
 
-@pytest.mark.xfail(
-    strict=True, reason="workers' ids are spelt without dashes, those of the gateway with them"
-)
 async def test_miles_waits_for_a_worker_to_be_there_and_to_be_gone(late: Steered) -> None:
     """Each answer is checked: status, identity, location; ids are UUIDs, spelt as ``uuid`` spells them."""
     async with steering() as running:

@@ -358,7 +358,11 @@ async def test_a_large_body_is_held_once_however_many_workers_there_are() -> Non
             await stream.send(b"HTTP/1.1 200 OK\r\ncontent-length: 17\r\n\r\n" + b'{"success": true}')
 
     answers: list[Answer] = []
-    async with AsyncExitStack() as stack, anyio.create_task_group() as tasks, FanOut(None, 60, 5) as fan_out:
+    async with (
+        AsyncExitStack() as stack,
+        anyio.create_task_group() as tasks,
+        FanOut(httpx.AsyncHTTPTransport(), 60, 5) as fan_out,
+    ):
         bodies = {}
         for number in range(count):
             listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=0)

@@ -106,7 +106,11 @@ SHAPES = {
     "batch": ("/generate", {"text": [PROMPT, PROMPT + "a"], "sampling_params": SAMPLING}, 2),
     "named batch": ("/generate", {"text": [PROMPT] * 2, "sampling_params": SAMPLING, "rid": ["a", "b"]}, 2),
     "stream": ("/generate", {"text": PROMPT, "sampling_params": SAMPLING, "stream": True}, 1),
-    "stream of a batch": ("/generate", {"text": [PROMPT] * 2, "sampling_params": SAMPLING, "stream": True}, 2),
+    "stream of a batch": (
+        "/generate",
+        {"text": [PROMPT] * 2, "sampling_params": SAMPLING, "stream": True},
+        2,
+    ),
     "chat": ("/v1/chat/completions", CHAT, 1),
     "chat stream": ("/v1/chat/completions", {**CHAT, "stream": True}, 1),
 }
@@ -140,7 +144,10 @@ async def test_the_engine_stops_within_a_second(
 @pytest.mark.parametrize("shape", ["single", "named", "batch", "stream", "stream of a batch"])
 async def test_what_it_had_sampled_is_recorded(start: Start, checkpoint: str, shape: str) -> None:
     path, body, sequences = SHAPES[shape]
-    async with deaf_engine(start, "--plugin", "radix_cache", "--hf-checkpoint", checkpoint) as (engine, running):
+    async with deaf_engine(start, "--plugin", "radix_cache", "--hf-checkpoint", checkpoint) as (
+        engine,
+        running,
+    ):
         await leave(running, engine, path, body, sequences)
         await until(lambda: not any(worker.in_flight for worker in running.router.pool))
         samples = (await running.client.get("/trajectories/s")).json()["trajectories"]

@@ -7,11 +7,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import anyio
+import httpx
 import orjson
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from plugged import routing, until
@@ -33,6 +34,7 @@ class Engine:
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
         self.aborts: list[Any] = []
+        self.keys: list[str | None] = []
         self.over = anyio.Event()
         self.url = ""
         self.app = Starlette(
@@ -48,6 +50,7 @@ class Engine:
 
     async def _abort(self, request: Request) -> Response:
         self.aborts.append(await request.json())
+        self.keys.append(request.headers.get("authorization"))
         self.over.set()
         return Response()
 
@@ -76,7 +79,9 @@ async def test_a_request_without_a_name_gets_one_and_is_else_untouched(path: str
         for _ in range(2):
             await running.client.post(path, content=b' {"text":"\xc3\xa9" , "big":%d}' % BIG)
     names = [orjson.loads(body.replace(b"%d" % BIG, b"0"))["rid"] for body in engine.bodies]
-    assert engine.bodies == [b' {"rid":"%s","text":"\xc3\xa9" , "big":%d}' % (name.encode(), BIG) for name in names]
+    assert engine.bodies == [
+        b' {"rid":"%s","text":"\xc3\xa9" , "big":%d}' % (name.encode(), BIG) for name in names
+    ]
     assert len(set(names)) == 2
     assert not names[0].startswith(names[1])
     assert len(names[0]) == len(names[1]) == 32
@@ -144,3 +149,35 @@ async def test_names_are_forgotten_with_their_requests() -> None:
     two.close()
     assert len(under_way) == 0
     assert under_way.workers("same") is None
+
+
+async def test_a_stream_that_breaks_off_is_ended_at_its_engine() -> None:
+    """It is noticed in a callback of the connection, where there is no task."""
+
+    class Breaking(Engine):
+        async def _generate(self, request: Request) -> Response:
+            self.bodies.append(await request.body())
+
+            async def events() -> AsyncIterator[bytes]:
+                yield b'data: {"text": "a"}\n\n'
+                await anyio.sleep(0.1)
+                raise ConnectionError
+
+            return StreamingResponse(events())
+
+    engine = Breaking()
+    async with controlled(engine) as running:
+        with pytest.raises(httpx.RemoteProtocolError):
+            await running.client.post("/generate", json={"text": "x", "rid": "a1", "stream": True})
+        await until(lambda: engine.aborts == [{"rid": "a1"}])
+
+
+async def test_a_worker_with_a_key_is_shown_it_by_control_calls_too() -> None:
+    engine = Engine()
+    async with controlled() as running, serving(engine.app) as url:
+        await running.client.post("/workers", json={"url": url, "api_key": "sesame"})
+        await running.client.post("/abort_request", json={"abort_all": True})
+        mine = {"authorization": "Bearer my own"}
+        await running.client.post("/abort_request", json={"abort_all": True}, headers=mine)
+        assert engine.keys == ["Bearer sesame", "Bearer my own"]
+        running.router.pool.remove(next(iter(running.router.pool)))
