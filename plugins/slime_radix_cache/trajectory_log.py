@@ -43,6 +43,7 @@ logger = logging.getLogger(__name__)
 _FORMAT = "slime-router trajectories 1"
 _FILE_BYTES = 64 << 20
 _HEADER_BYTES = 4096
+_TRY_AGAIN_S = 60.0
 _SAMPLE = "def f(x): return 1234567 * x  # The quick brown fox, 敏捷的狐狸, быстрая лиса. <|im_end|>\n"
 _NAME = re.compile(r"\d{8}\.trajectories")
 
@@ -235,13 +236,17 @@ class TrajectoryLog:
         """Write all of ``file``, which is there in whole or not at all."""
         new = file.path.with_suffix(".trajectories.tmp")
         header = frame([Header(_FORMAT, file.oldest, file.first, self._tokenizer)])
-        with open(new, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as out:
-            out.writelines([*header, *content])
-            out.flush()
-            if content:
-                os.fsync(out.fileno())  # what it replaces was on the disk long ago
-            file.size_bytes = out.tell()
-        new.replace(file.path)
+        try:
+            with open(new, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as out:
+                out.writelines([*header, *content])
+                out.flush()
+                if content:
+                    os.fsync(out.fileno())  # what it replaces was on the disk long ago
+                file.size_bytes = out.tell()
+            new.replace(file.path)
+        except OSError:
+            new.unlink(missing_ok=True)  # the disk may be full
+            raise
 
     def _path(self, number: int) -> Path:
         return self._directory / f"{number:08}.trajectories"
@@ -267,7 +272,7 @@ class TrajectoryLog:
 
     async def tidy(self, is_kept: Callable[[str], bool]) -> None:
         """Write files again that are half dead, for ever. ``is_kept``: whether anything of a session is kept."""
-        while self.failed is None:
+        while True:
             self._news = anyio.Event()
             run = self._due()
             if not run:
@@ -277,8 +282,9 @@ class TrajectoryLog:
             try:
                 fresh, dropped = await anyio.to_thread.run_sync(self._rewrite, run, files, is_kept)
             except (OSError, Torn) as error:
-                logger.error("files of the log of trajectories cannot be written again: %s", error)
-                return
+                logger.error("%s cannot be written again, and is too long: %s", run[-1].path, error)
+                await anyio.sleep(_TRY_AGAIN_S)
+                continue
             for file in run:
                 fresh.tokens += file.tokens
                 fresh.dead_tokens += file.dead_tokens

@@ -59,6 +59,4 @@ class StateDirectory:
 
     def close(self) -> None:
         """Let another router have it."""
-        if self._lock >= 0:
-            os.close(self._lock)
-        self._lock = -1
+        os.close(self._lock)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import anyio
 
-from router_core import Exchange, SettingsError, Worker, hookimpl
+from router_core import Exchange, Worker, hookimpl
 from router_core.hookspecs import WorkerChange
 from router_core.router import Router
 from router_core.types import GENERATION_PATHS
@@ -37,23 +37,24 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def make_plugin(options: argparse.Namespace) -> State:
-    """The plugin with the flags of the command line. Raises SettingsError."""
-    if options.state_dir is None:
-        raise SettingsError("--plugin state: wanted a directory to keep it in: --state-dir DIR")
+    """The plugin with the flags of the command line."""
     return State(options.state_dir)
 
 
 class State:
-    """Writes all of it at each change: they are rare, and one file is never half new."""
+    """Writes all of it at each change: they are rare, and one file is never half new. Without ``path``, nothing."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | None) -> None:
         self._path = path
+        self._directory: StateDirectory | None = None
         self._router: Router | None = None
         self._written: list[object] = []
 
     @hookimpl
     def setup(self) -> None:
         """Take the directory, and read it. Raises StartupError."""
+        if self._path is None:
+            return
         self._directory = StateDirectory(self._path)
         try:
             self._snapshot = self._directory.read()
@@ -64,6 +65,10 @@ class State:
     @hookimpl(trylast=True)  # everybody hears of the workers
     @asynccontextmanager
     async def lifespan(self, router: Router) -> AsyncIterator[None]:
+        if self._directory is None:
+            logger.warning("the plugin state keeps nothing: it was given no --state-dir")
+            yield
+            return
         await self._restore(router, self._snapshot)
         self._router = router
         try:
@@ -102,7 +107,7 @@ class State:
             self._write()
 
     def _write(self) -> None:
-        if self._router is not None:
+        if self._router is not None and self._directory is not None:
             self._directory.write(Snapshot.of(self._router.pool, self._router.weights))
             self._written = _without_hooks(self._router)
 

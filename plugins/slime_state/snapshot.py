@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, cast, get_args
 
 import orjson
@@ -104,7 +104,7 @@ class Snapshot:
             "format": _FORMAT,
             "weight_version": self.current,
             "weight_versions": self.versions,
-            "workers": [asdict(worker) for worker in self.workers],
+            "workers": self.workers,
         }
         return orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 

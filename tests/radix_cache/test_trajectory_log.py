@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import anyio
+import httpx
+import orjson
 import pytest
 
 from radix_cache.toy import EOS, TOKENS, cut, encode, pack, sampled, spell
+from router_core.cli import build
 from router_core.errors import StartupError
-from slime_radix_cache.log_records import frames
+from routers import Running, Start
+from slime_radix_cache import log_records
+from slime_radix_cache.log_records import Seen, frame, frames
 from slime_radix_cache.logged_trajectories import LoggedTrajectories
 from slime_radix_cache.segments import Response, Segment, context_ids, links
 from slime_radix_cache.text_index import Node, text_of
@@ -28,11 +33,7 @@ def opened(
     directory: Path, limits: Limits | None = None, *, file_bytes: int = 1 << 20, tokenizer: str = "toy"
 ) -> LoggedTrajectories:
     log = TrajectoryLog(directory, tokenizer, file_bytes)
-    try:
-        return LoggedTrajectories(limits if limits is not None else Limits(), cut, log)
-    except BaseException:
-        log.close()
-        raise
+    return LoggedTrajectories(limits if limits is not None else Limits(), cut, log)
 
 
 def after_a_kill(
@@ -334,6 +335,20 @@ def test_what_is_no_log_or_not_all_of_one_ends_the_start(tmp_path: Path) -> None
         opened(directory)
 
 
+def test_a_record_that_goes_on_from_one_that_is_not_there_ends_the_start(tmp_path: Path) -> None:
+    kept = opened(tmp_path / "log")
+    kept.record(None, pack(2), b"b", sampled(1), "one")
+    match = kept.find_to_continue(b"baa", "one")
+    kept.record(match.context, pack(1), b"baa", sampled(2), "one")
+    kept.close()
+    [path] = files(tmp_path / "log")
+    whole = path.read_bytes()
+    (_, header, _), (_, first, _), _ = frames(memoryview(whole))
+    path.write_bytes(whole[:header] + whole[first:])
+    with pytest.raises(StartupError, match="2 records go on from what is not there"):
+        opened(tmp_path / "log")
+
+
 def test_one_log_has_one_writer_and_nobody_else_may_read_it(tmp_path: Path) -> None:
     kept = opened(tmp_path / "log")
     Rollouts(kept, 4).turn()
@@ -348,10 +363,23 @@ def test_one_log_has_one_writer_and_nobody_else_may_read_it(tmp_path: Path) -> N
     opened(tmp_path / "log").close()
 
 
-def test_a_directory_that_cannot_be_used_ends_the_start(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_used_ends_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StartupError, match="file"):
         opened(tmp_path / "file")
+    (tmp_path / "log" / "00000001.trajectories").mkdir(parents=True)
+    with pytest.raises(StartupError, match=r"00000001.trajectories: Is a directory"):
+        opened(tmp_path / "log")
+    (tmp_path / "log" / "00000001.trajectories").rmdir()
+    (tmp_path / "log" / "00000001.trajectories").write_bytes(b"".join(frame([Seen("1")])))
+    with pytest.raises(StartupError, match="no log of this version"):
+        opened(tmp_path / "log")
+    monkeypatch.setitem(log_records._NAMES, Seen, "sown")
+    (tmp_path / "log" / "00000001.trajectories").write_bytes(b"".join(frame([Seen("1")])))
+    with pytest.raises(StartupError, match="damaged at byte 0"):
+        opened(tmp_path / "log")
 
 
 def test_a_disk_that_is_full_costs_the_log_and_not_an_answer(
@@ -375,6 +403,31 @@ def test_a_disk_that_is_full_costs_the_log_and_not_an_answer(
     kept.close()
 
 
+@pytest.mark.anyio
+async def test_files_that_cannot_be_written_again_are_tried_again_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = opened(tmp_path / "log", Limits(tokens=100, versions=0), file_bytes=2000)
+    rollouts = Rollouts(kept, 8)
+    for _ in range(100):
+        rollouts.step()
+    before = picture(kept)
+    tries = count()
+
+    def full_at_first(fd: int) -> None:
+        if next(tries) == 0:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full_at_first)
+    monkeypatch.setattr("slime_radix_cache.trajectory_log._TRY_AGAIN_S", 0.05)
+    await tidied(kept, lambda: not kept.log._due())
+    [record] = caplog.records
+    assert "No space left on device" in record.getMessage()
+    assert not list((tmp_path / "log").glob("*.tmp"))
+    assert picture(after_a_kill(kept, tmp_path / "log"))["texts"] == before["texts"]
+    kept.close()
+
+
 def test_texts_that_share_a_long_beginning_are_logged_once(tmp_path: Path) -> None:
     kept = opened(tmp_path / "log")
     text = "ab" * 5000
@@ -393,3 +446,97 @@ def test_every_token_of_the_toy_can_be_logged(tmp_path: Path) -> None:
         kept.record(None, pack(2), b"b", sampled(token, logprobs=[float("nan")]), None)
     assert picture(after_a_kill(kept, tmp_path / "log")) == picture(kept)
     kept.close()
+
+
+PROMPT = "<|im_start|>user\nCount to five, in 日本語 too. 🎉<|im_end|>\n<|im_start|>assistant\n"
+SHORT = {"max_new_tokens": 12}
+LONG = {"max_new_tokens": 5000, "ignore_eos": True}
+
+
+def flags(directory: Path, *more: str) -> list[str]:
+    return ["--plugin", "engine", "--plugin", "radix_cache", "--trajectory-log", str(directory), *more]
+
+
+async def every_shape(client: httpx.AsyncClient) -> None:
+    """Generations of each shape, some of which end before their time."""
+
+    async def ask(body: dict[str, Any], session: str = "one") -> Any:
+        return (await client.post("/generate", json=body, headers={"x-session-id": session})).json()
+
+    first = await ask({"text": PROMPT, "sampling_params": SHORT})
+    text = PROMPT + first["text"]
+    await ask({"text": text + "<|im_end|>\nMore!", "sampling_params": SHORT})
+    await ask({"text": text[:-3] + " or rather", "sampling_params": SHORT})
+    await ask({"text": text + "A fork.", "sampling_params": SHORT}, "two")
+    await ask({"text": [PROMPT, "Once"], "sampling_params": {**SHORT, "n": 2}}, "three")
+    await ask({"input_ids": [*first["output_ids"], 5], "sampling_params": SHORT, "return_logprob": False})
+    streamed = {"text": PROMPT, "stream": True, "sampling_params": SHORT}
+    assert b"[DONE]" in (await client.post("/generate", json=streamed)).content
+    async with client.stream("POST", "/generate", json={**streamed, "sampling_params": LONG}) as stream:
+        lines = [line async for line, _ in azip(stream.aiter_lines(), 8)]  # and leave
+    told = orjson.loads(next(line[6:] for line in reversed(lines) if line.startswith("data:")))["text"]
+    await ask({"text": PROMPT + told + " no", "sampling_params": SHORT})
+    update = {"model_path": "m", "weight_version": "2"}
+    assert (await client.post("/update_weights_from_disk", json=update)).status_code == 200
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ask, {"text": "Tell me more.", "rid": "long", "sampling_params": LONG}, "four")
+        await anyio.sleep(0.1)
+        await client.post("/abort_request", json={"rid": "long"})
+
+
+async def azip(lines: AsyncIterator[str], most: int) -> AsyncIterator[tuple[str, int]]:
+    """The first lines, and their numbers."""
+    number = 0
+    async for line in lines:
+        if number == most:
+            return
+        yield line, number
+        number += 1
+
+
+def trajectories_of(running: Running) -> Trajectories:
+    retrieval = running.router.components.get("trajectories")
+    kept: Trajectories = retrieval._trajectories
+    return kept
+
+
+@pytest.mark.anyio
+async def test_a_router_begins_with_what_one_before_it_recorded_in_any_shape(
+    start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with start(*flags(tmp_path / "log")) as running:
+        await every_shape(running.client)
+        shutil.copytree(tmp_path / "log", tmp_path / "killed")
+        before = picture(trajectories_of(running))
+        names = ("one", "two", "three", "four")
+        sessions = {name: (await running.client.get(f"/trajectories/{name}")).content for name in names}
+        log = (await running.client.get("/cache_stats")).json()["log"]
+        assert (log["files"], log["failed"]) == (1, None)
+        assert log["bytes"] == files(tmp_path / "log")[0].stat().st_size
+    for directory in (tmp_path / "killed", tmp_path / "log"):  # killed, and ended as it should
+        async with start(*flags(directory)) as running:
+            assert picture(trajectories_of(running)) == before
+            for name, content in sessions.items():
+                assert (await running.client.get(f"/trajectories/{name}")).content == content
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+@pytest.mark.anyio
+async def test_a_router_does_not_start_with_a_log_that_it_cannot_read(start: Start, tmp_path: Path) -> None:
+    async with start(*flags(tmp_path / "log")) as running:
+        await running.client.post("/generate", json={"text": PROMPT, "sampling_params": SHORT})
+        with pytest.raises(StartupError, match="another router"):
+            build(flags(tmp_path / "log"))
+    [path] = files(tmp_path / "log")
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    for _ in range(2):
+        with pytest.raises(StartupError, match=r"damaged at byte \d+"):
+            build(flags(tmp_path / "log"))
+
+
+@pytest.mark.anyio
+async def test_without_a_log_nothing_is_said_of_one(start: Start) -> None:
+    async with start("--plugin", "engine", "--plugin", "radix_cache") as running:
+        assert "log" not in (await running.client.get("/cache_stats")).json()

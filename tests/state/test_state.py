@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from plugged import until
 from router_core.cli import build
-from router_core.errors import SettingsError, StartupError
+from router_core.errors import StartupError
 from router_core.serving import serving
 from routers import Running, Start
 
@@ -95,6 +95,7 @@ async def test_registered_workers_are_there_again_with_their_ids_and_all_that_wa
             assert "did not answer when the router started" in other["reason"]
             assert (await running.client.get(registered.json()["location"])).json()["url"] == url
             assert running.router.pool.find(url).api_key == "secret"
+            assert (await running.client.post("/generate", json={"text": "a"})).status_code == 200
 
 
 @pytest.mark.anyio
@@ -257,6 +258,24 @@ async def test_a_disk_that_is_full_fails_what_is_promised_by_it(
     assert orjson.loads((tmp_path / "state" / "workers.json").read_bytes())["weight_version"] == "4"
 
 
+@pytest.mark.anyio
+async def test_what_was_learnt_is_kept_when_the_disk_has_room_again(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with start(*flags(tmp_path / "state")) as running:
+        await running.client.post("/workers", json={"url": "http://127.0.0.1:9"})
+
+        def full(fd: int) -> None:
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as patched:
+            patched.setattr("os.fsync", full)
+            running.router.pool.find("http://127.0.0.1:9").weight_version = "8"
+            await until(lambda: any("cannot be kept" in record.message for record in caplog.records))
+        await until(lambda: b'"weight_version": "8"' in (tmp_path / "state" / "workers.json").read_bytes())
+        assert (await running.client.post("/generate", json={"text": "a"})).status_code == 502
+
+
 WELL: dict[str, Any] = {
     "id": "1", "url": "http://10.0.0.1:1", "worker_type": "regular", "bootstrap_port": None, "model_id": None,
     "labels": {}, "api_key": None, "weight_version": "7", "state": "ready", "reason": None, "torn": False,
@@ -298,12 +317,19 @@ def test_what_no_router_wrote_ends_the_start_and_is_left_alone(kind: str, tmp_pa
     assert file.read_bytes() == content
 
 
-def test_the_plugin_wants_a_directory_that_can_be_used(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="--state-dir DIR"):
-        build(["--plugin", "state"])
+def test_a_directory_that_cannot_be_used_ends_the_start(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StartupError, match="file"):
         build(flags(tmp_path / "file"))
+
+
+@pytest.mark.anyio
+async def test_without_a_directory_nothing_is_kept_and_that_is_said(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with start("--plugin", "state") as running:
+        await running.client.post("/workers", json={"url": "http://127.0.0.1:9"})
+    assert "the plugin state keeps nothing: it was given no --state-dir" in caplog.messages
 
 
 @pytest.mark.anyio
