@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -15,7 +16,9 @@ from router_core.types import GENERATION_PATHS
 from router_core.workers import WorkerPool
 from slime_retries.settings import Settings
 
-__all__ = ["TEMPORARY", "Ask", "Attempts"]
+__all__ = ["TEMPORARY", "Ask", "Attempts", "changes_nothing"]
+
+logger = logging.getLogger(__name__)
 
 #: What a worker answers when another one, or the same a little later, may do better.
 TEMPORARY = frozenset((408, 429, 500, 502, 503, 504))
@@ -111,7 +114,7 @@ class Attempts:
         if isinstance(error, WorkerUnreachable | NoWorker):
             return True  # nobody got it
         passing = _reply(state).status in TEMPORARY if error is None else isinstance(error, WorkerBroke)
-        return passing and _changes_nothing(self._request)
+        return passing and changes_nothing(self._request)
 
     def _wait_s(self, state: RetryCallState) -> float:
         settings = self._settings
@@ -121,15 +124,16 @@ class Attempts:
         return min(wait_s, settings.max_backoff_s)
 
     def _let_go(self, state: RetryCallState) -> None:
-        exchange = self._exchange
+        exchange, error = self._exchange, _error(state)
+        logger.debug("attempt %d failed: %s", state.attempt_number, error or _reply(state).status)
         if exchange.worker is not None:
             self._tried.append(exchange.worker)
             exchange.release()
-        if _error(state) is None:
+        if error is None:
             _reply(state).close()
 
 
-def _changes_nothing(request: Request) -> bool:
+def changes_nothing(request: Request) -> bool:
     """True when it may be sent a second time though a worker may have acted on it."""
     if request.method == "POST":
         return request.target.partition(b"?")[0] in _PURE

@@ -11,7 +11,8 @@ from router_core.errors import HTTPError
 from router_core.exchange import Reply, Request
 from router_core.hookspecs import WorkerChange
 from router_core.router import Router
-from slime_retries.attempts import TEMPORARY, Attempts
+from slime_retries.attempts import TEMPORARY, Attempts, changes_nothing
+from slime_retries.beginning import begun, is_stream
 from slime_retries.breaker import Thresholds
 from slime_retries.breakers import Breakers
 from slime_retries.settings import Settings
@@ -107,9 +108,14 @@ class Retries:
         worker = router.proxy.choose(exchange, but)
         if breakers:
             breakers.begin(worker, request)  # in one step with the choice: one probe at a time
+        reply = None
         try:
             reply = await router.proxy.send(exchange, request)
+            if is_stream(reply) and changes_nothing(request):
+                await begun(reply)
         except BaseException:
+            if reply is not None:
+                reply.close()
             breakers.ended(worker, request, well=False)
             raise
         if breakers or reply.status >= 500:

@@ -14,7 +14,7 @@ from router_core.workers import Worker
 from routers import Running
 from slime_retries import Retries, Settings
 
-__all__ = ["DROP", "GARBAGE", "HANG", "Moody", "refused", "routed"]
+__all__ = ["DROP", "GARBAGE", "HANG", "STREAM_HEAD", "Moody", "refused", "routed"]
 
 #: What a worker does instead of answering: hang up, break HTTP, say nothing.
 DROP, GARBAGE, HANG = b"drop", b"HTTP/9.9 what?\r\n\r\n", b"hang"
@@ -22,6 +22,10 @@ DROP, GARBAGE, HANG = b"drop", b"HTTP/9.9 what?\r\n\r\n", b"hang"
 
 def refused(status: int, *headers: bytes) -> bytes:
     return answer(b'{"no":%d}' % status, b"X-Mine: yes", *headers, status=b"%d No" % status)
+
+
+#: The head of a stream; a worker that says only this hangs up.
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 class Moody:
@@ -49,7 +53,7 @@ class Moody:
                 await wire.until_closed()
                 return
             await wire.send(mood)
-            if mood == GARBAGE:
+            if mood in (GARBAGE, STREAM_HEAD):
                 return
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from core.servers import Wire, answer, scripted
 from plugged import until
-from retries.moods import DROP, GARBAGE, HANG, Moody, refused, routed
+from retries.moods import DROP, GARBAGE, HANG, STREAM_HEAD, Moody, refused, routed
 from router_core import Exchange, Worker, hookimpl
 from router_core.cli import build
 from router_core.errors import HTTPError, SettingsError
@@ -160,6 +160,55 @@ async def test_an_answer_that_has_begun_is_not_begun_again() -> None:
         with pytest.raises(httpx.RemoteProtocolError):
             await running.client.post("/generate", json=GENERATE)
         assert len(one.arrived) == 1
+
+
+async def test_a_stream_of_which_only_the_head_came_is_asked_for_again() -> None:
+    """Engines send the head when they take a request, and the first event when its turn has come."""
+    events = b"6\r\none\n\nt\r\n4\r\nwo\n\n\r\n0\r\n\r\n"
+    resume = anyio.Event()
+
+    async def dying(wire: Wire) -> None:
+        if await wire.request():
+            await wire.send(STREAM_HEAD)
+            await resume.wait()
+
+    one = Moody(rest=STREAM_HEAD + events)
+    async with scripted(dying) as dead, routed(one) as running, anyio.create_task_group() as tasks:
+        worker, _ = await running.router.add_worker(dead.url)
+        running.router.pool.bind("s", worker)
+        streamed: list[bytes] = []
+
+        async def ask() -> None:
+            headers = {"x-session-id": "s"}
+            async with running.client.stream("POST", "/generate", json=GENERATE, headers=headers) as reply:
+                assert reply.headers["content-type"] == "text/event-stream"
+                streamed.extend([piece async for piece in reply.aiter_raw()])
+
+        tasks.start_soon(ask)
+        await until(lambda: len(dead.arrived) == 1)
+        resume.set()
+        await until(lambda: b"".join(streamed) == b"one\n\ntwo\n\n")
+        assert (len(dead.arrived), len(one.arrived)) == (1, 1)
+
+
+async def test_a_stream_without_events_ends_as_it_is() -> None:
+    one = Moody(rest=STREAM_HEAD + b"0\r\n\r\n")
+    async with routed(one) as running:
+        reply = await running.client.post("/generate", json=GENERATE)
+        assert (reply.status_code, reply.content, len(one.arrived)) == (200, b"", 1)
+
+
+async def test_the_head_of_a_stream_that_is_no_generation_is_passed_on_at_once() -> None:
+
+    async def silent(wire: Wire) -> None:
+        if await wire.request():
+            await wire.send(STREAM_HEAD)
+            await wire.until_closed()
+
+    async with scripted(silent) as server, routed() as running:
+        await running.router.add_worker(server.url)
+        async with running.client.stream("POST", "/news", json={}, timeout=2) as reply:
+            assert reply.status_code == 200
 
 
 async def test_a_connection_that_the_worker_closes_as_it_is_used_is_no_failure() -> None:

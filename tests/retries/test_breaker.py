@@ -91,7 +91,7 @@ class BreakerMachine(RuleBasedStateMachine):
         assert (self.breaker.state, self.breaker.admits) == self.expected()
 
 
-BreakerMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+BreakerMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 TestBreaker = BreakerMachine.TestCase
 
 

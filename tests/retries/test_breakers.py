@@ -8,7 +8,7 @@ import pytest
 
 from core.servers import Wire, answer, scripted
 from plugged import until
-from retries.moods import DROP, HANG, Moody, refused, routed
+from retries.moods import DROP, HANG, STREAM_HEAD, Moody, refused, routed
 from router_core.serving import bind, url_of
 from routers import Running
 from slime_retries import Thresholds
@@ -18,9 +18,7 @@ pytestmark = pytest.mark.anyio
 #: Opens for good, as far as a test is concerned.
 LONG = Thresholds(failures=2, successes=2, timeout_s=600)
 SHORT = Thresholds(failures=2, successes=2, timeout_s=0.2)
-BEGINNING = (
-    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n3\r\none\r\n"
-)
+BEGINNING = STREAM_HEAD + b"3\r\none\r\n"
 END = b"3\r\ntwo\r\n0\r\n\r\n"
 
 

@@ -8,7 +8,7 @@ from anyio.lowlevel import checkpoint
 
 from core.servers import answer, on_both_loops
 from plugged import until
-from retries.moods import DROP, GARBAGE, Moody, refused, routed
+from retries.moods import DROP, GARBAGE, STREAM_HEAD, Moody, refused, routed
 from slime_retries import Thresholds
 
 pytestmark = [pytest.mark.anyio, on_both_loops]
@@ -33,7 +33,7 @@ async def test_cut_short_at_every_turn_it_gives_back_what_it_held() -> None:
 
         for turns in range(MOST_TURNS):
             whole = False
-            one.moods = [refused(503), DROP]
+            one.moods = [refused(503), DROP, STREAM_HEAD]
             two.moods = [GARBAGE, refused(500)]
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(run)
