@@ -12,6 +12,7 @@ from pathlib import Path
 import anyio
 
 from router_core import Exchange, Worker, hookimpl
+from router_core.errors import BadRequest
 from router_core.hookspecs import WorkerChange
 from router_core.router import Router
 from router_core.types import GENERATION_PATHS
@@ -117,16 +118,17 @@ class State:
             router.weights.see(version)
         if snapshot.current is not None:
             router.weights.move(snapshot.current, "state")  # known, not changed: no hook
-        there = [saved for saved in snapshot.workers if saved.state != "draining"]
+        there = [
+            saved for saved in snapshot.workers if saved.state != "draining" and _is_allowed(router, saved)
+        ]
         async with anyio.create_task_group() as tasks:
             for saved in there:
                 worker = router.pool.add(saved.restored())
+                worker.torn = saved.torn
                 if saved.state == "stale":
                     router.pool.stale(worker, saved.reason or "it was stale")
-                    worker.torn = saved.torn
                 elif saved.state == "quarantined":
                     router.pool.quarantine(worker, saved.reason or "it was quarantined")
-                    worker.torn = saved.torn
                 else:
                     tasks.start_soon(_join, router, saved)
         # Registering is a fresh start: it would make a stale one ready.
@@ -134,6 +136,16 @@ class State:
         others = tuple(url for url in router.settings.worker_urls if url not in urls)
         router.settings = replace(router.settings, worker_urls=others)
         logger.info("%d workers are there again, weights at version %s", len(there), snapshot.current)
+
+
+def _is_allowed(router: Router, saved: SavedWorker) -> bool:
+    """Whether it could register now: the command line may have become stricter."""
+    try:
+        router.settings.addresses.check(saved.url)
+    except BadRequest as error:
+        logger.warning("a worker of the last time is left out: %s", error)
+        return False
+    return True
 
 
 def _without_hooks(router: Router) -> list[object]:

@@ -112,6 +112,17 @@ async def test_removed_and_drained_workers_do_not_come_back(start: Start, tmp_pa
 
 
 @pytest.mark.anyio
+async def test_workers_that_may_not_register_any_more_are_left_out(start: Start, tmp_path: Path) -> None:
+    async with engines(Engine(), Engine()) as [stays, other]:
+        async with start(*flags(tmp_path / "state")) as running:
+            for url in (stays, other):
+                await running.client.post("/add_worker", json={"url": url})
+            copy = left_by_a_kill(tmp_path / "state")
+        async with start(*flags(copy, "--allow-worker", stays)) as running:
+            assert list(await workers(running)) == [stays]
+
+
+@pytest.mark.anyio
 async def test_what_the_command_line_names_is_registered_at_each_start(start: Start, tmp_path: Path) -> None:
     async with engines(Engine()) as [url]:
         async with start(*flags(tmp_path / "state", "--worker-urls", url)) as running:
