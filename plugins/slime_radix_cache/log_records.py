@@ -108,7 +108,7 @@ def frame(records: Sequence[Record]) -> tuple[bytes, bytes]:
     """The two pieces of a frame with ``records``."""
     payload: bytes = msgpack.packb([(_NAMES[type(record)], *record) for record in records])
     head = _LENGTH_AND_SUM.pack(len(payload), crc32(payload))
-    return _HEAD.pack(len(payload), crc32(payload), crc32(head)), payload
+    return head + crc32(head).to_bytes(4, "little"), payload
 
 
 def frames(data: memoryview) -> Iterator[tuple[int, int, list[Record]]]:
