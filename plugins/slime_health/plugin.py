@@ -12,13 +12,14 @@ from contextlib import asynccontextmanager
 
 import anyio
 
-from router_core import HTTPError, Worker, hookimpl
+from router_core import Exchange, HTTPError, Worker, hookimpl
 from router_core.errors import WorkerTimeout
 from router_core.hookspecs import WorkerChange
 from router_core.router import Router
-from slime_health.judge import Judge, fit, weight
+from slime_health.judge import Judge, Unwell, fit, weight
 from slime_health.probe import Probe
 from slime_health.settings import Settings, add_options
+from slime_health.stillness import Stillness
 
 __all__ = ["Health", "add_options", "make_plugin"]
 
@@ -61,6 +62,7 @@ class Health:
         self._router: Router | None = None
         self._watches: dict[Worker, _Watch] = {}
         self._next_look = -math.inf
+        self._stillness = Stillness()
 
     @hookimpl
     @asynccontextmanager
@@ -87,6 +89,10 @@ class Health:
         elif change in ("quarantined", "stale"):
             watch.judge.distrust()
             watch.woken.set()
+
+    @hookimpl
+    async def pre_request(self, exchange: Exchange) -> None:
+        self._stillness.see(exchange)
 
     @hookimpl
     def attempt_failed(self, worker: Worker, error: HTTPError | None) -> None:
@@ -145,12 +151,13 @@ class Health:
         worker, judge = watch.worker, watch.judge
         began = anyio.current_time()
         try:
-            with Probe.of(worker, router.worker_tls, self.settings.timeout_s) as probe:
+            with Probe(router, worker, self.settings.timeout_s) as probe:
                 await probe.is_well(self.settings.endpoint)
                 before = _standing(router, worker)
                 said = await probe.weight_version()
         except HTTPError as error:
-            if watch.judge is judge:
+            excused = isinstance(error, WorkerTimeout | Unwell) and self._stillness.excuses(began)
+            if watch.judge is judge and not excused:
                 self._failed(router, watch, error, began=began, now=anyio.current_time())
             return
         if watch.judge is not judge or _standing(router, worker) != before:

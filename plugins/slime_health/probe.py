@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import ssl
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import anyio
 import orjson
 
-from router_core import Worker
-from router_core.access import auth_headers
-from router_core.errors import WorkerTimeout
-from router_core.types import Headers
+from router_core import HTTPError, Worker
+from router_core.errors import WorkerTimeout, WorkerUnreachable
+from router_core.router import Router
 from router_core.upstream import Limits, Upstream
 from router_core.weights import MAX_VERSION
 from slime_health.judge import Unwell
@@ -27,24 +22,18 @@ class Probe:
     and so to one process. None is kept for the next look. ``timeout_s`` is for each answer.
     """
 
-    def __init__(self, worker: Worker, tls: ssl.SSLContext, timeout_s: float) -> None:
+    def __init__(self, router: Router, worker: Worker, timeout_s: float) -> None:
         # The deadline is a scope, which is exact; these are looked at once a second.
         limits = Limits(connect_s=2 * timeout_s, first_byte_s=2 * timeout_s, silence_s=2 * timeout_s)
-        self._upstream = Upstream(worker.url, limits, tls)
-        self._headers: Headers = [
-            (name.encode("ascii"), value.encode("ascii")) for name, value in auth_headers(worker).items()
-        ]
+        addresses, key = router.settings.addresses, worker.api_key
+        self._upstream = Upstream(worker.url, limits, router.worker_tls, api_key=key, addresses=addresses)
         self._timeout_s = timeout_s
 
-    @classmethod
-    @contextmanager
-    def of(cls, worker: Worker, tls: ssl.SSLContext, timeout_s: float) -> Iterator[Probe]:
-        """A look at ``worker``; its connection is closed at the end."""
-        probe = cls(worker, tls, timeout_s)
-        try:
-            yield probe
-        finally:
-            probe._upstream.close()
+    def __enter__(self) -> Probe:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._upstream.close()
 
     async def is_well(self, endpoint: str) -> None:
         """Return when ``endpoint`` was answered with a 2xx, however long the body. Raises HTTPError."""
@@ -72,7 +61,7 @@ class Probe:
         """Status, and the beginning of the body."""
         try:
             with anyio.fail_after(self._timeout_s):
-                answer = await self._upstream.request("GET", path.encode("ascii"), self._headers)
+                answer = await self._upstream.request("GET", path.encode("ascii"), [])
                 try:
                     body = bytearray()
                     while len(body) < max_bytes and (piece := await answer.read()):
@@ -81,4 +70,8 @@ class Probe:
                     answer.close()
         except TimeoutError:
             raise WorkerTimeout(f"no answer to {path} within {self._timeout_s:g} s") from None
+        except HTTPError:
+            raise
+        except Exception as error:  # no trouble with a worker may end the router
+            raise WorkerUnreachable(f"it cannot be asked: {type(error).__name__}: {error}") from error
         return answer.status, bytes(body)

@@ -29,16 +29,19 @@ QUICK = Settings(interval_s=0.02, timeout_s=1)
 
 
 class Probed(Steered):
-    """Its ``/health`` answers ``status`` while control calls may wait."""
+    """Its ``/health`` answers ``status``, or nothing until ``silent`` is over; control calls may wait for ``hold``."""
 
     def __init__(self, version: str = "7") -> None:
         super().__init__(version)
         self.status = 200
+        self.silent: anyio.Event | None = None
         self.probes = 0
 
     async def _answer(self, request: Request) -> Response:
         if request.url.path == "/health":
             self.probes += 1
+            if self.silent is not None:
+                await self.silent.wait()
             return Response(status_code=self.status)
         return await super()._answer(request)
 
@@ -120,6 +123,61 @@ async def test_many_updates_in_a_row_with_bad_moments_between_them_set_nobody_as
         assert running.router.weights.current == "39"
         assert changes.seen == []
         tasks.cancel_scope.cancel()
+
+
+async def test_engines_that_say_nothing_while_they_are_paused_are_not_dead() -> None:
+    """SGLang's ``/health`` generates a token, which waits as any other does, and it answers 503 in the end."""
+    one, other, changes = Probed(), Probed(), Changes()
+    beside = {"health": Health(QUICK), "changes": changes}
+    async with steering(one, other, beside=beside) as running:
+        await running.client.post("/pause_generation", json={})
+        one.status = other.status = 503
+        await one.rounds()
+        await other.rounds()
+        assert changes.seen == []
+        other.status = 200
+        await running.client.post("/continue_generation", json={})
+        await until(lambda: changes.seen == ["quarantined"])  # now it is no excuse any more
+        await other.rounds()
+        assert [state for state, _ in shown(running)] == ["quarantined", "ready"]
+
+
+async def test_a_pause_that_failed_is_no_excuse() -> None:
+    worker, changes = Probed(), Changes()
+    worker.answers["/pause_generation"] = (500, b"")
+    async with steering(worker, beside={"health": Health(QUICK), "changes": changes}) as running:
+        assert (await running.client.post("/pause_generation", json={})).status_code == 502
+        worker.status = 503
+        await until(lambda: changes.seen == ["quarantined"])
+
+
+async def test_engines_that_say_nothing_while_they_load_weights_are_not_dead() -> None:
+    worker, changes = Probed(), Changes()
+    worker.hold = anyio.Event()
+    settings = Settings(interval_s=0.02, timeout_s=0.05)
+    async with (
+        steering(worker, beside={"health": Health(settings), "changes": changes}) as running,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(lambda: running.client.post(DISK, json={"weight_version": "8"}))
+        await until(lambda: bool(worker.bodies(DISK)))
+        worker.silent = anyio.Event()
+        await worker.rounds()
+        worker.hold.set()
+        await until(lambda: running.router.weights.current == "8")
+        assert changes.seen == []
+        await until(lambda: changes.seen == ["quarantined"])  # the update is no excuse any more
+        worker.silent.set()
+
+
+async def test_an_engine_that_dies_while_it_is_paused_is_dead() -> None:
+    changes = Changes()
+    async with steering(Probed(), beside={"health": Health(QUICK), "changes": changes}) as running:
+        async with serving(Probed().app, grace_s=0.1) as dies:
+            await running.router.add_worker(dies)
+            await running.client.post("/pause_generation", json={})
+        await until(lambda: changes.seen == ["quarantined"])
+        assert running.router.pool.find(dies).state == "quarantined"
 
 
 async def test_an_engine_that_was_dead_during_an_update_returns_with_the_next_one() -> None:

@@ -1,0 +1,143 @@
+"""Time from an engine's death to its quarantine: killed, or stopped, with and without traffic."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import anyio
+import httpx
+
+from benchmarks.processes import LOAD_CORE, Child, child, free_port, leave_cleanly
+from benchmarks.report import Column, Report
+from router_core import Worker
+from router_core.cli import build
+from router_core.router import Router
+from router_core.serving import serving
+
+_FLAGS = {
+    "default flags": (),
+    "interval 1 s, timeout 2 s": ("--health-check-interval-secs", "1", "--health-check-timeout-secs", "2"),
+}
+_DEATHS = {"kill -9": signal.SIGKILL, "SIGSTOP": signal.SIGSTOP}
+_CLIENTS = 32
+_QUESTION = {"text": "Once upon a time", "sampling_params": {"max_new_tokens": 8, "ignore_eos": True}}
+_START_S, _VERDICT_S = 120.0, 180.0
+_COLUMNS = (
+    Column("fastest", "fastest s", 3),
+    Column("median", "median s", 3),
+    Column("slowest", "slowest s", 3),
+    Column("failed", "failed requests"),
+)
+
+
+@dataclass(slots=True)
+class _Load:
+    """What clients that ask without a pause got."""
+
+    answered: int = 0
+    failed: int = 0
+
+    async def ask(self, url: str) -> None:
+        async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=None) as client:
+            while True:
+                answer = await client.post("/generate", json=_QUESTION)
+                self.answered += answer.is_success
+                self.failed += not answer.is_success
+
+
+@asynccontextmanager
+async def _fleet(
+    flags: Sequence[str], count: int, directory: Path
+) -> AsyncIterator[tuple[Router, str, list[tuple[Child, Worker]]]]:
+    """A router in this process, before ``count`` engines in others and one more, which survives."""
+    async with AsyncExitStack() as stack:
+        router, app = build(flags)
+        url = await stack.enter_async_context(serving(app, grace_s=1))
+        engines = []
+        for number in range(count + 1):
+            address = ("--host", "127.0.0.1", "--port", str(port := free_port()))
+            command = [sys.executable, "-m", "router_core", "engine", *address]
+            engine = stack.enter_context(
+                child(f"engine {number}", command, core=LOAD_CORE, directory=directory)
+            )
+            stack.callback(os.kill, engine.process.pid, signal.SIGCONT)  # else it cannot end
+            engines.append((engine, (await router.add_worker(f"http://127.0.0.1:{port}"))[0]))
+        with anyio.fail_after(_START_S):
+            while router.pool.healthy <= count:  # noqa: ASYNC110  # nothing says so
+                await anyio.sleep(0.1)
+        yield router, url, engines[1:]
+
+
+async def _measure(
+    flags: Sequence[str], rounds: int, *, traffic: bool
+) -> tuple[dict[str, list[float]], _Load]:
+    """Seconds to the quarantine, by the way of dying; each engine dies at a moment of its own."""
+    found: dict[str, list[float]] = {death: [] for death in _DEATHS}
+    load = _Load()
+    with tempfile.TemporaryDirectory() as directory:
+        async with _fleet(flags, rounds * len(_DEATHS), Path(directory)) as (router, url, engines):
+            interval_s: float = router.options.health_check_interval_secs
+
+            async def die(engine: Child, worker: Worker, death: str) -> None:
+                await anyio.sleep(random.uniform(0, interval_s))
+                began = time.monotonic()
+                os.kill(engine.process.pid, _DEATHS[death])
+                with anyio.fail_after(_VERDICT_S):
+                    while worker.state != "quarantined":  # noqa: ASYNC110  # to the millisecond
+                        await anyio.sleep(0.001)
+                found[death].append(time.monotonic() - began)
+
+            async with anyio.create_task_group() as clients:
+                for _ in range(_CLIENTS if traffic else 0):
+                    clients.start_soon(load.ask, url)
+                await anyio.sleep(interval_s)  # probes have found their rhythm
+                async with anyio.create_task_group() as deaths:
+                    for number, (engine, worker) in enumerate(engines):
+                        deaths.start_soon(die, engine, worker, list(_DEATHS)[number % len(_DEATHS)])
+                clients.cancel_scope.cancel()
+    return found, load
+
+
+async def _run(rounds: int, only: Sequence[str]) -> Report:
+    report = Report()
+    for name, flags in _FLAGS.items():
+        if only and not any(part in name for part in only):
+            continue
+        for traffic in (True, False):
+            found, load = await _measure(flags, rounds, traffic=traffic)
+            for death, times in found.items():
+                figures = {"fastest": min(times), "median": median(times), "slowest": max(times)}
+                if traffic:
+                    figures["failed"] = load.failed
+                report.add(name, f"{death}, {'traffic' if traffic else 'idle'}", **figures)
+        report.show(name, _COLUMNS)
+    return report
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5, help="engines for each way of dying (default 5)")
+    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="only flags like NAME")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
+    given = parser.parse_args()
+    leave_cleanly()
+    logging.disable()  # the router's own story of ten deaths
+    report = anyio.run(_run, given.rounds, given.only, backend_options={"use_uvloop": True})
+    if given.json is not None:
+        report.save(given.json)
+
+
+if __name__ == "__main__":
+    main()
