@@ -116,12 +116,16 @@ class Request:
             self._json = {name: value, **self._json}
         if self._stale:
             return
-        start = _OBJECT.match(self._body)
+        body = self._body
+        field = orjson.dumps({name: value})
+        if body.startswith(b'{"'):
+            self._body = b"%b,%b" % (field[:-1], body[1:])
+            return
+        start = _OBJECT.match(body)
         if start is None:
             raise BadRequest("wanted a JSON object as the body")
         comma = b"" if start[2] == b"}" else b","
-        field = b"%s:%s%s" % (orjson.dumps(name), orjson.dumps(value), comma)
-        self._body = b"".join((start[1], field, self._body[start.end(1) :]))
+        self._body = b"".join((start[1], field[1:-1], comma, body[start.end(1) :]))
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of header ``name`` (lower case), or None."""
@@ -272,7 +276,7 @@ class Exchange:
         self.gone: bool = asked is not None and asked.gone
         self.notes: dict[str, Any] = {}
         self._session = session
-        self._on_close: list[Callable[[], None]] = []
+        self._on_close: list[Callable[[], object]] = []
         self._closed = False
 
     @property
@@ -346,7 +350,7 @@ class Exchange:
         for part in self._parts:
             part._mark_gone()
 
-    def on_close(self, callback: Callable[[], None]) -> None:
+    def on_close(self, callback: Callable[[], object]) -> None:
         """Call ``callback`` once when the exchange ends, however it ends."""
         self._on_close.append(callback)
 

@@ -106,8 +106,9 @@ class Control:
     @hookimpl(trylast=True)
     async def pre_request(self, exchange: Exchange) -> Reply | None:
         request = exchange.request
-        path = request.path
-        if path in _GENERATING and request.method == "POST":
+        generates = request.target in GENERATION_PATHS  # as it almost always stands there
+        path = "" if generates else request.path
+        if (generates or path in _GENERATING) and request.method == "POST":
             if self.gate.closed:
                 reply = await self._pass(exchange)
                 if reply is not None:

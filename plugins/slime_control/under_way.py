@@ -20,7 +20,8 @@ from router_core.exchange import Request
 __all__ = ["UnderWay", "renamed_by_the_engine", "rids_of"]
 
 #: Whose bodies have a ``rid`` (SGLang: ``GenerateReqInput``, and ``protocol.py`` of its OpenAI endpoints).
-_NAMED = frozenset(("/generate", "/v1/chat/completions", "/v1/completions"))
+_NAMED = frozenset((b"/generate", b"/v1/chat/completions", b"/v1/completions"))
+_NAMED_PATHS = frozenset(path.decode() for path in _NAMED)
 _OURS = re.compile(rb'[ \t\r\n]*\{[ \t\r\n]*"rid":"([0-9a-f]{32})"')
 
 
@@ -33,7 +34,7 @@ class UnderWay:
     def __init__(self) -> None:
         self._by_name: dict[str, Exchange] = {}
         # As long as one another: no name may be the beginning of another one.
-        self._numbers = (f"{number:012x}" for number in count())
+        self._numbers = count()
         self._prefix = uuid4().hex[:20]
 
     def __len__(self) -> int:
@@ -42,16 +43,18 @@ class UnderWay:
     def name(self, exchange: Exchange) -> None:
         """``exchange`` begins, under the name that it has or gets."""
         request = exchange.request
-        rids = rids_of(request)
+        rids = rids_of(request) if b'"rid"' in request.body else None
         if rids is None:
-            if request.path not in _NAMED:
+            if request.target not in _NAMED and request.path not in _NAMED_PATHS:
                 return
-            name = self._prefix + next(self._numbers)
+            name = f"{self._prefix}{next(self._numbers):012x}"
             try:
                 request.add_field("rid", name)
             except BadRequest:
                 return  # the worker says so in its own words
-            rids = [name]
+            self._by_name[name] = exchange
+            exchange.on_close(partial(self._by_name.pop, name))
+            return
         for name in rids:
             self._by_name[name] = exchange
         exchange.on_close(partial(self._ended, rids, exchange))

@@ -294,3 +294,21 @@ async def test_a_body_that_is_no_request_waits_and_is_told_by_the_worker(body: b
         await running.client.post(CONTINUE, json={})
         await until(lambda: len(answers) == 1)
         assert worker.generated == 1
+
+
+async def test_who_waits_when_the_router_is_told_to_end_is_told_so_at_once() -> None:
+    async with steering(Steered()) as running:
+        await running.client.post("/pause_generation", json={})
+        answers: list[httpx.Response] = []
+
+        async def ask() -> None:
+            answers.append(await running.client.post("/generate", json={"text": "a"}))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            await until(lambda: running.control.gate.waiting == 1)
+            running.router.stop()
+        await ask()  # one that comes later, on a connection that is open
+        assert [answer.status_code for answer in answers] == [503, 503]
+        assert {answer.json()["error"]["code"] for answer in answers} == {"SHUTTING_DOWN"}
+        assert (await running.client.get("/readiness")).json()["reason"] == "the router is shutting down"
