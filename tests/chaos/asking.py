@@ -177,7 +177,7 @@ class Crowd:
     async def _stream(self, body: dict[str, Any], session: str, asked: Asked, leave_at: int | None) -> Heard:
         heard: Heard | None = None
         headers = {"x-session-id": session}
-        events, line = 0, b""
+        events, sense = 0, True
         async with self._http.post("/generate", data=orjson.dumps(body), headers=headers) as answer:
             if answer.status != 200:
                 self._check_status(answer.status, await answer.read(), asked)
@@ -196,10 +196,15 @@ class Crowd:
                             answer.close()
                             return heard
                     done = done or line == b"data: [DONE]\n"
+                    sense = sense and line.startswith((b"data: ", b"\n"))
             except aiohttp.ClientPayloadError:
                 raise Broken("cut off", heard) from None
+        if not sense:
+            raise Broken("garbled", heard)
         if not done or heard is None or heard.reason is None:
-            self.wrong.append(("a stream that looks whole has no end", f"{asked.rids}: {done=}, {events} events, {heard}"))
+            self.wrong.append(
+                ("a stream that looks whole has no end", f"{asked.rids}: {done=}, {events} events, {heard}")
+            )
             raise Broken("no end", heard)
         return heard
 

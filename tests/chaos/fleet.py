@@ -45,10 +45,13 @@ class Engine:
             return False
 
     async def running(self, http: aiohttp.ClientSession) -> int:
-        """Sequences that it generates, or would."""
-        async with http.get(f"{self.direct_url}/v1/loads") as answer:
-            (load,) = (await answer.json())["loads"]
-            return int(load["num_total_reqs"])
+        """Sequences that it generates, or would; -1 while it does not say."""
+        try:
+            async with http.get(f"{self.direct_url}/v1/loads") as answer:
+                (load,) = (await answer.json())["loads"]
+                return int(load["num_total_reqs"])
+        except (aiohttp.ClientError, TimeoutError, KeyError):
+            return -1
 
 
 async def until(condition: Callable[[], bool], seconds: float) -> bool:
@@ -72,6 +75,10 @@ class Watch:
 
     def state(self, url: str) -> str:
         return str(self.workers.get(url, {}).get("state", "unknown"))
+
+    def count(self, state: str) -> int:
+        """How often a worker got into ``state``."""
+        return sum(one == state for _, _, one in self.changes)
 
     async def look(self) -> None:
         """Ask once."""
@@ -145,7 +152,7 @@ class Trainer:
             async with self.http.post(path, json=body) as answer:
                 self.answers.append((path, answer.status, (await answer.text())[:1000]))
                 return answer.status
-        except aiohttp.ClientError as error:
+        except (aiohttp.ClientError, TimeoutError) as error:
             self.answers.append((path, 0, repr(error)))
             return 0
 

@@ -137,12 +137,13 @@ class Oracle:
         # As far as the text that follows reads like the tokens; those that show nothing may have been left out.
         follows = conversation.settled[heard.place :]
         kept = [size for size in range(common + 1) if follows.startswith(self._shown(sampled[:size]))]
-        longest = self._shown(sampled[: kept[-1]])
-        if heard.kept_whole and not longest.startswith(told):
-            return []
-        if not heard.whole:  # the router has heard as much as its client at least, and maybe more
-            return [size for size in kept if self._shown(sampled[:size]).startswith(told)]
-        return [size for size in kept if self._shown(sampled[:size]) == longest]
+        longest = [size for size in kept if self._shown(sampled[:size]) == self._shown(sampled[: kept[-1]])]
+        if heard.text != heard.told:  # cut by the client, within a token maybe
+            return longest
+        reached = [size for size in kept if self._shown(sampled[:size]).startswith(told)]
+        if heard.reason is None:  # the router has heard as much as its client at least, and maybe more
+            return reached or longest
+        return [size for size in reached if size in longest]
 
     def _begins_anew(self, run: Entry, conversation: Conversation, number: int) -> bool:
         """Whether no whole token was kept: then the whole prompt is tokenised anew, and tells nothing of this turn."""

@@ -6,7 +6,6 @@ import ctypes
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -90,9 +89,3 @@ class Program:
         """Memory in use."""
         pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def listens(port: int) -> bool:
-    """Whether anybody accepts connections at ``port``."""
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0

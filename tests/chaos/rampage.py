@@ -116,8 +116,8 @@ class Rampage:
                 for _ in range(self._size):
                     tasks.create_task(self._talk(over))
                 await asyncio.sleep(self._seconds)
-                if not await until(self._all_has_happened, _MORE_S):
-                    report.wrong.append(("not everything happened", f"{self._happened()}"))
+                if not await until(lambda: not self._missing(), _MORE_S):
+                    report.wrong.append(("not everything happened", self._missing()))
                 report.seconds = loop.time() - began
                 over.set()
                 self._crowd.hurry.set()
@@ -148,13 +148,16 @@ class Rampage:
         while not over.is_set():
             await self._crowd.play(next(self.conversations), self.dice.randint(3, 6), 4.0)
 
-    def _happened(self) -> tuple[set[str], int, int]:
-        missing = {*KINDS} - {fault.kind for fault in self._faults.done}
-        return {*missing}, len(self._crowd.finished), len(self._trainer.updates) - 1
-
-    def _all_has_happened(self) -> bool:
-        missing, conversations, updates = self._happened()
-        return not missing and conversations >= self._size and updates >= _UPDATES
+    def _missing(self) -> str:
+        """What has not happened yet that a run has to have."""
+        missing: list[str] = [*{*KINDS}.difference(fault.kind for fault in self._faults.done)]
+        if self._watch.count("stale") == 0:
+            missing.append("an engine came back with old weights, and was found stale")
+        if len(self._crowd.finished) < self._size:
+            missing.append(f"{self._size} conversations")
+        if len(self._trainer.updates) <= _UPDATES:
+            missing.append(f"{_UPDATES} updates")
+        return ", ".join(missing)
 
     # After the storm.
 
@@ -171,6 +174,7 @@ class Rampage:
             report.wrong.append(("not every engine is back", f"{shown}; {self._trainer.answers[-3:]}"))
         updates = self._trainer.updates[1:]
         report.updates, report.whole_updates = len(updates), sum(update.whole for update in updates)
+        report.stale = self._watch.count("stale")
 
     async def _leave_nothing(self, report: Report) -> None:
         """Counts are zero, and no engine generates for nobody."""

@@ -45,6 +45,7 @@ class Report:
     flagged: Counter[str] = field(default_factory=Counter)
     updates: int = 0
     whole_updates: int = 0
+    stale: int = 0
     after: Use | None = None
     wrong: list[tuple[str, str]] = field(default_factory=list)
 
@@ -62,7 +63,7 @@ class Report:
             "",
             *self._kinds(),
             "",
-            self._quarantined(),
+            f"{self._quarantined()}; workers were found stale {self.stale} times",
             f"router before: {self.before}",
             f"router after:  {self.after}",
             "",
