@@ -113,12 +113,10 @@ def test_a_fork_may_go_on_from_a_sample_that_reads_alike_and_its_parent_may_not(
 def test_an_answer_is_found_in_the_journal_or_is_wrong() -> None:
     oracle = Oracle([_FIRST], _shown)
     assert oracle.source(_heard(_FIRST)) == _FIRST
-    for wrong in (
-        {"output_ids": [3, 4, 8]},
-        {"logprobs": [-0.1, -0.2, -0.4]},
-        {"prompt_tokens": 3},
-        {"rid": "s.9"},
-    ):
+    wrongs: list[dict[str, Any]] = [
+        {"output_ids": [3, 4, 8]}, {"logprobs": [-0.1, -0.2, -0.4]}, {"prompt_tokens": 3}, {"rid": "s.9"},
+    ]  # fmt: skip
+    for wrong in wrongs:
         assert oracle.source(_heard(_FIRST, **wrong)) is None
     part: dict[str, Any] = {"output_ids": [3, 4], "logprobs": [-0.1, -0.2]}
     assert oracle.source(_heard(_FIRST, **part)) is None, "it says that it is whole"
