@@ -126,7 +126,7 @@ def test_an_answer_is_found_in_the_journal_or_is_wrong() -> None:
 def test_what_an_engine_continued_after_an_abort_counts_as_one_answer() -> None:
     aborted = copy.deepcopy(_FIRST) | {"finish_reason": {"type": "abort"}, "aborted": True}
     rest = copy.deepcopy(_SECOND) | {"rid": "s.1", "input_ids": [1, 2, 3, 4, 9]}
-    joined = {
+    joined: dict[str, Any] = {
         "rid": "s.1",
         "output_ids": [3, 4, 9, 6],
         "logprobs": [-0.1, -0.2, -0.3, -0.5],
