@@ -79,6 +79,7 @@ class _Protocol(HttpToolsProtocol):
     #: Bytes in a row that are no body: those of a head, of trailers, of what may stand beside the size of a chunk.
     _overhead = 0
     _unsent = 0
+    _fault = "the request is not valid HTTP/1.1"
     _reading: asyncio.TimerHandle | None = None
     _writing: asyncio.TimerHandle | None = None
 
@@ -111,9 +112,10 @@ class _Protocol(HttpToolsProtocol):
         # Within one read a head may be longer: httptools has it in memory by then.
         if self._overhead > _MAX_HEAD_BYTES:
             self._refuse(431, f"the request's headers are larger than {_MAX_HEAD_BYTES} bytes")
-        elif self._in_message or self.cycle is None or self.cycle.response_complete:
-            if self._reading is None or not self._in_head:  # a head gets its time once
-                self._await_more()
+        elif (self._in_message or self.cycle is None or self.cycle.response_complete) and (
+            self._reading is None or not self._in_head  # a head gets its time once
+        ):
+            self._await_more()
 
     def on_message_begin(self) -> None:
         self._in_message = self._in_head = True
@@ -121,13 +123,15 @@ class _Protocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        upgrade = self.parser.should_upgrade()
-        if upgrade and any(name in _FRAMING and value != b"0" for name, value in self.headers):
+        if self.parser.should_upgrade() and any(
+            name in _FRAMING and value != b"0" for name, value in self.headers
+        ):
             # httptools takes what follows for the other protocol: the body would be lost, or be the next request.
-            raise ValueError("a body and another protocol behind one head")
+            self._fault = (
+                "a request with a body may not ask for another protocol: leave out its Upgrade header"
+            )
+            raise ValueError(self._fault)
         super().on_headers_complete()
-        if upgrade:
-            self.cycle.keep_alive = False  # no other protocol is spoken here
         self.headers = _NOWHERE
         if self.pipeline:
             self.flow.resume_reading()  # uvicorn would read no further, and not see the client hang up
@@ -147,6 +151,9 @@ class _Protocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._served = cycle
         super()._start_asgi_task(cycle, app)
+
+    def _unsupported_upgrade_warning(self) -> None:
+        self.cycle.keep_alive = False  # it is answered in this protocol; behind it may be anything
 
     def _await_more(self) -> None:
         """Give the client its time, from now on, for the rest of a request or for the next one."""
@@ -203,7 +210,7 @@ class _Protocol(HttpToolsProtocol):
         self._close()
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(400, "the request is not valid HTTP/1.1")
+        self._refuse(400, self._fault)
 
     def _refuse(self, status: int, message: str) -> None:
         served = self._served
@@ -216,6 +223,9 @@ class _Protocol(HttpToolsProtocol):
                 f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
             )
             self.transport.write(head.encode() + body)
+        if served is not None:
+            served.disconnected = True  # it may not have begun yet, and is not to
+            served.message_event.set()
         self._close()
 
     def _close(self) -> None:

@@ -418,3 +418,63 @@ async def test_many_requests_sent_ahead_are_all_answered_in_turn() -> None:
             reply = await talk(url, requests + last)
         bodies = [part.rpartition(b"\r\n\r\n")[2] for part in reply.split(b"HTTP/1.1 200 OK")[1:]]
         assert bodies == [*(b"/%d" % number for number in range(100)), b"/last"]
+
+
+UPGRADE = b"Host: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n"
+
+
+async def test_a_request_for_another_protocol_is_answered_in_this_one_and_the_connection_ends(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with before(echo) as (_, url):
+        with anyio.fail_after(SOON_S):
+            reply = await talk(url, b"GET /a HTTP/1.1\r\n" + UPGRADE + b"\r\n")
+    assert b"\r\nconnection: close\r\n" in reply
+    assert content(reply) == b"/a"
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("framing", [b"Content-Length: %d", b"Transfer-Encoding: chunked"])
+@pytest.mark.parametrize("pause_s", [0.0, 0.05], ids=["at once", "later"])
+async def test_a_body_that_asks_for_another_protocol_is_refused_and_never_a_request(
+    framing: bytes, pause_s: float
+) -> None:
+    """Java's HttpClient sends such, unless it is told to speak HTTP/1.1."""
+    arrived: list[bytes] = []
+
+    async def script(wire: Wire) -> None:
+        while request := await wire.request():
+            arrived.append(request.line)
+            await wire.send(answer(b""))
+
+    smuggled = GET % b"smuggled"
+    framing = framing.replace(b"%d", b"%d" % len(smuggled))
+    async with before(script) as (_, url):
+        with await dial(url) as raw:
+            await say(
+                raw, b"POST /a HTTP/1.1\r\n" + UPGRADE + framing + b"\r\n\r\n" + smuggled * (not pause_s)
+            )
+            await anyio.sleep(pause_s)
+            with suppress(ConnectionError):
+                await say(raw, smuggled)
+            reply = await hear(raw)
+            assert reply.startswith(b"HTTP/1.1 400 ")
+            assert b"leave out its Upgrade header" in reply
+        await anyio.sleep(0.05)
+    assert arrived == []
+
+
+async def test_a_request_with_nonsense_behind_it_is_not_begun() -> None:
+    arrived: list[bytes] = []
+
+    async def script(wire: Wire) -> None:
+        while request := await wire.request():
+            arrived.append(request.line)
+            await wire.send(answer(b""))
+
+    async with before(script) as (_, url):
+        with anyio.fail_after(SOON_S):
+            reply = await talk(url, GET % b"a" + b"NONSENSE\r\n\r\n")
+        assert code_of(reply) == "HTTP_400"
+        await anyio.sleep(0.05)
+    assert arrived == []
