@@ -167,7 +167,9 @@ class _App:
                 logger.warning("a reply broke off: %s", error)
                 return
             if error.status >= 500:
-                logger.warning("%s %s: %d, %s", scope["method"], scope["path"], error.status, error)
+                # Decoded, a path may hold line breaks.
+                path = scope["raw_path"].decode("latin-1")
+                logger.warning("%s %s: %d, %s", scope["method"], path, error.status, error)
             await _send_error(error, send)
         except Exception:
             logger.exception("a request failed")

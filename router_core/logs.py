@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from logging.handlers import TimedRotatingFileHandler
 from pathlib import Path
 
@@ -13,16 +14,26 @@ __all__ = ["daily_file", "start_logging"]
 
 _LEVELS = {"debug": "DEBUG", "info": "INFO", "warn": "WARNING", "error": "ERROR"}
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _FILE = "slime-router.log"
+
+
+class _OneLine(logging.Formatter):
+    """Writes what it was told as one line, so that no client or worker can write lines of its own."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # logging's name
+        return _CONTROL.sub(lambda found: repr(found[0])[1:-1], super().formatMessage(record))
 
 
 def start_logging(settings: Settings) -> None:
     """Log as ``--log-level`` and ``--log-dir`` say. Raises SettingsError."""
-    logging.basicConfig(level=_LEVELS[settings.log_level], format=_FORMAT)
+    console = logging.StreamHandler()
+    console.setFormatter(_OneLine(_FORMAT))
+    logging.basicConfig(level=_LEVELS[settings.log_level], handlers=[console])
     logging.getLogger("httpx").setLevel(logging.WARNING)  # a line per health probe tells an operator nothing
     if settings.log_dir is not None:
         file = daily_file(Path(settings.log_dir))
-        file.setFormatter(logging.Formatter(_FORMAT))
+        file.setFormatter(_OneLine(_FORMAT))
         logging.getLogger().addHandler(file)
 
 
