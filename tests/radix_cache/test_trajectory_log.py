@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -13,7 +14,11 @@ import anyio
 import httpx
 import orjson
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, rule
 
+from radix_cache.test_model import Model
 from radix_cache.toy import EOS, TOKENS, cut, encode, pack, sampled, spell
 from router_core.cli import build
 from router_core.errors import StartupError
@@ -176,6 +181,30 @@ def test_what_goes_on_after_kills_is_what_goes_on_without(seed: int, tmp_path: P
     assert picture(killed) == picture(undisturbed)
     undisturbed.close()
     killed.close()
+
+
+class Killed(Model):
+    """The machine that the trajectories are tested with, killed now and then, with requests in flight or without."""
+
+    @initialize(tokens=st.sampled_from([0, 0, 12, 40]), versions=st.sampled_from([0, 2]))
+    def begin(self, tokens: int, versions: int) -> None:
+        super().begin(tokens, versions)
+        self.directory = Path(tempfile.mkdtemp())
+        self.logged = opened(self.directory / "log", Limits(tokens=tokens, versions=versions), file_bytes=500)
+        self.kept = self.logged
+
+    @rule()
+    def kill(self) -> None:
+        assert picture(after_a_kill(self.logged, self.directory / "log")) == picture(self.logged)
+
+    def teardown(self) -> None:
+        self.kill()
+        self.logged.close()
+        shutil.rmtree(self.directory)
+
+
+Killed.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestKilled = Killed.TestCase
 
 
 async def tidied(kept: LoggedTrajectories, until: Callable[[], bool]) -> None:
