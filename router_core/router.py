@@ -326,6 +326,8 @@ class Router:
         if change == "removed":
             self.proxy.forget(worker)
         elif change == "added":
+            if worker.api_key is None:
+                worker.api_key = self.settings.worker_api_key
             self.proxy.authorize(worker)
         logger.info("worker %s: %s", worker.url, change)
         self.hooks.worker_changed(worker, change)

@@ -42,6 +42,7 @@ class Settings:
     tls_key_path: str | None = None
     api_key: Secret | None = None
     admin_api_key: Secret | None = None
+    worker_api_key: Secret | None = None
     addresses: WorkerAddresses = ANYWHERE
 
     @classmethod
@@ -76,6 +77,7 @@ class Settings:
             tls_key_path=options.tls_key_path,
             api_key=options.api_key,
             admin_api_key=options.admin_api_key,
+            worker_api_key=options.worker_api_key,
             addresses=addresses,
         )
         if not 0 <= settings.port <= 65535:
@@ -164,6 +166,12 @@ def add_core_options(parser: argparse.ArgumentParser) -> None:
         type=Secret,
         metavar="KEY",
         help="what whoever controls workers and engines must show; better given as SLIME_ROUTER_ADMIN_API_KEY",
+    )
+    parser.add_argument(
+        "--worker-api-key",
+        type=Secret,
+        metavar="KEY",
+        help="the key of workers that are registered without one; better given as SLIME_ROUTER_WORKER_API_KEY",
     )
     parser.add_argument(
         "--max-payload-size",

@@ -335,6 +335,20 @@ async def test_a_worker_gets_the_key_that_it_was_registered_with(start: Start) -
         assert looks[-1] == [b"Bearer second"]
 
 
+async def test_workers_that_are_registered_without_a_key_have_a_common_one(start: Start) -> None:
+    flags = ("--no-default-plugins", *BOTH, "--worker-api-key", "common")
+    async with guarded(start, *flags) as (running, worker):
+        for registered, key in (({}, "common"), ({"api_key": "own"}, "own"), ({}, "own")):
+            added = await running.client.post(
+                "/workers",
+                json={"url": worker.url, **registered},
+                headers={"authorization": f"Bearer {ADMIN}"},
+            )
+            assert added.status_code == 202
+            assert await status(running, "POST /generate", TRAFFIC) == 200
+            assert worker.arrived[-1].values(b"authorization") == [f"Bearer {key}".encode()]
+
+
 async def test_a_clients_own_key_goes_before_the_workers(start: Start) -> None:
     async with guarded(start, "--no-default-plugins") as (running, worker):
         await running.client.post("/workers", json={"url": worker.url, "api_key": "ours"})
@@ -363,7 +377,7 @@ async def test_what_the_core_asks_of_a_worker_shows_the_key_too(start: Start) ->
 
 
 @pytest.mark.parametrize("key", ["", " ", "a b", "a\n", "ключ", "a\x7f"])
-@pytest.mark.parametrize("flag", ["--api-key", "--admin-api-key"])
+@pytest.mark.parametrize("flag", ["--api-key", "--admin-api-key", "--worker-api-key"])
 def test_a_key_that_cannot_be_is_refused_untold(
     flag: str, key: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
