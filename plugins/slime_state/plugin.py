@@ -95,7 +95,7 @@ class State:
             self._write_news()
 
     async def _watch(self) -> None:
-        """Write what workers say of their weights when they join: no hook tells of it, and nobody was promised it."""
+        """Write that workers have joined, and with which weights: no hook tells of it, and nobody was promised it."""
         while True:
             await anyio.sleep(_WATCH_S)
             try:
@@ -150,11 +150,12 @@ def _is_allowed(router: Router, saved: SavedWorker) -> bool:
 
 def _without_hooks(router: Router) -> list[object]:
     """What may change without a call of a hook."""
-    return [router.weights.current, *((worker.torn, worker.weight_version) for worker in router.pool)]
+    about = ((worker.state, worker.torn, worker.weight_version) for worker in router.pool)
+    return [router.weights.current, *about]
 
 
 async def _join(router: Router, saved: SavedWorker) -> None:
-    """Look at a worker that was in use; it is used again if it answers, and has not lost its weights meanwhile."""
+    """Look at a worker. One that was in use is so again if it answers, and has not lost its weights meanwhile."""
     worker, trouble = await router.add_worker(
         saved.url,
         worker_type=saved.worker_type,
@@ -163,6 +164,8 @@ async def _join(router: Router, saved: SavedWorker) -> None:
         labels=dict(saved.labels),
     )
     current = router.weights.current
+    if saved.state == "joining":
+        return  # it is awaited, as before
     if trouble is not None:
         router.pool.quarantine(worker, f"it did not answer when the router started: {trouble}")
     elif None not in (current, worker.weight_version) and worker.weight_version != current:

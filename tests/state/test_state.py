@@ -83,6 +83,7 @@ async def test_registered_workers_are_there_again_with_their_ids_and_all_that_wa
             )
             decode = {"url": "http://127.0.0.1:9", "worker_type": "prefill", "bootstrap_port": 8998}
             await running.client.post("/workers", json=decode)
+            await until(lambda: b'"state": "ready"' in (tmp_path / "state" / "workers.json").read_bytes())
             copy = left_by_a_kill(tmp_path / "state")
             before = await workers(running)
         async with start(*flags(copy)) as running:
@@ -91,11 +92,25 @@ async def test_registered_workers_are_there_again_with_their_ids_and_all_that_wa
             assert after[url]["state"] == "ready", "it was looked at before the first request"
             other = after["http://127.0.0.1:9"]
             assert (other["worker_type"], other["bootstrap_port"]) == ("prefill", 8998)
-            assert other["state"] == "quarantined"
-            assert "did not answer when the router started" in other["reason"]
+            assert other["state"] == "joining", "it has not answered yet"
             assert (await running.client.get(registered.json()["location"])).json()["url"] == url
             assert running.router.pool.find(url).api_key == "secret"
             assert (await running.client.post("/generate", json={"text": "a"})).status_code == 200
+
+
+@pytest.mark.anyio
+async def test_a_worker_that_was_in_use_and_does_not_answer_is_quarantined(
+    start: Start, tmp_path: Path
+) -> None:
+    async with engines(Engine()) as [url], start(*flags(tmp_path / "state")) as running:
+        await running.client.post("/workers", json={"url": url})
+        await until(lambda: b'"state": "ready"' in (tmp_path / "state" / "workers.json").read_bytes())
+        copy = left_by_a_kill(tmp_path / "state")
+    async with start(*flags(copy)) as running:
+        shown = (await workers(running))[url]
+        assert shown["state"] == "quarantined"
+        assert shown["reason"].startswith("it did not answer when the router started: ")
+        assert (await running.client.post("/generate", json={"text": "a"})).status_code == 503
 
 
 @pytest.mark.anyio
