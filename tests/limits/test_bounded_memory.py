@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import re
-import sys
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
-from pathlib import Path
-from subprocess import DEVNULL, PIPE
+from collections.abc import Callable
+from contextlib import suppress
 
 import anyio
-import anyio.abc
 import httpx
 import pytest
 
 from core.servers import Wire, dial, scripted
+from limits.processes import router_process
 
 pytestmark = pytest.mark.anyio
 
@@ -24,45 +20,6 @@ MIB = 1 << 20
 STREAM = 200 * MIB
 #: What may come on top of a process at rest: allocators round up, and a read is 256 KiB.
 GROWTH = 32 * MIB
-
-
-class Process:
-    """A router of its own: where it listens, and how much memory it has."""
-
-    def __init__(self, url: str, pid: int) -> None:
-        self.url = url
-        self._status = Path(f"/proc/{pid}/status")
-
-    @property
-    def peak(self) -> int:
-        """The most memory that it ever had, in bytes."""
-        found = re.search(r"^VmHWM:\s+(\d+) kB$", self._status.read_text(), re.MULTILINE)
-        assert found is not None
-        return int(found[1]) * 1024
-
-
-@asynccontextmanager
-async def router_process(*flags: str) -> AsyncIterator[Process]:
-    command = [sys.executable, "-m", "router_core", "--no-default-plugins", "--port", "0", *flags]
-    async with await anyio.open_process(command, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE) as process:
-        assert process.stderr is not None
-        try:
-            said = ""
-            with anyio.fail_after(20):
-                while not (found := re.search(r"listening on (\S+)\n", said)):
-                    said += (await process.stderr.receive()).decode()
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(_drain, process.stderr)
-                yield Process(found[1], process.pid)
-                tasks.cancel_scope.cancel()
-        finally:
-            with suppress(ProcessLookupError):
-                process.kill()
-
-
-async def _drain(stream: anyio.abc.ByteReceiveStream) -> None:
-    async for _ in stream:
-        pass
 
 
 async def until(condition: Callable[[], bool]) -> None:
