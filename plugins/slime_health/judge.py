@@ -115,12 +115,12 @@ class Judge:
         self.successes += 1
 
     def trust(self) -> None:
-        """Somebody, or this judge, has said that it may be used."""
+        """It is well, and its weights are right."""
         self._firm = self._soft = 0
         self.successes = self.success_threshold
         self.verified = True
 
     def distrust(self) -> None:
-        """Somebody, or this judge, has set it aside: it has to show itself again."""
+        """It was set aside, by whomever: it has to show itself again."""
         self.successes = 0
         self.verified = False

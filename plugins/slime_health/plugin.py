@@ -84,8 +84,6 @@ class Health:
             watch.judge = self._new_judge()
         elif change == "removed":
             watch.scope.cancel()
-        elif change == "readmitted":
-            watch.judge.trust()
         elif change in ("quarantined", "stale"):
             watch.judge.distrust()
             watch.woken.set()
@@ -204,6 +202,7 @@ class Health:
             if worker.torn or fits != "same":
                 self._leave_behind(router, worker, said)
             else:
+                judge.trust()
                 router.pool.ready(worker)
 
     def _leave_behind(self, router: Router, worker: Worker, said: str | None) -> None:

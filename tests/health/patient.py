@@ -34,6 +34,8 @@ class Patient:
         self.status = 200
         self.version = version
         self.info_status = 200
+        self.info_hold: anyio.Event | None = None  # what it says is settled before it waits for this
+        self.info_held = False
         self.old = False  # it knows the old name of that only
         self.probes = 0
         self.headers: list[dict[str, str]] = []
@@ -64,6 +66,9 @@ class Patient:
         if self.old and request.url.path == "/model_info":
             return Response(status_code=404)
         about = {} if self.version is None else {"weight_version": self.version}
+        if self.info_hold is not None:
+            self.info_held = True
+            await self.info_hold.wait()
         return JSONResponse(about, self.info_status)
 
     async def work(self, _: Request) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from contextlib import AsyncExitStack
 
 import anyio
@@ -13,7 +14,9 @@ from starlette.routing import Route
 
 from health.patient import FAST, Changes, Patient, the_worker, until
 from plugged import routing
+from router_core import Exchange
 from router_core.cli import main
+from router_core.exchange import Request as RouterRequest
 from router_core.serving import serving
 from routers import Start
 from slime_health import Health, Settings
@@ -186,6 +189,22 @@ async def test_a_removed_worker_is_not_probed_any_more_and_leaves_nothing_behind
         assert patient.probes == before
 
 
+async def test_probes_leave_no_connection_open(start: Start) -> None:
+    patient = Patient("7")
+    async with serving(patient.app) as url, start(*FAST) as running:
+        await running.client.post("/add_worker", json={"url": url})
+        for status in (200, 503):
+            patient.status = status
+            await until(lambda: patient.probes > 5)
+            open_before = len(os.listdir("/proc/self/fd"))
+            patient.probes = 0
+            await until(lambda: patient.probes > 30)
+            assert (
+                len(os.listdir("/proc/self/fd")) <= open_before + 2
+            )  # the probe that is under way, both ends
+            patient.probes = 0
+
+
 async def test_probing_can_be_disabled(start: Start) -> None:
     patient = Patient()
     async with serving(patient.app) as url, start(*FAST, "--disable-health-check") as running:
@@ -220,6 +239,24 @@ async def test_neither_who_joins_nor_who_leaves_is_judged(start: Start) -> None:
             patient.released.set()
         await until(lambda: not len(running.router.pool))
         assert changes.seen == ["draining", "removed"]
+
+
+async def test_a_worker_that_leaves_while_it_is_probed_is_not_brought_back(start: Start) -> None:
+    patient = Patient()
+    flags = ("--health-check-interval-secs", "0.02")
+    async with serving(patient.app) as url, start(*flags) as running:
+        await running.client.post("/add_worker", json={"url": url})
+        await until(lambda: patient.probes > 2)
+        patient.hang, before = True, patient.probes
+        await until(lambda: patient.probes > before)
+        worker = the_worker(running)
+        with Exchange(RouterRequest("GET", b"/", [])) as exchange:
+            exchange.lease(worker)  # so that it stays for a while
+            await running.client.delete(f"/workers/{worker.id}", params={"drain": "true"})
+            patient.released.set()
+            await anyio.sleep(0.3)
+            assert worker.state == "draining"
+        await until(lambda: not len(running.router.pool))
 
 
 async def test_the_log_has_a_line_for_each_change_and_none_for_each_probe(

@@ -24,6 +24,13 @@ from slime_health import Health, Settings
 
 pytestmark = pytest.mark.anyio
 
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, bool]]:
+    """As it serves. asyncio's own loop loses a connection that comes in the moment in which a server closes."""
+    return "asyncio", {"use_uvloop": True}
+
+
 DISK = "/update_weights_from_disk"
 QUICK = Settings(interval_s=0.02, timeout_s=1)
 

@@ -17,6 +17,13 @@ from slime_health import Health, Settings
 
 pytestmark = pytest.mark.anyio
 
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, bool]]:
+    """As it serves. asyncio's own loop loses a connection that comes in the moment in which a server closes."""
+    return "asyncio", {"use_uvloop": True}
+
+
 QUICK = Settings(interval_s=0.02, timeout_s=1)
 
 
@@ -239,6 +246,25 @@ async def test_weights_ahead_of_the_fleets_are_an_update_under_way() -> None:
         assert shown(worker) == ("ready", "8", None)
         await running.client.post("/weight_version", json={"weight_version": "8"})
         await rounds(patient)
+        assert changes.seen == []
+
+
+async def test_an_answer_that_was_overtaken_by_an_update_is_not_believed() -> None:
+    """The engine says 7, gets 8, 8 is announced; and only then the router reads that it has 7."""
+    patient, changes = Patient("7"), Changes()
+    async with serving(patient.app) as url, routing({"health": Health(QUICK), "changes": changes}) as running:
+        worker, _ = await running.router.add_worker(url)
+        await rounds(patient)
+        patient.info_hold = anyio.Event()
+        patient.status = 503  # so that what it has matters
+        await rounds(patient, 0)
+        patient.status, patient.info_held = 200, False
+        await until(lambda: patient.info_held)
+        hold, patient.info_hold, patient.version = patient.info_hold, None, "8"
+        await running.client.post("/weight_version", json={"weight_version": "8"})
+        hold.set()
+        await rounds(patient)
+        assert shown(worker) == ("ready", "8", None)
         assert changes.seen == []
 
 

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from core.servers import Wire, answer, dial, scripted
-from health.patient import FAST, ONLY, Patient, the_worker, until
+from health.patient import ONLY, Patient, the_worker, until
 from plugged import routing
 from router_core.serving import bind, serving
 from routers import Running, Start
@@ -138,11 +138,13 @@ async def test_who_accepts_nothing_more_gets_nothing_more_though_its_streams_go_
 async def test_a_long_generation_that_misses_its_deadline_says_nothing_about_its_worker(start: Start) -> None:
     patient = Patient()
     deadline = ("--request-timeout-secs", "0.1")
-    async with serving(patient.app) as url, start(*ONLY, *FAST, *deadline) as running:
+    async with serving(patient.app) as url, start(*RARELY, *deadline) as running:
         await running.client.post("/add_worker", json={"url": url})
-        for _ in range(5):
+        for _ in range(4):
             assert await status(running, "/late") == 504
-            assert the_worker(running).state == "ready"
+        assert the_worker(running).state == "ready"
+        await until(lambda: patient.probes > 0)  # which is asked instead, and soon
+        assert the_worker(running).state == "ready"
         patient.released.set()
 
 
@@ -160,9 +162,11 @@ async def test_a_request_that_the_client_gives_up_says_nothing_about_the_worker(
 
 async def test_a_router_without_file_descriptors_blames_no_worker(start: Start) -> None:
     patient = Patient()
-    async with serving(patient.app) as url, start(*RARELY) as running:
+    impatient = ("--connect-timeout-secs", "0.05")
+    async with serving(patient.app) as url, start(*RARELY, *impatient) as running:
         await running.client.post("/add_worker", json={"url": url})
         assert await status(running) == 200  # the client's connection stays open, the worker's does not
+        await anyio.sleep(0.1)  # nothing is heard meanwhile
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         first_free = os.dup(0)
         os.close(first_free)
