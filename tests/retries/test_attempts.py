@@ -357,13 +357,13 @@ async def test_what_is_no_number_of_seconds_is_not_waited_for(value: bytes) -> N
 
 
 async def test_another_worker_is_asked_at_once_though_the_first_wants_to_be_left_alone() -> None:
-    one, two = (Moody(refused(503, b"Retry-After: 20")) for _ in range(2))
+    one, two = Moody(refused(503, b"Retry-After: 20")), Moody()
     async with routed(one, two) as running:
-        two.moods.clear()
+        running.router.pool.bind("s", one.worker)
         with anyio.fail_after(5):
-            for _ in range(4):
-                assert (await running.client.post("/generate", json=GENERATE)).content == b"well"
-        assert len(one.arrived) > 0
+            reply = await running.client.post("/generate", json=GENERATE, headers={"x-session-id": "s"})
+        assert reply.content == b"well"
+        assert (len(one.arrived), len(two.arrived)) == (1, 1)
 
 
 # Whose client has gone.
@@ -376,6 +376,20 @@ async def test_a_client_that_leaves_between_two_attempts_ends_them() -> None:
             await running.client.post("/generate", json=GENERATE, timeout=0.1)
         assert one.worker.in_flight == 0
         await anyio.sleep(0.5)
+        assert len(one.arrived) == 1
+
+
+async def test_a_client_that_leaves_before_its_stream_has_begun_ends_it() -> None:
+    async def silent(wire: Wire) -> None:
+        if await wire.request():
+            await wire.send(STREAM_HEAD)
+            await wire.until_closed()
+
+    async with scripted(silent) as one, routed() as running:
+        await running.router.add_worker(one.url)
+        with pytest.raises(httpx.ReadTimeout):
+            await running.client.post("/generate", json=GENERATE, timeout=0.2)
+        await until(lambda: not one.open)
         assert len(one.arrived) == 1
 
 

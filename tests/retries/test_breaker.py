@@ -129,3 +129,16 @@ def test_what_was_asked_before_it_opened_neither_opens_nor_closes_it(breaker: Br
     breaker.failed(object())
     assert breaker.state == "half-open"
     assert breaker.admits
+
+
+def test_successes_before_a_failure_do_not_count_after_it() -> None:
+    breaker = Breaker(Thresholds(failures=1, successes=2), lambda: 0.0)
+    breaker.failed(object())
+    states = []
+    for outcome in (breaker.succeeded, breaker.failed, breaker.succeeded):
+        breaker.wait_over()
+        probe = object()
+        breaker.begin(probe)
+        outcome(probe)
+        states.append(breaker.state)
+    assert states == ["half-open", "open", "half-open"]

@@ -236,6 +236,14 @@ async def test_a_probe_that_cannot_be_sent_decides_nothing() -> None:
         assert [await ask(running) for _ in range(2)] == [200, 200]
 
 
+async def test_a_refusal_that_is_thrown_away_is_a_success_as_well() -> None:
+    one = Moody(*[refused(500)] * 2, *[refused(429)] * 2)
+    async with routed(one, breaker=SHORT, attempts=2) as running:
+        await open_it(running, one)
+        assert await ask(running) == 429
+        assert one.worker.reason is None
+
+
 async def test_an_answer_that_a_plugin_reads_is_a_success() -> None:
     one = Moody(*[refused(500)] * 2)
     async with routed(one, breaker=SHORT, attempts=1) as running:
@@ -282,9 +290,19 @@ async def test_a_worker_that_left_is_forgotten_whatever_it_still_does() -> None:
         assert not one.worker.withheld
 
 
+async def test_a_worker_that_is_quarantined_as_well_keeps_the_reason_for_that() -> None:
+    one = Moody(*[refused(500)] * 2)
+    async with routed(one, breaker=SHORT, attempts=1) as running:
+        for _ in range(2):
+            await ask(running)
+        running.router.pool.quarantine(one.worker, "no answer")
+        await until(lambda: not one.worker.withheld)
+        assert one.worker.reason == "no answer"
+
+
 async def test_a_router_ends_while_a_breaker_is_open() -> None:
     one = Moody(rest=refused(500))
-    async with routed(one, breaker=Thresholds(failures=1, timeout_s=0.05), attempts=1) as running:
+    async with routed(one, breaker=LONG, attempts=2) as running:
         await ask(running)
-    await anyio.sleep(0.1)  # no timer is left that would find nothing
-    assert not one.worker.withheld
+        assert one.worker.withheld
+    assert not one.worker.withheld  # nor is a timer left
