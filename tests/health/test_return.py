@@ -76,6 +76,7 @@ async def test_a_worker_with_other_weights_is_stale_until_it_has_the_fleets() ->
             assert changes.seen == ["quarantined", "stale", "readmitted"]
 
 
+@pytest.mark.slow
 async def test_a_stale_worker_returns_when_the_fleet_moves_to_its_weights() -> None:
     """A trainer that updates the engines and then tells the router. The next probe would be due in a minute."""
     patient = Patient("7")
@@ -213,6 +214,7 @@ async def test_a_process_that_was_replaced_between_two_probes_is_noticed_by_its_
         assert changes.seen == ["stale"]
 
 
+@pytest.mark.slow
 async def test_one_failed_request_is_enough_to_look_at_the_weights_before_the_next_verdict(
     start: Start,
 ) -> None:

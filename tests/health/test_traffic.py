@@ -270,6 +270,7 @@ async def read_stream(url: str, received: list[int], number: int) -> None:
         raw.close()
 
 
+@pytest.mark.slow
 async def test_a_worker_that_answers_1000_streams_while_its_probes_hang_stays_ready() -> None:
     """Each probe misses its deadline, and one would be enough to quarantine an idle worker."""
     patient = Patient()
