@@ -25,7 +25,7 @@ from slime_demo.verdict import expected
 from slime_engine.model import load_model
 
 KILLS = 5
-CLIENTS = 8
+CLIENTS = 6
 TURNS = 3
 #: Below the ports that the system gives to clients, so that nobody takes it while the router is down.
 PORTS = range(20_000, 32_000)
@@ -230,7 +230,7 @@ async def test_nothing_is_lost_that_a_client_was_told_was_done(tmp_path: Path) -
                         fleet.steady.set()
                         await check_answers(client, await journal_of(engine), before)
                         compared.append(sum(len(rids) for _, rids in before.answers.values()))
-                        await anyio.sleep(random.uniform(0.3, 1.5))
+                        await anyio.sleep(random.uniform(0.2, 1.2))
                         fleet.steady = anyio.Event()
                         router.send_signal(signal.SIGKILL)
                         router.wait(10)
