@@ -65,17 +65,16 @@ class Attempts:
     async def run(self) -> Reply:
         """The first good reply, else what came last. Raises HTTPError.
 
-        A plugin that asks again and again for one exchange has these attempts for a row of failures, not each time.
+        A plugin that asks again and again for one exchange uses these attempts up once; then each time is one.
         """
         notes = self._exchange.notes
-        spent: int = notes.get(_NAME, 0)
 
         def in_vain(state: RetryCallState) -> Reply:
-            notes[_NAME] = spent + state.attempt_number
+            notes[_NAME] = "used up"
             return _reply(state)
 
         retrying = AsyncRetrying(
-            stop=stop_after_attempt(max(1, self._settings.attempts - spent)),
+            stop=stop_after_attempt(1 if _NAME in notes else self._settings.attempts),
             wait=self._wait_s,
             retry=self._may_repeat,
             before_sleep=self._let_go,
@@ -83,8 +82,6 @@ class Attempts:
             sleep=anyio.sleep,
         )
         reply: Reply = await retrying(self._attempt)
-        if reply.status not in TEMPORARY:
-            notes.pop(_NAME, None)
         return reply
 
     async def _attempt(self) -> Reply:
