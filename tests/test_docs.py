@@ -9,6 +9,7 @@ import subprocess
 import sys
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import get_args
 
 import httpx
 import pytest
@@ -21,7 +22,9 @@ from router_core.cli import build, command_line
 from router_core.hooks import hook_names
 from router_core.loader import installed_plugins
 from router_core.serving import serving
+from router_core.workers import WorkerState
 from routers import Start
+from slime_control.calls import CALLS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -253,6 +256,15 @@ def test_each_route_is_documented_and_no_other() -> None:
 def section_of(method: str, path: str) -> str:
     title = f"### `{method} {path}`\n"
     return page("docs/http-api.md").partition(title)[2].partition("\n#")[0]
+
+
+def test_each_state_of_a_worker_is_told() -> None:
+    told = section_of("GET", "/workers")
+    assert [state for state in get_args(WorkerState) if f"`{state}`" not in told] == []
+
+
+def test_each_control_call_is_told() -> None:
+    assert [path for path in CALLS if f"`{path}`" not in page("docs/http-api.md")] == []
 
 
 @pytest.mark.anyio

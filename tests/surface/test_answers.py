@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -177,7 +178,7 @@ async def test_a_stream_that_breaks_says_so_as_described(
 
 
 async def test_each_status_of_each_route_comes_as_described(start: Start) -> None:
-    """But the 500 of plugins that fail, which no plugin here does."""
+    """But the 500 of plugins that fail, which no plugin here does; control calls and keys have their own tests."""
     seen: set[tuple[str, str, str]] = set()
 
     async def ask(method: str, path: str, status: int, filled: str | None = None, **more: Any) -> None:
@@ -186,7 +187,8 @@ async def test_each_status_of_each_route_comes_as_described(start: Start) -> Non
         check(method, path, answer)
         seen.add((method, path, key_of(method, path, status)))
 
-    posts = [path for method, path, _ in operations() if method == "POST"]
+    uncontrolled = [each for each in operations() if each[2]["tags"] != ["control"]]
+    posts = [path for method, path, _ in uncontrolled if method == "POST"]
     messages = [{"role": "user", "content": "Hi"}]
     hello = {"messages": messages, "session_id": "a b", "n": 2}
     async with answering(start, "--max-payload-size", "5000", context_length=200) as running:
@@ -228,15 +230,31 @@ async def test_each_status_of_each_route_comes_as_described(start: Start) -> Non
             await ask("POST", "/workers", 202, json={"url": url, "labels": {"a": "b"}})
         await ask("POST", "/remove_worker", 200, json={"url": dead})
         await ask("POST", "/remove_worker", 404, json={"url": dead})
-        await ask("DELETE", "/workers/{worker_id}", 202, f"/workers/{worker.id}")
+        await ask("DELETE", "/workers/{worker_id}", 400, f"/workers/{worker.id}?drain=perhaps")
+        await ask("DELETE", "/workers/{worker_id}", 202, f"/workers/{worker.id}?drain=false")
         for method in ("GET", "DELETE"):
             await ask(method, "/workers/{worker_id}", 404, f"/workers/{worker.id}")
         await ask("GET", "/readiness", 503)
         await ask("GET", "/weight_version", 200)
         await ask("POST", "/v1/chat/completions", 503, json=hello)
         await ask("POST", "/v1/completions", 503, json={"prompt": "Hi"})
-    described = {(method, path, status) for method, path, one in operations() for status in one["responses"]}
-    assert described - seen == {("POST", "/weight_version", "500")}
+    described = {(method, path, status) for method, path, one in uncontrolled for status in one["responses"]}
+    of_keys = {each for each in described if each[2] in ("401", "403")}
+    assert described - seen == {("POST", "/weight_version", "500"), *of_keys}
+
+
+async def test_who_waits_in_vain_is_told_as_described(start: Start) -> None:
+    """The slot is held by one that waits for generation to continue."""
+    path, hello = "/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}
+    limits = ["--max-concurrent-requests", "1", "--queue-size", "1", "--queue-timeout-secs", "0.2"]
+    async with answering(start, *limits, "--pause-queue-timeout-s", "1") as running:
+        await running.client.post("/pause_generation", json={"mode": "retract"})
+        answers = await asyncio.gather(*(running.client.post(path, json=hello) for _ in range(3)))
+    assert sorted(answer.status_code for answer in answers) == [408, 429, 503]
+    for answer in answers:
+        check("POST", path, answer)
+    (full,) = (answer for answer in answers if answer.status_code == 429)
+    assert full.headers["retry-after"] == "1"
 
 
 async def test_the_other_formats_are_those_described(start: Start) -> None:

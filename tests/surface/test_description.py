@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
 from starlette.routing import Route
@@ -14,18 +14,20 @@ from starlette.routing import Route
 from router_core.admin import admin_routes
 from router_core.cli import build
 from router_core.errors import BadRequest
+from router_core.workers import Worker, WorkerState, WorkerType
+from slime_control.calls import CALLS
 from slime_openai import chat_request, completion_request
 from slime_openai.chat_request import read_chat
 from slime_openai.completion_request import read_completion
 from slime_openai.options import NO_EFFECT, REFUSED
-from surface.description import DOCUMENT, jsonschema, operations, unlike
+from surface.description import DOCUMENT, documents, jsonschema, operations, unlike
 from surface.values import MESSAGES, VALUES
 
 if TYPE_CHECKING:
     from routers import Start
 
 SCHEMAS: dict[str, Any] = DOCUMENT["components"]["schemas"]
-ROUTER = [part for name in ("engine", "radix_cache", "openai") for part in ("--plugin", name)]
+ROUTER = [part for name in ("engine", "radix_cache", "openai", "control") for part in ("--plugin", name)]
 #: Answered before any route is looked for.
 OPENAI = {
     ("GET", "/v1/models"),
@@ -33,6 +35,7 @@ OPENAI = {
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
 }
+CONTROL = {(method, path) for path, call in CALLS.items() for method in call.methods}
 
 
 def test_the_description_is_of_this_version() -> None:
@@ -61,7 +64,7 @@ def test_each_route_is_described_and_no_other() -> None:
         for route in routes
         for method in (route.methods or {"GET"}) - {"HEAD"}
     }
-    assert {(method, path) for method, path, _ in operations()} == own | OPENAI
+    assert {(method, path) for method, path, _ in operations()} == own | OPENAI | CONTROL
 
 
 @pytest.mark.anyio
@@ -82,9 +85,41 @@ async def test_the_router_answers_what_is_described_and_nothing_else(start: Star
             running.router.pool.remove(worker)
         for method, path in sorted(described | others):
             answer = await running.client.request(method, path)
-            assert ("NO_WORKER" in answer.text) == ((method, path) in others), (
-                f"{method} {path}: {answer.text}"
-            )
+            was_for_a_worker = "no worker can take requests" in answer.text
+            assert was_for_a_worker == ((method, path) in others), f"{method} {path}: {answer.text}"
+
+
+# keys
+
+
+@pytest.mark.anyio
+async def test_each_operation_asks_for_the_key_that_is_described(start: Start) -> None:
+    keys = {"trafficKey": "traffic", "adminKey": "admin"}
+    flags = ["--api-key", keys["trafficKey"], "--admin-api-key", keys["adminKey"]]
+    in_braces = re.compile(r"\{\w+\}")
+    async with start("--no-default-plugins", *ROUTER, *flags) as running:
+        for method, path, operation in operations():
+            security = operation.get("security", DOCUMENT["security"])
+            opened_by = {name for choice in security for name in choice}
+            for name, key in ((None, None), *keys.items()):
+                headers = {} if key is None else {"authorization": f"Bearer {key}"}
+                filled = in_braces.sub("x", path)
+                answer = await running.client.request(method, filled, headers=headers)
+                if not opened_by or name in opened_by:
+                    assert answer.status_code not in (401, 403), f"{name}: {method} {path}"
+                    continue
+                assert answer.status_code == (401 if key is None else 403), f"{name}: {method} {path}"
+                documents(method, path, answer.status_code, answer.headers["content-type"], answer.content)
+
+
+# workers
+
+
+def test_a_worker_is_described_with_all_that_is_shown_of_it() -> None:
+    described = SCHEMAS["Worker"]["properties"]
+    assert set(described) == set(SCHEMAS["Worker"]["required"]) == Worker("http://a").describe().keys()
+    assert described["state"]["enum"] == list(get_args(WorkerState))
+    assert described["worker_type"]["enum"] == list(get_args(WorkerType))
 
 
 # parameters
