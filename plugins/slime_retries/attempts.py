@@ -151,5 +151,5 @@ def _reply(state: RetryCallState) -> Reply:
 
 def _retry_after_s(reply: Reply) -> float:
     """How long a worker wants to be left alone. A date (RFC 9110 section 10.2.3) is not looked at."""
-    value = reply.header(b"retry-after") if reply.status in (429, 503) else None
+    value = reply.header(b"retry-after")
     return float(value) if value is not None and value.isdigit() else 0.0

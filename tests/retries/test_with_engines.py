@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,14 @@ import httpx
 import orjson
 import pytest
 
-from core.servers import answer, scripted
+from core.servers import Wire, answer, scripted
+from engine.served import served
 from plugged import until
 from retries.moods import Moody, refused
 from routers import Running, Start
 from slime_engine.journal_file import fold
+from slime_engine.model import load_model
+from slime_engine.settings import Settings as EngineSettings
 from slime_engine.tokenizer import corpus_documents, train_tokenizer
 
 pytestmark = pytest.mark.anyio
@@ -164,6 +168,39 @@ async def test_a_storm_behind_an_abort_is_not_tried_again_by_two_plugins_at_once
         assert (reply.status_code, reply.content) == (200, aborted)  # the last answer stands
         generations = [request for request in one.arrived if request.line.startswith(b"POST /generate ")]
         assert len(generations) == 1 + 5 + 2
+
+
+async def test_an_attempt_whose_connection_broke_is_ended_on_its_engine(start: Start) -> None:
+    """Something between router and engine cuts the connection; the engine does not notice, and is asked again."""
+    model = load_model()
+    async with (
+        served(lambda: model, EngineSettings(tokens_per_second=60)) as engine,
+        anyio.create_task_group() as tasks,
+        start(*PLUGINS) as running,
+    ):
+        cut = False
+
+        async def serve(wire: Wire) -> None:
+            nonlocal cut
+            while request := await wire.request():
+                method, path, _ = request.line.decode().split()
+                forward = partial(engine.client.request, method, path, content=request.body)
+                if path == "/generate" and not cut:
+                    cut = True
+                    tasks.start_soon(forward)
+                    await anyio.sleep(0.3)
+                    return
+                await wire.send(answer((await forward()).content))
+
+        async with scripted(serve) as between:
+            await running.router.add_worker(between.url)
+            body = {"text": PROMPT, "rid": "mine", "sampling_params": SAMPLING}
+            reply = await running.client.post("/generate", json=body)
+        abandoned, whole = await engine.journal("mine")
+        assert abandoned["aborted"]
+        assert len(abandoned["output_ids"]) < 60
+        assert reply.json()["output_ids"] == whole["output_ids"]
+        assert whole["finish_reason"]["type"] == "length"
 
 
 async def test_an_attempt_that_meets_paused_engines_waits_for_them_to_continue(
