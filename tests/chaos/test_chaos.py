@@ -11,11 +11,12 @@ import pytest
 
 from chaos.rampage import rampage
 
-_SECONDS = float(os.environ.get("SLIME_ROUTER_CHAOS_SECONDS", "40"))
+_SECONDS = float(os.environ.get("SLIME_ROUTER_CHAOS_SECONDS", "35"))
 _SEED = int(os.environ.get("SLIME_ROUTER_CHAOS_SEED", "1"))
 _REPORT = os.environ.get("SLIME_ROUTER_CHAOS_REPORT")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.slow
 @pytest.mark.timeout(_SECONDS + 240)
 def test_whatever_happens_nobody_is_told_anything_wrong_and_nobody_waits_for_ever(

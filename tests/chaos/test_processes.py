@@ -9,7 +9,11 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from chaos.processes import Program, free_port
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 _STARTER = """
 import sys, time
