@@ -104,9 +104,11 @@ class _Protocol(HttpToolsProtocol):
             served.disconnected = True  # uvicorn tells the newest one
             served.message_event.set()
 
+    # What is called for each request names its base: super() would be more than half of what these limits cost.
+
     def data_received(self, data: bytes) -> None:
         self._overhead += len(data)
-        super().data_received(data)
+        HttpToolsProtocol.data_received(self, data)
         if self.transport.is_closing():
             return
         # Within one read a head may be longer: httptools has it in memory by then.
@@ -119,7 +121,7 @@ class _Protocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._in_message = self._in_head = True
-        super().on_message_begin()
+        HttpToolsProtocol.on_message_begin(self)
 
     def on_headers_complete(self) -> None:
         self._in_head = False
@@ -131,14 +133,16 @@ class _Protocol(HttpToolsProtocol):
                 "a request with a body may not ask for another protocol: leave out its Upgrade header"
             )
             raise ValueError(self._fault)
-        super().on_headers_complete()
+        HttpToolsProtocol.on_headers_complete(self)
         self.headers = _NOWHERE
         if self.pipeline:
             self.flow.resume_reading()  # uvicorn would read no further, and not see the client hang up
+        else:
+            self._served = self.cycle
 
     def on_body(self, body: bytes) -> None:
         self._overhead = 0
-        super().on_body(body)
+        HttpToolsProtocol.on_body(self, body)
 
     def on_message_complete(self) -> None:
         self._in_message = False
@@ -146,11 +150,7 @@ class _Protocol(HttpToolsProtocol):
         if self._reading is not None:
             self._reading.cancel()
             self._reading = None
-        super().on_message_complete()
-
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._served = cycle
-        super()._start_asgi_task(cycle, app)
+        HttpToolsProtocol.on_message_complete(self)
 
     def _unsupported_upgrade_warning(self) -> None:
         self.cycle.keep_alive = False  # it is answered in this protocol; behind it may be anything
@@ -175,7 +175,9 @@ class _Protocol(HttpToolsProtocol):
             self._close()
 
     def on_response_complete(self) -> None:
-        super().on_response_complete()
+        if self.pipeline:
+            self._served, _ = self.pipeline[-1]
+        HttpToolsProtocol.on_response_complete(self)
         if self.transport.is_closing():
             self._expect_taken()
         elif self._reading is not None:

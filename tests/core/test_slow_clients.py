@@ -394,6 +394,26 @@ async def test_a_client_that_sends_ahead_and_hangs_up_ends_what_is_under_way(
         await until(lambda: router.proxy.open_connections == 0)
 
 
+async def test_a_hang_up_ends_a_request_that_has_waited_its_turn() -> None:
+    left = asyncio.Event()
+
+    async def second_silent(wire: Wire) -> None:
+        while request := await wire.request():
+            if b"/second" in request.line:
+                await wire.until_closed()
+                left.set()
+                return
+            await wire.send(answer(b"first"))
+
+    async with before(second_silent) as (_, url):
+        with await dial(url) as raw:
+            await say(raw, GET % b"first" + GET % b"second" + GET % b"third")
+            assert content(await hear(raw)) == b"first"
+            await anyio.sleep(0.1)
+        with anyio.fail_after(SOON_S):
+            await left.wait()
+
+
 async def test_nonsense_behind_a_request_is_not_written_into_its_answer() -> None:
     async def half(wire: Wire) -> None:
         await wire.request()
