@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+import socket
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
 import anyio
@@ -14,7 +15,7 @@ from router_core.workers import Worker
 from routers import Running
 from slime_retries import Retries, Settings
 
-__all__ = ["DROP", "GARBAGE", "HANG", "STREAM_HEAD", "Moody", "refused", "routed"]
+__all__ = ["DROP", "GARBAGE", "HANG", "STREAM_HEAD", "Moody", "nobody", "refused", "routed"]
 
 #: What a worker does instead of answering: hang up, break HTTP, say nothing.
 DROP, GARBAGE, HANG = b"drop", b"HTTP/9.9 what?\r\n\r\n", b"hang"
@@ -55,6 +56,14 @@ class Moody:
             await wire.send(mood)
             if mood in (GARBAGE, STREAM_HEAD):
                 return
+
+
+@contextmanager
+def nobody() -> Iterator[str]:
+    """A URL that refuses connections; nobody else can take its port meanwhile."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
 
 
 @asynccontextmanager

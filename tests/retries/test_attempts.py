@@ -12,24 +12,18 @@ import pytest
 
 from core.servers import Wire, answer, scripted
 from plugged import until
-from retries.moods import DROP, GARBAGE, HANG, STREAM_HEAD, Moody, refused, routed
+from retries.moods import DROP, GARBAGE, HANG, STREAM_HEAD, Moody, nobody, refused, routed
 from router_core import Exchange, Worker, hookimpl
 from router_core.cli import build
 from router_core.errors import HTTPError, SettingsError
 from router_core.exchange import Request
 from router_core.router import Router
-from router_core.serving import bind, serving, url_of
+from router_core.serving import serving
 from routers import Start, answering
 
 pytestmark = pytest.mark.anyio
 
 GENERATE = {"text": "Once", "sampling_params": {"temperature": 0}}
-
-
-def nobody() -> str:
-    """A URL at which nothing listens."""
-    with bind("127.0.0.1", 0) as sock:
-        return url_of(sock)
 
 
 # What is tried again.
@@ -69,8 +63,8 @@ async def test_the_last_reply_is_the_clients_byte_for_byte() -> None:
 async def test_a_generation_whose_worker_breaks_is_tried_on_another_one(failure: bytes) -> None:
     one, two = Moody(failure, rest=failure), Moody()
     async with routed(one, two) as running:
-        replies = [await running.client.post("/generate", json=GENERATE) for _ in range(6)]
-        assert [reply.content for reply in replies] == [b"well"] * 6
+        replies = [await running.client.post("/generate", json=GENERATE) for _ in range(20)]
+        assert [reply.content for reply in replies] == [b"well"] * 20
         assert one.arrived
 
 
@@ -99,26 +93,26 @@ async def test_what_may_change_a_worker_is_sent_once(
 
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
 async def test_what_nobody_got_is_tried_elsewhere_whatever_it_is(method: str) -> None:
-    one = Moody()
-    async with routed(one) as running:
-        worker, _ = await running.router.add_worker(nobody())
-        running.router.pool.ready(worker)  # it answered once, and died
-        replies = [
-            await running.client.request(method, "/some", headers={"x-session-id": str(n)}) for n in range(9)
-        ]
-        assert [reply.content for reply in replies] == [b"well"] * 9
+    with nobody() as dead:
+        async with routed(Moody()) as running:
+            worker, _ = await running.router.add_worker(dead)
+            running.router.pool.ready(worker)  # it answered once, and died
+            for session in range(9):
+                reply = await running.client.request(method, "/some", headers={"x-session-id": str(session)})
+                assert reply.content == b"well"
 
 
 async def test_when_every_worker_is_dead_the_answer_is_502() -> None:
-    async with routed() as running:
-        for _ in range(2):
-            await running.router.add_worker(nobody())
-        reply = await running.client.post("/generate", json=GENERATE)
-        assert (reply.status_code, reply.json()["error"]["code"]) == (502, "WORKER_UNREACHABLE")
+    with nobody() as one, nobody() as two:
+        async with routed() as running:
+            for url in (one, two):
+                await running.router.add_worker(url)
+            reply = await running.client.post("/generate", json=GENERATE)
+            assert (reply.status_code, reply.json()["error"]["code"]) == (502, "WORKER_UNREACHABLE")
 
 
 async def test_a_worker_that_comes_back_between_two_attempts_is_in_time() -> None:
-    async with routed(initial_backoff_s=0.1) as running, anyio.create_task_group() as tasks:
+    async with routed(initial_backoff_s=0.2) as running, anyio.create_task_group() as tasks:
         replies: list[httpx.Response] = []
 
         async def ask() -> None:
@@ -318,19 +312,14 @@ async def test_a_session_moves_to_the_worker_that_answered() -> None:
 # When.
 
 
-async def test_the_waits_grow_by_the_factor_within_the_jitter_up_to_the_limit() -> None:
+async def test_the_waits_grow_by_the_factor_up_to_the_limit() -> None:
     one = Moody(rest=refused(503))
-    waits: dict[str, Any] = {
-        "initial_backoff_s": 0.1,
-        "backoff_multiplier": 2,
-        "max_backoff_s": 0.3,
-        "jitter": 0.1,
-    }
-    async with routed(one, attempts=4, **waits) as running:
+    waits: dict[str, Any] = {"initial_backoff_s": 0.05, "backoff_multiplier": 10, "max_backoff_s": 0.3}
+    async with routed(one, attempts=4, jitter=0.1, **waits) as running:
         await running.client.post("/generate", json=GENERATE)
         gaps = [latter - former for former, latter in pairwise(one.times)]
-        for gap, wanted in zip(gaps, (0.1, 0.2, 0.3), strict=True):
-            assert wanted * 0.9 <= gap < wanted * 1.1 + 0.08  # what a busy machine adds
+        assert all(gap >= 0.9 * wanted for gap, wanted in zip(gaps, (0.05, 0.3, 0.3), strict=True))
+        assert gaps[2] < 4.5  # which it would be without the limit
 
 
 async def test_a_worker_that_wants_to_be_left_alone_is_when_there_is_no_other_one() -> None:

@@ -8,8 +8,7 @@ import pytest
 
 from core.servers import Wire, answer, scripted
 from plugged import until
-from retries.moods import DROP, HANG, STREAM_HEAD, Moody, refused, routed
-from router_core.serving import bind, url_of
+from retries.moods import DROP, HANG, STREAM_HEAD, Moody, nobody, refused, routed
 from routers import Running
 from slime_retries import Thresholds
 
@@ -17,7 +16,7 @@ pytestmark = pytest.mark.anyio
 
 #: Opens for good, as far as a test is concerned.
 LONG = Thresholds(failures=2, successes=2, timeout_s=600)
-SHORT = Thresholds(failures=2, successes=2, timeout_s=0.2)
+SHORT = Thresholds(failures=2, successes=2, timeout_s=0.4)
 BEGINNING = STREAM_HEAD + b"3\r\none\r\n"
 END = b"3\r\ntwo\r\n0\r\n\r\n"
 
@@ -29,7 +28,7 @@ async def ask(running: Running, path: str = "/generate") -> int:
 async def test_failures_in_a_row_open_it_and_nobody_is_sent_there_any_more() -> None:
     bad, good = Moody(rest=refused(500)), Moody()
     async with routed(bad, good, breaker=LONG) as running:
-        assert [await ask(running) for _ in range(20)] == [200] * 20
+        assert [await ask(running) for _ in range(40)] == [200] * 40
         assert len(bad.arrived) == 2
         shown = (await running.client.get("/workers")).json()["workers"]
         assert [(one["is_healthy"], one["state"], one["reason"]) for one in shown] == [
@@ -78,23 +77,20 @@ async def test_a_failure_that_is_told_and_then_breaks_off_is_one() -> None:
 
 
 async def test_workers_that_refuse_connections_are_left_alone() -> None:
-    good = Moody()
-    with bind("127.0.0.1", 0) as sock:
-        dead = url_of(sock)
-    async with routed(good, breaker=LONG) as running:
-        worker, _ = await running.router.add_worker(dead)
-        running.router.pool.ready(worker)
-        assert [await ask(running) for _ in range(20)] == [200] * 20
-        assert worker.withheld
+    with nobody() as dead:
+        async with routed(Moody(), breaker=LONG) as running:
+            worker, _ = await running.router.add_worker(dead)
+            running.router.pool.ready(worker)
+            assert [await ask(running) for _ in range(40)] == [200] * 40
+            assert worker.withheld
 
 
 async def test_a_worker_that_is_not_up_yet_is_not_counted_against() -> None:
-    with bind("127.0.0.1", 0) as sock:
-        late = url_of(sock)
-    async with routed(breaker=LONG) as running:
-        worker, _ = await running.router.add_worker(late)
-        assert await ask(running) == 502
-        assert (worker.state, worker.withheld) == ("joining", False)
+    with nobody() as late:
+        async with routed(breaker=LONG) as running:
+            worker, _ = await running.router.add_worker(late)
+            assert await ask(running) == 502
+            assert (worker.state, worker.withheld) == ("joining", False)
 
 
 async def test_answers_that_break_in_their_middle_open_it() -> None:
