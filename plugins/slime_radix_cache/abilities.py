@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tokenizers import AddedToken
+
+from slime_radix_cache.special_tokens import SpecialTokens, any_of
 
 __all__ = ["LOSSY", "Abilities", "examine"]
 
@@ -50,6 +52,7 @@ class Abilities:
     - ``seams``: finds the places before which a text may be cut, so that the ids of the parts are those of the
       whole; None when there are none.
     - ``frame``: ids before and behind a text with ``add_special_tokens``; None when they are not always the same.
+    - ``special``: tokens that a text spells, inside of which nothing ends.
     """
 
     refused: str | None = None
@@ -57,6 +60,7 @@ class Abilities:
     lead: tuple[int, ...] = ()
     seams: re.Pattern[str] | None = None
     frame: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    special: SpecialTokens = field(default_factory=SpecialTokens)
 
 
 def examine(encode: Encode, decode: Decode, added: Sequence[AddedToken]) -> Abilities:
@@ -83,6 +87,7 @@ def examine(encode: Encode, decode: Decode, added: Sequence[AddedToken]) -> Abil
         lead=() if alike else tuple(before),
         seams=_pattern([text for text in _seams(added) if _is_seam(plain, text)]),
         frame=_frame(encode),
+        special=SpecialTokens([text for text in _special(added) if len(plain(text)) == 1]),
     )
 
 
@@ -116,16 +121,24 @@ def _seams(added: Sequence[AddedToken]) -> list[str]:
     along or into account, and those that another one could overlap from the left.
     """
     first = [token for token in added if not token.normalized and token.content]
-    texts = [token.content for token in first]
     bad = {token.content for token in first if token.lstrip or token.single_word}
+    apart = _apart([token.content for token in first])
+    return [text for text in apart if not any(one.startswith(text) for one in bad)]
+
+
+def _special(added: Sequence[AddedToken]) -> list[str]:
+    """Tokens that are one wherever a text spells them. Out are runs of spaces and the like: one more is another one."""
+    return _apart([token.content for token in added if token.content and not token.single_word])
+
+
+def _apart(texts: Sequence[str]) -> list[str]:
+    """Those of ``texts`` that no other one could contain, or overlap from the left."""
     endings = {text[place:] for text in texts for place in range(1, len(text))}
     inside = {ending[:size] for ending in endings for size in range(1, len(ending) + 1)}
     return [
         text
         for text in texts
-        if not any(one.startswith(text) for one in bad)
-        and text not in inside
-        and not any(text[:size] in endings for size in range(1, len(text) + 1))
+        if text not in inside and not any(text[:size] in endings for size in range(1, len(text) + 1))
     ]
 
 
@@ -137,15 +150,4 @@ def _is_seam(plain: Callable[[str], list[int]], text: str) -> bool:
 
 
 def _pattern(texts: Sequence[str]) -> re.Pattern[str] | None:
-    return re.compile(_trie(sorted(set(texts)))) if texts else None
-
-
-def _trie(texts: Sequence[str]) -> str:
-    """A regular expression for any of ``texts`` that looks at each character once, not at each text."""
-    branches: dict[str, list[str]] = {}
-    for text in texts:
-        if not text:
-            return ""  # a shorter one is enough: only where it begins matters
-        branches.setdefault(text[0], []).append(text[1:])
-    found = [re.escape(char) + _trie(rests) for char, rests in branches.items()]
-    return found[0] if len(found) == 1 else f"(?:{'|'.join(found)})"
+    return re.compile(any_of(sorted(set(texts)))) if texts else None  # only where one begins matters

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from router_core.errors import StartupError
 from slime_radix_cache.log_records import Answered, Asked, Gone, Record, Seen
-from slime_radix_cache.matching import Cut
+from slime_radix_cache.matching import Around, Cut
 from slime_radix_cache.segments import Context, Response, Segment, said_before
 from slime_radix_cache.text_index import Node, text_of
 from slime_radix_cache.trajectories import Limits, Sampled, Trajectories
@@ -38,8 +38,14 @@ class LoggedTrajectories(Trajectories):
     when it is read, and what was not evicted has its place in the tree again; limits hold from the next record on.
     """
 
-    def __init__(self, limits: Limits, cut: Cut, log: TrajectoryLog) -> None:
-        super().__init__(limits, cut)
+    def __init__(
+        self,
+        limits: Limits,
+        cut: Cut,
+        log: TrajectoryLog,
+        around: Around = lambda text, position: None,
+    ) -> None:
+        super().__init__(limits, cut, around)
         self.log = log
         self._serials: dict[Segment, int] = {}
         self._told_versions: set[str] = set()

@@ -16,11 +16,13 @@ import numpy as np
 from slime_radix_cache.segments import Context, Response, last_response
 from slime_radix_cache.text_index import Node, Path
 
-__all__ = ["Cut", "Match", "find_given", "find_to_continue", "find_to_read"]
+__all__ = ["Around", "Cut", "Match", "find_given", "find_to_continue", "find_to_read"]
 
 #: How many of a response's leading tokens spell a prefix of a text, ending where a token and a character
 #: ends; and how many bytes they spell. ``(0, 0)`` when none do. Arguments: packed ids, text in UTF-8.
 Cut: TypeAlias = Callable[[bytes, bytes], tuple[int, int]]
+#: Where the special token begins that a place in a text lies inside of; None when no token is torn there.
+Around: TypeAlias = "Callable[[bytes, int], int | None]"
 #: Whether a context may be taken, by the last response in it.
 Whose: TypeAlias = "Callable[[Response | None], bool]"
 #: What a session went on from, of others' responses, in a text in which it has spoken; None when it has not.
@@ -74,9 +76,11 @@ def _in_order(session: str | None, inherited: Inherited) -> Iterator[Whose]:
     yield _anyones if known is None else _nobodys_or(known)
 
 
-def find_to_continue(path: Path, text: bytes, cut: Cut, session: str | None, inherited: Inherited) -> Match:
+def find_to_continue(
+    path: Path, text: bytes, cut: Cut, around: Around, session: str | None, inherited: Inherited
+) -> Match:
     """Where generating from ``text`` goes on."""
-    search = _Search(path, text, cut, reading=False)
+    search = _Search(path, text, cut, around, reading=False)
     for whose in _in_order(session, inherited):
         match = search.longest(whose)
         if match is not None:
@@ -84,9 +88,9 @@ def find_to_continue(path: Path, text: bytes, cut: Cut, session: str | None, inh
     return search.nothing()
 
 
-def find_to_read(path: Path, text: bytes, cut: Cut, session: str | None) -> Match:
+def find_to_read(path: Path, text: bytes, cut: Cut, around: Around, session: str | None) -> Match:
     """The context that ``text`` stands for: the session's own, else one that covers all of it, else the longest."""
-    search = _Search(path, text, cut, reading=True)
+    search = _Search(path, text, cut, around, reading=True)
     own = search.longest(_owned_by(session)) if session is not None else None
     if own is not None and own.position == len(text):
         return own
@@ -137,10 +141,11 @@ def _common_tokens(sampled: bytes, given: bytes) -> int:
 class _Search:
     """One text's way through the index, and what is asked of it."""
 
-    def __init__(self, path: Path, text: bytes, cut: Cut, *, reading: bool) -> None:
+    def __init__(self, path: Path, text: bytes, cut: Cut, around: Around, *, reading: bool) -> None:
         self._path = path
         self._text = text
         self._cut = cut
+        self._around = around
         self._reading = reading
 
     def longest(self, whose: Whose) -> Match | None:
@@ -149,7 +154,7 @@ class _Search:
         floor = 0
         for node in reversed(self._path.ended):
             context = self._ending_at(node, whose)
-            if context is not None:
+            if context is not None and self._around(self._text, node.depth) is None:
                 found, floor = (context, node.depth), node.depth
                 break
         if floor < self._path.position:
@@ -210,6 +215,8 @@ class _Search:
                     return best
                 length, covered = self._cut(response.ids, self._text[start:end])
                 spelt.append((start, response.ids[: 4 * length + _AROUND_CUT]))
+                while length and (special := self._around(self._text, start + covered)) is not None:
+                    length, covered = self._cut(response.ids, self._text[start:special])
                 if length and start + covered > floor:
                     floor = start + covered
                     best = (response, length), floor

@@ -23,6 +23,7 @@ from slime_radix_cache.checkpoint import eos_ids, load_tokenizer
 from slime_radix_cache.encoding import Encoder
 from slime_radix_cache.interruptions import Interruptions
 from slime_radix_cache.logged_trajectories import LoggedTrajectories
+from slime_radix_cache.matching import Around, Cut
 from slime_radix_cache.mending import MendedStream
 from slime_radix_cache.open_streams import OpenStreams
 from slime_radix_cache.recorder import StreamRecorder
@@ -79,7 +80,8 @@ class RadixCache:
         router.components.register("encoder", encoder)
         spelling = Spelling(tokenizer, encoder.abilities.lead)
         limits = Limits(settings.max_tokens, settings.max_bytes, settings.gc_threshold_k)
-        self._trajectories = self._begin_trajectories(limits, spelling, tokenizer)
+        around = encoder.abilities.special.around
+        self._trajectories = self._begin_trajectories(limits, spelling.cut, around, tokenizer)
         self._streams = OpenStreams()
         self._turns = Turns(
             self._trajectories, encoder, spelling, self._tally, self._streams, verbose=settings.verbose
@@ -100,13 +102,15 @@ class RadixCache:
             resume=settings.resume_aborted,
         )
 
-    def _begin_trajectories(self, limits: Limits, spelling: Spelling, tokenizer: Tokenizer) -> Trajectories:
+    def _begin_trajectories(
+        self, limits: Limits, cut: Cut, around: Around, tokenizer: Tokenizer
+    ) -> Trajectories:
         """Empty ones, or those of the log. Raises StartupError."""
         directory = self._settings.trajectory_log
         if directory is None:
-            return Trajectories(limits, spelling.cut)
+            return Trajectories(limits, cut, around)
         log = TrajectoryLog(directory, fingerprint(tokenizer))
-        self._logged = LoggedTrajectories(limits, spelling.cut, log)
+        self._logged = LoggedTrajectories(limits, cut, log, around)
         return self._logged
 
     @hookimpl

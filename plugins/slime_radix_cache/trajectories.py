@@ -10,7 +10,7 @@ from functools import partial
 
 from router_core.weights import WeightVersions
 from slime_radix_cache.ages import Ages
-from slime_radix_cache.matching import Cut, Match, find_given, find_to_continue, find_to_read
+from slime_radix_cache.matching import Around, Cut, Match, find_given, find_to_continue, find_to_read
 from slime_radix_cache.segments import (
     Context,
     Prompt,
@@ -66,12 +66,13 @@ class Sampled:
 class Trajectories:
     """Contexts by text. Every method is synchronous and leaves it whole: one event loop needs no lock."""
 
-    def __init__(self, limits: Limits, cut: Cut) -> None:
+    def __init__(self, limits: Limits, cut: Cut, around: Around = lambda text, position: None) -> None:
         self.tokens = 0
         self.segments = 0
         self.evicted: Counter[str] = Counter()
         self._limits = limits
         self._cut = cut
+        self._around = around
         self._index = TextIndex()
         self._starts = Starts()
         self._ages = Ages()
@@ -99,7 +100,7 @@ class Trajectories:
             return start < len(text) and text.startswith(text_of(response.node)[:start])
 
         inherited = partial(self._inherited, own, follows)
-        return find_to_continue(self._index.walk(text), text, self._cut, own, inherited)
+        return find_to_continue(self._index.walk(text), text, self._cut, self._around, own, inherited)
 
     def find_given(self, ids: bytes, session: str | None = None) -> Context:
         """The longest context that ``ids`` (packed) begin with."""
@@ -113,7 +114,7 @@ class Trajectories:
 
     def find_to_read(self, text: bytes, session: str | None = None) -> Match:
         """The context that ``text`` stands for."""
-        return find_to_read(self._index.walk(text), text, self._cut, self._known(session))
+        return find_to_read(self._index.walk(text), text, self._cut, self._around, self._known(session))
 
     def _known(self, session: str | None) -> str | None:
         return session if session in self._sessions else None

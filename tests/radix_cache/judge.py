@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from radix_cache.facts import Anchor, Fact, Row, is_prompt
@@ -14,10 +14,16 @@ _TURNS_LOOKED_AT = 16
 
 
 class Judge:
-    """``tokenised(before, ids, text)``: whether ``ids`` are what a tokenizer makes of ``text`` behind ``before``."""
+    """``tokenised(before, ids, text)``: whether ``ids`` are what a tokenizer makes of ``text`` behind ``before``.
 
-    def __init__(self, tokenised: Callable[[list[int], list[int], str], bool]) -> None:
+    ``special``: texts that are one token each, inside of which nothing may end that is gone on from.
+    """
+
+    def __init__(
+        self, tokenised: Callable[[list[int], list[int], str], bool], special: Collection[str] = ()
+    ) -> None:
         self.tokenised = tokenised
+        self.special = special
         self.facts: list[Fact] = []
         self.evicted = False
 
@@ -39,7 +45,7 @@ class Judge:
         else:
             anchors = self._to_go_on_from(
                 fact.session,
-                lambda one: list(one.anchors(fact.prompt, reading=False)),
+                lambda one: self._anchors(one, fact.prompt, reading=False),
                 lambda one: one.prompt != fact.prompt and fact.prompt.startswith(one.prompt),
                 known,
             )
@@ -53,6 +59,16 @@ class Judge:
             known,
         )
         self.facts.append(fact)
+
+    def _anchors(self, fact: Fact, text: str, *, reading: bool) -> list[Anchor]:
+        return [one for one in fact.anchors(text, reading=reading) if not self._tears(text, one.position)]
+
+    def _tears(self, text: str, position: int) -> bool:
+        return any(
+            text.startswith(special, position - before)
+            for special in self.special
+            for before in range(1, min(len(special), position + 1))
+        )
 
     def _leads_to(self, anchor: Anchor, fact: Fact) -> bool:
         before = anchor.fact.consumed + anchor.fact.sampled[: anchor.kept]
@@ -119,7 +135,7 @@ class Judge:
         rows = rows_of(answer)
         reason = answer["inexact_reason"]
         assert answer["exact"] == (reason is None)
-        every = [anchor for fact in self.facts for anchor in fact.anchors(text, reading=True)]
+        every = [anchor for fact in self.facts for anchor in self._anchors(fact, text, reading=True)]
         certain = [] if self.evicted else [anchor for anchor in every if anchor.certain]
         whole = [anchor for anchor in every if anchor.position == len(text)]
         covered = [anchor for anchor in certain if anchor.position == len(text)]

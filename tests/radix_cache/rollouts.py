@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import unicodedata
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,10 @@ if TYPE_CHECKING:
 __all__ = ["CHATML", "Conversation", "Markup", "Stage", "staged"]
 
 #: How a client makes its next prompt out of what it got.
-MANNERS = ("template", "template", "template", "strip", "cut", "append", "bare", "replace", "repeat", "ids")
+MANNERS = (
+    *("template", "template", "template", "strip", "cut", "close"),
+    *("append", "bare", "replace", "repeat", "ids"),
+)
 
 
 @dataclass(frozen=True)
@@ -73,14 +77,21 @@ class Stage:
     """A router with an adversarial engine behind it, and everything that was said."""
 
     def __init__(
-        self, client: httpx.AsyncClient, engine: Adversary, markup: Markup, *, resume: bool, spaces: bool
+        self,
+        client: httpx.AsyncClient,
+        engine: Adversary,
+        markup: Markup,
+        special: Collection[str],
+        *,
+        resume: bool,
+        spaces: bool,
     ) -> None:
         self.client = client
         self.engine = engine
         self.markup = markup
         self.resume = resume
         self.reader = engine.reader
-        self.judge = Judge(self._reads if spaces else self._is_exactly)
+        self.judge = Judge(self._reads if spaces else self._is_exactly, special)
         self.conversations: list[Conversation] = []
         self.outcomes: Counter[str] = Counter()
         self.shapes: Counter[str] = Counter()
@@ -205,6 +216,8 @@ class Stage:
             answer = answer.strip()
         elif manner == "cut":
             answer = answer[: random.randrange(len(answer) + 1)]
+        elif manner == "close":  # where the model went on with what special tokens begin with, too
+            answer = answer[: answer.find(self.markup.end[0]) if random.random() < 0.5 else len(answer) // 2]
         elif manner == "replace" and answer:
             place = random.randrange(len(answer))
             answer = answer[:place] + "Z" + answer[place + 1 :]
@@ -269,6 +282,11 @@ def _squeezed(text: str) -> str:
     return unicodedata.normalize("NFC", "".join(text.split()))
 
 
+def _special(checkpoint: str) -> list[str]:
+    vocabulary = orjson.loads(Path(checkpoint, "tokenizer.json").read_bytes())
+    return [token["content"] for token in vocabulary["added_tokens"]]
+
+
 @asynccontextmanager
 async def staged(
     tokenizer: Tokenizer,
@@ -293,4 +311,5 @@ async def staged(
             httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as client,
         ):
             spaces = bool(abilities.guards)
-            yield Stage(client, engine, markup, resume=resume and retries > 0, spaces=spaces)
+            resumes = resume and retries > 0
+            yield Stage(client, engine, markup, _special(checkpoint), resume=resumes, spaces=spaces)

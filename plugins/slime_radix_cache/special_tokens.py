@@ -1,0 +1,41 @@
+"""Special tokens as texts spell them: what a tokenizer reads as one token is not begun by anything else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+__all__ = ["SpecialTokens", "any_of"]
+
+
+class SpecialTokens:
+    """Finds ``texts``, none of which overlaps another from the left, in texts in UTF-8."""
+
+    def __init__(self, texts: Iterable[str] = ()) -> None:
+        spelt = sorted(set(texts))
+        self._spelt = re.compile(any_of(spelt).encode()) if spelt else None
+        self._reach = max((len(text.encode()) for text in spelt), default=1) - 1
+
+    def around(self, text: bytes, position: int) -> int | None:
+        """Where the one begins that ``position`` lies inside of; None when that is between tokens. O(1)."""
+        if self._spelt is None:
+            return None
+        nearby = max(0, position - self._reach), position + self._reach
+        for found in self._spelt.finditer(text, *nearby):
+            if found.end() > position:
+                return found.start() if found.start() < position else None
+        return None
+
+
+def any_of(texts: Iterable[str]) -> str:
+    """A regular expression for any of ``texts`` that looks at each character once, not at each text.
+
+    Of those that begin alike the shortest is found.
+    """
+    branches: dict[str, list[str]] = {}
+    for text in texts:
+        if not text:
+            return ""
+        branches.setdefault(text[0], []).append(text[1:])
+    found = [re.escape(char) + any_of(rests) for char, rests in branches.items()]
+    return found[0] if len(found) == 1 else f"(?:{'|'.join(found)})"
