@@ -139,7 +139,8 @@ class Router:
                 async with AsyncExitStack() as stack:
                     for _, lifespan in self.hooks.lifespan:
                         await stack.enter_async_context(lifespan(self))
-                    for url in self.settings.worker_urls:
+                    known = {worker.url for worker in self.pool}  # of a plugin that remembers them
+                    for url in (url for url in self.settings.worker_urls if url not in known):
                         self._tasks.start_soon(self.add_worker, url)
                     try:
                         yield

@@ -176,7 +176,8 @@ class Fleet:
             return
         all_failed = not _succeeded(answers)
         for worker, answer in answers.items():
-            owed = self._owed.setdefault(worker, set())
+            # One that was torn before this process began may owe anything: the weights, to be sure.
+            owed = self._owed.setdefault(worker, {"weights"} if worker.torn else set())
             if answer.trouble is None:
                 owed -= call.settles
             elif not all_failed:
@@ -184,11 +185,12 @@ class Fleet:
                     owed.add(call.owes)
                 if call.aside == "weights":
                     worker.weight_version = None  # it may have the old ones, the new ones, or some of each
-                if call.aside == "weights" or worker.state == "ready":
-                    self._leave_behind(worker, f"{call.path} failed: {answer.trouble}")
             worker.torn = bool(owed)
             if not owed:
                 self.forgive(worker)
+            failed = answer.trouble is not None and not all_failed
+            if failed and (call.aside == "weights" or worker.state == "ready"):
+                self._leave_behind(worker, f"{call.path} failed: {answer.trouble}")
 
     def _set_newcomers_aside(self, told: Mapping[Worker, bytes], version: str) -> None:
         """Those that registered while an update for all was under way, and were not told."""

@@ -6,7 +6,6 @@ import argparse
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -131,10 +130,6 @@ class State:
                     router.pool.quarantine(worker, saved.reason or "it was quarantined")
                 else:
                     tasks.start_soon(_join, router, saved)
-        # Registering is a fresh start: it would make a stale one ready.
-        urls = {saved.url for saved in there}
-        others = tuple(url for url in router.settings.worker_urls if url not in urls)
-        router.settings = replace(router.settings, worker_urls=others)
         logger.info("%d workers are there again, weights at version %s", len(there), snapshot.current)
 
 

@@ -103,3 +103,17 @@ async def test_an_announcement_does_not_speak_for_those_that_were_left_behind() 
         await running.client.post("/weight_version", json={"weight_version": "8"})
         told = (await running.client.get("/weight_version")).json()
         assert told == {"weight_version": "8", "workers": {good.url: "8", bad.url: None}}
+
+
+async def test_one_that_was_torn_before_the_router_began_is_not_trusted_for_a_pause() -> None:
+    """As after a kill, when the plugin ``state`` has brought the workers back."""
+    async with steering(Steered(), Steered()) as running:
+        worker = next(iter(running.router.pool))
+        worker.torn = True
+        running.router.pool.stale(worker, "an update failed")
+        await running.client.post("/pause_generation", json={})
+        await running.client.post("/continue_generation", json={})
+        assert (worker.state, worker.torn) == ("stale", True)
+        assert await update(running, "7") == 200
+        assert not worker.torn
+        assert worker.state == "ready"
