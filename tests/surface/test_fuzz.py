@@ -19,6 +19,9 @@ from surface.description import DOCUMENT
 schemathesis = pytest.importorskip("schemathesis")
 config, checks = schemathesis.config, schemathesis.checks
 
+# The router has a thread of its own here, and takes its jitter from ``random`` whenever it wants.
+pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")
+
 #: Requests of each operation, beside those that go through the limits of each parameter in turn.
 EXAMPLES = 25
 #: Tokens, and answers, that an engine in Python has time for.
