@@ -26,7 +26,12 @@ def start() -> Start:
     async def started(*arguments: str, grace_s: float = 5.0) -> AsyncIterator[Running]:
         router, app = build(arguments)
         async with (
-            serving(app, grace_s=grace_s) as url,
+            serving(
+                app,
+                grace_s=grace_s,
+                client_timeout_s=router.settings.client_timeout_s,
+                on_stop=router.stop,
+            ) as url,
             httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as client,
         ):
             yield Running(router, url, client)

@@ -19,7 +19,8 @@ PLUGINS = ROOT / "plugins"
 #: The core's modules, lowest first. A module imports from below, or from beside it, and never in a circle.
 LAYERS = (
     ("types", "errors", "events"),
-    ("access", "addresses", "hookspecs", "serving"),
+    ("access", "addresses", "hookspecs", "protocol"),
+    ("serving",),
     ("exchange", "hooks", "registry", "settings", "weights", "workers"),
     ("connection",),
     ("upstream",),
