@@ -252,7 +252,8 @@ async def test_a_server_at_such_an_address_is_told_nothing() -> None:
 
     async with scripted(listen) as server:
         upstream = Upstream(server.url, Limits(), addresses=Nowhere())
-        with anyio.fail_after(5), pytest.raises(WorkerUnreachable, match=r"127\.0\.0\.1, an address that no worker has"):
+        told = r"127\.0\.0\.1, an address that no worker has"
+        with anyio.fail_after(5), pytest.raises(WorkerUnreachable, match=told):
             await upstream.request("POST", b"/generate", [(b"authorization", b"secret")], b"body")
         await anyio.sleep(0.05)
         assert (bytes(heard), upstream.open_connections) == (b"", 0)
