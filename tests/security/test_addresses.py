@@ -113,7 +113,10 @@ def test_patterns_add_up() -> None:
         addresses.check("http://11.0.0.1")
     insisting = WorkerAddresses.parse(["http://169.254.7.0/24:30000", "*"])
     insisting.check("http://169.254.7.1:30000")
-    for url in ("http://169.254.7.1:80", "https://169.254.7.1:30000"):  # any host, but this one not insisted on
+    for url in (
+        "http://169.254.7.1:80",
+        "https://169.254.7.1:30000",
+    ):  # any host, but this one not insisted on
         with pytest.raises(BadRequest, match="an address that no worker has"):
             insisting.check(url)
 
