@@ -15,12 +15,10 @@ import orjson
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-__all__ = ["KEEP_ALIVE_S", "Protocol"]
+__all__ = ["Protocol"]
 
 logger = logging.getLogger(__name__)
 
-#: Longer than clients keep an idle connection, so that none of them uses one that is just being closed.
-KEEP_ALIVE_S = 75
 _MAX_HEAD_BYTES = 256 * 1024
 #: Requests that wait on one connection before it is read no further; what one read brings comes on top.
 _MAX_AHEAD = 16
@@ -75,7 +73,9 @@ class Protocol(HttpToolsProtocol):
         super().connection_made(transport)
         self.flow = _Flow(transport, self.pipeline)
         # uvicorn begins with this after an answer, and who never asks holds a connection as well.
-        self.timeout_keep_alive_task = self.loop.call_later(KEEP_ALIVE_S, self.timeout_keep_alive_handler)
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

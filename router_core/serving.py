@@ -21,7 +21,7 @@ import uvicorn
 import uvloop
 
 from router_core.errors import StartupError
-from router_core.protocol import KEEP_ALIVE_S, Protocol
+from router_core.protocol import Protocol
 from router_core.types import ASGIApp
 
 __all__ = ["CLIENT_TIMEOUT_S", "bind", "run", "serving", "url_of"]
@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 #: How long a client may keep the server waiting, in seconds.
 CLIENT_TIMEOUT_S = 300.0
 _BACKLOG = 4096
+#: Longer than clients keep an idle connection, so that none of them uses one that is just being closed.
+_KEEP_ALIVE_S = 75
 _HANDLED = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -58,7 +60,7 @@ class _Server(uvicorn.Server):
                 log_level="warning",
                 server_header=False,
                 date_header=False,
-                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_keep_alive=_KEEP_ALIVE_S,
                 timeout_graceful_shutdown=max(1, round(grace_s)),
                 backlog=_BACKLOG,
                 **options,
