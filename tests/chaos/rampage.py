@@ -30,7 +30,7 @@ _FLAGS = (
     "--abort-retry-wait-s", "0.2",
     "--health-check-interval-secs", "0.5", "--health-check-timeout-secs", "1", "--health-failure-threshold", "3",
     "--connect-timeout-secs", "1", "--request-timeout-secs", "5", "--stream-silence-timeout-secs", "5",
-    "--control-timeout-s", "2",
+    "--control-timeout-s", "2", "--cb-timeout-duration-secs", "2",
 )  # fmt: skip
 #: How long the end may take: for recovering, for counts to become zero, for what was used to be given back.
 _SETTLED_S = 30.0
