@@ -275,11 +275,12 @@ async def test_a_worker_that_its_probes_find_well_again_starts_afresh() -> None:
 
 
 async def test_a_worker_that_left_is_forgotten_whatever_it_still_does() -> None:
-    one = Moody(*[refused(500)] * 2, HANG)
-    async with routed(one, breaker=SHORT, attempts=1) as running, anyio.create_task_group() as tasks:
+    touchy = Thresholds(failures=1, timeout_s=SHORT.timeout_s)
+    one = Moody(refused(500), HANG)
+    async with routed(one, breaker=touchy, attempts=1) as running, anyio.create_task_group() as tasks:
         await open_it(running, one)
         tasks.start_soon(ask, running)
-        await until(lambda: len(one.arrived) == 3)
+        await until(lambda: len(one.arrived) == 2)
         running.router.pool.remove(one.worker)
         running.router.proxy.close()  # which breaks the probe
         await until(lambda: not one.worker.in_flight)
