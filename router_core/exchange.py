@@ -162,6 +162,11 @@ class Reply:
         """The whole body, or None while the reply is a stream that nobody has read."""
         return self._body
 
+    @property
+    def arrived(self) -> bool:
+        """True when all of the body is surely here: nothing can break any more."""
+        return self._source is None or getattr(self._source, "complete", False)
+
     def header(self, name: bytes) -> bytes | None:
         """The first value of header ``name`` (lower case), or None."""
         for key, value in self.headers:
@@ -257,8 +262,8 @@ class Exchange:
     ``session`` is that of the request unless it is given (a string, or None for none). ``asked`` is the client's
     exchange, for which a plugin made this one.
     ``worker`` is the worker whose lease is held, ``reply`` what the client will get, ``notes`` a place for
-    plugins to keep what they know about this request (key: the plugin's own name). ``gone``: the client has hung up,
-    and nothing new is to be begun for it.
+    plugins to keep what they know about this request (key: the plugin's own name). ``gone``: the client has hung up
+    or aborted it, and nothing new is to be begun for it.
     """
 
     __slots__ = (

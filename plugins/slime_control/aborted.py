@@ -11,6 +11,9 @@ from router_core.exchange import Reply
 
 __all__ = ["aborted_reply", "names"]
 
+#: A few bytes may ask for any number of them.
+_MANY = 1 << 14
+
 
 def names(document: Any) -> list[str]:
     """The names under which ``document``, a request's body, may be aborted; made up where it has none."""
@@ -20,9 +23,11 @@ def names(document: Any) -> list[str]:
     return [rid if isinstance(rid, str) else uuid4().hex]
 
 
-def aborted_reply(document: dict[str, Any], rids: list[str]) -> Reply:
-    """Each sequence that ``document`` asks for, aborted while it was waiting."""
+def aborted_reply(document: dict[str, Any], rids: list[str]) -> Reply | None:
+    """Each sequence that ``document`` asks for, aborted while it was waiting; None when these are too many to list."""
     count, is_list = _sequences(document)
+    if count > _MANY:
+        return None
     outputs = []
     for index in range(count):
         rid = rids[index] if len(rids) == count else f"{rids[0]}_{index}"

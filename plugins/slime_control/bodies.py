@@ -17,6 +17,8 @@ __all__ = ["base_offset", "given_bodies", "named_version", "offset_bodies"]
 
 #: A larger body is not parsed for the version in it, which would hold up the event loop: the workers are asked.
 _PARSED_BYTES = 1 << 20
+#: No base64 of a tensor has it in it.
+_NAMED = b'"workers"'
 
 
 def given_bodies(request: Request, pool: WorkerPool) -> dict[Worker, bytes] | None:
@@ -24,7 +26,7 @@ def given_bodies(request: Request, pool: WorkerPool) -> dict[Worker, bytes] | No
 
     Raises BadRequest and WorkerNotFound.
     """
-    if b'"workers"' not in request.body:  # which no base64 of a tensor has in it
+    if _NAMED not in request.body:
         return None
     document = request.json()
     if not isinstance(document, dict) or "workers" not in document:
@@ -35,7 +37,7 @@ def given_bodies(request: Request, pool: WorkerPool) -> dict[Worker, bytes] | No
     if len(document) > 1:
         others = ", ".join(sorted(set(document) - {"workers"}))
         raise BadRequest(f'beside "workers" nothing else can stand, got {others}')
-    bodies = {pool.find(worker_url(url)): orjson.dumps(body) for url, body in given.items()}
+    bodies = {pool.find(worker_url(url)): _written(body) for url, body in given.items()}
     if len(bodies) < len(given):
         raise BadRequest('a worker stands in "workers" twice')
     return bodies
@@ -47,7 +49,8 @@ def named_version(request: Request) -> str | None:
     if len(request.body) <= _PARSED_BYTES:
         document = request.json() if request.body else {}
         if isinstance(document, dict):
-            bodies = document["workers"].values() if "workers" in document else [document]
+            each = document.get("workers") if _NAMED in request.body else None
+            bodies = [document] if each is None else each.values()
             for body in bodies:
                 version = body.get("weight_version", body.get("new_version"))
                 known = isinstance(version, str | int) and not isinstance(version, bool)
@@ -71,7 +74,7 @@ def offset_bodies(base: dict[str, Any], sizes: Sequence[tuple[Worker, int]]) -> 
     bodies = {}
     offset = base["rank_offset"]
     for worker, size in sizes:
-        bodies[worker] = orjson.dumps(base | {"rank_offset": offset})
+        bodies[worker] = _written(base | {"rank_offset": offset})
         offset += size
     world = base.get("world_size")
     if isinstance(world, int) and world < offset:
@@ -80,3 +83,11 @@ def offset_bodies(base: dict[str, Any], sizes: Sequence[tuple[Worker, int]]) -> 
             f"world_size is {world}, but the ranks of the workers end at {offset - 1} ({told}): nobody would meet"
         )
     return bodies
+
+
+def _written(body: dict[str, Any]) -> bytes:
+    """``body`` as JSON, of which orjson reads more than it writes. Raises BadRequest."""
+    try:
+        return orjson.dumps(body)
+    except TypeError as error:
+        raise BadRequest(f"a worker's body cannot be written: {error}") from None

@@ -99,8 +99,8 @@ class Fleet:
         if isinstance(document, dict) and not document.get("abort_all") and "workers" not in document:
             rid = document.get("rid")
             workers = self._under_way.workers(rid) if isinstance(rid, str) and rid else None
-            if workers:
-                return {worker: body for worker, body in bodies.items() if worker in workers}
+            if workers:  # also one that is no longer registered, and goes on with what it has
+                return dict.fromkeys(workers, request.body)
         return bodies
 
     async def _bodies(self, call: Call, request: Request) -> dict[Worker, bytes]:
@@ -180,6 +180,8 @@ class Fleet:
             owed = self._owed.setdefault(worker, {"weights"} if worker.torn else set())
             if answer.trouble is None:
                 owed -= call.settles
+                if call.aside == "weights" and not call.settles and worker.state in ("stale", "quarantined"):
+                    owed.add(call.owes)  # a new name, perhaps for other weights than the fleet's: no proof
             elif not all_failed:
                 if answer.reached:
                     owed.add(call.owes)

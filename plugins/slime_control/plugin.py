@@ -165,9 +165,12 @@ class Control:
         rids = names(document)
         if await self.gate.wait(rids, self.settings.pause_queue_timeout_s):
             return None
-        if exchange.request.path != "/generate":
+        reply = None
+        if exchange.request.path == "/generate":
+            reply = aborted_reply(document if isinstance(document, dict) else {}, rids)
+        if reply is None:
             raise Aborted("the request was aborted while generation was paused")
-        return aborted_reply(document if isinstance(document, dict) else {}, rids)
+        return reply
 
     def _abort_waiting(self, exchange: Exchange) -> None:
         try:
@@ -178,6 +181,7 @@ class Control:
             prefix = "" if document.get("abort_all") else document.get("rid")
             if isinstance(prefix, str) and (prefix or document.get("abort_all")):
                 self.gate.abort(prefix)
+                self.under_way.give_up(prefix)
 
     async def _finished(self, call: Call, request: Request) -> Reply:
         """The outcome of ``call``. It goes on when the client leaves: half a fleet with new weights helps nobody."""

@@ -71,6 +71,12 @@ class UnderWay:
             return None
         return list(dict.fromkeys(worker for exchange in found for worker in exchange.workers))
 
+    def give_up(self, prefix: str) -> None:
+        """Begin nothing more for the requests that ``prefix`` ends and that are with no worker now."""
+        for exchange in self._matching(prefix):
+            if not exchange.workers:
+                exchange.hang_up()
+
     def _matching(self, prefix: str) -> Iterator[Exchange]:
         for name, exchange in self._by_name.items():
             # The second: one sequence of a batch.
@@ -100,7 +106,12 @@ def renamed_by_the_engine(request: Request) -> bool:
     """True when the engine gives its sequences other names (``n`` above 1), so that nobody can end them by these."""
     if b'"n"' not in request.body:
         return False
-    document = request.json()
+    try:
+        document: Any = request.json()
+    except BadRequest:
+        return False
+    if not isinstance(document, dict):
+        return False
     sampling = document.get("sampling_params")
     places = sampling if isinstance(sampling, list) else [sampling, document]
     counts = [place.get("n") for place in places if isinstance(place, dict)]

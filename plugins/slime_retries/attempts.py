@@ -37,6 +37,12 @@ _NAME = "retries"
 Ask = Callable[[Exchange, Request, Sequence[Worker]], Awaitable[Reply]]
 
 
+class Aborted(HTTPError):
+    """Nobody wants the next attempt."""
+
+    status, type, code = 400, "invalid_request_error", "ABORTED"
+
+
 class Attempts:
     """The attempts of one request, the first of which had ``outcome``. In between no lease and no reply is held."""
 
@@ -90,6 +96,8 @@ class Attempts:
             raise first
         if first is not None:
             return first
+        if self._exchange.gone:
+            raise Aborted("the request was aborted before it was tried again")
         if not self._others():
             del self._tried[:-1]  # all have failed: any of them, but not the same one twice in a row
             if not self._others():

@@ -1,14 +1,17 @@
-"""When a stream has begun: with its first piece, not with its head.
+"""When an answer has begun: as long as nothing of it was passed on, another worker can be asked.
 
-An engine sends the head of a stream as soon as it has taken the request, which may wait long for its turn. As long as
-nothing of it was passed on, a stream can be asked for again.
+An engine sends the head of a stream as soon as it has taken the request, which may wait long for its turn: a stream has
+begun with its first piece. A whole answer is of use only when it is whole; unless it is large it is awaited.
 """
 
 from __future__ import annotations
 
 from router_core.exchange import BodySource, Reply
 
-__all__ = ["begun", "is_stream"]
+__all__ = ["begun"]
+
+#: A whole answer up to this length is passed on when all of it is there; larger ones are passed on as they come.
+_AWAITED_BYTES = 1 << 20
 
 
 class _Begun:
@@ -33,21 +36,19 @@ class _Begun:
         self._source.close()
 
 
-def is_stream(reply: Reply) -> bool:
-    """True for a stream of events of unknown length."""
-    kind = reply.header(b"content-type")
-    return (
-        kind is not None and kind.startswith(b"text/event-stream") and reply.header(b"content-length") is None
-    )
-
-
 async def begun(reply: Reply) -> None:
-    """Return when the first piece of ``reply``, a stream, is there. Raises HTTPError."""
+    """Return when so much of ``reply`` is there that it can be passed on. Raises HTTPError."""
+    length = reply.header(b"content-length")
+    if length is not None and length.isdigit() and int(length) <= _AWAITED_BYTES:
+        await reply.read()
+        return
     bodies: list[_Begun] = []
 
     def wrap(source: BodySource) -> BodySource:
         bodies.append(_Begun(source))
         return bodies[0]
 
+    headers = reply.headers
     reply.pass_through(wrap)
+    reply.headers = headers  # the body is the same
     await bodies[0].begin()

@@ -12,7 +12,7 @@ from router_core.exchange import Reply, Request
 from router_core.hookspecs import WorkerChange
 from router_core.router import Router
 from slime_retries.attempts import TEMPORARY, Attempts, changes_nothing
-from slime_retries.beginning import begun, is_stream
+from slime_retries.beginning import begun
 from slime_retries.breaker import Thresholds
 from slime_retries.breakers import Breakers
 from slime_retries.settings import Settings
@@ -111,7 +111,7 @@ class Retries:
         reply = None
         try:
             reply = await router.proxy.send(exchange, request)
-            if is_stream(reply) and changes_nothing(request):
+            if not reply.arrived and reply.status not in TEMPORARY and changes_nothing(request):
                 await begun(reply)
         except BaseException:
             if reply is not None:

@@ -21,7 +21,9 @@ from router_core import Request as Asked
 from router_core.serving import serving
 from routers import Running
 from slime_control import Control, Settings
-from slime_control.under_way import UnderWay
+from slime_control.under_way import UnderWay, renamed_by_the_engine
+from slime_retries import Retries
+from slime_retries import Settings as RetrySettings
 
 pytestmark = pytest.mark.anyio
 
@@ -129,6 +131,17 @@ async def test_an_abort_goes_to_the_worker_that_has_the_request(name: object, pr
         assert [engine.aborts for engine in engines if engine is not busy] == [[], []]
 
 
+async def test_an_abort_finds_a_worker_that_was_removed_and_goes_on_with_what_it_has() -> None:
+    engine = Engine()
+    async with controlled(engine, Engine()) as running, anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: running.client.post("/generate", json={"text": "x", "rid": "a1"}))
+        await until(lambda: any(worker.in_flight for worker in running.router.pool))
+        [busy] = [worker for worker in running.router.pool if worker.in_flight]
+        running.router.pool.remove(busy)
+        answer = await running.client.post("/abort_request", json={"rid": "a1"})
+        assert (answer.status_code, list(answer.json()["workers"])) == (200, [busy.url])
+
+
 async def test_an_abort_of_an_unknown_name_and_of_all_goes_to_everybody() -> None:
     engines = [Engine(), Engine()]
     async with controlled(*engines) as running, anyio.create_task_group() as tasks:
@@ -181,3 +194,39 @@ async def test_a_worker_with_a_key_is_shown_it_by_control_calls_too() -> None:
         await running.client.post("/abort_request", json={"abort_all": True}, headers=mine)
         assert engine.keys == ["Bearer sesame", "Bearer my own"]
         running.router.pool.remove(next(iter(running.router.pool)))
+
+
+@pytest.mark.parametrize(
+    "body", [b'["rid", "n"]', b'{"n"', b'{"rid": "a", "n": "n", "sampling_params": "n"}']
+)
+def test_what_is_no_request_asks_for_no_samples(body: bytes) -> None:
+    assert not renamed_by_the_engine(Asked("POST", b"/generate", [], body))
+
+
+async def test_an_abort_between_two_attempts_ends_the_request() -> None:
+    """No worker has it then, and none is to be asked again."""
+
+    class Refuses(Engine):
+        async def _generate(self, request: Request) -> Response:
+            self.bodies.append(await request.body())
+            return Response(b"busy", 503)
+
+    engine = Refuses()
+    retries = Retries(RetrySettings(attempts=5, initial_backoff_s=0.5, jitter=0))
+    answers: list[httpx.Response] = []
+    async with AsyncExitStack() as stack:
+        url = await stack.enter_async_context(serving(engine.app))
+        plugins = {"control": Control(Settings()), "retries": retries}
+        running = await stack.enter_async_context(routing(plugins))
+        await running.router.add_worker(url)
+
+        async def ask() -> None:
+            answers.append(await running.client.post("/generate", json={"text": "x", "rid": "a1"}))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            await until(lambda: bool(engine.bodies))
+            await until(lambda: not any(worker.in_flight for worker in running.router.pool))
+            await running.client.post("/abort_request", json={"rid": "a1"})
+    assert [answer.json()["error"]["code"] for answer in answers] == ["ABORTED"]
+    assert len(engine.bodies) == 1

@@ -256,6 +256,16 @@ def events(answer: httpx.Response) -> list[dict[str, Any]]:
     return [orjson.loads(event.removeprefix(b"data: ")) for event in data]
 
 
+async def test_nobody_is_listed_of_more_sequences_than_could_be() -> None:
+    async with steering(Steered()) as running, anyio.create_task_group() as tasks:
+        await running.client.post(PAUSE, json={})
+        asked = Asked(running, tasks)
+        await asked.waits(text="a", sampling_params={"n": 10**12})
+        await running.client.post("/abort_request", json={"abort_all": True})
+        await until(lambda: len(asked.answers) == 1)
+        assert (asked.answers[0].status_code, asked.answers[0].json()["error"]["code"]) == (400, "ABORTED")
+
+
 async def test_a_batch_of_which_a_part_is_meant_waits_on() -> None:
     async with steering(Steered()) as running, anyio.create_task_group() as tasks:
         await running.client.post(PAUSE, json={})

@@ -117,3 +117,16 @@ async def test_one_that_was_torn_before_the_router_began_is_not_trusted_for_a_pa
         assert await update(running, "7") == 200
         assert not worker.torn
         assert worker.state == "ready"
+
+
+async def test_a_new_name_brings_back_nobody_that_has_other_weights() -> None:
+    """An engine that was started anew says the fleet's version then, and does not have its weights."""
+    good, anew = Steered(), Steered()
+    async with steering(good, anew) as running:
+        assert await update(running, "7") == 200
+        worker = running.router.pool.find(anew.url)
+        running.router.pool.stale(worker, "its weights are at version 'default', the fleet's at '7'")
+        renamed = await running.client.post("/update_weight_version", json={"new_version": "8"})
+        assert (renamed.status_code, worker.state, worker.torn) == (200, "stale", True)
+        assert await update(running, "9") == 200
+        assert (worker.state, worker.torn) == ("ready", False)

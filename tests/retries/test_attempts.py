@@ -142,14 +142,33 @@ async def test_a_worker_that_is_too_slow_is_not_tried_again(start: Start) -> Non
         assert len(one.arrived) == 1
 
 
-async def test_an_answer_that_has_begun_is_not_begun_again() -> None:
-    half = answer(b"half of it")[:-5]
+@pytest.mark.parametrize("length", [10, 1 << 20])
+async def test_a_whole_answer_that_breaks_off_is_asked_for_again(length: int) -> None:
+    """Nothing of it was passed on: half an answer is of no use to anybody."""
+    whole = answer(b"w" * length)
 
     async def halves(wire: Wire) -> None:
-        if await wire.request():
-            await wire.send(half)
+        while await wire.request():
+            if await wire.send(whole if len(one.arrived) > 1 else whole[:-5]) and len(one.arrived) == 1:
+                return
 
     async with scripted(halves) as one, routed() as running:
+        await running.router.add_worker(one.url)
+        reply = await running.client.post("/generate", json=GENERATE)
+        assert (reply.status_code, reply.content) == (200, b"w" * length)
+        assert reply.headers["content-length"] == str(length)
+        assert len(one.arrived) == 2
+
+
+@pytest.mark.parametrize(
+    "begun", [answer(b"w" * (2 << 20))[:-5], STREAM_HEAD + b"3\r\none\r\n"], ids=["large", "stream"]
+)
+async def test_an_answer_of_which_something_was_passed_on_is_not_begun_again(begun: bytes) -> None:
+    async def breaks_off(wire: Wire) -> None:
+        if await wire.request():
+            await wire.send(begun)
+
+    async with scripted(breaks_off) as one, routed() as running:
         await running.router.add_worker(one.url)
         with pytest.raises(httpx.RemoteProtocolError):
             await running.client.post("/generate", json=GENERATE)

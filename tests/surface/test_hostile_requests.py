@@ -72,6 +72,11 @@ WRONG_CALLS = [
     ),
     *(b'{"rid": %b}' % value for value in (b"1", b"null", b"[]", b"{}", b'""', b'"' + b"a" * 100_000 + b'"')),
     *(b'{"abort_all": %b}' % value for value in (b"1", b"null", b"[]", b'"true"')),
+    b'{"\\u0077orkers": 1}',
+    *(
+        b'{"rank_offset": %b}' % value
+        for value in (b"18446744073709551615", b'0, "x": %b' % (b"[" * 300 + b"]" * 300))
+    ),
     *(b'{"weight_version": %b}' % value for value in (b"1.5", b"true", b"[]", b"{}")),
 ]
 
@@ -109,7 +114,9 @@ async def test_what_is_no_request_is_refused(start: Start) -> None:
 async def test_a_control_call_is_answered_as_described_whatever_its_body_is(start: Start, path: str) -> None:
     """Engines may take what the router refuses elsewhere; no fault of a caller's is one of the router."""
     async with client_of(start) as client:
-        for content in (*NO_REQUESTS, *WRONG_CALLS):
+        (worker,) = (await client.get("/list_workers")).json()["urls"]
+        deep = b'{"workers": {"%b": {"x": %b}}}' % (worker.encode(), b"[" * 300 + b"]" * 300)
+        for content in (*NO_REQUESTS, *WRONG_CALLS, deep):
             answer = await client.post(path, content=content)
             assert answer.status_code < 500, f"{content[:60]!r}: {answer.text}"
             documents("POST", path, answer.status_code, answer.headers["content-type"], answer.content)
