@@ -36,7 +36,7 @@ _FLAGS = (
 _SETTLED_S = 30.0
 #: How much longer than asked for it goes on until everything has happened that is to happen.
 _MORE_S = 90.0
-_MORE_FILES, _MORE_TASKS, _MORE_BYTES = 8, 4, 160 << 20
+_MORE_FILES, _MORE_TASKS, _MORE_BYTES = 8, 4, 64 << 20
 _TRACEBACK = re.compile(r"^.*\n(?:  [+|] .*\n)*Traceback.*(?:\n[ \w].*)*", re.MULTILINE)
 _WARMING, _UPDATES, _LOOKED_AT_AGAIN = 20, 3, 300
 
@@ -199,7 +199,10 @@ class Rampage:
             async with self._http.get("/chaos/counts") as answer:
                 counts = await answer.json()
             router = self.router
-            use = Use(router.open_files(), router.resident_bytes(), counts["tasks"], counts["exchanges"])
+            async with self._http.get("/cache_stats") as answer:
+                kept = (await answer.json())["bytes"]
+            files, memory = router.open_files(), router.resident_bytes()
+            use = Use(files, memory, counts["tasks"], counts["exchanges"], kept)
             if loop.time() > deadline or (aim is not None and not _leaked(use, aim)):
                 return use
 
@@ -263,8 +266,9 @@ def _leaked(after: Use, before: Use) -> list[tuple[str, str]]:
         found.append(f"{after.open_files - before.open_files} files")
     if after.exchanges > before.exchanges:
         found.append(f"{after.exchanges - before.exchanges} exchanges")
-    if after.resident_bytes > before.resident_bytes + _MORE_BYTES:
-        found.append(f"{(after.resident_bytes - before.resident_bytes) >> 20} MiB")
+    more = after.resident_bytes - before.resident_bytes
+    if more > 2 * after.kept_bytes + _MORE_BYTES:
+        found.append(f"{more >> 20} MiB, for {after.kept_bytes >> 20} MiB of records")
     tasks = {name: count - before.tasks.get(name, 0) for name, count in after.tasks.items()}
     if sum(tasks.values()) > _MORE_TASKS:
         found.append(f"tasks { ({name: count for name, count in tasks.items() if count > 0}) }")

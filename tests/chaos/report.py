@@ -15,17 +15,18 @@ __all__ = ["Report", "Use"]
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What the router process had at a time when it had nothing to do."""
+    """What the router process had when it had nothing to do. ``kept_bytes``: records, as the radix cache counts them."""
 
     open_files: int
     resident_bytes: int
     tasks: dict[str, int]
     exchanges: int
+    kept_bytes: int
 
     def __str__(self) -> str:
         return (
-            f"{self.open_files} open files, {self.resident_bytes >> 20} MiB, {sum(self.tasks.values())} tasks, "
-            f"{self.exchanges} exchanges"
+            f"{self.open_files} open files, {self.resident_bytes >> 20} MiB ({self.kept_bytes >> 20} MiB of records), "
+            f"{sum(self.tasks.values())} tasks, {self.exchanges} exchanges"
         )
 
 
