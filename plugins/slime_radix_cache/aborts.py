@@ -17,7 +17,7 @@ from slime_radix_cache.continuing import can_go_on, continuation
 from slime_radix_cache.endings import Endings
 from slime_radix_cache.interruptions import Interruptions, Watch
 from slime_radix_cache.joining import JoinedResponse, is_aborted, read_event, sampled_ids
-from slime_radix_cache.replies import parsed
+from slime_radix_cache.replies import EVENTS, JSON, media_type, parsed
 from slime_radix_cache.retries import NoUse, Retries
 from slime_radix_cache.tally import Tally
 
@@ -127,7 +127,11 @@ class Generation:
             body = await self._whole_answer(joined.ids if joined is not None else (), latest)
             if body is None:
                 return None
-            answer = read_event(parsed(body))
+            try:
+                answer = read_event(parsed(body))
+            except ValueError as error:
+                self._aborts.tally.unrecorded("answer_not_understood", error)
+                return None
             if joined is None:
                 better = answer, body
                 progress = not is_aborted(answer)
@@ -196,9 +200,10 @@ class Generation:
             reply = await self._aborts.router.ask_again(self._exchange, request)
         except HTTPError:
             return None
-        if reply.status == 200:
+        wanted = EVENTS if request.json().get("stream") else JSON
+        if reply.status == 200 and media_type(reply) == wanted:
             return reply
         self.rest(reply)
-        if reply.status < 500:
+        if reply.status != 200 and reply.status < 500:
             raise NoUse
         return None

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import orjson
 
-from router_core.errors import HTTPError
+from router_core.errors import HTTPError, WorkerBroke
 from router_core.events import EventSplitter
 from router_core.exchange import Reply
 from slime_radix_cache.aborts import Generation
 from slime_radix_cache.joining import is_aborted, read_event, sampled_ids
-from slime_radix_cache.replies import parsed
+from slime_radix_cache.replies import parsed, rest_of
 
 __all__ = ["ContinuedStream"]
 
@@ -20,7 +21,7 @@ _DONE = b"[DONE]"
 
 class ContinuedStream:
     """The rest of a response that begins with ``whole``, of which the client was ``told`` a part by an answer like
-    ``last``. Cumulative or incremental as that was."""
+    ``last``. Cumulative or incremental as that was. ``keep`` is called with all of it when it is aborted again."""
 
     def __init__(
         self,
@@ -28,8 +29,10 @@ class ContinuedStream:
         whole: dict[str, Any],
         told: dict[str, Any] | None,
         last: dict[str, Any],
+        keep: Callable[[dict[str, Any]], None],
     ) -> None:
         self._generation = generation
+        self._keep = keep
         self._joined = generation.join(whole)
         self._tokens = len(sampled_ids(told)) if told is not None else 0
         self._characters = len(told.get("text") or "") if told is not None else 0
@@ -88,13 +91,15 @@ class ContinuedStream:
         assert self._reply is not None  # narrowing: an attempt is under way
         piece, last = await self._reply.next_piece()
         for data in self._events.feed(piece):
-            event = parsed(data) if data != _DONE and not self._joined.ended else None
-            if event is None or "meta_info" not in event:
+            event = _event_in(data) if data != _DONE and not self._joined.ended else None
+            if event is None:
                 self._ready.append(b"data: %s\n\n" % data)
                 continue
-            news = self._joined.take(read_event(event))
+            news = self._joined.take(event)
             if is_aborted(event) and not self._joined.ended:
-                self._reply.close()
+                if self._joined.ids:
+                    self._keep(self._joined.answer())
+                await rest_of(self._reply)
                 self._aborted = event
                 return
             if news or self._joined.ended:
@@ -118,3 +123,12 @@ class ContinuedStream:
         self.close()
         self._ready.append(b"data: %s\n\n" % _DONE)
         self.finished = True
+
+
+def _event_in(data: bytes) -> dict[str, Any] | None:
+    """What an event says of a generation; None: nothing. Raises WorkerBroke when it makes no sense."""
+    try:
+        event = parsed(data)
+        return read_event(event) if "meta_info" in event else None
+    except (TypeError, ValueError) as error:
+        raise WorkerBroke(f"a worker's stream is not understood: {error}", answered=True) from None

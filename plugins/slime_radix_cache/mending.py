@@ -13,7 +13,7 @@ from slime_radix_cache.aborts import Generation
 from slime_radix_cache.continued_stream import ContinuedStream
 from slime_radix_cache.joining import is_aborted, sampled_ids
 from slime_radix_cache.recorder import StreamRecorder
-from slime_radix_cache.replies import parsed
+from slime_radix_cache.replies import parsed, rest_of
 from slime_radix_cache.streams import put_together
 
 __all__ = ["MendedStream"]
@@ -21,6 +21,7 @@ __all__ = ["MendedStream"]
 #: In JSON this cannot stand inside a string: there the quotes would be escaped.
 _ABORT = b'"abort"'
 _ENDS = (b"\n\n", b"\n\r\n")
+_DONE = b"[DONE]"
 
 
 class MendedStream:
@@ -91,7 +92,7 @@ class MendedStream:
         self._ready += whole
 
     async def _mend(self) -> None:
-        self._reply.close()
+        self._abort += await rest_of(self._reply)
         try:
             whole, may_try_again = self._look_at_abort()
         except Exception as error:
@@ -100,7 +101,7 @@ class MendedStream:
         if self._continued is not None:
             return
         if not may_try_again or await self._generation.try_again(whole, self._attempt, at_once=False) is None:
-            self._ready += self._abort
+            self._ready += _with_end(self._abort)
             self._ended = True
 
     def _look_at_abort(self) -> tuple[dict[str, Any], bool]:
@@ -109,13 +110,13 @@ class MendedStream:
         told = self._recorder.so_far()
         whole = put_together(told, output) if told is not None else output
         going_on = self._generation.goes_on and bool(sampled_ids(whole))
-        self._recorder.keep(whole, part=going_on)
+        self._recorder.keep(whole)
         if going_on:
-            self._continued = ContinuedStream(self._generation, whole, told, output)
+            self._continued = ContinuedStream(self._generation, whole, told, output, self._recorder.keep)
         return whole, told is None or not (sampled_ids(told) or told.get("text"))
 
     async def _attempt(self) -> bool | None:
-        """Another stream; None when it was aborted, too, before it gave anything."""
+        """Another stream; None when it ended, or was aborted, too, before it gave anything."""
         reply = await self._generation.ask_again([], _first_event(self._abort))
         if reply is None:
             return None
@@ -126,15 +127,22 @@ class MendedStream:
             while not self._ready and not self._abort and not self._ended:
                 await self._pass_on()
         except HTTPError:
-            self._abort = aborted
-        if self._abort and not self._ready:
+            self._ended = True
+        if self._ready:
+            self._recorder.begin_anew()
+            return True
+        if self._abort:
             output = _first_event(self._abort)
-            if self._generation.goes_on and sampled_ids(output):
-                return True
-            self._recorder.keep(output, part=False)
-            self._generation.rest(reply)
-            return None
-        return True
+            if sampled_ids(output):
+                self._recorder.begin_anew()
+                if self._generation.goes_on:
+                    return True
+                self._recorder.keep(output)
+            self._abort += await rest_of(reply)
+        else:
+            self._abort, self._ended = aborted, False
+        self._generation.rest(reply)
+        return None
 
 
 def _abort_in(data: bytes) -> int:
@@ -149,6 +157,14 @@ def _abort_in(data: bytes) -> int:
             pass  # no event of a generation
         place = data.find(_ABORT, place + len(_ABORT))
     return -1
+
+
+def _with_end(data: bytes) -> bytes:
+    """The first of the events in ``data``, whole ones, and the end that every stream has."""
+    events = EventSplitter().feed(data + b"\n\n")
+    if _DONE in events:
+        return data
+    return b"data: %s\n\ndata: %s\n\n" % (events[0], _DONE)
 
 
 def _first_event(data: bytes) -> Any:

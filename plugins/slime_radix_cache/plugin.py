@@ -27,6 +27,7 @@ from slime_radix_cache.matching import Around, Cut
 from slime_radix_cache.mending import MendedStream
 from slime_radix_cache.open_streams import OpenStreams
 from slime_radix_cache.recorder import StreamRecorder
+from slime_radix_cache.replies import EVENTS, JSON, media_type
 from slime_radix_cache.requests import Ask, read_ask, rewritten
 from slime_radix_cache.retrieval import Retrieval
 from slime_radix_cache.settings import Settings
@@ -198,23 +199,25 @@ class RadixCache:
         reply = exchange.reply
         if noted is None or reply is None or reply.status != 200:
             return
-        kind = (reply.header(b"content-type") or b"").partition(b";")[0].strip().lower()
-        if kind == b"text/event-stream":
-            recorder = StreamRecorder(noted.turns, self._turns, self._tally, self._streams)
+        worker = exchange.worker.url if exchange.worker is not None else "unknown"
+        kind = media_type(reply)
+        if kind == EVENTS:
+            recorder = StreamRecorder(noted.turns, self._turns, self._tally, self._streams, worker)
             generation = noted.generation
             if generation is not None and len(noted.turns) == 1:
                 reply.pass_through(lambda source: MendedStream(generation, source, recorder))
             reply.tap(recorder)
-        elif kind == b"application/json":
+        elif kind == JSON:
             answers = WholeAnswers(self._turns, exchange, noted.ask, noted.turns, noted.generation)
             try:
                 await answers.pass_on(reply)
             except HTTPError:
                 raise
             except Exception as error:
-                self._tally.unrecorded("answer_not_understood", error)
+                self._tally.unrecorded("answer_not_understood", error, worker)
         else:
-            self._tally.unrecorded("answer_not_understood")
+            wrong = ValueError(f"wanted JSON or events, got {kind.decode('latin-1')!r}")
+            self._tally.unrecorded("answer_not_understood", wrong, worker)
 
     @hookimpl
     async def on_weight_update(self, update: WeightUpdate) -> None:

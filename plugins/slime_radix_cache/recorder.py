@@ -6,10 +6,9 @@ from typing import Any
 
 from slime_radix_cache.joining import sampled_ids
 from slime_radix_cache.open_streams import OpenStreams
-from slime_radix_cache.segments import Response
 from slime_radix_cache.streams import GenerationStream
 from slime_radix_cache.tally import Tally
-from slime_radix_cache.turns import Turn, Turns
+from slime_radix_cache.turns import Growing, Turn, Turns
 
 __all__ = ["StreamRecorder"]
 
@@ -17,16 +16,17 @@ __all__ = ["StreamRecorder"]
 class StreamRecorder:
     """A tap that records the sequences of one streamed ``/generate``; ``turns[i]`` is the prompt of sequence ``i``.
 
-    A sequence may be recorded in part, and again when more is known. The part is taken back then, unless
-    somebody went on from it.
+    It comes from ``worker``.
     """
 
-    def __init__(self, turns: list[Turn], recorder: Turns, tally: Tally, streams: OpenStreams) -> None:
+    def __init__(
+        self, turns: list[Turn], recorder: Turns, tally: Tally, streams: OpenStreams, worker: str
+    ) -> None:
         self._turns = turns
-        self._recorder = recorder
         self._tally = tally
         self._streams = streams
-        self._parts: dict[int, Response] = {}
+        self._worker = worker
+        self._responses = [Growing(recorder, turn) for turn in turns]
         self._stream = GenerationStream(self._record, self.failed)
         self.session = turns[0].session
         streams.opened(self)
@@ -56,23 +56,21 @@ class StreamRecorder:
         """What the client was told of the only sequence, as an unstreamed answer has it; None: nothing yet."""
         return self._stream.so_far()
 
-    def keep(self, answer: dict[str, Any], *, part: bool) -> None:
-        """Record an aborted answer that the client does not see: a ``part`` of what comes, or a fact of its own."""
-        if not sampled_ids(answer):
-            return
-        if part:
-            self._record(0, answer)
-        else:
-            self._recorder.record(self._turns[0], answer)
+    def keep(self, answer: dict[str, Any]) -> None:
+        """Record an aborted answer that the client does not see: the beginning of what comes."""
+        try:
+            if sampled_ids(answer):
+                self._record(0, answer)
+        except Exception as error:
+            self.failed(error)
+
+    def begin_anew(self) -> None:
+        """What was kept is a fact of its own: what comes was sampled anew."""
+        self._responses[0].begin_anew()
 
     def _record(self, index: int, answer: Any) -> None:
-        response = self._recorder.record(self._turns[index], answer)
-        part = self._parts.get(index)
-        if part is not None and response is not None and part is not response:
-            self._recorder.take_back(part)
-        if response is not None:
-            self._parts[index] = response
+        self._responses[index].record(answer)
 
     def failed(self, error: Exception) -> None:
         """Something of the stream was not understood."""
-        self._tally.unrecorded("stream_not_understood", error)
+        self._tally.unrecorded("stream_not_understood", error, self._worker)

@@ -10,16 +10,23 @@ from array import array
 from dataclasses import dataclass
 from typing import Any
 
+import anyio
 import orjson
 
+from router_core.errors import HTTPError
+from router_core.exchange import Reply
 from slime_radix_cache.segments import Versions, pack_logprobs
 
-__all__ = ["Output", "Unusable", "parsed", "read_output"]
+__all__ = ["EVENTS", "JSON", "Output", "Unusable", "media_type", "parsed", "read_output", "rest_of"]
+
+JSON, EVENTS = b"application/json", b"text/event-stream"
 
 #: In JSON this cannot stand inside a string: there the quotes would be escaped.
 _EXPERTS = b'"routed_experts":'
 #: Bodies below are parsed as they are: experts make one large.
 _LARGE = 1 << 16
+#: How long, in seconds and bytes, an engine has to say that a stream is over.
+_END_S, _END_BYTES = 1.0, 1 << 16
 
 
 class Unusable(Exception):
@@ -28,6 +35,29 @@ class Unusable(Exception):
     def __init__(self, kind: str) -> None:
         super().__init__(kind)
         self.kind = kind
+
+
+def media_type(reply: Reply) -> bytes:
+    """What ``reply`` is, in lower case and without parameters."""
+    return (reply.header(b"content-type") or b"").partition(b";")[0].strip().lower()
+
+
+async def rest_of(reply: Reply) -> bytes:
+    """What comes behind the last event of a generation: ``[DONE]``. Then ``reply`` is closed.
+
+    One that is given up before its end is aborted at the engine, by a name that the next attempt has, too.
+    """
+    rest = bytearray()
+    with anyio.move_on_after(_END_S):
+        try:
+            last = False
+            while not last and len(rest) < _END_BYTES:
+                piece, last = await reply.next_piece()
+                rest += piece
+        except HTTPError:
+            pass  # all that matters has come
+    reply.close()
+    return bytes(rest)
 
 
 def parsed(body: bytes) -> Any:

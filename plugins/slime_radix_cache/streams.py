@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from router_core.events import EventSplitter
+from slime_radix_cache.joining import read_event
 from slime_radix_cache.replies import parsed
 
 __all__ = ["GenerationStream", "put_together"]
@@ -64,8 +65,9 @@ class GenerationStream:
             only.pending = data  # the next event says all this again, so parsing each would be quadratic
             return
         event = parsed(data)
-        if "meta_info" not in event:
+        if isinstance(event, dict) and "meta_info" not in event:
             return  # an error after the start: what was sampled until then stays
+        event = read_event(event)
         index = event.get("index", 0)
         sequence = self._sequences.setdefault(index, _Sequence())
         if sequence.ended:

@@ -39,11 +39,22 @@ class Tally:
         """A ``/generate`` was passed on as it was: nothing of it will be exact."""
         self._untouched[reason] += 1
 
-    def unrecorded(self, kind: str, error: Exception | None = None) -> None:
-        """Something of an answer was not kept, or not believed. The first of a kind is logged."""
+    def unrecorded(self, kind: str, error: Exception | None = None, worker: str | None = None) -> None:
+        """Something of an answer was not kept, or not believed. The first of a kind is logged.
+
+        A ValueError says what is wrong with what ``worker`` sent; any other error is ours, so it is traced.
+        """
         self._unrecorded[kind] += 1
-        if self._unrecorded[kind] == 1:
-            logger.warning("not recorded: %s (further ones are only counted)", kind, exc_info=error)
+        if self._unrecorded[kind] > 1:
+            return
+        told = isinstance(error, ValueError)
+        logger.warning(
+            "not recorded: %s%s%s (further ones are only counted)",
+            kind,
+            f", by worker {worker}" if worker is not None else "",
+            f": {error}" if told else "",
+            exc_info=None if told else error,
+        )
 
     def aborted(self, outcome: str) -> None:
         """An engine aborted a generation by itself: ``tried_again``, ``resumed``, ``completed`` as it

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime_radix_cache.encoding import Encoder
+from slime_radix_cache.joining import sampled_ids
 from slime_radix_cache.open_streams import OpenStreams
 from slime_radix_cache.replies import Unusable, read_output
 from slime_radix_cache.segments import Context, Response, context_ids, links
@@ -17,7 +18,7 @@ from slime_radix_cache.trajectories import Sampled, Trajectories
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["Turn", "Turns"]
+__all__ = ["Growing", "Turn", "Turns"]
 
 
 @dataclass(slots=True)
@@ -121,3 +122,31 @@ class Turns:
     def take_back(self, part: Response) -> None:
         """Forget ``part``, the beginning of a response that is recorded whole, unless somebody went on from it."""
         self._trajectories.withdraw(part)
+
+
+class Growing:
+    """A response that is recorded in part, and again when more is known of it.
+
+    The part is taken back then, unless somebody went on from it.
+    """
+
+    def __init__(self, recorder: Turns, turn: Turn) -> None:
+        self._recorder = recorder
+        self._turn = turn
+        self._part: Response | None = None
+
+    def record(self, answer: Any) -> None:
+        """Keep ``answer``, unless as much is known."""
+        part = self._part
+        if part is not None and len(part) > len(sampled_ids(answer)):
+            return
+        response = self._recorder.record(self._turn, answer)
+        if response is None:
+            return
+        if part is not None and part is not response:
+            self._recorder.take_back(part)
+        self._part = response
+
+    def begin_anew(self) -> None:
+        """What is recorded stands: what comes now is another response."""
+        self._part = None

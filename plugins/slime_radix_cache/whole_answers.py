@@ -12,8 +12,7 @@ from slime_radix_cache.aborts import Generation
 from slime_radix_cache.joining import is_aborted
 from slime_radix_cache.replies import parsed
 from slime_radix_cache.requests import Ask, single
-from slime_radix_cache.segments import Response
-from slime_radix_cache.turns import Turn, Turns
+from slime_radix_cache.turns import Growing, Turn, Turns
 
 __all__ = ["WholeAnswers"]
 
@@ -37,21 +36,24 @@ class WholeAnswers:
         answers = answer if isinstance(answer, list) else [answer]
         if len(answers) != len(self._turns):
             raise ValueError(f"{len(answers)} sequences instead of {len(self._turns)}")
-        if self._generation is not None:
-            if isinstance(answer, list):
-                if any(map(is_aborted, answers)):
-                    answers = orjson.loads(body)  # all of it: it is encoded again
-                    await self._mend_some(answers, self._generation)
-                    reply.replace_body(orjson.dumps(answers))
-            elif is_aborted(answer):
-                answers[0], better = await self._mended(0, answer, self._generation)
-                if better is not None:
-                    reply.replace_body(better)
-        for turn, each in zip(self._turns, answers, strict=True):
-            self._recorder.record(turn, each)
+        generation = self._generation
+        aborted = [number for number, each in enumerate(answers) if is_aborted(each)] if generation else []
+        for number, (turn, each) in enumerate(zip(self._turns, answers, strict=True)):
+            if number not in aborted:
+                self._recorder.record(turn, each)
+        if generation is None or not aborted:
+            return
+        if isinstance(answer, list):
+            answers = orjson.loads(body)  # all of it: it is encoded again
+            await self._mend_some(answers, aborted, generation)
+            reply.replace_body(orjson.dumps(answers))
+        else:
+            better = await self._mended(0, answer, generation)
+            if better is not None:
+                reply.replace_body(better)
 
-    async def _mend_some(self, answers: list[Any], generation: Generation) -> None:
-        """Mend those in ``answers`` that were aborted, all at once, each as a request of its own."""
+    async def _mend_some(self, answers: list[Any], aborted: list[int], generation: Generation) -> None:
+        """Mend those in ``answers`` that were ``aborted``, all at once, each as a request of its own."""
         asked = self._exchange.request
         self._exchange.release()
 
@@ -59,32 +61,30 @@ class WholeAnswers:
             request = Request(asked.method, asked.target, asked.headers)
             request.replace_json(single(asked.json(), self._ask, number))
             with Exchange(request, session=self._exchange.session, asked=self._exchange) as own:
-                _, better = await self._mended(number, answers[number], generation.of_one(own))
+                better = await self._mended(number, answers[number], generation.of_one(own))
                 if better is not None:
                     answers[number] = orjson.loads(better)
 
         async with anyio.create_task_group() as tasks:
-            for number, answer in enumerate(answers):
-                if is_aborted(answer):
-                    tasks.start_soon(mend, number)
+            for number in aborted:
+                tasks.start_soon(mend, number)
 
-    async def _mended(self, number: int, aborted: Any, generation: Generation) -> tuple[Any, bytes | None]:
-        """What there is to answer instead of ``aborted``, as JSON too; None: nothing better."""
+    async def _mended(self, number: int, aborted: Any, generation: Generation) -> bytes | None:
+        """What there is to answer instead of ``aborted``, as JSON; None: nothing better. All of it is recorded."""
         turn = self._turns[number]
-        parts: list[Response] = []
+        response = Growing(self._recorder, turn)
+        grows = generation.goes_on
+        kept: Any = None
 
         def keep(answer: Any) -> None:
-            part = self._recorder.record(turn, answer)
-            if part is not None:
-                parts.append(part)
+            nonlocal kept
+            if not grows:
+                response.begin_anew()
+            response.record(answer)
+            kept = answer
 
-        goes_on = generation.goes_on
         better = await generation.finish(aborted, keep)
-        if better is None:
-            return aborted, None
-        answer, body = better
-        whole = self._recorder.record(turn, answer)
-        for part in parts if goes_on else ():
-            if part is not whole:
-                self._recorder.take_back(part)
-        return answer, body
+        last, body = better if better is not None else (aborted, None)
+        if last is not kept:
+            keep(last)
+        return body
