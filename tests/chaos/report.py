@@ -15,7 +15,7 @@ __all__ = ["Report", "Use"]
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What the router process had when it had nothing to do. ``kept_bytes``: records, as the radix cache counts them."""
+    """What an idle router process has. ``kept_bytes``: its records, as the radix cache counts them."""
 
     open_files: int
     resident_bytes: int
