@@ -228,7 +228,7 @@ class Crowd:
             told=document["text"],
             text=document["text"],
             output_ids=document["output_ids"],
-            logprobs=[triple[0] for triple in meta["output_token_logprobs"]],
+            logprobs=[triple[0] for triple in meta.get("output_token_logprobs", ())],
             prompt_tokens=meta.get("prompt_tokens"),
             reason=meta["finish_reason"],
             asked_at=asked.asked_at,
