@@ -191,6 +191,8 @@ class Generation:
 
         The caller closes it. Raises NoUse.
         """
+        if self._exchange.gone:
+            raise NoUse
         request = self._exchange.request
         if sampled:
             document = continuation(request.json(), sampled, aborted["meta_info"].get("id"))

@@ -29,8 +29,8 @@ DONE = b"data: [DONE]\n\n"
 ABORT = {"type": "abort", "message": "new weights"}
 LENGTH = {"type": "length", "length": 4}
 
-#: What a worker does: it sends a piece, or waits so many seconds.
-Step = bytes | float
+#: What a worker does: it sends a piece, or waits for something or so many seconds.
+Step = bytes | float | anyio.Event
 #: Instead of a wait: it closes the connection.
 BREAKS = -1.0
 
@@ -78,17 +78,21 @@ class Attempts:
         self.script: list[list[Step]] = []
         self.asked: list[dict[str, Any]] = []
         self.aborted: list[str] = []
+        self.told = anyio.Event()
 
     async def serve(self, wire: Wire) -> None:
         while request := await wire.request():
             if b"/abort_request" in request.line:
                 self.aborted.append(orjson.loads(request.body)["rid"])
+                self.told.set()
                 await wire.send(answer(b"{}"))
                 continue
             self.asked.append(orjson.loads(request.body))
             for step in self.script.pop(0):
                 if isinstance(step, bytes):
                     await wire.send(step)
+                elif isinstance(step, anyio.Event):
+                    await step.wait()
                 elif step == BREAKS:
                     return
                 else:
@@ -298,6 +302,20 @@ class TestAClientThatLeaves:
             await left(running, attempts, sampling_params={"n": 2})
             found = sorted(tokens_of(leaf) for leaf in await leaves(running))
         assert found == [[5], [6, 7]]
+
+    async def test_while_one_of_a_batch_is_sampled_again_ends_it_there(
+        self, start: Start, checkpoint: str, said: Said
+    ) -> None:
+        """The engine is told, and says what it has: an abort as any other, but nobody waits for better."""
+        async with rolling(start, checkpoint) as (running, attempts, _):
+            attempts.script.append(json([said.output([5], ABORT), said.output([6, 7], LENGTH, went=1)]))
+            attempts.script.append([attempts.told, *json(said.output([8, 9], ABORT))])
+            await left(running, attempts, text=[PROMPT, PROMPT + "a"], rid="b")
+            await until(lambda: attempts.aborted != [])
+            await idle(running)
+            found = sorted(tokens_of(leaf) for leaf in await leaves(running))
+        assert (len(attempts.asked), attempts.aborted) == (2, ["b_0"])
+        assert found == [[5], [6, 7], [8, 9]]
 
 
 class TestNothingIsRecordedTwice:
