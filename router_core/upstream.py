@@ -27,6 +27,8 @@ _NOT_SENT = frozenset(
         b"upgrade",
     )
 )  # fmt: skip
+#: Seconds within which a connection that the worker had closed before it got a request shows that it is dead.
+_RACE_S = 0.5
 #: The one makes a tunnel of a connection that is used again; the other would show the client what the router adds.
 _NOT_PASSED = ("CONNECT", "TRACE")
 
@@ -77,25 +79,34 @@ class Upstream:
     async def request(self, method: str, target: bytes, headers: Headers, body: bytes = b"") -> UpstreamReply:
         """Send a request; returns when the reply's status and headers are there.
 
-        A reused connection that dies before the first byte of a reply has lost the race with the worker's
-        keep-alive timer: the request is sent once more, on a fresh connection. Raises WorkerUnreachable,
-        WorkerBroke and WorkerTimeout. On cancellation the connection is closed.
+        A reused connection that dies at once, before the first byte of a reply, has lost the race with the worker's
+        keep-alive timer: the request is sent once more, on a fresh connection. Later a worker may have acted on it.
+        Raises WorkerUnreachable, which tells that nothing was sent, WorkerBroke and WorkerTimeout. On cancellation
+        the connection is closed.
         """
         head = self._head(method, target, headers, len(body))
+        lost: WorkerBroke | None = None
         connection = self._take_idle()
         if connection is not None:
+            sent_at = self.loop.time()
             reply = connection.begin(method, head, body)
             try:
                 await reply.head()
             except WorkerBroke as error:
-                if error.answered or self._retired:
+                if error.answered or self._retired or self.loop.time() - sent_at > _RACE_S:
                     raise
+                lost = error
             except BaseException:
                 reply.close()
                 raise
             else:
                 return reply
-        connection = await self._connect()
+        try:
+            connection = await self._connect()
+        except WorkerUnreachable:
+            if lost is not None:
+                raise lost from None
+            raise
         reply = connection.begin(method, head, body)
         try:
             await reply.head()

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from core.servers import Scripted, Wire, answer, content, on_both_loops, scripted, talk
+from router_core.errors import WorkerBroke
 from router_core.upstream import Limits, Upstream
 from router_core.workers import Worker
 from routers import Running, Start
@@ -448,6 +449,43 @@ async def test_a_worker_that_closes_each_reused_connection_costs_nothing_but_a_c
             reply = await running.client.post("/", content=b"%d" % number)
             assert (reply.status_code, reply.content) == (200, b"%d" % number)
         assert worker.accepted == 6
+
+
+async def test_a_reused_connection_that_dies_while_the_worker_is_at_work_is_not_tried_again(
+    start: Start,
+) -> None:
+    async def dying(wire: Wire) -> None:
+        await wire.request()
+        await wire.send(answer(b"whole"))
+        if await wire.request():
+            await anyio.sleep(0.7)
+
+    async with scripted(dying) as worker, start(*reading(worker)) as running:
+        assert (await running.client.post("/", content=b"1")).content == b"whole"
+        assert (await running.client.post("/", content=b"2")).status_code == 502
+        assert [request.body for request in worker.arrived] == [b"1", b"2"]
+
+
+async def test_what_was_sent_to_a_worker_that_dies_with_its_listener_is_not_said_to_be_unsent() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def dying() -> None:
+        wire, _ = listener.accept()
+        with wire, listener:
+            wire.recv(65536)
+            wire.sendall(answer(b"whole"))
+            wire.recv(65536)
+
+    upstream = Upstream(f"http://127.0.0.1:{listener.getsockname()[1]}", Limits())
+    worker = threading.Thread(target=dying)
+    worker.start()
+    try:
+        assert await (await upstream.request("POST", b"/", [], b"1")).read() == b"whole"
+        with pytest.raises(WorkerBroke):
+            await upstream.request("POST", b"/", [], b"2")
+    finally:
+        upstream.close()
+        worker.join()
 
 
 async def test_a_fresh_connection_that_closes_unanswered_is_not_tried_again(start: Start) -> None:
