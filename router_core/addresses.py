@@ -210,7 +210,8 @@ ANYWHERE = WorkerAddresses()
 
 
 class CheckedTransport(httpx.AsyncHTTPTransport):
-    """httpx's transport for requests to workers: says nothing to a server at an address that no worker has.
+    """httpx's transport for requests to workers: says nothing to a server at an address that no worker has, and takes
+    no cookies, which a client would show to all workers of the same host.
 
     ``options`` are those of httpx.
     """
@@ -232,4 +233,6 @@ class CheckedTransport(httpx.AsyncHTTPTransport):
                     raise httpx.ConnectError(f"{url} is at {peer}, an address that no worker has")
 
         request.extensions = {**request.extensions, "trace": connected}
-        return await super().handle_async_request(request)
+        answer = await super().handle_async_request(request)
+        answer.headers.pop("set-cookie", None)
+        return answer

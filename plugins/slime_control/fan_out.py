@@ -13,10 +13,11 @@ import orjson
 
 from router_core import Worker
 from router_core.access import auth_headers
+from router_core.errors import BadRequest
 from router_core.types import Headers
 from slime_control.calls import Call
 
-__all__ = ["CONNECTIONS", "Answer", "FanOut"]
+__all__ = ["CONNECTIONS", "Answer", "FanOut", "passed_on"]
 
 #: What is read of a worker's answer, and shown of one that is not JSON.
 _MAX_ANSWER_BYTES = 1 << 20
@@ -26,8 +27,9 @@ _PIECE_BYTES = 1 << 18
 #: Written anew for each worker, or about the client's own connection (RFC 9110 section 7.6.1).
 _OWN = frozenset(
     (
-        b"accept-encoding", b"connection", b"content-length", b"expect", b"host", b"keep-alive",
-        b"proxy-authorization", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade",
+        b"accept-encoding", b"connection", b"content-length", b"content_length", b"expect", b"host", b"keep-alive",
+        b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer", b"transfer-encoding",
+        b"transfer_encoding", b"upgrade",
     )
 )  # fmt: skip
 _QUESTION_S = 10.0
@@ -82,23 +84,25 @@ class FanOut:
         self,
         call: Call,
         method: str,
-        target: str,
+        target: bytes,
         headers: Headers,
         bodies: Mapping[Worker, bytes],
         on_answer: Callable[[Worker, Answer], None],
     ) -> None:
-        """``call`` to all workers of ``bodies`` at once; ``on_answer`` is told of each as it comes."""
-        passed = [pair for pair in headers if pair[0] not in _OWN]
+        """``call`` to all workers of ``bodies`` at once; ``on_answer`` is told of each as it comes.
+
+        ``headers`` are what :func:`passed_on` leaves.
+        """
 
         async def one(worker: Worker, body: bytes) -> None:
-            on_answer(worker, await self._ask(call, method, worker, target, passed, body))
+            on_answer(worker, await self._ask(call, method, worker, target, headers, body))
 
         async with anyio.create_task_group() as tasks:
             for worker, body in bodies.items():
                 tasks.start_soon(one, worker, body)
 
     async def _ask(
-        self, call: Call, method: str, worker: Worker, target: str, headers: Headers, body: bytes
+        self, call: Call, method: str, worker: Worker, target: bytes, headers: Headers, body: bytes
     ) -> Answer:
         own = [(b"accept-encoding", b"identity")]
         if body or method == "POST":
@@ -118,13 +122,21 @@ class FanOut:
         return _judged(call, status, raw)
 
     async def _exchange(
-        self, method: str, worker: Worker, target: str, headers: Headers, content: AsyncIterator[bytes] | None
+        self,
+        method: str,
+        worker: Worker,
+        target: bytes,
+        headers: Headers,
+        content: AsyncIterator[bytes] | None,
     ) -> tuple[int, bytes]:
         if not any(name == b"authorization" for name, _ in headers):
             key = auth_headers(worker).items()
             headers = [*headers, *((name.encode("ascii"), value.encode("ascii")) for name, value in key)]
         raw = bytearray()
-        async with self._http.stream(method, worker.url + target, headers=headers, content=content) as answer:
+        exactly = {"target": target}  # of a URL httpx would quote the query anew
+        async with self._http.stream(
+            method, worker.url, headers=headers, content=content, extensions=exactly
+        ) as answer:
             async for chunk in answer.aiter_raw():
                 raw += chunk
                 if len(raw) > _MAX_ANSWER_BYTES:
@@ -138,11 +150,11 @@ class FanOut:
         try:
             with anyio.fail_after(_QUESTION_S):
                 async with self._aborting:
-                    await self._exchange("POST", worker, "/abort_request", headers, _pieces(body))
+                    await self._exchange("POST", worker, b"/abort_request", headers, _pieces(body))
         except Exception as error:
             logger.info("worker %s was not told to abort a request: %s", worker.url, type(error).__name__)
 
-    async def question(self, worker: Worker, *paths: str) -> dict[str, Any]:
+    async def question(self, worker: Worker, *paths: bytes) -> dict[str, Any]:
         """What ``worker`` says of itself at the first of ``paths`` that it knows; empty when it does not."""
         try:
             with anyio.fail_after(min(_QUESTION_S, self._timeout_s)):
@@ -154,6 +166,17 @@ class FanOut:
             return {}
         document = _document(raw) if status == 200 else None
         return document if isinstance(document, dict) else {}
+
+
+def passed_on(headers: Headers) -> Headers:
+    """What workers get of a client's ``headers``: not those that are about its own connection. Raises BadRequest."""
+    own = set(_OWN)
+    for name, value in headers:
+        if name == b"connection":
+            own.update(token.strip().lower() for token in value.split(b","))
+        elif name == b"transfer-encoding" and value.lower() != b"chunked":
+            raise BadRequest("wanted a body in no transfer coding but chunked")
+    return [pair for pair in headers if pair[0] not in own]
 
 
 async def _pieces(body: bytes) -> AsyncIterator[bytes]:

@@ -16,7 +16,7 @@ from router_core.router import Router
 from router_core.weights import MAX_VERSION
 from slime_control.bodies import base_offset, given_bodies, named_version, offset_bodies
 from slime_control.calls import Call
-from slime_control.fan_out import Answer, FanOut
+from slime_control.fan_out import Answer, FanOut, passed_on
 from slime_control.gate import Gate
 from slime_control.under_way import UnderWay
 
@@ -50,6 +50,7 @@ class Fleet:
             if continues:
                 self._gate.open()  # for those who register next, and have never paused
             raise NoWorker("no worker is registered")
+        headers = passed_on(request.headers)
         bodies = self._only_where_it_is(call, request, await self._bodies(call, request))
         everybody = len(bodies) == len(self._router.pool)
         version = named_version(request) if call.aside == "weights" else None
@@ -67,8 +68,7 @@ class Fleet:
                 worker.weight_version = version
 
         closed = self._gate.close() if pauses else None
-        target = request.target.decode("latin-1")
-        await self._fan_out.send(call, request.method, target, request.headers, bodies, on_answer)
+        await self._fan_out.send(call, request.method, request.target, headers, bodies, on_answer)
         if pauses and closed is not None and not _succeeded(answers):
             self._gate.undo(closed)
         note = ""
@@ -122,7 +122,7 @@ class Fleet:
         sizes: dict[Worker, object] = {}
 
         async def ask(worker: Worker) -> None:
-            about = await self._fan_out.question(worker, "/server_info", "/get_server_info")
+            about = await self._fan_out.question(worker, b"/server_info", b"/get_server_info")
             sizes[worker] = about.get("tp_size")
 
         async with anyio.create_task_group() as tasks:
@@ -147,7 +147,7 @@ class Fleet:
         said: set[str] = set()
 
         async def ask(worker: Worker) -> None:
-            about = await self._fan_out.question(worker, "/model_info", "/get_model_info")
+            about = await self._fan_out.question(worker, b"/model_info", b"/get_model_info")
             version = about.get("weight_version")
             if (
                 isinstance(version, str | int)

@@ -12,6 +12,8 @@ import httpx
 import pytest
 
 from control.steered import Steered, hung, steering
+from core.servers import Wire, scripted, talk
+from core.servers import answer as answering
 from plugged import until
 from router_core import SettingsError, Worker
 from router_core.cli import build
@@ -79,6 +81,56 @@ async def test_headers_reach_the_workers_but_those_of_the_clients_connection() -
     assert got["host"] == worker.url.removeprefix("http://")
     assert got["accept-encoding"] == "identity"
     assert "te" not in got
+
+
+async def test_a_call_reaches_workers_as_it_was_written() -> None:
+    """Not as a URL library would write it. What a ``Connection`` names ends here."""
+    heads: list[bytes] = []
+
+    async def serve(wire: Wire) -> None:
+        while request := await wire.request():
+            heads.append(request.line)
+            assert not request.values(b"x-hop")
+            await wire.send(answering(b'{"success": true}'))
+
+    async with steering() as running, scripted(serve) as server:
+        await running.router.add_worker(server.url)
+        heads.clear()
+        target = b"/flush_cache?a=%2f&b='|'&c=[%zz]&d=e+f%20g&h"
+        reply = await talk(
+            running.url,
+            b"POST %b HTTP/1.1\r\nHost: x\r\nX-Hop: 1\r\nConnection: close, X-Hop\r\n\r\n" % target,
+        )
+        assert reply.startswith(b"HTTP/1.1 200"), reply
+    assert heads == [b"POST %b HTTP/1.1" % target]
+
+
+async def test_a_call_in_another_transfer_coding_is_refused_and_pauses_nothing() -> None:
+    worker = Steered()
+    async with steering(worker) as running:
+        reply = await talk(
+            running.url,
+            b"POST /pause_generation HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+            b"Transfer-Encoding: gzip, chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+        )
+        assert b" 400 " in reply.partition(b"\r\n")[0]
+        assert not running.control.gate.closed
+    assert worker.got == []
+
+
+async def test_a_worker_gets_no_cookie_of_another_one() -> None:
+    """Cookies know no ports: all workers of a host would share them."""
+
+    async def serve(wire: Wire) -> None:
+        while await wire.request():
+            await wire.send(answering(b"{}", b"Set-Cookie: mine=secret; Path=/"))
+
+    other = Steered()
+    async with steering(other) as running, scripted(serve) as server:
+        await running.router.add_worker(server.url)
+        for _ in range(2):
+            assert (await running.client.post("/flush_cache")).status_code == 200
+    assert [headers.get("cookie") for headers in other.headers] == [None, None]
 
 
 # who fails
@@ -378,7 +430,7 @@ async def test_a_large_body_is_held_once_however_many_workers_there_are() -> Non
                     fan_out.send,
                     call,
                     "POST",
-                    call.path,
+                    call.path.encode(),
                     [],
                     bodies,
                     lambda _, answer: answers.append(answer),
