@@ -107,25 +107,25 @@ class Request:
         self._json = value
         self._stale = True
 
-    def add_field(self, name: str, value: Any) -> None:
-        """Add a top-level field that the body, a JSON object, does not have. What is there stays byte for byte.
+    def add_field(self, field: bytes) -> None:
+        """Add a top-level ``field`` that the body, a JSON object, does not have: ``b'"stream":true'``.
 
-        Nothing is parsed for it. Raises BadRequest.
+        What is there stays byte for byte, and nothing is parsed. Raises BadRequest.
         """
-        if isinstance(self._json, dict):
-            self._json = {name: value, **self._json}
-        if self._stale:
-            return
         body = self._body
-        field = orjson.dumps({name: value})
+        if self._json is not _UNREAD:
+            if isinstance(self._json, dict):
+                self._json = {**orjson.loads(b"{%b}" % field), **self._json}
+            if self._stale:
+                return
         if body.startswith(b'{"'):
-            self._body = b"%b,%b" % (field[:-1], body[1:])
+            self._body = b"{%b,%b" % (field, body[1:])
             return
         start = _OBJECT.match(body)
         if start is None:
             raise BadRequest("wanted a JSON object as the body")
         comma = b"" if start[2] == b"}" else b","
-        self._body = b"".join((start[1], field[1:-1], comma, body[start.end(1) :]))
+        self._body = b"".join((start[1], field, comma, body[start.end(1) :]))
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of header ``name`` (lower case), or None."""

@@ -49,7 +49,7 @@ class UnderWay:
                 return
             name = f"{self._prefix}{next(self._numbers):012x}"
             try:
-                request.add_field("rid", name)
+                request.add_field(b'"rid":"%b"' % name.encode())
             except BadRequest:
                 return  # the worker says so in its own words
             self._by_name[name] = exchange

@@ -36,6 +36,6 @@ class R3:
                 payload = request.json()
                 if not isinstance(payload, dict) or _FIELD in payload:
                     return
-            request.add_field(_FIELD, True)
+            request.add_field(b'"return_routed_experts":true')
         except BadRequest:
             return  # the worker refuses it in its own words
