@@ -137,7 +137,7 @@ class Crowd:
             kept = asked.heard[0]
             if not kept.whole and leave_at is None:
                 asked.outcome = "200, aborted"
-            for other in asked.heard[1:]:
+            for other in (one for one in asked.heard[1:] if one.told):
                 branch = conversation.fork(conversation.session)
                 branch.take(other)
                 await self._finish(branch)

@@ -164,7 +164,7 @@ class Rampage:
     async def _recover(self, report: Report) -> None:
         """Every engine serves again once it has taken an update."""
         for _ in range(5):
-            if (await self._trainer.update()).whole:
+            if (await self._trainer.update(from_disk=True)).whole:
                 break
         if not await until(self._all_ready, _SETTLED_S):
             shown = [
