@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +34,8 @@ _OWN = frozenset(
     )
 )  # fmt: skip
 _QUESTION_S = 10.0
-_ABORTS_AT_ONCE = 128
+#: To one worker: one that hangs holds up no other's.
+_ABORTS_AT_ONCE = 64
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +70,9 @@ class FanOut:
 
     def __init__(self, transport: httpx.AsyncBaseTransport, timeout_s: float, connect_s: float) -> None:
         self._timeout_s = timeout_s
-        self._aborting = anyio.CapacityLimiter(_ABORTS_AT_ONCE)
+        self._aborting: dict[str, anyio.CapacityLimiter] = defaultdict(
+            lambda: anyio.CapacityLimiter(_ABORTS_AT_ONCE)
+        )
         self._http = httpx.AsyncClient(
             transport=transport,
             timeout=httpx.Timeout(None, connect=connect_s),
@@ -149,7 +153,7 @@ class FanOut:
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         try:
             with anyio.fail_after(_QUESTION_S):
-                async with self._aborting:
+                async with self._aborting[worker.url]:
                     await self._exchange("POST", worker, b"/abort_request", headers, _pieces(body))
         except Exception as error:
             logger.info("worker %s was not told to abort a request: %s", worker.url, type(error).__name__)

@@ -15,7 +15,9 @@ import httpx
 import orjson
 import pytest
 
+from control.steered import Steered, hung, steering
 from plugged import until
+from router_core.exchange import Request
 from router_core.serving import serving
 from router_core.types import ASGIApp, Message, Receive, Scope, Send
 from routers import Running, Start
@@ -186,3 +188,14 @@ async def test_an_answer_that_a_plugin_gives_up_is_not_generated_to_its_end(star
 
         await eventually(stopped, 1)
         assert len(engine.aborted) == 1
+
+
+async def test_a_worker_that_answers_no_abort_keeps_no_other_from_hearing_its_own() -> None:
+    hanging, good = hung(), Steered()
+    async with steering(hanging, good) as running:
+        there, here = running.router.pool
+        for number in range(300):
+            given_up = Request("POST", b"/generate", [], b'{"rid": "there-%d"}' % number)
+            running.control.attempt_failed(there, given_up, None)
+        running.control.attempt_failed(here, Request("POST", b"/generate", [], b'{"rid": "here"}'), None)
+        await until(lambda: good.bodies("/abort_request") == [{"rid": "here"}])
