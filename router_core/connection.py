@@ -55,6 +55,9 @@ class Limits:
         return min(1.0, self.first_byte_s / 4, self.silence_s / 4, self.idle_s / 4)
 
 
+OnFailure = Callable[[WorkerBroke | WorkerTimeout | None], None]
+
+
 class Pool(Protocol):
     """What a connection needs of the pool that made it."""
 
@@ -75,7 +78,6 @@ class Pool(Protocol):
 class UpstreamReply:
     """A worker's reply: status and headers are there, the body comes. Hop-by-hop headers are gone.
 
-    ``on_failure`` is called when it will not come to its end: with the error, or with None when it was given up.
     """
 
     __slots__ = (
@@ -83,11 +85,11 @@ class UpstreamReply:
         "_connection",
         "_error",
         "_loop",
+        "_on_failure",
         "_size",
         "_waiter",
         "complete",
         "headers",
-        "on_failure",
         "status",
     )
 
@@ -95,7 +97,7 @@ class UpstreamReply:
         self.status = 0
         self.headers: Headers = []
         self.complete = False
-        self.on_failure: Callable[[WorkerBroke | WorkerTimeout | None], None] | None = None
+        self._on_failure: OnFailure | None = None
         self._loop = loop
         self._connection: Connection | None = connection
         self._chunks: deque[bytes] = deque()
@@ -169,9 +171,15 @@ class UpstreamReply:
         self._tell(error)
 
     def _tell(self, error: WorkerBroke | WorkerTimeout | None) -> None:
-        on_failure, self.on_failure = self.on_failure, None
+        on_failure, self._on_failure = self._on_failure, None
         if on_failure is not None:
             on_failure(error)
+
+    def watch(self, on_failure: OnFailure) -> None:
+        """Call ``on_failure`` when it will not come to its end: with the error, or None when it was given up."""
+        self._on_failure = on_failure
+        if self._error is not None:  # it broke in the same breath as it began
+            self._tell(self._error)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

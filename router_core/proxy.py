@@ -93,7 +93,7 @@ class Proxy:
             self._on_failure(worker, request, None)
             raise
         if not answer.complete:
-            answer.on_failure = partial(self._on_failure, worker, request)
+            answer.watch(partial(self._on_failure, worker, request))
         return Reply(answer.status, answer.headers, answer)
 
     def heard(self, worker: Worker) -> float:

@@ -216,8 +216,8 @@ class WorkerPool:
 
     @property
     def healthy(self) -> int:
-        """How many workers are ready."""
-        return sum(worker.state == "ready" for worker in self._workers.values())
+        """How many workers are ready and may be used."""
+        return sum(worker.state == "ready" and not worker.withheld for worker in self._workers.values())
 
     def routable(self) -> tuple[Worker, ...]:
         """The workers that a request may go to now. Raises NoWorker when there is none."""

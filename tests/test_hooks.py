@@ -15,10 +15,11 @@ from starlette.requests import Request as StarletteRequest
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from core.servers import Wire, scripted
 from plugged import Recording, routing, until
 from router_core import BadRequest, Exchange, HTTPError, Reply, Request, WeightUpdate, Worker, hookimpl
 from router_core.app import make_app
-from router_core.errors import PluginError, SettingsError, StartupError
+from router_core.errors import PluginError, SettingsError, StartupError, WorkerBroke
 from router_core.hooks import Hooks, hook_names, new_plugin_manager
 from router_core.hookspecs import WorkerChange
 from router_core.router import Router
@@ -286,6 +287,27 @@ async def test_hook_attempt_failed() -> None:
         await running.router.add_worker("http://127.0.0.1:9")
         assert (await running.client.get("/nobody")).status_code == 502
         assert told[1:] == [("/nobody", "WorkerUnreachable")]
+
+
+@pytest.mark.parametrize("rest", [b"ZZZ\r\n", b"3\r\none\r\nZZZ\r\n"], ids=["at once", "after a piece"])
+async def test_an_answer_that_breaks_in_the_same_breath_as_it_begins_is_told_once(rest: bytes) -> None:
+    told: list[HTTPError | None] = []
+
+    class Listens:
+        @hookimpl
+        def attempt_failed(self, error: HTTPError | None) -> None:
+            told.append(error)
+
+    async def broken(wire: Wire) -> None:
+        if await wire.request():
+            await wire.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + rest)
+            await wire.until_closed()
+
+    async with scripted(broken) as worker, routing({"listens": Listens()}) as running:
+        await running.router.add_worker(worker.url)
+        with pytest.raises(httpx.RemoteProtocolError):
+            await running.client.get("/")
+        assert [type(error) for error in told] == [WorkerBroke]
 
 
 # client_gone
