@@ -81,9 +81,7 @@ class Proxy:
         assert worker is not None, "choose a worker first"
         upstream = self._upstreams.get(worker.url)
         if upstream is None:
-            upstream = self._upstreams[worker.url] = Upstream(
-                worker.url, self._limits, self._tls, api_key=worker.api_key, addresses=self._addresses
-            )
+            upstream = self._upstreams[worker.url] = self._connector(worker)
         try:
             answer = await upstream.request(request.method, request.target, request.headers, request.body)
         except (WorkerUnreachable, WorkerBroke, WorkerTimeout) as error:
@@ -95,6 +93,24 @@ class Proxy:
         if not answer.complete:
             answer.watch(partial(self._on_failure, worker, request))
         return Reply(answer.status, answer.headers, answer)
+
+    async def ask(self, worker: Worker, request: Request) -> Reply:
+        """Ask ``worker``, registered or not, for no client: nothing is counted and no hook is called.
+
+        The reply is the caller's to close. Raises WorkerUnreachable, WorkerBroke, WorkerTimeout.
+        """
+        upstream = self._upstreams.get(worker.url)
+        if upstream is None:
+            upstream = self._connector(worker)
+            upstream.retire()  # it may never be used again
+            self._leaving.append(upstream)
+        answer = await upstream.request(request.method, request.target, request.headers, request.body)
+        return Reply(answer.status, answer.headers, answer)
+
+    def _connector(self, worker: Worker) -> Upstream:
+        return Upstream(
+            worker.url, self._limits, self._tls, api_key=worker.api_key, addresses=self._addresses
+        )
 
     def heard(self, worker: Worker) -> float:
         """When traffic last heard from ``worker``, in the event loop's time; ``-inf``: never."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -34,10 +32,6 @@ _OWN = frozenset(
     )
 )  # fmt: skip
 _QUESTION_S = 10.0
-#: To one worker: one that hangs holds up no other's.
-_ABORTS_AT_ONCE = 64
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +64,6 @@ class FanOut:
 
     def __init__(self, transport: httpx.AsyncBaseTransport, timeout_s: float, connect_s: float) -> None:
         self._timeout_s = timeout_s
-        self._aborting: dict[str, anyio.CapacityLimiter] = defaultdict(
-            lambda: anyio.CapacityLimiter(_ABORTS_AT_ONCE)
-        )
         self._http = httpx.AsyncClient(
             transport=transport,
             timeout=httpx.Timeout(None, connect=connect_s),
@@ -146,17 +137,6 @@ class FanOut:
                 if len(raw) > _MAX_ANSWER_BYTES:
                     break
         return answer.status_code, bytes(raw)
-
-    async def abort(self, worker: Worker, rid: str) -> None:
-        """End what begins so on ``worker``. Whoever asks has gone: what comes of it is only told to the log."""
-        body = orjson.dumps({"rid": rid})
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-        try:
-            with anyio.fail_after(_QUESTION_S):
-                async with self._aborting[worker.url]:
-                    await self._exchange("POST", worker, b"/abort_request", headers, _pieces(body))
-        except Exception as error:
-            logger.info("worker %s was not told to abort a request: %s", worker.url, type(error).__name__)
 
     async def question(self, worker: Worker, *paths: bytes) -> dict[str, Any]:
         """What ``worker`` says of itself at the first of ``paths`` that it knows; empty when it does not."""

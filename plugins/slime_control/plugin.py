@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import logging
-import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import ClassVar
 
 import anyio
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from router_core import Exchange, Reply, Worker, hookimpl
 from router_core.errors import BadRequest, HTTPError, ShuttingDown, WorkerUnreachable
@@ -20,6 +18,7 @@ from router_core.router import Router
 from router_core.types import GENERATION_PATHS
 from slime_control.aborted import aborted_reply, names
 from slime_control.calls import CALLS, Call
+from slime_control.ending import Ending
 from slime_control.fan_out import CONNECTIONS, FanOut
 from slime_control.fleet import Fleet
 from slime_control.gate import Gate
@@ -70,7 +69,7 @@ class Control:
         self.under_way = UnderWay()
         self._router: Router | None = None
         self._fleet: Fleet | None = None
-        self._unwanted: MemoryObjectSendStream[tuple[Worker, str]] | None = None
+        self._ending: Ending | None = None
 
     @hookimpl
     @asynccontextmanager
@@ -83,21 +82,12 @@ class Control:
             self._router = router
             self._fleet = Fleet(router, fan_out, self.gate, self.under_way)
             router.tasks.start_soon(self._end_of_waiting, router)
-            self._unwanted, unwanted = anyio.create_memory_object_stream[tuple[Worker, str]](math.inf)
-            router.tasks.start_soon(self._end_generations, unwanted, fan_out)
-            with self._unwanted:
-                try:
-                    yield
-                finally:
-                    self._router = self._fleet = self._unwanted = None
-
-    async def _end_generations(
-        self, unwanted: MemoryObjectReceiveStream[tuple[Worker, str]], fan_out: FanOut
-    ) -> None:
-        # An attempt may fail in a callback of its connection, where no task can be started.
-        async with unwanted, anyio.create_task_group() as tasks:
-            async for worker, rid in unwanted:
-                tasks.start_soon(fan_out.abort, worker, rid)
+            self._ending = Ending(router)
+            router.tasks.start_soon(self._ending.run)
+            try:
+                yield
+            finally:
+                self._router = self._fleet = self._ending = None
 
     async def _end_of_waiting(self, router: Router) -> None:
         await router.stopping.wait()
@@ -144,17 +134,19 @@ class Control:
 
     def _abort(self, worker: Worker, request: Request) -> bool:
         """Let ``worker`` end ``request``; true when it has a name for that."""
-        if self._unwanted is None or request.path not in _GENERATING:
+        if self._ending is None or request.path not in _GENERATING:
             return False
         rids = rids_of(request) or []
         for rid in rids:
-            self._unwanted.send_nowait((worker, rid))
+            self._ending.end(worker, rid)
         return bool(rids)
 
     @hookimpl
     def worker_changed(self, worker: Worker, change: WorkerChange) -> None:
-        if self._fleet is not None and change in ("added", "removed"):
-            self._fleet.forgive(worker)
+        if self._fleet is not None and change == "added":
+            self._fleet.registered(worker)
+        elif self._fleet is not None and change == "removed":
+            self._fleet.left(worker)
 
     async def _pass(self, exchange: Exchange) -> Reply | None:
         """Wait until generation continues. Raises Paused, or Aborted where no answer of SGLang's own fits."""

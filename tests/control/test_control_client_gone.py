@@ -172,7 +172,7 @@ async def test_samples_that_the_engine_names_anew_end_with_the_connection(start:
         body = {"text": PROMPT, "sampling_params": {**SAMPLING, "n": 2}}
         await leave(running, engine, "/generate", body, 2)
         await until(lambda: not any(worker.in_flight for worker in running.router.pool))
-        assert running.router.proxy.open_connections == 0
+        assert running.router.proxy.busy_connections == 0
         async with httpx.AsyncClient(base_url=engine.url, trust_env=False) as client:
             await client.post("/abort_request", json={"abort_all": True})
 
