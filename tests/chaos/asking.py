@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +12,7 @@ import orjson
 from chaos.conversations import Conversation, Heard
 from chaos.faults import pause
 
-__all__ = ["Asked", "Broken", "Crowd"]
+__all__ = ["DEADLINE_S", "Asked", "Broken", "Crowd"]
 
 #: Nobody waits longer; the router's own deadlines, added up, are shorter.
 DEADLINE_S = 60.0
@@ -51,7 +50,6 @@ class Crowd:
         self.finished: list[Conversation] = []
         self.hurry = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self.shapes: Counter[str] = Counter()
 
     # One conversation.
 
@@ -95,7 +93,6 @@ class Crowd:
             )[0]
             if attempt:
                 manner = "stream" if manner.endswith("stream") else "whole"
-            self.shapes[manner] += 1
             heard = await self._answer(conversation, manner)
             if heard is None:
                 continue

@@ -77,9 +77,9 @@ class Faults:
         elif was_ready:
             fault.quarantined_after_s = asyncio.get_running_loop().time() - fault.began
         await asyncio.sleep(random.uniform(0, 1))
-        await self.revive(engine)
+        await self._revive(engine)
 
-    async def revive(self, engine: Engine) -> None:
+    async def _revive(self, engine: Engine) -> None:
         """Start it again, with its first weights, and wait until it serves."""
         engine.program.start()
         for _ in range(600):
