@@ -17,6 +17,7 @@ class Call:
     """One endpoint. ``confirmed``: only ``{"success": true}`` in the answer counts; else a 2xx is enough.
 
     A worker that fails it while others do it ``owes`` that; one that does it later ``settles`` these debts.
+    ``partial``: it may be a piece of an update, so another one of the same version makes good for nothing.
     """
 
     path: str
@@ -25,6 +26,7 @@ class Call:
     get: bool = False
     owes: str | None = None
     settles: frozenset[str] = frozenset()
+    partial: bool = False
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -50,6 +52,7 @@ CALLS = {
                 confirmed=True,
                 owes="weights",
                 settles=_WEIGHTS,
+                partial=source != "disk",
             )
             for source in ("disk", "tensor", "distributed", "ipc")
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 
 import anyio
@@ -27,6 +27,14 @@ logger = logging.getLogger(__name__)
 Answers = dict[Worker, Answer]
 
 
+@dataclass(frozen=True, slots=True)
+class _Debt:
+    """What a worker failed: the number of the call, and the version of the weights if that was an update."""
+
+    call: int
+    version: str | None
+
+
 class Fleet:
     """All registered workers, also those that get no requests now: whoever may come back must have the weights."""
 
@@ -35,13 +43,21 @@ class Fleet:
         self._fan_out = fan_out
         self._gate = gate
         self._under_way = under_way
-        self._updates = 0
+        self._calls = 0
         self._moved_by = 0
-        self._owed: dict[Worker, set[str]] = {}
+        self._owed: dict[Worker, dict[str, _Debt]] = {}
+        #: During or after which call they registered.
+        self._joined: dict[Worker, int] = {}
 
-    def forgive(self, worker: Worker) -> None:
-        """``worker`` begins afresh, or has left: what it failed before is forgotten."""
+    def registered(self, worker: Worker) -> None:
+        """``worker`` begins afresh: what it failed before is forgotten."""
         self._owed.pop(worker, None)
+        self._joined[worker] = self._calls
+
+    def left(self, worker: Worker) -> None:
+        """``worker`` was removed."""
+        self._owed.pop(worker, None)
+        self._joined.pop(worker, None)
 
     async def call(self, call: Call, request: Request) -> Reply:
         """Make ``call`` and answer it. Raises HTTPError."""
@@ -54,8 +70,8 @@ class Fleet:
         bodies = self._only_where_it_is(call, request, await self._bodies(call, request))
         everybody = len(bodies) == len(self._router.pool)
         version = named_version(request) if call.aside == "weights" else None
-        self._updates += call.aside == "weights"
-        update = self._updates
+        self._calls += 1
+        number = self._calls
         answers: Answers = {}
 
         def on_answer(worker: Worker, answer: Answer) -> None:
@@ -76,14 +92,18 @@ class Fleet:
             version = version if version is not None else await self._learn_version(answers)
             if version is None and _succeeded(answers):
                 note = "; the workers do not name one version, so the fleet's has not moved"
-        self._set_aside(call, answers)
+        self._set_aside(call, answers, _Debt(number, version))
         try:
             if version is not None and _succeeded(answers):
-                if everybody:
-                    self._set_newcomers_aside(bodies, version)
-                await self._move(version, call.path, update)
+                if number < self._moved_by:
+                    self._set_overtaken_aside(answers, version)
+                else:
+                    if everybody:
+                        self._set_newcomers_aside(bodies, version, number)
+                    await self._move(version, call.path, number)
         finally:
-            self._take_back(answers)
+            if call.settles:
+                self._take_back(answers)
         return _reply(call, answers, note)
 
     def _only_where_it_is(
@@ -166,38 +186,51 @@ class Fleet:
                     tasks.start_soon(ask, worker)
         return said.pop() if len(said) == 1 else None
 
-    def _set_aside(self, call: Call, answers: Answers) -> None:
-        """Keep new requests from the workers that are not where the others are now.
+    def _set_aside(self, call: Call, answers: Answers, debt: _Debt) -> None:
+        """Keep new requests from the workers that are not where the others are now; those that failed owe ``debt``.
 
-        One that failed owes the call: whatever it says about itself is no proof until it does such a one later, or is
-        registered again. One that was not reached owes nothing: it is as it was.
+        One that does: whatever it says about itself is no proof until it does such a call later, or is registered
+        again. One that was not reached is as it was, unless the others have got a piece of an update.
         """
         if call.owes is None:
             return
         all_failed = not _succeeded(answers)
         for worker, answer in answers.items():
+            if worker not in self._router.pool:
+                continue
             # One that was torn before this process began may owe anything: the weights, to be sure.
-            owed = self._owed.setdefault(worker, {"weights"} if worker.torn else set())
+            before = {"weights": _Debt(0, self._router.weights.current)} if worker.torn else {}
+            owed = self._owed.setdefault(worker, before)
             if answer.trouble is None:
-                owed -= call.settles
+                for kind in call.settles & owed.keys():
+                    if _settles(call, debt, owed[kind]):
+                        del owed[kind]
                 if call.aside == "weights" and not call.settles and worker.state in ("stale", "quarantined"):
-                    owed.add(call.owes)  # a new name, perhaps for other weights than the fleet's: no proof
+                    owed[call.owes] = debt  # a new name, perhaps for other weights than the fleet's: no proof
             elif not all_failed:
-                if answer.reached:
-                    owed.add(call.owes)
+                if answer.reached or call.partial:
+                    owed[call.owes] = debt
                 if call.aside == "weights":
                     worker.weight_version = None  # it may have the old ones, the new ones, or some of each
             worker.torn = bool(owed)
             if not owed:
-                self.forgive(worker)
+                del self._owed[worker]
             failed = answer.trouble is not None and not all_failed
             if failed and (call.aside == "weights" or worker.state == "ready"):
                 self._leave_behind(worker, f"{call.path} failed: {answer.trouble}")
 
-    def _set_newcomers_aside(self, told: Mapping[Worker, bytes], version: str) -> None:
-        """Those that registered while an update for all was under way, and were not told."""
+    def _set_overtaken_aside(self, answers: Answers, version: str) -> None:
+        """Those that took ``version`` after the later one that the fleet has."""
+        current = self._router.weights.current
+        for worker in answers:
+            if worker.state == "ready" and worker.weight_version == version != current:
+                self._leave_behind(worker, f"it took {version!r} after the fleet had moved to {current!r}")
+
+    def _set_newcomers_aside(self, told: Mapping[Worker, bytes], version: str, number: int) -> None:
+        """Those that registered, or did so again, while an update for all was under way."""
         for worker in self._router.pool:
-            if worker not in told and worker.weight_version != version:
+            is_new = worker not in told or self._joined.get(worker, 0) >= number
+            if is_new and worker.weight_version != version:
                 self._leave_behind(worker, f"it registered while the weights moved to {version!r}")
 
     def _leave_behind(self, worker: Worker, reason: str) -> None:
@@ -213,13 +246,19 @@ class Fleet:
             if caught_up and current in (None, worker.weight_version):
                 self._router.pool.ready(worker)
 
-    async def _move(self, version: str, source: str, update: int) -> None:
+    async def _move(self, version: str, source: str, number: int) -> None:
         """The fleet has ``version`` as soon as every worker has that gets requests."""
         in_use = [worker for worker in self._router.pool if worker.state in ("ready", "joining")]
-        # An update that took longer than a later one is not news.
-        if update > self._moved_by and all(worker.weight_version == version for worker in in_use):
-            self._moved_by = update
+        if all(worker.weight_version == version for worker in in_use):
+            self._moved_by = number
             await self._router.announce_weights(version, source)
+
+
+def _settles(call: Call, done: _Debt, owed: _Debt) -> bool:
+    """Whether ``call``, numbered and named ``done``, makes good for what is ``owed``."""
+    if done.call < owed.call:
+        return False  # it was made earlier, and ended late
+    return not call.partial or done.version not in (None, owed.version)
 
 
 def _succeeded(answers: Answers) -> int:

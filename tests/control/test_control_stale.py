@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import socket
+
+import anyio
 import pytest
 
-from control.steered import Steered, steering
+from control.steered import Steered, hung, steering
+from plugged import until
+from router_core.serving import serving
 from routers import Running
 
 pytestmark = pytest.mark.anyio
 
 UPDATE = "/update_weights_from_disk"
+PIECE = "/update_weights_from_distributed"
 FAILED = (400, b'{"success": false, "message": "out of memory"}')
 
 
-async def update(running: Running, version: str) -> int:
+async def update(running: Running, version: str, path: str = UPDATE) -> int:
     body = {"model_path": "/m", "weight_version": version}
-    return (await running.client.post(UPDATE, json=body)).status_code
+    return (await running.client.post(path, json=body)).status_code
 
 
 async def test_a_later_update_that_it_takes_brings_it_back() -> None:
@@ -33,6 +39,83 @@ async def test_a_later_update_that_it_takes_brings_it_back() -> None:
         assert await update(running, "9") == 200
         shown = worker.describe()
         assert (shown["state"], shown["weight_version"], shown["reason"]) == ("ready", "9", None)
+
+
+@pytest.mark.parametrize("missing", [1, 2])
+async def test_one_that_missed_a_piece_of_an_update_does_not_come_back_by_the_next_piece(
+    missing: int,
+) -> None:
+    """A trainer that sends bucket after bucket names the same version with each."""
+    good, bad = Steered(), Steered()
+    async with steering(good, bad) as running:
+        worker = running.router.pool.find(bad.url)
+        for piece in (1, 2, 3):
+            bad.answers = {PIECE: FAILED} if piece == missing else {}
+            assert await update(running, "7", PIECE) == (207 if piece == missing else 200)
+        assert (worker.state, worker.torn) == ("stale", True)
+        assert await update(running, "8", PIECE) == 200
+        assert (worker.state, worker.torn, worker.weight_version) == ("ready", False, "8")
+
+
+async def test_one_that_could_not_be_reached_for_a_piece_has_missed_it() -> None:
+    late = Steered()
+    async with steering(Steered()) as running:
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", 0))
+            url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+            await running.router.add_worker(url)
+            assert await update(running, "7", PIECE) == 207
+        async with serving(late.app, port=int(url.rpartition(":")[2])):
+            assert await update(running, "7", PIECE) == 200
+            worker = running.router.pool.find(url)
+            assert (worker.state, worker.torn) == ("stale", True)
+            assert await update(running, "7") == 200  # the whole of it
+            assert (worker.state, worker.torn) == ("ready", False)
+
+
+async def test_a_call_about_something_else_brings_nobody_back() -> None:
+    good, other = Steered(), Steered()
+    async with steering(good, other) as running:
+        await update(running, "7")
+        worker = running.router.pool.find(other.url)
+        running.router.pool.stale(worker, "it does not say which weights it has")
+        for path in ("/flush_cache", "/abort_request", "/start_profile", "/release_memory_occupation"):
+            assert (await running.client.post(path, json={"abort_all": True})).status_code == 200
+            assert worker.state == "stale"
+
+
+async def test_an_update_that_ends_late_makes_good_for_no_later_one() -> None:
+    slow, worker = hung(), Steered()
+    async with steering(slow, worker) as running, anyio.create_task_group() as tasks:
+        ended: list[int] = []
+
+        async def first() -> None:
+            ended.append(await update(running, "7"))
+
+        tasks.start_soon(first)
+        await until(lambda: bool(slow.got) and worker.version == "7")
+        hold, slow.hold = slow.hold, None
+        worker.answers[UPDATE] = FAILED
+        assert await update(running, "8") == 207
+        assert hold is not None
+        hold.set()
+        await until(lambda: ended == [200])
+        failed = running.router.pool.find(worker.url)
+        assert (failed.state, failed.torn) == ("stale", True)
+
+
+async def test_a_removed_worker_leaves_no_debt_behind() -> None:
+    bad = hung()
+    bad.answers[UPDATE] = FAILED
+    async with steering(Steered(), bad) as running, anyio.create_task_group() as tasks:
+        removed = running.router.pool.find(bad.url)
+        tasks.start_soon(update, running, "7")
+        await until(lambda: bool(bad.got))
+        await running.client.post("/remove_worker", json={"url": bad.url})
+        assert bad.hold is not None
+        bad.hold.set()
+        await until(lambda: running.router.weights.current == "7")
+        assert not removed.torn
 
 
 async def test_it_does_not_come_back_by_renaming_its_weights() -> None:

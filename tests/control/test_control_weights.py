@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import anyio
 import pytest
 
@@ -209,6 +211,46 @@ async def test_an_update_that_ends_late_does_not_move_the_fleet_back() -> None:
         hold.set()
         await until(lambda: late == [200])
         assert told.updates == [("default", "4", DISK)]
+
+
+async def test_a_worker_that_took_an_older_update_last_is_set_aside_and_a_newcomer_with_the_later_one_is_not() -> (
+    None
+):
+    slow, newcomer = hung(), Steered()
+    async with steering(slow, newcomer) as running, anyio.create_task_group() as tasks:
+        await running.client.post("/remove_worker", json={"url": newcomer.url})
+        late: list[int] = []
+
+        async def update() -> None:
+            late.append((await running.client.post(DISK, json={"weight_version": "3"})).status_code)
+
+        tasks.start_soon(update)
+        await until(lambda: bool(slow.got))
+        await running.client.post("/add_worker", json={"url": newcomer.url})
+        hold, slow.hold = slow.hold, None
+        await running.client.post(DISK, json={"weight_version": "4"})
+        assert hold is not None
+        hold.set()
+        await until(lambda: late == [200])
+        assert shown(running) == [("stale", "3"), ("ready", "4")]
+
+
+async def test_one_that_registers_again_during_an_update_that_it_took_holds_up_nobody() -> None:
+    """It was started anew, and has lost what it took."""
+    told = Told()
+    slow, anew = hung(), Steered()
+    async with (
+        steering(slow, anew, beside={"told": told}) as running,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(partial(running.client.post, DISK, json={"weight_version": "3"}))
+        await until(lambda: bool(slow.got) and running.router.pool.find(anew.url).weight_version == "3")
+        anew.version = "default"
+        await running.client.post("/add_worker", json={"url": anew.url})
+        assert slow.hold is not None
+        slow.hold.set()
+        await until(lambda: told.updates == [("default", "3", DISK)])
+        assert shown(running) == [("ready", "3"), ("stale", "default")]
 
 
 async def test_a_plugin_that_fails_is_told_of_and_the_version_stands() -> None:
