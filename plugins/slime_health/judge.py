@@ -21,6 +21,8 @@ Weight = Literal["firm", "soft", "silent", "none"]
 #: ``ahead``: an update is under way, and has come to this worker before it was announced.
 Fit = Literal["same", "ahead", "other"]
 
+#: What SGLang says until its weights are updated for the first time: it is ahead of nobody.
+_AS_STARTED = "default"
 #: The router has no socket left, or no port; else its own lack would be taken for the end of all workers at once.
 _OUR_LACK = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL))
 
@@ -48,7 +50,7 @@ def fit(said: str | None, fleet: str | None, seen: Container[str]) -> Fit:
     """How the version that a worker ``said`` stands to the fleet's; ``seen`` are the versions known so far."""
     if fleet is None or said == fleet:
         return "same"
-    if said is None or said in seen:
+    if said in (None, _AS_STARTED) or said in seen:
         return "other"
     if _is_number(fleet):
         return "ahead" if _is_number(said) and int(said) > int(fleet) else "other"

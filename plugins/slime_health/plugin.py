@@ -183,9 +183,9 @@ class Health:
         """``watch.worker`` is well and ``said`` which weights it has: may it be used?"""
         worker, judge, weights = watch.worker, watch.judge, router.weights
         news = said != judge.said and judge.said is not None
-        if said is not None and not worker.torn and (news or not judge.verified):
+        if not worker.torn and (news or not judge.verified):
             worker.weight_version = said
-            if weights.current is None:
+            if said is not None and weights.current is None:
                 weights.move(said, worker.url)  # learnt, not changed: no hook
         judge.said = said
         fits = fit(said, weights.current, weights.ordered) if self.settings.readmit == "matching" else "same"

@@ -39,10 +39,10 @@ class Stillness:
         self._under_way -= 1
         self._ended_at = asyncio.get_running_loop().time()
         reply = exchange.reply
-        if reply is not None:  # else its client has left, and it goes on
-            succeeded = reply.status < 300
-            if (target.startswith(_PAUSE) and not succeeded) or (target.startswith(_CONTINUE) and succeeded):
-                self._paused = False
+        # Without a reply it was refused, or its client has left and it goes on.
+        succeeded = reply.status < 300 if reply is not None else exchange.gone
+        if (target.startswith(_PAUSE) and not succeeded) or (target.startswith(_CONTINUE) and succeeded):
+            self._paused = False
 
     def excuses(self, began: float) -> bool:
         """True when a probe that began at ``began`` may have waited for the end of such a time."""

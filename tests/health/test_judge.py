@@ -59,6 +59,7 @@ def test_what_an_error_proves(error: HTTPError, proves: Weight) -> None:
         ("8", "7", ["7", "8"], "other"),  # the fleet has been there, and came back
         ("step-2", "step-1", ["step-1"], "ahead"),
         ("step-1", "step-2", ["step-1", "step-2"], "other"),
+        ("default", "step-1", ["step-1"], "other"),  # the router was started after the first update
         ("1", "default", ["default"], "ahead"),
         ("²", "7", ["7"], "other"),  # a digit to str.isdigit, none to int
     ],

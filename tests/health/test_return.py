@@ -162,6 +162,7 @@ async def test_a_worker_that_does_not_say_its_weights_returns_to_a_fleet_without
         async with serving_again(patient, url):
             await until(lambda: the_worker(running).state == "stale")
             assert "does not say which weights it has" in (the_worker(running).reason or "")
+            assert the_worker(running).weight_version is None  # "7" was said of the process before
         await until(lambda: the_worker(running).state == "quarantined")
         assert changes.seen == ["quarantined", "readmitted", "quarantined", "stale", "quarantined"]
 

@@ -21,9 +21,11 @@ def asked(stillness: Stillness, path: str) -> Exchange:
     return exchange
 
 
-def ended(exchange: Exchange, status: int | None = 200) -> None:
-    if status is not None:
-        exchange.reply = Reply(status, [])
+def ended(exchange: Exchange, status: int | str = 200) -> None:
+    if status == "left":
+        exchange.hang_up()
+    elif status != "refused":
+        exchange.reply = Reply(int(status), [])
     exchange.close()
 
 
@@ -45,7 +47,7 @@ async def test_a_call_excuses_whatever_began_before_its_end(path: str) -> None:
     first, second = asked(stillness, path), asked(stillness, path)
     ended(first)
     assert stillness.excuses(await tick())
-    ended(second, None)
+    ended(second, "left")
     assert stillness.excuses(began)
     assert not stillness.excuses(await tick())
 
@@ -56,17 +58,19 @@ async def test_a_call_excuses_whatever_began_before_its_end(path: str) -> None:
         (200, 200, False),
         (207, 207, False),
         (200, 502, True),
-        (200, None, True),
-        (None, 200, False),
+        (200, "refused", True),
+        (200, "left", False),  # its client has left, and it went on
+        ("left", 200, False),
+        ("left", 502, True),
         (502, 502, False),
-        (None, 502, True),  # its client has left, and it went on
+        ("refused", 502, False),
     ],
 )
 async def test_a_pause_lasts_until_generation_continues(
-    paused: int | None, continued: int | None, goes_on: bool
+    paused: int | str, continued: int | str, goes_on: bool
 ) -> None:
     stillness = Stillness()
     ended(asked(stillness, "/pause_generation"), paused)
-    assert stillness.excuses(await tick()) == (paused != 502)
+    assert stillness.excuses(await tick()) == (paused not in (502, "refused"))
     ended(asked(stillness, "/continue_generation"), continued)
     assert stillness.excuses(await tick()) == goes_on
