@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from router_core.workers import Worker
 
 __all__ = [
     "GENERATION_PATHS",
     "ASGIApp",
+    "Endings",
     "Headers",
     "Message",
     "Receive",
@@ -48,6 +52,14 @@ class Tokenizer(Protocol):
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = ...) -> str:
         """Text of ``token_ids``; bytes that are not UTF-8 become U+FFFD."""
+        ...
+
+
+class Endings(Protocol):
+    """Knows of the aborts that are on their way to workers; the component ``"endings"``."""
+
+    async def settled(self, worker: Worker) -> None:
+        """Return when ``worker`` has answered those of this moment, after two seconds at the latest."""
         ...
 
 

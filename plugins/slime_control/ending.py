@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from collections import defaultdict
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 import anyio
-from anyio.streams.memory import MemoryObjectReceiveStream
 
 from router_core import Worker
 from router_core.exchange import Request
@@ -19,9 +20,17 @@ __all__ = ["Ending"]
 logger = logging.getLogger(__name__)
 
 _DEADLINE_S = 10.0
+_SETTLED_S = 2.0
 #: A worker that answers none of them must not take the connections of the others.
 _AT_ONCE = 64
 _MAX_ANSWER_BYTES = 1 << 16
+
+
+@dataclass(eq=False, slots=True)
+class _Abort:
+    worker: Worker
+    rid: str
+    over: asyncio.Event = field(default_factory=asyncio.Event)  # anyio's needs a task to be made in
 
 
 class Ending:
@@ -32,26 +41,38 @@ class Ending:
 
     def __init__(self, router: Router) -> None:
         self._router = router
-        self._unwanted, self._to_end = anyio.create_memory_object_stream[tuple[Worker, str]](math.inf)
+        self._unwanted, self._to_end = anyio.create_memory_object_stream[_Abort](math.inf)
+        self._under_way: dict[Worker, set[_Abort]] = defaultdict(set)
         self._limits: dict[str, anyio.CapacityLimiter] = defaultdict(lambda: anyio.CapacityLimiter(_AT_ONCE))
 
     def end(self, worker: Worker, rid: str) -> None:
         """``worker`` is to end what begins with ``rid``. Returns at once."""
+        abort = _Abort(worker, rid)
         with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):  # the router ends
-            self._unwanted.send_nowait((worker, rid))
+            self._unwanted.send_nowait(abort)
+            self._under_way[worker].add(abort)
+
+    async def settled(self, worker: Worker) -> None:
+        """Return when ``worker`` has answered the aborts of this moment, after two seconds at the latest.
+
+        One that is late would end what is sent to it under the same name.
+        """
+        with anyio.move_on_after(_SETTLED_S):
+            for abort in list(self._under_way.get(worker, ())):
+                await abort.over.wait()
 
     async def run(self) -> None:
         """Do so until cancelled."""
-        unwanted: MemoryObjectReceiveStream[tuple[Worker, str]] = self._to_end
-        with self._unwanted, unwanted:
+        with self._unwanted, self._to_end as unwanted:
             async with anyio.create_task_group() as tasks:
-                async for worker, rid in unwanted:
-                    tasks.start_soon(self._abort, worker, rid)
+                async for abort in unwanted:
+                    tasks.start_soon(self._send, abort)
 
-    async def _abort(self, worker: Worker, rid: str) -> None:
+    async def _send(self, abort: _Abort) -> None:
         """What comes of it is only told to the log: whoever asked has gone."""
+        worker = abort.worker
         request = Request("POST", b"/abort_request", [(b"content-type", b"application/json")])
-        request.replace_json({"rid": rid})
+        request.replace_json({"rid": abort.rid})
         try:
             with anyio.fail_after(_DEADLINE_S):
                 async with self._limits[worker.url]:
@@ -62,3 +83,8 @@ class Ending:
                         reply.close()
         except Exception as error:
             logger.info("worker %s was not told to abort a request: %s", worker.url, type(error).__name__)
+        finally:
+            abort.over.set()
+            self._under_way[worker].discard(abort)
+            if not self._under_way[worker]:
+                del self._under_way[worker]

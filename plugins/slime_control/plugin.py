@@ -72,6 +72,15 @@ class Control:
         self._ending: Ending | None = None
 
     @hookimpl
+    def setup(self, router: Router) -> None:
+        router.components.register("endings", self)
+
+    async def settled(self, worker: Worker) -> None:
+        """See :class:`router_core.types.Endings`."""
+        if self._ending is not None:
+            await self._ending.settled(worker)
+
+    @hookimpl
     @asynccontextmanager
     async def lifespan(self, router: Router) -> AsyncIterator[None]:
         settings = self.settings

@@ -49,7 +49,10 @@ class UnderWay:
                 return
             name = f"{self._prefix}{next(self._numbers):012x}"
             try:
-                request.add_field(b'"rid":"%b"' % name.encode())
+                if b'"rid"' in request.body and "rid" in request.json():  # null
+                    request.replace_json({**request.json(), "rid": name})
+                else:
+                    request.add_field(b'"rid":"%b"' % name.encode())
             except BadRequest:
                 return  # the worker says so in its own words
             self._by_name[name] = exchange
@@ -95,9 +98,11 @@ def rids_of(request: Request) -> list[str] | None:
         document: Any = request.json()
     except BadRequest:
         return []
-    if not isinstance(document, dict) or "rid" not in document:
+    if not isinstance(document, dict):
+        return []
+    rid = document.get("rid")
+    if rid is None:
         return None
-    rid = document["rid"]
     rids = rid if isinstance(rid, list) else [rid]
     return [each for each in rids if isinstance(each, str) and each]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection
 
 import anyio
 from tenacity import AsyncRetrying, RetryCallState, stop_after_attempt, wait_exponential
@@ -33,8 +33,8 @@ _PURE = GENERATION_PATHS | frozenset(
 
 _NAME = "retries"
 
-#: Ask a worker once, none of these.
-Ask = Callable[[Exchange, Request, Sequence[Worker]], Awaitable[Reply]]
+#: Ask a worker once, none but these; and those that have failed before.
+Ask = Callable[[Exchange, Request, Collection[Worker], Collection[Worker]], Awaitable[Reply]]
 
 
 class Aborted(HTTPError):
@@ -62,6 +62,7 @@ class Attempts:
         self._request = request
         self._first: Reply | HTTPError | None = outcome
         self._tried: list[Worker] = []
+        self._failed: set[Worker] = set()
         self._backoff = wait_exponential(
             multiplier=settings.initial_backoff_s,
             exp_base=settings.backoff_multiplier,
@@ -102,7 +103,7 @@ class Attempts:
             del self._tried[:-1]  # all have failed: any of them, but not the same one twice in a row
             if not self._others():
                 self._tried.clear()
-        return await self._ask(self._exchange, self._request, self._tried)
+        return await self._ask(self._exchange, self._request, self._tried, self._failed)
 
     def _others(self) -> bool:
         """True when there is a worker that was not tried."""
@@ -133,6 +134,7 @@ class Attempts:
         logger.debug("attempt %d failed: %s", state.attempt_number, error or _reply(state).status)
         if exchange.worker is not None:
             self._tried.append(exchange.worker)
+            self._failed.add(exchange.worker)
             exchange.release()
         if error is None:
             _reply(state).close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
 from router_core import Exchange, Worker, hookimpl
@@ -11,6 +11,7 @@ from router_core.errors import HTTPError
 from router_core.exchange import Reply, Request
 from router_core.hookspecs import WorkerChange
 from router_core.router import Router
+from router_core.types import Endings
 from slime_retries.attempts import TEMPORARY, Attempts, changes_nothing
 from slime_retries.beginning import begun
 from slime_retries.breaker import Thresholds
@@ -73,6 +74,7 @@ class Retries:
 
     _router: Router  # from setup on
     _breakers: Breakers
+    _endings: Endings | None = None
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -84,7 +86,8 @@ class Retries:
 
     @hookimpl
     @asynccontextmanager
-    async def lifespan(self) -> AsyncIterator[None]:
+    async def lifespan(self, router: Router) -> AsyncIterator[None]:
+        self._endings = router.components.get("endings") if "endings" in router.components else None
         try:
             yield
         finally:
@@ -102,14 +105,22 @@ class Retries:
                 return reply
         return await Attempts(self.settings, self._router.pool, self._ask, exchange, request, outcome).run()
 
-    async def _ask(self, exchange: Exchange, request: Request, but: Sequence[Worker] = ()) -> Reply:
-        """One attempt. Raises HTTPError."""
+    async def _ask(
+        self,
+        exchange: Exchange,
+        request: Request,
+        but: Collection[Worker] = (),
+        failed: Collection[Worker] = (),
+    ) -> Reply:
+        """One attempt, with none ``but`` these; those that ``failed`` had one before. Raises HTTPError."""
         router, breakers = self._router, self._breakers
         worker = router.proxy.choose(exchange, but)
         if breakers:
             breakers.begin(worker, request)  # in one step with the choice: one probe at a time
         reply = None
         try:
+            if worker in failed and self._endings is not None:
+                await self._endings.settled(worker)  # it may still be told to end the attempt before this one
             reply = await router.proxy.send(exchange, request)
             if not reply.arrived and reply.status not in TEMPORARY and changes_nothing(request):
                 await begun(reply)

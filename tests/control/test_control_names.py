@@ -230,3 +230,48 @@ async def test_an_abort_between_two_attempts_ends_the_request() -> None:
             await running.client.post("/abort_request", json={"rid": "a1"})
     assert [answer.json()["error"]["code"] for answer in answers] == ["ABORTED"]
     assert len(engine.bodies) == 1
+
+
+async def test_an_attempt_on_the_same_worker_waits_until_the_one_before_it_was_ended() -> None:
+    """Under the same name it would be ended too."""
+
+    class Breaks(Engine):
+        async def _abort(self, request: Request) -> Response:
+            await anyio.sleep(0.5)
+            order.append("ended")
+            return Response()
+
+        async def _generate(self, request: Request) -> Response:
+            self.bodies.append(await request.body())
+            order.append("asked")
+            if len(self.bodies) > 1:
+                return JSONResponse({"text": "whole"})
+
+            async def half() -> AsyncIterator[bytes]:
+                yield b"half"
+                raise ConnectionError
+
+            return StreamingResponse(half(), headers={"content-length": "8"})
+
+    order: list[str] = []
+    engine = Breaks()
+    async with AsyncExitStack() as stack:
+        url = await stack.enter_async_context(serving(engine.app))
+        plugins = {"control": Control(Settings()), "retries": Retries(RetrySettings(initial_backoff_s=0.01))}
+        running = await stack.enter_async_context(routing(plugins))
+        await running.router.add_worker(url)
+        answer = await running.client.post("/generate", json={"text": "x", "rid": "a1"})
+    assert answer.json() == {"text": "whole"}
+    assert order == ["asked", "ended", "asked"]
+
+
+async def test_a_null_is_no_name() -> None:
+    """As a dumped ``GenerateReqInput`` has it."""
+    engine = Engine()
+    engine.over.set()
+    async with controlled(engine) as running:
+        await running.client.post("/generate", content=b'{"text": "a", "rid": null}')
+    sent = orjson.loads(engine.bodies[0])
+    assert sent["text"] == "a"
+    assert len(sent["rid"]) == 32
+    assert engine.bodies[0].count(b'"rid"') == 1
