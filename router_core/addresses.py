@@ -227,7 +227,10 @@ class CheckedTransport(httpx.AsyncHTTPTransport):
         async def connected(event: str, info: dict[str, Any]) -> None:
             if event == "connection.connect_tcp.complete":
                 stream = info["return_value"]
-                peer = stream.get_extra_info("server_addr")[0]
+                try:
+                    peer = stream.get_extra_info("server_addr")[0]
+                except (AttributeError, TypeError):  # what uvloop has of a connection that was reset as it opened
+                    raise httpx.ConnectError(f"{url} closed the connection at once") from None
                 if not self._addresses.reachable(url, peer):
                     await stream.aclose()
                     raise httpx.ConnectError(f"{url} is at {peer}, an address that no worker has")
