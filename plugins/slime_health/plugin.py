@@ -106,9 +106,9 @@ class Health:
 
     @hookimpl
     async def on_weight_update(self) -> None:
+        """Some may come back now; of the others it is to be known what they say before they may be started anew."""
         for watch in self._watches.values():
-            if watch.worker.state == "stale" or not watch.judge.verified:
-                watch.woken.set()
+            watch.woken.set()
 
     def _new_judge(self) -> Judge:
         return Judge(self.settings.failure_threshold, self.settings.success_threshold)

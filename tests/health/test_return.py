@@ -215,6 +215,20 @@ async def test_a_process_that_was_replaced_between_two_probes_is_noticed_by_its_
         assert changes.seen == ["stale"]
 
 
+async def test_a_process_that_was_replaced_soon_after_an_update_is_noticed_too() -> None:
+    """It says what the one before it had said to the last probe, long ago: each update is looked at soon."""
+    patient = Patient("default")
+    settings = Settings(interval_s=1.5, timeout_s=1)
+    async with serving(patient.app) as url, routing({"health": Health(settings)}) as running:
+        worker, _ = await running.router.add_worker(url)
+        await rounds(patient, 0)
+        patient.version = "7"
+        await running.client.post("/weight_version", json={"weight_version": "7"})
+        await anyio.sleep(1.1)
+        patient.version = "default"
+        await until(lambda: worker.state == "stale")
+
+
 @pytest.mark.slow
 async def test_one_failed_request_is_enough_to_look_at_the_weights_before_the_next_verdict(
     start: Start,
