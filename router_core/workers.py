@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 import re
+import socket
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from ipaddress import IPv6Address
 from typing import Any, Literal
@@ -45,11 +47,15 @@ def worker_url(text: str) -> str:
         raise wrong
     if "[" in parts.netloc:
         try:
-            host = f"[{IPv6Address(host)}]"
+            address = IPv6Address(host)
         except ValueError:
             raise wrong from None
+        host = str(address.ipv4_mapped or f"[{address}]")
     elif not _HOST.fullmatch(host):
         raise wrong
+    else:
+        with suppress(OSError):  # one server is one worker, whether it is 127.0.0.1, 127.1 or 0x7f000001
+            host = socket.inet_ntoa(socket.inet_aton(host))
     usual = port is None or port == (443 if parts.scheme == "https" else 80)
     return f"{parts.scheme}://{host}" if usual else f"{parts.scheme}://{host}:{port}"
 

@@ -84,6 +84,9 @@ async def test_a_worker_that_half_closes_during_an_upload_fails_the_request_and_
 @pytest.mark.parametrize(
     ("given", "spelt"),
     [
+        ("http://127.1:3", "http://127.0.0.1:3"),
+        ("http://0x7F000001:3", "http://127.0.0.1:3"),
+        ("http://[::ffff:10.0.0.7]:3", "http://10.0.0.7:3"),
         ("http://LOCALHOST:80/", "http://localhost"),
         ("https://h:443", "https://h"),
         ("http://127.0.0.1:30001", "http://127.0.0.1:30001"),
