@@ -127,6 +127,6 @@ def inexact_reason(
         return "evicted" if evicted else "uncovered_text"
     if session is not None and match.context is not None:
         sampled = last_response(match.context[0])
-        if sampled is not None and sampled.session not in (session, None):
+        if match.passes_over or (sampled is not None and sampled.session not in (session, None)):
             return "other_session"
     return None if record.has_logprobs else "no_logprobs"

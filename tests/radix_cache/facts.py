@@ -142,6 +142,11 @@ class Fact:
         self.parents = list(dict.fromkeys(parents))
         self._spoken: set[Fact | None] = set()
         self.ancestors = {self}
+        each = [
+            one.sure_ancestors - ({one} if not kept else set()) if one else set()
+            for one, kept in self.parents
+        ]
+        self.sure_ancestors: set[Fact] = {self}.union(set.intersection(*each) if each else ())
         for parent, kept in parents:
             self._spoken |= parent.speakers(kept) if parent is not None else {None}
             if parent is not None:

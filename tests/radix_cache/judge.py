@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from radix_cache.facts import Anchor, Fact, Row, is_prompt
 
@@ -11,6 +11,13 @@ __all__ = ["Judge"]
 
 #: Turns of a session that the cache looks at.
 _TURNS_LOOKED_AT = 16
+
+
+class _Said(NamedTuple):
+    """The first and the last place at which it may begin."""
+
+    first: int
+    last: int
 
 
 class Judge:
@@ -40,6 +47,7 @@ class Judge:
                     and fact.consumed[: len(one.consumed)] == one.consumed
                 ),
                 known,
+                lambda one: len(one.consumed),
             )
             found = [(anchor.fact, anchor.kept) for anchor in anchors]
         else:
@@ -48,6 +56,7 @@ class Judge:
                 lambda one: self._anchors(one, fact.prompt, reading=False),
                 lambda one: one.prompt != fact.prompt and fact.prompt.startswith(one.prompt),
                 known,
+                lambda one: len(one.prompt),
             )
             found = [(one.fact, one.kept) for one in anchors if self._leads_to(one, fact)]
         afresh = not self._floor(anchors) and (given or self._is_tokenised([], fact.consumed, fact.prompt))
@@ -59,6 +68,13 @@ class Judge:
             known,
         )
         self.facts.append(fact)
+
+    def _said(self, session: str, anchors: Iterable[Anchor], begins: Callable[[Fact], int]) -> _Said:
+        """Where the response may begin that leads a session furthest; a prompt without it is not its own."""
+        own = [one for one in anchors if one.kept and one.fact.session == session]
+        floor = self._floor(own)
+        places = [begins(one.fact) for one in own if one.position >= floor]
+        return _Said(min(places) if floor else 0, max(places, default=0))
 
     def _anchors(self, fact: Fact, text: str, *, reading: bool) -> list[Anchor]:
         return [one for one in fact.anchors(text, reading=reading) if not self._tears(text, one.position)]
@@ -91,6 +107,7 @@ class Judge:
         anchors_of: Callable[[Fact], list[Anchor]],
         follows: Callable[[Fact], bool],
         known: int,
+        begins: Callable[[Fact], int],
     ) -> list[Anchor]:
         """Rules 3 and 6: a session's own, else what it had gone on from, else anybody's; the longest of these.
 
@@ -105,22 +122,35 @@ class Judge:
         own = [fact for fact in self.facts if fact.session == session]
         spoken = [fact for fact in own if follows(fact)]
         inherited = set().union(*(fact.ancestors for fact in spoken))
+        sure_inherited = set().union(*(one.sure_ancestors for one in spoken if one.sure and one in sure))
         has_spoken = any(fact in sure and fact.sure for fact in spoken) and len(own) <= _TURNS_LOOKED_AT
+
+        def inherits(speaker: Fact | None) -> bool:
+            return speaker is None or speaker in inherited
+
         tiers: list[tuple[Callable[[Fact | None], bool], bool]]
         tiers = [(lambda speaker: True, session is None or not spoken)]
         if session is not None:
             tiers.insert(0, (lambda speaker: speaker is not None and speaker.session == session, True))
         if session is not None and spoken:
-            tiers.insert(1, (lambda speaker: speaker is None or speaker in inherited, has_spoken))
+            tiers.insert(1, (inherits, has_spoken))
             if has_spoken and not self.evicted:
                 del tiers[2]
         found: list[Anchor] = []
+        said = self._said(session, every, begins) if session is not None else None
         for fits, surely in tiers:
             tier = []
             for anchor in every:
                 speakers = anchor.fact.speakers(anchor.kept)
                 if any(map(fits, speakers)):
                     certain = anchor.certain and surely and all(map(fits, speakers))
+                    if fits is inherits:
+                        certain = certain and all(one is None or one in sure_inherited for one in speakers)
+                    if said is not None and fits is tiers[0][0] and not anchor.kept:
+                        places = [begins(one) for one in speakers if one is not None and fits(one)]
+                        if max(places) < said.first:
+                            continue
+                        certain = certain and min(places) >= said.last
                     tier.append(anchor._replace(certain=certain))
             floor = self._floor(tier)
             found += [anchor for anchor in tier if anchor.position >= floor]
@@ -139,27 +169,33 @@ class Judge:
         certain = [] if self.evicted else [anchor for anchor in every if anchor.certain]
         whole = [anchor for anchor in every if anchor.position == len(text)]
         covered = [anchor for anchor in certain if anchor.position == len(text)]
+        said = self._said(session, every, lambda one: len(one.prompt)) if session is not None else None
         if reason in ("cut_inside_token", "uncovered_text", "evicted"):
             assert not covered, (reason, text, covered)
             self._judge_reason(reason, text)
-            own = [one for one in every if self._owned(one, session)]
-            surely = [one for one in own if self._owned(one, session, surely=True)]
+            own = [one for one in every if self._owned(one, session, said)]
+            surely = [one for one in own if self._owned(one, session, said, surely=True)]
             floor = self._floor([one for one in surely if one.certain] or certain)
             unsure = own if not self._floor(surely) else []  # recorded or not: they would come first
             self._judge_rest(answer, rows, text, unsure + [one for one in every if one.position >= floor])
             return
-        if any(self._owned(one, session, surely=True) for one in covered):
+        if any(self._owned(one, session, said, surely=True) for one in covered):
             assert reason != "other_session", (text, session)
         if reason == "other_session":
-            whole = [one for one in whole if not self._owned(one, session, surely=True)]
+            whole = [one for one in whole if not self._owned(one, session, said, surely=True)]
         elif session is not None:
-            whole = [one for one in whole if self._owned(one, session) or self._of_nobody(one)]
+            whole = [one for one in whole if self._owned(one, session, said) or self._of_nobody(one)]
         assert any(self._tells(one.fact, one.kept, rows) for one in whole), (reason, text, answer, whole)
         assert (reason == "no_logprobs") == (None in answer["rollout_logp"]) or reason == "other_session"
 
-    def _owned(self, anchor: Anchor, session: str | None, *, surely: bool = False) -> bool:
-        speakers = anchor.fact.speakers(anchor.kept)
-        return (all if surely else any)(one is not None and one.session == session for one in speakers)
+    def _owned(
+        self, anchor: Anchor, session: str | None, said: _Said | None, *, surely: bool = False
+    ) -> bool:
+        since = 0 if said is None or anchor.kept else said.last if surely else said.first
+        return (all if surely else any)(
+            one is not None and one.session == session and len(one.prompt) >= since
+            for one in anchor.fact.speakers(anchor.kept)
+        )
 
     def _of_nobody(self, anchor: Anchor) -> bool:
         return any(one is None or one.session is None for one in anchor.fact.speakers(anchor.kept))

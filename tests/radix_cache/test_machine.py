@@ -125,6 +125,23 @@ class Rollouts(RuleBasedStateMachine):
             forks.append(self.stage.begin(text + self.stage.asked(random)))
         self.portal.call(self.stage.all_turn, forks, random)
 
+    @precondition(lambda self: 0 < len(self.stage.conversations) < _AT_ONCE)
+    @rule(turns=st.integers(1, 3), seed=SEEDS)
+    def shadow(self, turns: int, seed: int) -> None:
+        """Another session is asked the same as a conversation, turn by turn, before it or after it."""
+        random = Random(seed)
+        origin = random.choice(self.stage.conversations)
+        other = self.stage.begin(
+            origin.text, random.choice(("", random.choice(self.stage.conversations).name))
+        )
+        for _ in range(turns):
+            self.portal.call(self.stage.go_on, origin, random)
+            other.text, other.given = origin.text, None
+            both = [origin, other]
+            random.shuffle(both)
+            for one in both:
+                self.portal.call(self.stage.all_turn, [one], random)
+
     @rule()
     def update_weights(self) -> None:
         engine = self.stage.engine
