@@ -158,9 +158,10 @@ class _App:
         except ClientGone:
             return
         except asyncio.CancelledError:
-            if not started:
-                await _send_error(ShuttingDown("the router is shutting down"), send)
-            raise
+            if started:
+                raise
+            # It has outlasted the grace period. The task ends here, and uvicorn would log each one's traceback.
+            await _send_error(ShuttingDown("the router is shutting down"), send)
         except HTTPError as error:
             if started:
                 # The client sees a body that breaks off: the server closes the connection without its end.

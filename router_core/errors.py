@@ -9,6 +9,7 @@
     │   └── MissingComponent
     └── HTTPError               one request fails with ``status``
         ├── BadRequest          400
+        ├── Aborted             400
         ├── Unauthorized        401
         ├── Forbidden           403
         ├── WorkerNotFound      404
@@ -28,6 +29,7 @@ from typing import Any, ClassVar
 import orjson
 
 __all__ = [
+    "Aborted",
     "BadRequest",
     "Forbidden",
     "HTTPError",
@@ -102,6 +104,12 @@ class WorkerNotFound(HTTPError):
     """No worker with that URL or id is registered."""
 
     status, type, code = 404, "not_found_error", "WORKER_NOT_FOUND"
+
+
+class Aborted(HTTPError):
+    """Somebody asked to end the request before an engine had it; asking again was not wanted."""
+
+    status, type, code = 400, "invalid_request_error", "ABORTED"
 
 
 class PayloadTooLarge(HTTPError):

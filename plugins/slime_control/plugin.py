@@ -6,12 +6,11 @@ import argparse
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import ClassVar
 
 import anyio
 
 from router_core import Exchange, Reply, Worker, hookimpl
-from router_core.errors import BadRequest, HTTPError, ShuttingDown, WorkerUnreachable
+from router_core.errors import Aborted, BadRequest, HTTPError, ShuttingDown, WorkerUnreachable
 from router_core.exchange import Request
 from router_core.hookspecs import WorkerChange
 from router_core.router import Router
@@ -48,14 +47,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def make_plugin(options: argparse.Namespace) -> Control:
     """The plugin with the flags of the command line. Raises SettingsError."""
     return Control(Settings.from_options(options))
-
-
-class Aborted(HTTPError):
-    """A request was aborted while it waited for generation to continue; asking again was not wanted."""
-
-    status = 400
-    type: ClassVar[str] = "invalid_request_error"
-    code: ClassVar[str] = "ABORTED"
 
 
 class Control:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import anyio
 
 from router_core import Exchange, hookimpl
-from router_core.errors import HTTPError, ShuttingDown
+from router_core.errors import Aborted, BadRequest, HTTPError, ShuttingDown
+from router_core.exchange import Request
 from router_core.router import Router
 from router_core.types import GENERATION_PATHS
 from slime_limits.settings import Settings
@@ -65,6 +67,7 @@ class Limits:
     def __init__(self, settings: Settings, limit: int) -> None:
         self.settings = settings
         self.slots = Slots(limit, settings.queue_size)
+        self._waiting: dict[Exchange, anyio.Event] = {}
 
     @hookimpl
     @asynccontextmanager
@@ -82,25 +85,56 @@ class Limits:
         if asked is not None and _NAME in asked.notes:
             exchange.notes[_NAME] = asked.notes[_NAME]
             return
-        if exchange.request.target.partition(b"?")[0] not in GENERATION_PATHS:
+        path = exchange.request.target.partition(b"?")[0]
+        if path not in GENERATION_PATHS:
+            if path == b"/abort_request" and self._waiting:
+                self._abort(exchange.request)
             return
         place = self.slots.take()
         # From here on the place is left whatever happens; cancelled in the moment of its turn, it passes that on.
         exchange.on_close(place.leave)
         if not place.held:
-            await self._turn(place)
+            await self._turn(place, exchange)
         exchange.notes[_NAME] = place
 
-    async def _turn(self, place: Place) -> None:
-        """Return when ``place`` has its slot. Raises QueueTimeout and ShuttingDown."""
+    async def _turn(self, place: Place, exchange: Exchange) -> None:
+        """Return when ``place`` has its slot. Raises QueueTimeout, Aborted and ShuttingDown."""
         called = anyio.Event()
         place.call = called.set
         timeout_s = self.settings.queue_timeout_s
-        with anyio.move_on_after(timeout_s):
-            await called.wait()
+        self._waiting[exchange] = called
+        try:
+            with anyio.move_on_after(timeout_s):
+                await called.wait()
+        finally:
+            del self._waiting[exchange]
+        if exchange.gone:
+            raise Aborted("the request was aborted while it waited for a slot")
         if place.held:
             return
         place.leave()
         if self.slots.closed:
             raise ShuttingDown("the router is shutting down")
         raise QueueTimeout(f"no slot came free within {timeout_s:g} s (--queue-timeout-secs)")
+
+    def _abort(self, request: Request) -> None:
+        """End the wait of those that ``request``, an abort, means. The engines are told of it as well."""
+        document = _document(request)
+        prefix = "" if document.get("abort_all") else document.get("rid")
+        if not isinstance(prefix, str) or not (prefix or document.get("abort_all")):
+            return
+        for exchange, called in self._waiting.items():
+            rid = _document(exchange.request).get("rid")
+            names = rid if isinstance(rid, list) and rid else [rid]
+            if not prefix or all(isinstance(name, str) and name.startswith(prefix) for name in names):
+                exchange.hang_up()
+                called.set()
+
+
+def _document(request: Request) -> dict[str, Any]:
+    """The body, if it is an object; else the worker says what is wrong with it."""
+    try:
+        document = request.json()
+    except BadRequest:
+        return {}
+    return document if isinstance(document, dict) else {}

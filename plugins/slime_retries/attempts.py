@@ -10,7 +10,7 @@ import anyio
 from tenacity import AsyncRetrying, RetryCallState, stop_after_attempt, wait_exponential
 
 from router_core import Exchange, Worker
-from router_core.errors import HTTPError, NoWorker, WorkerBroke, WorkerUnreachable
+from router_core.errors import Aborted, HTTPError, NoWorker, WorkerBroke, WorkerUnreachable
 from router_core.exchange import Reply, Request
 from router_core.types import GENERATION_PATHS
 from router_core.workers import WorkerPool
@@ -35,12 +35,6 @@ _NAME = "retries"
 
 #: Ask a worker once, none but these; and those that have failed before.
 Ask = Callable[[Exchange, Request, Collection[Worker], Collection[Worker]], Awaitable[Reply]]
-
-
-class Aborted(HTTPError):
-    """Nobody wants the next attempt."""
-
-    status, type, code = 400, "invalid_request_error", "ABORTED"
 
 
 class Attempts:

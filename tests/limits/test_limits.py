@@ -137,6 +137,37 @@ async def test_who_waits_too_long_gets_a_408_and_leaves_the_line() -> None:
         assert (await running.client.post("/generate", content=b"c")).content == b"c"
 
 
+async def test_an_abort_ends_who_waits_in_line_and_is_meant() -> None:
+    async with limited(limits(1)) as (running, worker), anyio.create_task_group() as tasks:
+        tasks.start_soon(post, running, b"a")
+        await until(lambda: slots_of(running) == (1, 0))
+        answers: dict[str, httpx.Response] = {}
+
+        async def ask(rid: str) -> None:
+            answers[rid] = await running.client.post("/generate", content=b'{"rid":"%b"}' % rid.encode())
+
+        async def abort(body: bytes) -> None:
+            worker.let_go(body)
+            await running.client.post("/abort_request", content=body)
+
+        for number, rid in enumerate(("r1", "r2", "other"), start=1):
+            tasks.start_soon(ask, rid)
+            await come(running, 1 + number)
+        await abort(b'{"rid": "nobody"}')
+        await abort(b'{"rid": ""}')
+        await abort(b"what")
+        assert slots_of(running) == (1, 3)
+        await abort(b'{"rid": "r"}')
+        await until(lambda: set(answers) == {"r1", "r2"})
+        assert {answer.status_code for answer in answers.values()} == {400}
+        assert answers["r1"].json()["error"]["code"] == "ABORTED"
+        assert slots_of(running) == (1, 1)
+        await abort(b'{"abort_all": true}')
+        await until(lambda: "other" in answers)
+        worker.let_go(b"a")
+    assert not any(body.startswith(b'{"rid":"') for body in worker.arrived)
+
+
 async def test_a_client_that_hangs_up_in_line_leaves_it() -> None:
     async with limited(limits(1)) as (running, worker), anyio.create_task_group() as tasks:
         tasks.start_soon(post, running, b"a")
