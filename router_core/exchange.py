@@ -113,19 +113,20 @@ class Request:
         What is there stays byte for byte, and nothing is parsed. Raises BadRequest.
         """
         body = self._body
+        rest = memoryview(body)  # one copy of a body that may be large, not two
         if self._json is not _UNREAD:
             if isinstance(self._json, dict):
                 self._json = {**orjson.loads(b"{%b}" % field), **self._json}
             if self._stale:
                 return
         if body.startswith(b'{"'):
-            self._body = b"{%b,%b" % (field, body[1:])
+            self._body = b"".join((b"{", field, b",", rest[1:]))
             return
         start = _OBJECT.match(body)
         if start is None:
             raise BadRequest("wanted a JSON object as the body")
         comma = b"" if start[2] == b"}" else b","
-        self._body = b"".join((start[1], field, comma, body[start.end(1) :]))
+        self._body = b"".join((start[1], field, comma, rest[start.end(1) :]))
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of header ``name`` (lower case), or None."""

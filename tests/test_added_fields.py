@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 
 import orjson
 import pytest
@@ -60,3 +61,13 @@ def test_what_is_no_object_cannot_have_a_field(body: bytes) -> None:
     with pytest.raises(BadRequest):
         asked.add_field(b'"rid":"a"')
     assert asked.body == body
+
+
+@pytest.mark.parametrize("beginning", [b'{"text":"', b' { "text":"'])
+def test_a_large_body_is_copied_once(beginning: bytes) -> None:
+    asked = request(b'%b%b"}' % (beginning, b"x" * (8 << 20)))
+    tracemalloc.start()
+    asked.add_field(b'"rid":"a"')
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 9 << 20
