@@ -212,6 +212,8 @@ class Fleet:
                     owed[call.owes] = debt
                 if call.aside == "weights":
                     worker.weight_version = None  # it may have the old ones, the new ones, or some of each
+            if call.aside == "weights" and "weights" in owed:
+                worker.weight_version = None  # also when it has taken this piece
             worker.torn = bool(owed)
             if not owed:
                 del self._owed[worker]

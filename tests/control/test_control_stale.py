@@ -52,7 +52,7 @@ async def test_one_that_missed_a_piece_of_an_update_does_not_come_back_by_the_ne
         for piece in (1, 2, 3):
             bad.answers = {PIECE: FAILED} if piece == missing else {}
             assert await update(running, "7", PIECE) == (207 if piece == missing else 200)
-        assert (worker.state, worker.torn) == ("stale", True)
+        assert (worker.state, worker.torn, worker.weight_version) == ("stale", True, None)
         assert await update(running, "8", PIECE) == 200
         assert (worker.state, worker.torn, worker.weight_version) == ("ready", False, "8")
 
