@@ -52,10 +52,10 @@ class Oracle:
         for entry in entries:
             by_rid[entry["rid"]].append(entry)
         self._runs = {rid: list(_runs(own)) for rid, own in by_rid.items()}
-        self._all = [run for runs in self._runs.values() for run in runs]
-        self._of_session: dict[str, list[Entry]] = defaultdict(list)
-        for run in self._all:
-            self._of_session[run["rid"].rpartition(".")[0] + "."].append(run)
+        self._by_input: dict[tuple[int, ...], list[Entry]] = defaultdict(list)
+        for runs in self._runs.values():
+            for run in runs:
+                self._by_input[tuple(run["input_ids"])].append(run)
 
     def _shown(self, ids: list[int]) -> str:
         """Without the half character at the end, which a client does not see before it is whole."""
@@ -112,11 +112,11 @@ class Oracle:
         """
         rid = conversation.heard[number].rid
         own = self._runs.get(rid, [])
-        sizes = {len(run["input_ids"]) for run in own}
         session = f"{conversation.session}."
-        for run in self._all if not rid.startswith(session) else self._of_session[session]:
-            if len(run["input_ids"]) in sizes:
-                yield from ((run, kept) for kept in self._kept(run, conversation, number, tokens))
+        for size in {len(run["input_ids"]) for run in own}:
+            for run in self._by_input[tuple(tokens[:size])]:
+                if run["rid"].startswith(session) or not rid.startswith(session):
+                    yield from ((run, kept) for kept in self._kept(run, conversation, number, tokens))
         for run in own:
             if number < len(conversation.heard) - 1 and self._begins_anew(run, conversation, number):
                 yield run, 0
