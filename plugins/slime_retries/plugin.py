@@ -12,7 +12,7 @@ from router_core.exchange import Reply, Request
 from router_core.hookspecs import WorkerChange
 from router_core.router import Router
 from router_core.types import Endings
-from slime_retries.attempts import TEMPORARY, Attempts, changes_nothing
+from slime_retries.attempts import TEMPORARY, Aborted, Attempts, changes_nothing
 from slime_retries.beginning import begun
 from slime_retries.breaker import Thresholds
 from slime_retries.breakers import Breakers
@@ -121,6 +121,8 @@ class Retries:
         try:
             if worker in failed and self._endings is not None:
                 await self._endings.settled(worker)  # it may still be told to end the attempt before this one
+                if exchange.gone:
+                    raise Aborted("the request was aborted before it was tried again")
             reply = await router.proxy.send(exchange, request)
             if not reply.arrived and reply.status not in TEMPORARY and changes_nothing(request):
                 await begun(reply)

@@ -232,37 +232,57 @@ async def test_an_abort_between_two_attempts_ends_the_request() -> None:
     assert len(engine.bodies) == 1
 
 
-async def test_an_attempt_on_the_same_worker_waits_until_the_one_before_it_was_ended() -> None:
-    """Under the same name it would be ended too."""
+class Breaks(Engine):
+    """Breaks its first answer, and takes its time for aborts; ``order`` is what it was asked and has done."""
 
-    class Breaks(Engine):
-        async def _abort(self, request: Request) -> Response:
-            await anyio.sleep(0.5)
-            order.append("ended")
-            return Response()
+    def __init__(self) -> None:
+        super().__init__()
+        self.order: list[str] = []
 
-        async def _generate(self, request: Request) -> Response:
-            self.bodies.append(await request.body())
-            order.append("asked")
-            if len(self.bodies) > 1:
-                return JSONResponse({"text": "whole"})
+    async def _abort(self, request: Request) -> Response:
+        await anyio.sleep(0.5)
+        self.order.append("ended")
+        return Response()
 
-            async def half() -> AsyncIterator[bytes]:
-                yield b"half"
-                raise ConnectionError
+    async def _generate(self, request: Request) -> Response:
+        self.bodies.append(await request.body())
+        self.order.append("asked")
+        if len(self.bodies) > 1:
+            return JSONResponse({"text": "whole"})
 
-            return StreamingResponse(half(), headers={"content-length": "8"})
+        async def half() -> AsyncIterator[bytes]:
+            yield b"half"
+            raise ConnectionError
 
-    order: list[str] = []
-    engine = Breaks()
+        return StreamingResponse(half(), headers={"content-length": "8"})
+
+
+@asynccontextmanager
+async def trying_again(engine: Breaks) -> AsyncIterator[Running]:
     async with AsyncExitStack() as stack:
         url = await stack.enter_async_context(serving(engine.app))
         plugins = {"control": Control(Settings()), "retries": Retries(RetrySettings(initial_backoff_s=0.01))}
         running = await stack.enter_async_context(routing(plugins))
         await running.router.add_worker(url)
+        yield running
+
+
+async def test_an_attempt_on_the_same_worker_waits_until_the_one_before_it_was_ended() -> None:
+    """Under the same name it would be ended too."""
+    engine = Breaks()
+    async with trying_again(engine) as running:
         answer = await running.client.post("/generate", json={"text": "x", "rid": "a1"})
     assert answer.json() == {"text": "whole"}
-    assert order == ["asked", "ended", "asked"]
+    assert engine.order == ["asked", "ended", "asked"]
+
+
+async def test_nothing_is_tried_again_for_a_client_that_leaves_meanwhile() -> None:
+    engine = Breaks()
+    async with trying_again(engine) as running:
+        with anyio.move_on_after(0.2):
+            await running.client.post("/generate", json={"text": "x", "rid": "a1"})
+        await until(lambda: not any(worker.in_flight for worker in running.router.pool))
+    assert engine.order.count("asked") == 1
 
 
 async def test_a_null_is_no_name() -> None:
