@@ -76,9 +76,7 @@ class Pool(Protocol):
 
 
 class UpstreamReply:
-    """A worker's reply: status and headers are there, the body comes. Hop-by-hop headers are gone.
-
-    """
+    """A worker's reply: status and headers are there, the body comes. Hop-by-hop headers are gone."""
 
     __slots__ = (
         "_chunks",

@@ -338,12 +338,12 @@ class Router:
     async def announce_weights(self, version: str, source: str) -> WeightUpdate | None:
         """The workers in use serve ``version`` now: tell the plugins, in order, once. None when that was known."""
         assert self._announcing is not None, "the router is not serving"
+        for worker in self.pool:  # now: when its turn has come they may be further
+            if worker.state in ("joining", "ready"):  # of the others nobody knows
+                worker.weight_version = version
         async with self._announcing:
             update = self.weights.move(version, source)
             if update is not None:
-                for worker in self.pool:
-                    if worker.state in ("joining", "ready"):  # of the others nobody knows
-                        worker.weight_version = version
                 logger.info("weights at version %s (was %s, by %s)", version, update.previous, source)
                 await self.hooks.on_weight_update(update)
         return update

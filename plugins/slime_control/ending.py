@@ -63,10 +63,14 @@ class Ending:
 
     async def run(self) -> None:
         """Do so until cancelled."""
-        with self._unwanted, self._to_end as unwanted:
-            async with anyio.create_task_group() as tasks:
-                async for abort in unwanted:
-                    tasks.start_soon(self._send, abort)
+        async with anyio.create_task_group() as tasks:
+            async for abort in self._to_end:
+                tasks.start_soon(self._send, abort)
+
+    def close(self) -> None:
+        """Take no more."""
+        self._unwanted.close()
+        self._to_end.close()
 
     async def _send(self, abort: _Abort) -> None:
         """What comes of it is only told to the log: whoever asked has gone."""

@@ -92,7 +92,7 @@ class Fleet:
             version = version if version is not None else await self._learn_version(answers)
             if version is None and _succeeded(answers):
                 note = "; the workers do not name one version, so the fleet's has not moved"
-        self._set_aside(call, answers, _Debt(number, version))
+        self._set_aside(call, answers, _Debt(number, version), everybody=everybody)
         try:
             if version is not None and _succeeded(answers):
                 if number < self._moved_by:
@@ -186,7 +186,7 @@ class Fleet:
                     tasks.start_soon(ask, worker)
         return said.pop() if len(said) == 1 else None
 
-    def _set_aside(self, call: Call, answers: Answers, debt: _Debt) -> None:
+    def _set_aside(self, call: Call, answers: Answers, debt: _Debt, *, everybody: bool) -> None:
         """Keep new requests from the workers that are not where the others are now; those that failed owe ``debt``.
 
         One that does: whatever it says about itself is no proof until it does such a call later, or is registered
@@ -194,7 +194,8 @@ class Fleet:
         """
         if call.owes is None:
             return
-        all_failed = not _succeeded(answers)
+        # When all fail they are as one another; an update that was for some leaves those behind that fail it.
+        all_failed = not _succeeded(answers) and (everybody or call.aside != "weights")
         for worker, answer in answers.items():
             if worker not in self._router.pool:
                 continue

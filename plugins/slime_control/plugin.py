@@ -82,11 +82,12 @@ class Control:
             self._router = router
             self._fleet = Fleet(router, fan_out, self.gate, self.under_way)
             router.tasks.start_soon(self._end_of_waiting, router)
-            self._ending = Ending(router)
-            router.tasks.start_soon(self._ending.run)
+            self._ending = ending = Ending(router)
+            router.tasks.start_soon(ending.run)
             try:
                 yield
             finally:
+                ending.close()
                 self._router = self._fleet = self._ending = None
 
     async def _end_of_waiting(self, router: Router) -> None:
@@ -121,8 +122,9 @@ class Control:
 
         What a stream had told is known already: it is given up at once, and then aborted.
         """
-        request, worker = exchange.request, exchange.worker
-        if worker is None or exchange.reply is not None or renamed_by_the_engine(request):
+        request, worker, reply = exchange.request, exchange.worker, exchange.reply
+        streams = reply is not None and reply.body is None
+        if worker is None or streams or renamed_by_the_engine(request):
             return False
         return self._abort(worker, request)
 

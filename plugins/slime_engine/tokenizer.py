@@ -85,6 +85,11 @@ class EngineTokenizer:
         self.start_of_turn_id = self._id(START_OF_TURN)
         self.token_bytes = self._all_token_bytes()
 
+    @property
+    def backend_tokenizer(self) -> Tokenizer:
+        """The one inside, under the name that transformers gives it."""
+        return self._bpe
+
     def _id(self, token: str) -> int:
         return self._bpe.get_vocab()[token]
 

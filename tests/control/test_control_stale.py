@@ -213,3 +213,16 @@ async def test_a_new_name_brings_back_nobody_that_has_other_weights() -> None:
         assert (renamed.status_code, worker.state, worker.torn) == (200, "stale", True)
         assert await update(running, "9") == 200
         assert (worker.state, worker.torn) == ("ready", False)
+
+
+async def test_a_worker_that_is_updated_alone_and_fails_is_left_behind() -> None:
+    """Its weights are unknown, and others are in use that were not asked."""
+    good, bad = Steered(), Steered()
+    bad.answers[UPDATE] = FAILED
+    async with steering(good, bad) as running:
+        body = {"workers": {bad.url: {"model_path": "/m", "weight_version": "7"}}}
+        assert (await running.client.post(UPDATE, json=body)).status_code == 400
+        worker = running.router.pool.find(bad.url)
+        assert (worker.state, worker.torn, worker.weight_version) == ("stale", True, None)
+        assert running.router.pool.find(good.url).state == "ready"
+        assert running.router.weights.current == "default"
