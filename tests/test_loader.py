@@ -212,7 +212,9 @@ def test_a_class_is_a_factory_of_itself(module: Module) -> None:
 
 def test_two_routers_share_no_plugin(module: Module) -> None:
     path = module("apart", QUIET)
-    one, two = (build(["--no-default-plugins", "--middleware-paths", path])[0].hooks.pre_request for _ in range(2))
+    one, two = (
+        build(["--no-default-plugins", "--middleware-paths", path])[0].hooks.pre_request for _ in range(2)
+    )
     assert [name for name, _ in one] == [name for name, _ in two] == ["apart"]
     assert getattr(one[0][1], "__self__") is not getattr(two[0][1], "__self__")  # noqa: B009  # bound methods
 

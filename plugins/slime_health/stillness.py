@@ -27,7 +27,7 @@ class Stillness:
         self._ended_at = -math.inf
 
     def see(self, exchange: Exchange) -> None:
-        """``exchange`` begins. A quarter of a microsecond, if it is no such call."""
+        """``exchange`` begins."""
         target = exchange.request.target
         if target.startswith(_CALLS):
             self._under_way += 1

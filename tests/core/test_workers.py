@@ -60,12 +60,6 @@ async def engines(*names: str) -> AsyncIterator[dict[str, Engine]]:
         yield {await stack.enter_async_context(serving(engine.app)): engine for engine in found}
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    with anyio.fail_after(5):
-        while not condition():  # noqa: ASYNC110  # what the router does is seen from outside
-            await anyio.sleep(0.005)
-
-
 async def urls(client: httpx.AsyncClient) -> list[str]:
     listed: list[str] = (await client.get("/list_workers")).json()["urls"]
     return listed
