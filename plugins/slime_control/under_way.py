@@ -9,9 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import partial
-from itertools import count
+from itertools import chain, count
 from typing import Any
 from uuid import uuid4
+
+import orjson
 
 from router_core import Exchange, Worker
 from router_core.errors import BadRequest
@@ -33,34 +35,35 @@ class UnderWay:
 
     def __init__(self) -> None:
         self._by_name: dict[str, Exchange] = {}
-        # As long as one another: no name may be the beginning of another one.
+        # Our names: the prefix and a number, all of one length. No name may be the beginning of another one.
+        self._by_number: dict[int, Exchange] = {}
         self._numbers = count()
-        self._prefix = uuid4().hex[:20]
+        self._prefix = uuid4().hex[:20].encode()
 
     def __len__(self) -> int:
-        return len(self._by_name)
+        return len(self._by_name) + len(self._by_number)
 
     def name(self, exchange: Exchange) -> None:
         """``exchange`` begins, under the name that it has or gets."""
         request = exchange.request
-        rids = rids_of(request) if b'"rid"' in request.body else None
-        if rids is None:
-            if request.target not in _NAMED and request.path not in _NAMED_PATHS:
-                return
-            name = f"{self._prefix}{next(self._numbers):012x}"
+        brought = b'"rid"' in request.body
+        rids = rids_of(request) if brought else None
+        if rids is not None:
+            for name in rids:
+                self._by_name[name] = exchange
+            exchange.on_close(partial(self._ended, rids, exchange))
+        elif request.target in _NAMED or request.path in _NAMED_PATHS:
+            number = next(self._numbers)
+            field = b'"rid":"%b%012x"' % (self._prefix, number)
             try:
-                if b'"rid"' in request.body and "rid" in request.json():  # null
-                    request.replace_json({**request.json(), "rid": name})
+                if brought and "rid" in request.json():  # null
+                    request.replace_json({**request.json(), **orjson.loads(b"{%b}" % field)})
                 else:
-                    request.add_field(b'"rid":"%b"' % name.encode())
+                    request.add_field(field)
             except BadRequest:
                 return  # the worker says so in its own words
-            self._by_name[name] = exchange
-            exchange.on_close(partial(self._by_name.pop, name))
-            return
-        for name in rids:
-            self._by_name[name] = exchange
-        exchange.on_close(partial(self._ended, rids, exchange))
+            self._by_number[number] = exchange
+            exchange.on_close(partial(self._by_number.pop, number))
 
     def _ended(self, names: list[str], exchange: Exchange) -> None:
         for name in names:
@@ -81,7 +84,8 @@ class UnderWay:
                 exchange.hang_up()
 
     def _matching(self, prefix: str) -> Iterator[Exchange]:
-        for name, exchange in self._by_name.items():
+        ours = ((b"%b%012x" % (self._prefix, number), each) for number, each in self._by_number.items())
+        for name, exchange in chain(self._by_name.items(), ((name.decode(), each) for name, each in ours)):
             # The second: one sequence of a batch.
             if name.startswith(prefix) or prefix.startswith(f"{name}_"):
                 yield exchange
