@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -41,7 +41,7 @@ class Served:
         """All events of a streamed ``/generate``; the last one must be ``[DONE]``."""
         return [event async for event in self.events("/generate", **body)]
 
-    async def events(self, path: str, **body: Any) -> AsyncIterator[JSONDict]:
+    async def events(self, path: str, **body: Any) -> AsyncGenerator[JSONDict, None]:
         async with self.client.stream("POST", path, json={**body, "stream": True}) as answer:
             assert answer.status_code == 200, await answer.aread()
             assert answer.headers["content-type"].startswith("text/event-stream")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import aclosing
 from pathlib import Path
 
 import httpx
@@ -40,14 +41,16 @@ async def test_versions_of_a_stream_are_those_of_its_tokens(tmp_path: Path, mode
     async with served(lambda: model, Settings(journal_file=str(path))) as engine:
         endless = {"max_new_tokens": 20_000, "ignore_eos": True}
         updated = False
-        async for event in engine.events("/generate", text=CHAT, sampling_params=endless):
-            if event["meta_info"]["completion_tokens"] >= 5 and not updated:  # one event may tell of many
-                updated = True
-                await engine.post("/pause_generation", mode="in_place")
-                await engine.post("/update_weights_from_disk", model_path="m", weight_version="2")
-                await engine.post("/continue_generation")
-            elif event["meta_info"]["weight_version"] == "2":
-                break
+        # Closed, or it would be generated to its end for as long as nobody collects it.
+        async with aclosing(engine.events("/generate", text=CHAT, sampling_params=endless)) as events:
+            async for event in events:
+                if event["meta_info"]["completion_tokens"] >= 5 and not updated:  # one may tell of many
+                    updated = True
+                    await engine.post("/pause_generation", mode="in_place")
+                    await engine.post("/update_weights_from_disk", model_path="m", weight_version="2")
+                    await engine.post("/continue_generation")
+                elif event["meta_info"]["weight_version"] == "2":
+                    break
         await engine.until(lambda scheduler: not scheduler.running)
         (told,) = await engine.journal()
     (written,) = fold(path.read_bytes().splitlines()).values()
