@@ -25,7 +25,7 @@ from router_core.proxy import Proxy
 from router_core.registry import ComponentRegistry
 from router_core.settings import Settings
 from router_core.upstream import Limits
-from router_core.weights import MAX_VERSION, WeightUpdate, WeightVersions
+from router_core.weights import WeightUpdate, WeightVersions, version_named
 from router_core.workers import Worker, WorkerPool, WorkerType, worker_url
 
 __all__ = ["Router"]
@@ -281,9 +281,7 @@ class Router:
                         break
         except TimeoutError:
             return f"no answer within {_FIRST_LOOK_S:g} s"
-        except (
-            Exception
-        ) as error:  # httpcore on uvloop lets odd ones through, and a worker must not end the router
+        except Exception as error:  # httpcore on uvloop lets odd ones through; no worker may end the router
             return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         if status >= 500:
             return f"it answered {status}"
@@ -314,12 +312,12 @@ class Router:
             return  # not an SGLang server; it can be proxied to all the same
         if not isinstance(info, dict):
             return
-        version, model = info.get("weight_version"), info.get("model_path")
-        if isinstance(version, str | int) and len(str(version)) <= MAX_VERSION:
-            worker.weight_version = str(version)
-            self.weights.see(worker.weight_version)
+        version, model = version_named(info.get("weight_version")), info.get("model_path")
+        if version is not None:
+            worker.weight_version = version
+            self.weights.see(version)
             if self.weights.current is None:
-                self.weights.move(worker.weight_version, worker.url)  # learnt, not changed: no hook
+                self.weights.move(version, worker.url)  # learnt, not changed: no hook
         if worker.model_id is None and isinstance(model, str):
             worker.model_id = model
 

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["MAX_VERSION", "WeightUpdate", "WeightVersions"]
+__all__ = ["MAX_VERSION", "WeightUpdate", "WeightVersions", "version_named"]
 
 #: Characters that the name of a version may have.
 MAX_VERSION = 256
+
+
+def version_named(value: object) -> str | None:
+    """The version that ``value``, a field of somebody's JSON, names: a string that is not too long, or a number."""
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        return None
+    name = str(value)
+    return name if 0 < len(name) <= MAX_VERSION else None
 
 
 @dataclass(frozen=True, slots=True)

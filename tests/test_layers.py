@@ -22,7 +22,7 @@ LAYERS = (
     ("access", "addresses", "hookspecs", "protocol"),
     ("serving",),
     ("exchange", "hooks", "registry", "settings", "weights", "workers"),
-    ("connection",),
+    ("aborts", "connection"),
     ("upstream",),
     ("client", "proxy"),
     ("router",),

@@ -10,7 +10,7 @@ import orjson
 from router_core import Worker
 from router_core.errors import BadRequest
 from router_core.exchange import Request
-from router_core.weights import MAX_VERSION
+from router_core.weights import version_named
 from router_core.workers import WorkerPool, worker_url
 
 __all__ = ["base_offset", "given_bodies", "named_version", "offset_bodies"]
@@ -52,9 +52,7 @@ def named_version(request: Request) -> str | None:
             each = document.get("workers") if _NAMED in request.body else None
             bodies = [document] if each is None else each.values()
             for body in bodies:
-                version = body.get("weight_version", body.get("new_version"))
-                known = isinstance(version, str | int) and not isinstance(version, bool)
-                versions.add(str(version) if known and 0 < len(str(version)) <= MAX_VERSION else None)
+                versions.add(version_named(body.get("weight_version", body.get("new_version"))))
     return versions.pop() if len(versions) == 1 else None
 
 

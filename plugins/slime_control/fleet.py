@@ -10,10 +10,11 @@ from http import HTTPStatus
 import anyio
 
 from router_core import Reply, Worker
-from router_core.errors import BadRequest, NoWorker, WorkerBroke
+from router_core.aborts import abort_prefix
+from router_core.errors import NoWorker, WorkerBroke
 from router_core.exchange import Request
 from router_core.router import Router
-from router_core.weights import MAX_VERSION
+from router_core.weights import version_named
 from slime_control.bodies import base_offset, given_bodies, named_version, offset_bodies
 from slime_control.calls import Call
 from slime_control.fan_out import Answer, FanOut, passed_on
@@ -112,16 +113,10 @@ class Fleet:
         """The abort of a request that is known goes to the worker that has it."""
         if call.path != "/abort_request":
             return bodies
-        try:
-            document = request.json()
-        except BadRequest:
-            return bodies  # the workers say so in their own words
-        if isinstance(document, dict) and not document.get("abort_all") and "workers" not in document:
-            rid = document.get("rid")
-            workers = self._under_way.workers(rid) if isinstance(rid, str) and rid else None
-            if workers:  # also one that is no longer registered, and goes on with what it has
-                return dict.fromkeys(workers, request.body)
-        return bodies
+        prefix = abort_prefix(request)
+        workers = self._under_way.workers(prefix) if prefix else None
+        # Also one that is no longer registered, and goes on with what it has.
+        return dict.fromkeys(workers, request.body) if workers else bodies
 
     async def _bodies(self, call: Call, request: Request) -> dict[Worker, bytes]:
         pool = self._router.pool
@@ -168,14 +163,10 @@ class Fleet:
 
         async def ask(worker: Worker) -> None:
             about = await self._fan_out.question(worker, b"/model_info", b"/get_model_info")
-            version = about.get("weight_version")
-            if (
-                isinstance(version, str | int)
-                and not isinstance(version, bool)
-                and 0 < len(str(version)) <= MAX_VERSION
-            ):
-                worker.weight_version = str(version)
-                said.add(str(version))
+            version = version_named(about.get("weight_version"))
+            if version is not None:
+                worker.weight_version = version
+                said.add(version)
             else:
                 trouble = "it took the update, but does not say which weights it has"
                 answers[worker] = replace(answers[worker], trouble=trouble)

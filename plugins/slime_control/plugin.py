@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 import anyio
 
 from router_core import Exchange, Reply, Worker, hookimpl
+from router_core.aborts import abort_prefix
 from router_core.errors import Aborted, BadRequest, HTTPError, ShuttingDown, WorkerUnreachable
 from router_core.exchange import Request
 from router_core.hookspecs import WorkerChange
@@ -113,7 +114,7 @@ class Control:
             wrong = {"message": "Method Not Allowed", "type": "invalid_request_error", "code": "HTTP_405"}
             return Reply.from_json({"error": wrong}, 405, [(b"allow", ", ".join(call.methods).encode())])
         if path == "/abort_request":
-            self._abort_waiting(exchange)
+            self._abort_waiting(request)
         return await self._finished(call, request)
 
     @hookimpl
@@ -166,16 +167,11 @@ class Control:
             raise Aborted("the request was aborted while generation was paused")
         return reply
 
-    def _abort_waiting(self, exchange: Exchange) -> None:
-        try:
-            document = exchange.request.json()
-        except BadRequest:
-            return  # the workers say so in their own words
-        if isinstance(document, dict):
-            prefix = "" if document.get("abort_all") else document.get("rid")
-            if isinstance(prefix, str) and (prefix or document.get("abort_all")):
-                self.gate.abort(prefix)
-                self.under_way.give_up(prefix)
+    def _abort_waiting(self, request: Request) -> None:
+        prefix = abort_prefix(request)
+        if prefix is not None:
+            self.gate.abort(prefix)
+            self.under_way.give_up(prefix)
 
     async def _finished(self, call: Call, request: Request) -> Reply:
         """The outcome of ``call``. It goes on when the client leaves: half a fleet with new weights helps nobody."""

@@ -9,7 +9,7 @@ from router_core import HTTPError, Worker
 from router_core.errors import WorkerTimeout, WorkerUnreachable
 from router_core.router import Router
 from router_core.upstream import Limits, Upstream
-from router_core.weights import MAX_VERSION
+from router_core.weights import version_named
 from slime_health.judge import Unwell
 
 __all__ = ["Probe"]
@@ -53,9 +53,7 @@ class Probe:
             about = orjson.loads(body) if status == 200 else None
         except orjson.JSONDecodeError:
             return None  # no SGLang server; it can be proxied to all the same
-        version = about.get("weight_version") if isinstance(about, dict) else None
-        known = isinstance(version, str | int) and not isinstance(version, bool)
-        return str(version) if known and 0 < len(str(version)) <= MAX_VERSION else None
+        return version_named(about.get("weight_version")) if isinstance(about, dict) else None
 
     async def _get(self, path: str, max_bytes: int) -> tuple[int, bytes]:
         """Status, and the beginning of the body."""

@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 
 from router_core import Exchange, hookimpl
+from router_core.aborts import abort_prefix
 from router_core.errors import Aborted, BadRequest, HTTPError, ShuttingDown
 from router_core.exchange import Request
 from router_core.router import Router
@@ -119,9 +120,8 @@ class Limits:
 
     def _abort(self, request: Request) -> None:
         """End the wait of those that ``request``, an abort, means. The engines are told of it as well."""
-        document = _document(request)
-        prefix = "" if document.get("abort_all") else document.get("rid")
-        if not isinstance(prefix, str) or not (prefix or document.get("abort_all")):
+        prefix = abort_prefix(request)
+        if prefix is None:
             return
         for exchange, called in self._waiting.items():
             rid = _document(exchange.request).get("rid")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Any
 
 import anyio
 
-from router_core.errors import BadRequest
+from router_core.aborts import abort_prefix
 from router_core.exchange import Exchange
 
 __all__ = ["Interruptions", "Watch"]
@@ -48,10 +47,9 @@ class Interruptions:
     def see(self, exchange: Exchange, path: str) -> None:
         """A request to ``path`` goes to the engines."""
         if path == "/abort_request":
-            try:
-                self.abort(exchange.request.json())
-            except BadRequest:
-                return  # the worker says so in its own words
+            prefix = abort_prefix(exchange.request)
+            if prefix is not None:
+                self.abort(prefix)
         elif path == "/pause_generation":
             was_paused = self._paused
             self.pause()
@@ -60,16 +58,12 @@ class Interruptions:
         elif path == "/continue_generation":
             exchange.on_close(lambda: None if _failed(exchange) else self.resume())
 
-    def abort(self, body: Any) -> None:
-        """``/abort_request`` with this body: all, or those whose rid begins with the one named."""
-        if not isinstance(body, dict):
-            return
-        prefix = "" if body.get("abort_all") else body.get("rid")
-        if isinstance(prefix, str) and (prefix or body.get("abort_all")):
-            self._asked += 1
-            if self._watches:
-                self._aborts.append((self._asked, prefix))
-            self._tell()
+    def abort(self, prefix: str) -> None:
+        """End those whose rid begins with ``prefix``."""
+        self._asked += 1
+        if self._watches:
+            self._aborts.append((self._asked, prefix))
+        self._tell()
 
     def pause(self) -> None:
         """``/pause_generation`` goes to the engines."""

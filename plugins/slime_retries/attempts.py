@@ -16,7 +16,7 @@ from router_core.types import GENERATION_PATHS
 from router_core.workers import WorkerPool
 from slime_retries.settings import Settings
 
-__all__ = ["TEMPORARY", "Aborted", "Ask", "Attempts", "changes_nothing"]
+__all__ = ["TEMPORARY", "Ask", "Attempts", "changes_nothing"]
 
 logger = logging.getLogger(__name__)
 

@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
 from router_core import Exchange, Worker, hookimpl
-from router_core.errors import HTTPError
+from router_core.errors import Aborted, HTTPError
 from router_core.exchange import Reply, Request
 from router_core.hookspecs import WorkerChange
 from router_core.router import Router
 from router_core.types import Endings
-from slime_retries.attempts import TEMPORARY, Aborted, Attempts, changes_nothing
+from slime_retries.attempts import TEMPORARY, Attempts, changes_nothing
 from slime_retries.beginning import begun
 from slime_retries.breaker import Thresholds
 from slime_retries.breakers import Breakers
