@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain
 from types import TracebackType
 
 import anyio
@@ -75,7 +76,14 @@ class Watch:
         self.loop = loop
         self.farewell = farewell
         self._young: set[_Watched] = set()
+        self._old: set[_Watched] = set()
         self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def exchanges(self) -> Iterator[Exchange]:
+        """What clients wait for now, and what plugins have made of it."""
+        for watched in chain(self._young, self._old):
+            yield from watched.exchange.all_parts()
 
     def cancelling(self, receive: Receive, exchange: Exchange) -> _Watched:
         """The context manager. The request's body must have been read from ``receive``."""
@@ -88,23 +96,25 @@ class Watch:
 
     def discard(self, watched: _Watched) -> None:
         self._young.discard(watched)
+        self._old.discard(watched)
 
     def _look(self) -> None:
         self._timer = None
         for watched in self._young:
             watched.begin()
+        self._old |= self._young
         self._young.clear()
 
 
 class _Watched:
     """One request under a Watch."""
 
-    __slots__ = ("_cancelled", "_exchange", "_farewell", "_over", "_receive", "_task", "_waiting", "_watch")
+    __slots__ = ("_cancelled", "_farewell", "_over", "_receive", "_task", "_waiting", "_watch", "exchange")
 
     def __init__(self, watch: Watch, receive: Receive, exchange: Exchange) -> None:
         self._watch = watch
         self._receive = receive
-        self._exchange = exchange
+        self.exchange = exchange
         self._cancelled = self._over = False
         self._waiting: asyncio.Task[None] | None = None
         self._farewell: asyncio.TimerHandle | None = None
@@ -129,7 +139,7 @@ class _Watched:
         message = await self._receive()
         # Middleware that replays the body answers at once, for ever: it cannot tell when the client leaves.
         if message["type"] == "http.disconnect" and not self._over:
-            if self._watch.farewell(self._exchange):
+            if self._watch.farewell(self.exchange):
                 self._farewell = self._watch.loop.call_later(_FAREWELL_S, self._cancel)
             else:
                 self._cancel()
@@ -144,9 +154,8 @@ class _Watched:
         self._over = True
         if self._farewell is not None:
             self._farewell.cancel()
-        if self._waiting is None:
-            self._watch.discard(self)
-        elif kind is not None:
+        self._watch.discard(self)
+        if self._waiting is not None and kind is not None:
             # After a whole reply the server ends receive() by itself. A cancelled task leaves cycles behind,
             # which under load kept the garbage collector busy for a twentieth of the time.
             self._waiting.cancel()

@@ -338,23 +338,20 @@ class Exchange:
     @property
     def workers(self) -> list[Worker]:
         """The workers that this one, and those made for it, are with now."""
-        return [each.worker for each in self._with_workers() if each.worker is not None]
+        return [each.worker for each in self.all_parts() if each.worker is not None]
 
-    def _with_workers(self) -> Iterator[Exchange]:
-        if self.worker is not None:
-            yield self
+    def all_parts(self) -> Iterator[Exchange]:
+        """This one, and those that plugins have made for it."""
+        yield self
         for part in self._parts:
-            yield from part._with_workers()
+            yield from part.all_parts()
 
     def hang_up(self) -> list[Exchange]:
         """The client has gone. Returns this one, and those made for it, as far as they are with a worker."""
-        self._mark_gone()
-        return list(self._with_workers())
-
-    def _mark_gone(self) -> None:
-        self.gone = True
-        for part in self._parts:
-            part._mark_gone()
+        everything = list(self.all_parts())
+        for each in everything:
+            each.gone = True
+        return [each for each in everything if each.worker is not None]
 
     def on_close(self, callback: Callable[[], object]) -> None:
         """Call ``callback`` once when the exchange ends, however it ends."""

@@ -55,16 +55,18 @@ class Control:
     on its way, as they would see one that is proxied, and its outcome when the exchange ends.
     """
 
+    under_way: UnderWay  # from setup on
+
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.gate = Gate()
-        self.under_way = UnderWay()
         self._router: Router | None = None
         self._fleet: Fleet | None = None
         self._ending: Ending | None = None
 
     @hookimpl
     def setup(self, router: Router) -> None:
+        self.under_way = UnderWay(lambda: router.clients.exchanges)
         router.components.register("endings", self)
 
     async def settled(self, worker: Worker) -> None:

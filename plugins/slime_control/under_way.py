@@ -7,9 +7,9 @@ SGLang ends a request by its ``rid``, and all whose rids begin with what is name
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import chain, count
+from itertools import count
 from typing import Any
 from uuid import uuid4
 
@@ -28,42 +28,47 @@ _OURS = re.compile(rb'[ \t\r\n]*\{[ \t\r\n]*"rid":"([0-9a-f]{32})"')
 
 
 class UnderWay:
-    """Changed only by functions without ``await``: one event loop needs no lock.
+    """Changed only by functions without ``await``: one event loop needs no lock. ``open``: all exchanges of now.
 
-    ``name`` costs a search of the body and a copy of it, and parses only what brings a ``rid`` of its own.
+    ``name`` costs a search of the body and a copy of it; it parses, and remembers, only what brings a ``rid`` of its
+    own. Names that it gave are found in the bodies, when somebody asks for one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, open: Callable[[], Iterable[Exchange]]) -> None:
+        self._open = open
         self._by_name: dict[str, Exchange] = {}
         # Our names: the prefix and a number, all of one length. No name may be the beginning of another one.
-        self._by_number: dict[int, Exchange] = {}
         self._numbers = count()
-        self._prefix = uuid4().hex[:20].encode()
-
-    def __len__(self) -> int:
-        return len(self._by_name) + len(self._by_number)
+        self._prefix = uuid4().hex[:20]
+        self._field = f'"rid":"{self._prefix}%012x"'.encode()
 
     def name(self, exchange: Exchange) -> None:
         """``exchange`` begins, under the name that it has or gets."""
         request = exchange.request
-        brought = b'"rid"' in request.body
-        rids = rids_of(request) if brought else None
-        if rids is not None:
-            for name in rids:
-                self._by_name[name] = exchange
-            exchange.on_close(partial(self._ended, rids, exchange))
+        if b'"rid"' in request.body:
+            self._keep_name(exchange)
         elif request.target in _NAMED or request.path in _NAMED_PATHS:
-            number = next(self._numbers)
-            field = b'"rid":"%b%012x"' % (self._prefix, number)
             try:
-                if brought and "rid" in request.json():  # null
-                    request.replace_json({**request.json(), **orjson.loads(b"{%b}" % field)})
-                else:
-                    request.add_field(field)
+                request.add_field(self._field % next(self._numbers))
             except BadRequest:
                 return  # the worker says so in its own words
-            self._by_number[number] = exchange
-            exchange.on_close(partial(self._by_number.pop, number))
+
+    def _keep_name(self, exchange: Exchange) -> None:
+        """A name may be in the body of ``exchange``; if there is none, it gets one."""
+        request = exchange.request
+        rids = rids_of(request)
+        if rids is None and request.path in _NAMED_PATHS:
+            field = self._field % next(self._numbers)
+            if "rid" in request.json():  # null
+                request.replace_json({**request.json(), **orjson.loads(b"{%b}" % field)})
+            else:  # deeper in the body
+                request.add_field(field)
+            rids = rids_of(request)
+        if rids is None:
+            return
+        for name in rids:
+            self._by_name[name] = exchange
+        exchange.on_close(partial(self._ended, rids, exchange))
 
     def _ended(self, names: list[str], exchange: Exchange) -> None:
         for name in names:
@@ -84,11 +89,19 @@ class UnderWay:
                 exchange.hang_up()
 
     def _matching(self, prefix: str) -> Iterator[Exchange]:
-        ours = ((b"%b%012x" % (self._prefix, number), each) for number, each in self._by_number.items())
-        for name, exchange in chain(self._by_name.items(), ((name.decode(), each) for name, each in ours)):
+        for name, exchange in self._names(prefix):
             # The second: one sequence of a batch.
             if name.startswith(prefix) or prefix.startswith(f"{name}_"):
                 yield exchange
+
+    def _names(self, prefix: str) -> Iterator[tuple[str, Exchange]]:
+        """All names, but without ours when ``prefix`` can be none of them."""
+        yield from self._by_name.items()
+        if prefix.startswith(self._prefix) or self._prefix.startswith(prefix):
+            for exchange in self._open():
+                ours = _OURS.match(exchange.request.body)
+                if ours is not None:
+                    yield ours[1].decode(), exchange
 
 
 def rids_of(request: Request) -> list[str] | None:
