@@ -17,6 +17,7 @@ __all__ = [
     "Receive",
     "Scope",
     "Send",
+    "Stillness",
     "TextEncoder",
     "Tokenizer",
 ]
@@ -60,6 +61,14 @@ class Endings(Protocol):
 
     async def settled(self, worker: Worker) -> None:
         """Return when ``worker`` has answered those of this moment, after two seconds at the latest."""
+        ...
+
+
+class Stillness(Protocol):
+    """Knows when engines that are well may say nothing; the component ``"stillness"``."""
+
+    def excuses(self, began: float) -> bool:
+        """True when a probe that began at ``began`` (loop time) may have waited for the end of such a time."""
         ...
 
 

@@ -23,6 +23,7 @@ from slime_control.fan_out import CONNECTIONS, FanOut
 from slime_control.fleet import Fleet
 from slime_control.gate import Gate
 from slime_control.settings import Settings
+from slime_control.stillness import Stillness
 from slime_control.under_way import UnderWay, renamed_by_the_engine, rids_of
 
 __all__ = ["Control", "add_options", "make_plugin"]
@@ -60,6 +61,7 @@ class Control:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.gate = Gate()
+        self.stillness = Stillness(self.gate)
         self._router: Router | None = None
         self._fleet: Fleet | None = None
         self._ending: Ending | None = None
@@ -68,6 +70,7 @@ class Control:
     def setup(self, router: Router) -> None:
         self.under_way = UnderWay(lambda: router.clients.exchanges)
         router.components.register("endings", self)
+        router.components.register("stillness", self.stillness)
 
     async def settled(self, worker: Worker) -> None:
         """See :class:`router_core.types.Endings`."""
@@ -185,7 +188,8 @@ class Control:
         async def run() -> None:
             nonlocal outcome
             try:
-                outcome = await fleet.call(call, request)
+                with self.stillness.during(call):
+                    outcome = await fleet.call(call, request)
             except HTTPError as error:
                 outcome = error
             except Exception as error:

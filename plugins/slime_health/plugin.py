@@ -12,14 +12,14 @@ from contextlib import asynccontextmanager
 
 import anyio
 
-from router_core import Exchange, HTTPError, Worker, hookimpl
+from router_core import HTTPError, Worker, hookimpl
 from router_core.errors import WorkerTimeout
 from router_core.hookspecs import WorkerChange
 from router_core.router import Router
+from router_core.types import Stillness
 from slime_health.judge import Judge, Unwell, fit, weight
 from slime_health.probe import Probe
 from slime_health.settings import Settings, add_options
-from slime_health.stillness import Stillness
 
 __all__ = ["Health", "add_options", "make_plugin"]
 
@@ -62,12 +62,13 @@ class Health:
         self._router: Router | None = None
         self._watches: dict[Worker, _Watch] = {}
         self._next_look = -math.inf
-        self._stillness = Stillness()
+        self._stillness: Stillness | None = None
 
     @hookimpl
     @asynccontextmanager
     async def lifespan(self, router: Router) -> AsyncIterator[None]:
         self._router = router if self.settings.enabled else None
+        self._stillness = router.components.get("stillness") if "stillness" in router.components else None
         try:
             yield
         finally:
@@ -87,10 +88,6 @@ class Health:
         elif change in ("quarantined", "stale"):
             watch.judge.distrust()
             watch.woken.set()
-
-    @hookimpl
-    async def pre_request(self, exchange: Exchange) -> None:
-        self._stillness.see(exchange)
 
     @hookimpl
     def attempt_failed(self, worker: Worker, error: HTTPError | None) -> None:
@@ -154,8 +151,7 @@ class Health:
                 before = _standing(router, worker)
                 said = await probe.weight_version()
         except HTTPError as error:
-            excused = isinstance(error, WorkerTimeout | Unwell) and self._stillness.excuses(began)
-            if watch.judge is judge and not excused:
+            if watch.judge is judge and not self._excused(error, began):
                 self._failed(router, watch, error, began=began, now=anyio.current_time())
             return
         if watch.judge is not judge or _standing(router, worker) != before:
@@ -163,6 +159,11 @@ class Health:
             return
         judge.passed()
         self._weigh(router, watch, said)
+
+    def _excused(self, error: HTTPError, began: float) -> bool:
+        """Whether engines that are well may have said nothing to a probe that began at ``began``."""
+        still = self._stillness
+        return isinstance(error, WorkerTimeout | Unwell) and still is not None and still.excuses(began)
 
     # Verdicts.
 
