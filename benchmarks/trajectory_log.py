@@ -20,10 +20,11 @@ import orjson
 from tokenizers import Tokenizer
 
 from benchmarks.histories import TALK, Histories, record
+from router_core.record_log import LogDirectory, RecordLog
 from slime_engine.model import load_model
+from slime_radix_cache.log_records import TRAJECTORIES
 from slime_radix_cache.logged_trajectories import LoggedTrajectories
 from slime_radix_cache.trajectories import Limits, Trajectories
-from slime_radix_cache.trajectory_log import TrajectoryLog
 
 _LIMITS = Limits(versions=0)
 
@@ -33,7 +34,8 @@ def _cut(ids: bytes, text: bytes) -> tuple[int, int]:
 
 
 def _opened(directory: Path) -> LoggedTrajectories:
-    return LoggedTrajectories(_LIMITS, _cut, TrajectoryLog(directory, "benchmark"))
+    log = RecordLog(LogDirectory(directory, "--directory"), TRAJECTORIES, "benchmark")
+    return LoggedTrajectories(_LIMITS, _cut, log)
 
 
 def _filled(kept: Trajectories, histories: Histories, conversations: int) -> tuple[float, float]:
@@ -66,7 +68,7 @@ def main() -> None:
             without.append(_filled(Trajectories(_LIMITS, _cut), histories, options.conversations))
             kept = _opened(directory / "log")
             logged.append(_filled(kept, histories, options.conversations))
-            size = kept.log.as_dict()["bytes"]
+            size = kept.log.size_bytes
             kept.close()
             begun = time.perf_counter()
             again = _opened(directory / "log")

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import gc
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from router_core.errors import StartupError
+from router_core.record_log import RecordLog
 from slime_radix_cache.log_records import Answered, Asked, Gone, Record, Seen
 from slime_radix_cache.matching import Around, Cut
 from slime_radix_cache.segments import Context, Response, Segment, said_before
 from slime_radix_cache.text_index import Node, text_of
 from slime_radix_cache.trajectories import Limits, Sampled, Trajectories
-from slime_radix_cache.trajectory_log import TrajectoryLog
 
 __all__ = ["LoggedTrajectories"]
 
 
 @dataclass(slots=True)
 class _Replay:
-    """What is needed while the log is read: ``serial`` is that of the record that is being told again.
-
-    ``orphans`` are segments whose parent has been left out of the log: so they have gone too, which is told later.
-    """
+    """What is needed while the log is read: ``serial`` is that of the record that is being told again."""
 
     serial: int = 0
     segments: dict[int, Segment] = field(default_factory=dict)
-    orphans: set[int] = field(default_factory=set)
 
 
 class LoggedTrajectories(Trajectories):
@@ -42,7 +34,7 @@ class LoggedTrajectories(Trajectories):
         self,
         limits: Limits,
         cut: Cut,
-        log: TrajectoryLog,
+        log: RecordLog,
         around: Around = lambda text, position: None,
     ) -> None:
         super().__init__(limits, cut, around)
@@ -51,21 +43,16 @@ class LoggedTrajectories(Trajectories):
         self._told_versions: set[str] = set()
         self._unwritten: list[Record] = []
         self._replay: _Replay | None = _Replay()
-        try:
-            with _no_collector():
-                log.replay(self._again)
-            if self._replay.orphans:
-                lost = len(self._replay.orphans)
-                raise StartupError(f"--trajectory-log: {lost} records go on from what is not there")
-        except BaseException:
-            log.close()
-            raise
+        log.replay(self._again)
         self._replay = None
         self._incomplete &= self._sessions.keys()
 
     async def tidy(self) -> None:
         """Keep the log small, for ever."""
-        await self.log.tidy(lambda session: session in self._sessions)
+        await self.log.tidy(self._is_needed)
+
+    def _is_needed(self, record: Record) -> bool:
+        return isinstance(record, Seen) or (isinstance(record, Gone) and record.session in self._sessions)
 
     def close(self) -> None:
         """Let go of the log."""
@@ -166,7 +153,6 @@ class LoggedTrajectories(Trajectories):
         elif isinstance(record, Gone):
             self._remove_again(record)
         else:
-            assert isinstance(record, Seen)  # narrowing: headers are the log's own
             self._see(record.version)
 
     def _add_again(self, record: Asked | Answered) -> None:
@@ -175,10 +161,7 @@ class LoggedTrajectories(Trajectories):
         context: Context = None
         text = record.text
         if record.parent:
-            parent = replay.segments.get(record.parent)
-            if parent is None:
-                replay.orphans.add(record.serial)
-                return
+            parent = replay.segments[record.parent]
             context = parent, record.kept
             text = text_of(_end(parent))[: record.shared] + text
         replay.serial = record.serial
@@ -205,7 +188,6 @@ class LoggedTrajectories(Trajectories):
         if segment is not None:
             self._evict(segment) if record.evicted else self._remove(segment)
             return
-        replay.orphans.discard(record.serial)
         if record.session is not None:  # it is told for this alone
             self._incomplete.add(record.session)
             before = replay.segments.get(record.before)
@@ -220,17 +202,6 @@ class LoggedTrajectories(Trajectories):
     def _keep_to_limits(self, newest: Segment | None = None) -> None:
         if self._replay is None:
             super()._keep_to_limits(newest)
-
-
-@contextmanager
-def _no_collector() -> Iterator[None]:
-    """Nothing of what is read can be thrown away; looking for it takes a third of the time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        (gc.enable if enabled else gc.disable)()
 
 
 def _end(segment: Segment) -> Node:

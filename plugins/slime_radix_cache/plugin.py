@@ -15,6 +15,8 @@ from starlette.routing import BaseRoute
 from router_core import hookimpl
 from router_core.errors import BadRequest, HTTPError
 from router_core.exchange import Exchange
+from router_core.fingerprint import fingerprint
+from router_core.record_log import LogDirectory, RecordLog
 from router_core.router import Router
 from router_core.types import Tokenizer
 from router_core.weights import WeightUpdate
@@ -22,6 +24,7 @@ from slime_radix_cache.aborts import Aborts, Generation
 from slime_radix_cache.checkpoint import eos_ids, load_tokenizer
 from slime_radix_cache.encoding import Encoder
 from slime_radix_cache.interruptions import Interruptions
+from slime_radix_cache.log_records import TRAJECTORIES
 from slime_radix_cache.logged_trajectories import LoggedTrajectories
 from slime_radix_cache.matching import Around, Cut
 from slime_radix_cache.mending import MendedStream
@@ -35,7 +38,6 @@ from slime_radix_cache.spelling import Spelling
 from slime_radix_cache.tally import Tally
 from slime_radix_cache.templates import ChatTemplate
 from slime_radix_cache.trajectories import Limits, Trajectories
-from slime_radix_cache.trajectory_log import TrajectoryLog, fingerprint
 from slime_radix_cache.turns import Turn, Turns
 from slime_radix_cache.whole_answers import WholeAnswers
 
@@ -67,6 +69,7 @@ class RadixCache:
         self._settings = settings
         self._tally = Tally()
         self._interruptions = Interruptions()
+        self._logs: LogDirectory | None = None
         self._logged: LoggedTrajectories | None = None
 
     @hookimpl
@@ -82,7 +85,7 @@ class RadixCache:
         spelling = Spelling(tokenizer, encoder.abilities.lead)
         limits = Limits(settings.max_tokens, settings.max_bytes, settings.gc_threshold_k)
         around = encoder.abilities.special.around
-        self._trajectories = self._begin_trajectories(limits, spelling.cut, around, tokenizer)
+        self._trajectories = self._begin_trajectories(router, limits, spelling.cut, around)
         self._streams = OpenStreams()
         self._turns = Turns(
             self._trajectories, encoder, spelling, self._tally, self._streams, verbose=settings.verbose
@@ -103,14 +106,17 @@ class RadixCache:
             resume=settings.resume_aborted,
         )
 
-    def _begin_trajectories(
-        self, limits: Limits, cut: Cut, around: Around, tokenizer: Tokenizer
-    ) -> Trajectories:
-        """Empty ones, or those of the log. Raises StartupError."""
-        directory = self._settings.trajectory_log
-        if directory is None:
+    def _begin_trajectories(self, router: Router, limits: Limits, cut: Cut, around: Around) -> Trajectories:
+        """Empty ones, or those of the log, of which other plugins may have one in ``"log_directory"``.
+
+        Raises StartupError.
+        """
+        path = self._settings.trajectory_log
+        if path is None:
             return Trajectories(limits, cut, around)
-        log = TrajectoryLog(directory, fingerprint(tokenizer))
+        self._logs = LogDirectory(path, "--trajectory-log")
+        router.components.register("log_directory", self._logs)
+        log = RecordLog(self._logs, TRAJECTORIES, fingerprint(router.components.get("tokenizer")))
         self._logged = LoggedTrajectories(limits, cut, log, around)
         return self._logged
 
@@ -144,7 +150,7 @@ class RadixCache:
             "evictions": dict(kept.evicted),
             **self._tally.as_dict(),
             "tokenizer": self._encoder.as_dict(),
-            **({"log": self._logged.log.as_dict()} if self._logged is not None else {}),
+            **({"log": self._logs.as_dict()} if self._logs is not None else {}),
         }
 
     @hookimpl

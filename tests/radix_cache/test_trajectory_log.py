@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 import httpx
@@ -22,22 +22,29 @@ from radix_cache.test_model import Model
 from radix_cache.toy import EOS, TOKENS, cut, encode, pack, sampled, spell
 from router_core.cli import build
 from router_core.errors import StartupError
+from router_core.record_frames import Frames
+from router_core.record_log import Header, LogDirectory, RecordLog
 from routers import Running, Start
-from slime_radix_cache import log_records
-from slime_radix_cache.log_records import Seen, frame, frames
+from slime_radix_cache.log_records import TRAJECTORIES, Answered, Asked, Gone, Seen
 from slime_radix_cache.logged_trajectories import LoggedTrajectories
 from slime_radix_cache.segments import Response, Segment, context_ids, links
 from slime_radix_cache.text_index import Node, text_of
 from slime_radix_cache.trajectories import Limits, Trajectories
-from slime_radix_cache.trajectory_log import TrajectoryLog
 
 WORDS = [1, 2, 3, 4, 5, 6, 7, 8]
+FRAMES = Frames([Header, Asked, Answered, Gone, Seen])
+
+
+class Sown(NamedTuple):
+    """A record of a kind that nobody knows."""
+
+    version: str
 
 
 def opened(
     directory: Path, limits: Limits | None = None, *, file_bytes: int = 1 << 20, tokenizer: str = "toy"
 ) -> LoggedTrajectories:
-    log = TrajectoryLog(directory, tokenizer, file_bytes)
+    log = RecordLog(LogDirectory(directory, "--trajectory-log"), TRAJECTORIES, tokenizer, file_bytes)
     return LoggedTrajectories(limits if limits is not None else Limits(), cut, log)
 
 
@@ -237,7 +244,7 @@ async def test_files_that_are_half_empty_are_written_again_without_what_has_gone
         await tidied(kept, lambda: not kept.log._due())
         size = sum(path.stat().st_size for path in files(directory))
         assert size < written
-        assert kept.log.as_dict() == {"files": len(files(directory)), "bytes": size, "failed": None}
+        assert (kept.log.files, kept.log.size_bytes, kept.log.failed) == (len(files(directory)), size, None)
         assert len(files(directory)) < 8
         again = after_a_kill(kept, directory, limits)
         pictured = picture(again)
@@ -308,7 +315,7 @@ def test_a_record_without_its_end_is_dropped_and_the_others_stay(
     kept.close()
     [path] = files(tmp_path / "log")
     whole = path.read_bytes()
-    *_, before, (start, end, _) = frames(memoryview(whole))
+    *_, before, (start, end, _) = FRAMES.read(memoryview(whole))
     assert (before[1], end) == (start, len(whole))
     for length in range(start, end):
         caplog.clear()
@@ -328,7 +335,7 @@ def test_whatever_is_damaged_ends_the_start_and_says_where(tmp_path: Path) -> No
     kept.close()
     [path] = files(tmp_path / "log")
     whole = path.read_bytes()
-    for start, end, _ in frames(memoryview(whole)):
+    for start, end, _ in FRAMES.read(memoryview(whole)):
         for place in range(start, end):
             damaged = bytearray(whole)
             damaged[place] ^= 1 << place % 8
@@ -372,7 +379,7 @@ def test_a_record_that_goes_on_from_one_that_is_not_there_ends_the_start(tmp_pat
     kept.close()
     [path] = files(tmp_path / "log")
     whole = path.read_bytes()
-    (_, header, _), (_, first, _), _ = frames(memoryview(whole))
+    (_, header, _), (_, first, _), _ = FRAMES.read(memoryview(whole))
     path.write_bytes(whole[:header] + whole[first:])
     with pytest.raises(StartupError, match="2 records go on from what is not there"):
         opened(tmp_path / "log")
@@ -392,9 +399,7 @@ def test_one_log_has_one_writer_and_nobody_else_may_read_it(tmp_path: Path) -> N
     opened(tmp_path / "log").close()
 
 
-def test_a_directory_that_cannot_be_used_ends_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_directory_that_cannot_be_used_ends_the_start(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StartupError, match="file"):
         opened(tmp_path / "file")
@@ -402,11 +407,10 @@ def test_a_directory_that_cannot_be_used_ends_the_start(
     with pytest.raises(StartupError, match=r"00000001.trajectories: Is a directory"):
         opened(tmp_path / "log")
     (tmp_path / "log" / "00000001.trajectories").rmdir()
-    (tmp_path / "log" / "00000001.trajectories").write_bytes(b"".join(frame([Seen("1")])))
+    (tmp_path / "log" / "00000001.trajectories").write_bytes(b"".join(FRAMES.write([Seen("1")])))
     with pytest.raises(StartupError, match="no log of this version"):
         opened(tmp_path / "log")
-    monkeypatch.setitem(log_records._NAMES, Seen, "sown")
-    (tmp_path / "log" / "00000001.trajectories").write_bytes(b"".join(frame([Seen("1")])))
+    (tmp_path / "log" / "00000001.trajectories").write_bytes(b"".join(Frames([Sown]).write([Sown("1")])))
     with pytest.raises(StartupError, match="damaged at byte 0"):
         opened(tmp_path / "log")
 
@@ -448,7 +452,7 @@ async def test_files_that_cannot_be_written_again_are_tried_again_later(
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full_at_first)
-    monkeypatch.setattr("slime_radix_cache.trajectory_log._TRY_AGAIN_S", 0.05)
+    monkeypatch.setattr("router_core.record_log._TRY_AGAIN_S", 0.05)
     await tidied(kept, lambda: not kept.log._due())
     [record] = caplog.records
     assert "No space left on device" in record.getMessage()
@@ -464,7 +468,7 @@ def test_texts_that_share_a_long_beginning_are_logged_once(tmp_path: Path) -> No
         match = kept.find_to_continue(text.encode(), "one")
         kept.record(match.context, pack(*encode(text[match.position :])), text.encode(), sampled(1, 3), "one")
         text += spell([1, 3]) + "<" * turn
-    size = kept.log.as_dict()["bytes"]
+    size = kept.log.size_bytes
     assert 10_000 + 4 * 5000 < size < 40_000
     kept.close()
 

@@ -1,0 +1,72 @@
+"""How the records of a log stand in a file.
+
+A *frame* is what one change wrote, with one system call: its length, its CRC-32, a CRC-32 of these two, and msgpack. A
+process that is killed leaves a beginning of a frame at most, which cannot be taken for a damaged one: there the
+second CRC is whole and wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from struct import Struct
+from typing import Any
+from zlib import crc32
+
+import msgpack  # type: ignore[import-untyped]  # it has no annotations
+
+__all__ = ["Damaged", "Frames", "Torn"]
+
+_HEAD = Struct("<III")
+_LENGTH_AND_SUM = Struct("<II")
+
+
+class Torn(Exception):
+    """The last frame has no end; ``offset`` is where it begins."""
+
+    def __init__(self, offset: int) -> None:
+        super().__init__(offset)
+        self.offset = offset
+
+
+class Damaged(Torn):
+    """A frame is not what was written."""
+
+
+class Frames:
+    """Writes and reads records of these ``kinds``: NamedTuples, each known by its name in small letters."""
+
+    def __init__(self, kinds: Sequence[type[Any]]) -> None:
+        self._kinds = {kind.__name__.lower(): kind for kind in kinds}
+        self._names = {kind: name for name, kind in self._kinds.items()}
+
+    def write(self, records: Sequence[Any]) -> tuple[bytes, bytes]:
+        """The two pieces of a frame with ``records``."""
+        payload: bytes = msgpack.packb([(self._names[type(record)], *record) for record in records])
+        head = _LENGTH_AND_SUM.pack(len(payload), crc32(payload))
+        return head + crc32(head).to_bytes(4, "little"), payload
+
+    def read(self, data: memoryview) -> Iterator[tuple[int, int, list[Any]]]:
+        """Where each frame in ``data`` begins and ends, and its records. Raises Torn or Damaged."""
+        offset = 0
+        while offset < len(data):
+            start = offset + _HEAD.size
+            if start > len(data):
+                raise Torn(offset)
+            length, checksum, head_sum = _HEAD.unpack_from(data, offset)
+            if crc32(data[offset : offset + _LENGTH_AND_SUM.size]) != head_sum:
+                raise Damaged(offset)
+            end = start + length
+            if end > len(data):
+                raise Torn(offset)
+            payload = data[start:end]
+            if crc32(payload) != checksum:
+                raise Damaged(offset)
+            yield offset, end, self._records(payload, offset)
+            offset = end
+
+    def _records(self, payload: memoryview, offset: int) -> list[Any]:
+        try:
+            content: list[tuple[Any, ...]] = msgpack.unpackb(payload, use_list=False)
+            return [self._kinds[kind](*fields) for kind, *fields in content]
+        except (ValueError, TypeError, KeyError):
+            raise Damaged(offset) from None
