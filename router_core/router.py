@@ -64,6 +64,7 @@ class Router:
             self.pool, self.hooks.select_worker, limits, self.worker_tls, on_failure, settings.addresses
         )
         self._clients: Watch | None = None
+        self._started: anyio.Event | None = None
         self._stopping: anyio.Event | None = None
         self._tasks: TaskGroup | None = None
         self._http: httpx.AsyncClient | None = None
@@ -82,6 +83,12 @@ class Router:
         """Notices clients that hang up."""
         assert self._clients is not None, "the router is not serving"
         return self._clients
+
+    @property
+    def started(self) -> anyio.Event:
+        """Set when all lifespans are entered: a plugin that remembers workers has them again."""
+        assert self._started is not None, "the router is not serving"
+        return self._started
 
     @property
     def stopping(self) -> anyio.Event:
@@ -133,7 +140,7 @@ class Router:
             ):
                 self._announcing = anyio.Lock()
                 self._clients = Watch(asyncio.get_running_loop(), self._hung_up)
-                self._stopping = anyio.Event()
+                self._started, self._stopping = anyio.Event(), anyio.Event()
                 ended = anyio.Event()
                 self._tasks = await life.start(_host_tasks, ended)
                 async with AsyncExitStack() as stack:
@@ -142,6 +149,7 @@ class Router:
                     known = {worker.url for worker in self.pool}  # of a plugin that remembers them
                     for url in (url for url in self.settings.worker_urls if url not in known):
                         self._tasks.start_soon(self.add_worker, url)
+                    self._started.set()
                     try:
                         yield
                     finally:
