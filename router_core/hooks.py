@@ -1,4 +1,4 @@
-"""Awaits hook implementations in order; nothing else touches an asynchronous hook.
+"""Hook implementations in the order in which they are called.
 
 pluggy is synchronous: with ``async def`` implementations ``firstresult=True`` would return the first
 coroutine, even one that yields None. And pluggy calls the last registered first, which is turned round here, once.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from router_core.weights import WeightUpdate
     from router_core.workers import Worker
 
-__all__ = ["Hooks", "blamed", "hook_names", "new_plugin_manager"]
+__all__ = ["Hooks", "a_reply", "blamed", "failure", "hook_names", "new_plugin_manager"]
 
 logger = logging.getLogger(__name__)
 
@@ -81,15 +81,16 @@ def _takes(function: Callable[..., Any], takes: Sequence[str], offered: Sequence
 
 
 class Hooks:
-    """The implementations of a router's plugins, ready to be called. A hook that nobody implements is empty."""
+    """The implementations of a router's plugins, ready to be called. A hook that nobody implements is empty.
+
+    ``pre_request`` and ``forward`` are awaited by the router itself: a coroutine in between costs each request.
+    """
 
     def __init__(self, manager: pluggy.PluginManager) -> None:
         _refuse_unknown(manager)
-        self.pre_request: list[tuple[str, Callable[..., Awaitable[Any]]]] = _in_order(manager, "pre_request")
-        self.post_response: list[tuple[str, Callable[..., Awaitable[None]]]] = _in_order(
-            manager, "post_response"
-        )[::-1]
-        self.forward: list[tuple[str, Callable[..., Awaitable[Any]]]] = _in_order(manager, "forward")
+        self.pre_request = _in_order(manager, "pre_request")
+        self.post_response = _in_order(manager, "post_response")[::-1]
+        self.forward = _in_order(manager, "forward")
         self.attempt_failed = _in_order(manager, "attempt_failed")
         self._client_gone = _in_order(manager, "client_gone")
         self._select_worker = _in_order(manager, "select_worker")
@@ -98,28 +99,6 @@ class Hooks:
         self.setup = _at_start(manager, "setup")
         self.routes = _at_start(manager, "routes")
         self.lifespan = [(plugin, _entered(plugin, life)) for plugin, life in _in_order(manager, "lifespan")]
-
-    async def call_pre_request(self, exchange: Exchange) -> Reply | None:
-        """The first reply of a plugin, or None."""
-        for plugin, function in self.pre_request:
-            try:
-                reply = await function(exchange)  # Any: a plugin may return what it should not
-            except Exception as error:
-                raise _failure(plugin, "pre_request", error) from error
-            if reply is not None:
-                return _a_reply(plugin, "pre_request", reply)
-        return None
-
-    async def call_forward(self, exchange: Exchange, request: Request) -> Reply | None:
-        """The first reply of a plugin, or None."""
-        for plugin, function in self.forward:
-            try:
-                reply = await function(exchange, request)  # Any: a plugin may return what it should not
-            except Exception as error:
-                raise _failure(plugin, "forward", error) from error
-            if reply is not None:
-                return _a_reply(plugin, "forward", reply)
-        return None
 
     def call_attempt_failed(self, worker: Worker, request: Request, error: HTTPError | None) -> None:
         """Tell each plugin; a failure is logged."""
@@ -145,10 +124,10 @@ class Hooks:
             try:
                 await function(exchange)
             except Exception as error:
-                raise _failure(plugin, "post_response", error) from error
+                raise failure(plugin, "post_response", error) from error
             if not isinstance(exchange.reply, Reply):
                 wrong = TypeError(f"left {exchange.reply!r} as the exchange's reply")
-                raise _failure(plugin, "post_response", wrong)
+                raise failure(plugin, "post_response", wrong)
 
     def select_worker(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker | None:
         """The first choice of a plugin, or None."""
@@ -156,11 +135,11 @@ class Hooks:
             try:
                 worker: Worker | None = function(exchange, workers)
             except Exception as error:
-                raise _failure(plugin, "select_worker", error) from error
+                raise failure(plugin, "select_worker", error) from error
             if worker is not None:
                 if worker not in workers:
                     wrong = ValueError(f"not among those offered: {worker!r}")
-                    raise _failure(plugin, "select_worker", wrong)
+                    raise failure(plugin, "select_worker", wrong)
                 return worker
         return None
 
@@ -171,7 +150,7 @@ class Hooks:
             try:
                 await function(update)
             except Exception as error:
-                failure = _failure(plugin, "on_weight_update", error)
+                failure = failure(plugin, "on_weight_update", error)
                 failed = failed or failure
         if failed is not None:
             raise failed
@@ -185,13 +164,15 @@ class Hooks:
                 logger.exception("plugin %r failed in worker_changed", plugin)
 
 
-def _a_reply(plugin: str, hook: str, reply: object) -> Reply:
+def a_reply(plugin: str, hook: str, reply: object) -> Reply:
+    """``reply``, which ``plugin`` has returned. Raises PluginFailed when it is none."""
     if not isinstance(reply, Reply):
-        raise _failure(plugin, hook, TypeError(f"wanted a router_core.Reply or None, got {reply!r}"))
+        raise failure(plugin, hook, TypeError(f"wanted a router_core.Reply or None, got {reply!r}"))
     return reply
 
 
-def _failure(plugin: str, hook: str, error: Exception) -> HTTPError:
+def failure(plugin: str, hook: str, error: Exception) -> HTTPError:
+    """What becomes of an ``error`` that ``plugin`` has raised."""
     if isinstance(error, HTTPError):
         return error
     logger.error("plugin %r failed in %s", plugin, hook, exc_info=error)

@@ -19,7 +19,7 @@ from router_core.access import auth_headers
 from router_core.addresses import CheckedTransport
 from router_core.client import Watch
 from router_core.exchange import Exchange, Reply, Request
-from router_core.hooks import Hooks
+from router_core.hooks import Hooks, a_reply, failure
 from router_core.hookspecs import WorkerChange
 from router_core.proxy import Proxy
 from router_core.registry import ComponentRegistry
@@ -169,10 +169,16 @@ class Router:
         Raises HTTPError.
         """
         hooks = self.hooks
-        reply = await hooks.call_pre_request(exchange) if hooks.pre_request else None
-        if reply is None:
-            reply = await self._forward(exchange, exchange.request)
-        exchange.reply = reply
+        for plugin, pre_request in hooks.pre_request:
+            try:
+                reply = await pre_request(exchange)
+            except Exception as error:
+                raise failure(plugin, "pre_request", error) from error
+            if reply is not None:
+                exchange.reply = a_reply(plugin, "pre_request", reply)
+                break
+        else:
+            exchange.reply = await self._forward(exchange, exchange.request)
         if hooks.post_response:
             await hooks.call_post_response(exchange)
         return exchange.reply
@@ -187,10 +193,13 @@ class Router:
         return await self._forward(exchange, request)
 
     async def _forward(self, exchange: Exchange, request: Request) -> Reply:
-        if self.hooks.forward:
-            reply = await self.hooks.call_forward(exchange, request)
+        for plugin, forward in self.hooks.forward:
+            try:
+                reply = await forward(exchange, request)
+            except Exception as error:
+                raise failure(plugin, "forward", error) from error
             if reply is not None:
-                return reply
+                return a_reply(plugin, "forward", reply)
         self.proxy.choose(exchange)
         return await self.proxy.send(exchange, request)
 

@@ -103,15 +103,16 @@ class Control:
     @hookimpl(trylast=True)
     async def pre_request(self, exchange: Exchange) -> Reply | None:
         request = exchange.request
-        generates = request.target in GENERATION_PATHS  # as it almost always stands there
-        path = "" if generates else request.path
-        if (generates or path in _GENERATING) and request.method == "POST":
-            if self.gate.closed:
-                reply = await self._pass(exchange)
-                if reply is not None:
-                    return reply
-            self.under_way.name(exchange)
+        # The first: as it almost always stands there.
+        if request.target in GENERATION_PATHS or request.path in _GENERATING:
+            if request.method == "POST":
+                if self.gate.closed:
+                    reply = await self._pass(exchange)
+                    if reply is not None:
+                        return reply
+                self.under_way.name(exchange)
             return None
+        path = request.path
         call = CALLS.get(path)
         if call is None:
             return None

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class Breakers:
-    """A breaker for each worker that has failed since it last answered; false while there is none.
+    """A breaker for each worker that has failed since it last answered, in ``troubled``.
 
     ``thresholds`` None: there never is one. An attempt is a request; each is counted once, and only for workers that
     are ready: others get no requests anyway, or are not up yet.
@@ -26,16 +26,13 @@ class Breakers:
     def __init__(self, thresholds: Thresholds | None, pool: WorkerPool) -> None:
         self._thresholds = thresholds
         self._pool = pool
-        self._breakers: dict[Worker, Breaker] = {}
+        self.troubled: dict[Worker, Breaker] = {}
         self._timers: dict[Worker, asyncio.TimerHandle] = {}
         self._failing: set[Request] = set()  # answered with a failure, not read to the end yet
 
-    def __bool__(self) -> bool:
-        return bool(self._breakers)
-
     def begin(self, worker: Worker, attempt: Request) -> None:
         """``attempt`` is about to be sent to ``worker``, which has just been chosen for it."""
-        breaker = self._breakers.get(worker)
+        breaker = self.troubled.get(worker)
         if breaker is not None:
             breaker.begin(attempt)
             self._follow(worker, breaker, breaker.state)
@@ -44,11 +41,11 @@ class Breakers:
         """``worker`` did not answer ``attempt`` as it should."""
         if self._thresholds is None or attempt in self._failing:
             return
-        breaker = self._breakers.get(worker)
+        breaker = self.troubled.get(worker)
         if breaker is None:
             if worker.state != "ready" or worker not in self._pool:
                 return
-            breaker = self._breakers[worker] = Breaker(self._thresholds, time.monotonic)
+            breaker = self.troubled[worker] = Breaker(self._thresholds, time.monotonic)
         before = breaker.state
         breaker.failed(attempt)
         self._follow(worker, breaker, before, how)
@@ -59,13 +56,13 @@ class Breakers:
             self.failed(worker, attempt, f"status {reply.status}")
             self._failing.add(attempt)
             reply.tap(_End(self, worker, attempt, reply))
-        elif worker in self._breakers:
+        elif worker in self.troubled:
             reply.tap(_End(self, worker, attempt, reply))
 
     def ended(self, worker: Worker, attempt: Request, *, well: bool) -> None:
         """Nothing more comes of ``attempt``. Not ``well``: given up, or told before what went wrong."""
         self._failing.discard(attempt)
-        breaker = self._breakers.get(worker)
+        breaker = self.troubled.get(worker)
         if breaker is None:
             return
         before = breaker.state
@@ -75,17 +72,17 @@ class Breakers:
             breaker.gave_up(attempt)
         self._follow(worker, breaker, before)
         if breaker.untroubled:
-            del self._breakers[worker]
+            del self.troubled[worker]
 
     def forget(self, worker: Worker) -> None:
         """``worker`` starts afresh, or has left."""
-        if self._breakers.pop(worker, None) is not None:
+        if self.troubled.pop(worker, None) is not None:
             self._stop_timer(worker)
             self._show(worker, None, withheld=False)
 
     def close(self) -> None:
         """The router ends."""
-        for worker in [*self._breakers]:
+        for worker in [*self.troubled]:
             self.forget(worker)
 
     def _follow(self, worker: Worker, breaker: Breaker, before: State, how: str = "") -> None:
@@ -104,7 +101,7 @@ class Breakers:
         self._show(worker, None if state == "closed" else state, withheld=not breaker.admits)
 
     def _wait_over(self, worker: Worker) -> None:
-        breaker = self._breakers[worker]
+        breaker = self.troubled[worker]
         before = breaker.state
         breaker.wait_over()
         self._follow(worker, breaker, before)
@@ -125,7 +122,7 @@ class _End:
     """Waits for the end of a reply."""
 
     def __init__(self, breakers: Breakers, worker: Worker, attempt: Request, reply: Reply) -> None:
-        self._breakers = breakers
+        self.troubled = breakers
         self._worker = worker
         self._attempt = attempt
         self._reply: Reply | None = reply
@@ -141,4 +138,4 @@ class _End:
         )  # no cycle that would keep a body until the garbage collector comes
         assert reply is not None  # narrowing: taps are closed once
         whole = complete or reply.body is not None or reply.status >= 400
-        self._breakers.ended(self._worker, self._attempt, well=whole and reply.status < 500)
+        self.troubled.ended(self._worker, self._attempt, well=whole and reply.status < 500)

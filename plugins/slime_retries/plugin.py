@@ -115,7 +115,7 @@ class Retries:
         """One attempt, with none ``but`` these; those that ``failed`` had one before. Raises HTTPError."""
         router, breakers = self._router, self._breakers
         worker = router.proxy.choose(exchange, but)
-        if breakers:
+        if breakers.troubled:
             breakers.begin(worker, request)  # in one step with the choice: one probe at a time
         reply = None
         try:
@@ -124,14 +124,14 @@ class Retries:
                 if exchange.gone:
                     raise Aborted("the request was aborted before it was tried again")
             reply = await router.proxy.send(exchange, request)
-            if not reply.arrived and reply.status not in TEMPORARY and changes_nothing(request):
+            if reply.status not in TEMPORARY and not reply.arrived and changes_nothing(request):
                 await begun(reply)
         except BaseException:
             if reply is not None:
                 reply.close()
             breakers.ended(worker, request, well=False)
             raise
-        if breakers or reply.status >= 500:
+        if breakers.troubled or reply.status >= 500:
             breakers.answered(worker, request, reply)
         return reply
 
