@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 _JSON = (b"content-type", b"application/json")
 _UNREAD = object()
+_LARGE = 1 << 16
 #: The beginning of a JSON object, and what comes first in it.
 _OBJECT = re.compile(rb"([ \t\r\n]*\{[ \t\r\n]*)(.?)", re.DOTALL)
 
@@ -113,20 +114,20 @@ class Request:
         What is there stays byte for byte, and nothing is parsed. Raises BadRequest.
         """
         body = self._body
-        rest = memoryview(body)  # one copy of a body that may be large, not two
         if self._json is not _UNREAD:
             if isinstance(self._json, dict):
                 self._json = {**orjson.loads(b"{%b}" % field), **self._json}
             if self._stale:
                 return
-        if body.startswith(b'{"'):
-            self._body = b"".join((b"{", field, b",", rest[1:]))
+        if body[:2] == b'{"' and len(body) < _LARGE:
+            self._body = b"{%b,%b" % (field, body[1:])
             return
         start = _OBJECT.match(body)
         if start is None:
             raise BadRequest("wanted a JSON object as the body")
         comma = b"" if start[2] == b"}" else b","
-        self._body = b"".join((start[1], field, comma, rest[start.end(1) :]))
+        rest = memoryview(body)[start.end(1) :]  # one copy of what may be large, not two
+        self._body = b"".join((start[1], field, comma, rest))
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of header ``name`` (lower case), or None."""

@@ -96,8 +96,15 @@ class Retries:
     @hookimpl(trylast=True)  # another plugin may know a better way for some requests
     async def forward(self, exchange: Exchange, request: Request) -> Reply:
         outcome: Reply | HTTPError
+        breakers, proxy = self._breakers, self._router.proxy
         try:
-            outcome = reply = await self._ask(exchange, request)
+            if breakers.troubled:
+                outcome = reply = await self._ask(exchange, request)
+            else:  # as almost always: the same, without the ado
+                worker = proxy.choose(exchange)
+                outcome = reply = await proxy.send(exchange, request)
+                if not reply.arrived or reply.status >= 500 or breakers.troubled:
+                    await self._begun(worker, request, reply)
         except HTTPError as error:
             outcome = error
         else:
@@ -117,23 +124,28 @@ class Retries:
         worker = router.proxy.choose(exchange, but)
         if breakers.troubled:
             breakers.begin(worker, request)  # in one step with the choice: one probe at a time
-        reply = None
         try:
             if worker in failed and self._endings is not None:
                 await self._endings.settled(worker)  # it may still be told to end the attempt before this one
                 if exchange.gone:
                     raise Aborted("the request was aborted before it was tried again")
             reply = await router.proxy.send(exchange, request)
+        except BaseException:
+            breakers.ended(worker, request, well=False)
+            raise
+        await self._begun(worker, request, reply)
+        return reply
+
+    async def _begun(self, worker: Worker, request: Request, reply: Reply) -> None:
+        """The head of ``reply`` is there: wait for its beginning. Raises HTTPError."""
+        try:
             if reply.status not in TEMPORARY and not reply.arrived and changes_nothing(request):
                 await begun(reply)
         except BaseException:
-            if reply is not None:
-                reply.close()
-            breakers.ended(worker, request, well=False)
+            reply.close()
+            self._breakers.ended(worker, request, well=False)
             raise
-        if breakers.troubled or reply.status >= 500:
-            breakers.answered(worker, request, reply)
-        return reply
+        self._breakers.answered(worker, request, reply)
 
     @hookimpl
     def attempt_failed(self, worker: Worker, request: Request, error: HTTPError | None) -> None:
