@@ -6,7 +6,6 @@ an engine consumed and sampled. Sub-agents and parallel branches of one session 
 
 from __future__ import annotations
 
-import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 
@@ -17,8 +16,11 @@ __all__ = ["History", "Turn"]
 
 #: Sessions of which it is known that turns of theirs had to go.
 _SESSIONS_REMEMBERED = 65_536
-# What CPython 3.11 spends on a turn with all that hangs on it, tokens and text left out.
+# What CPython 3.11 spends on a turn with all that hangs on it, tokens and text left out, and on a string.
 _TURN_BYTES = 900
+_STRING_BYTES = 49
+# A character beyond ASCII takes up to four, and has one to four more once its string was written as JSON.
+_WIDE = 6
 
 
 class Turn:
@@ -27,6 +29,7 @@ class Turn:
     ``key``: of the conversation up to the ``reply``, message number ``count``, in which the client got the answer.
     ``text``: of asked and sampled ids, special tokens spelt out; ``ending``: the last part of it, which no reply
     shows; ``hidden``: how many of the sampled ids say that; ``closed``: it is a special token, the end of a turn.
+    ``size_bytes``: memory that it takes, roughly.
     """
 
     __slots__ = (
@@ -40,6 +43,7 @@ class Turn:
         "reply",
         "sampled",
         "session",
+        "size_bytes",
         "text",
     )
 
@@ -68,14 +72,8 @@ class Turn:
         self.ending = ending
         self.hidden = hidden
         self.closed = closed
-
-    @property
-    def size_bytes(self) -> int:
-        """Memory that it takes, roughly."""
-        reply = self.reply
-        words = [self.text, reply.content, reply.reasoning, *(call.arguments for call in reply.tool_calls)]
-        text = sum(sys.getsizeof(each) for each in words)
-        return _TURN_BYTES + len(self.asked) + len(self.sampled) + text
+        words = [text, reply.content, reply.reasoning, *(call.arguments for call in reply.tool_calls)]
+        self.size_bytes = _TURN_BYTES + len(asked) + len(sampled) + sum(map(_size_of, words))
 
     def chain(self) -> Iterator[Turn]:
         """This turn and those before it."""
@@ -99,6 +97,11 @@ class Turn:
         parts = [turn.text for turn in self.chain()]
         parts.reverse()
         return "".join(parts)
+
+
+def _size_of(text: str | None) -> int:
+    """What ``text`` takes, for ever: CPython's own answer grows when it is written as JSON."""
+    return _STRING_BYTES + len(text) * (1 if text.isascii() else _WIDE) if text is not None else 0
 
 
 def _likeness(reply: Message, message: Message) -> int:
@@ -159,6 +162,9 @@ class History:
                 self._used[one] = None
                 self._turns.setdefault(one.key, []).append(one)
                 self.size_bytes += one.size_bytes
+        self._make_room()
+
+    def _make_room(self) -> None:
         while self._max_bytes and self.size_bytes > self._max_bytes and len(self._used) > 1:
             self._forget(next(iter(self._used)))
 
@@ -170,6 +176,10 @@ class History:
         if not alike:
             del self._turns[turn.key]
         if turn.session is not None:
-            self._incomplete[turn.session] = None
-            if len(self._incomplete) > _SESSIONS_REMEMBERED:
-                self._incomplete.popitem(last=False)
+            self._lose(turn.session)
+
+    def _lose(self, session: str) -> None:
+        """Remember that turns of ``session`` had to go."""
+        self._incomplete[session] = None
+        if len(self._incomplete) > _SESSIONS_REMEMBERED:
+            self._incomplete.popitem(last=False)

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import orjson
 
 from router_core import hookimpl
 from router_core.errors import HTTPError
 from router_core.exchange import Exchange, Reply
+from router_core.record_log import RecordLog
 from router_core.router import Router
+from router_core.types import Tokenizer
 from slime_openai.chat import Chat
 from slime_openai.completions import Completions
 from slime_openai.errors import error_body, error_object
 from slime_openai.formats import Formats
 from slime_openai.generating import JSON
 from slime_openai.history import History
+from slime_openai.log_records import CHATS, reader
+from slime_openai.logged_history import LoggedHistory
 from slime_openai.models import Models
 from slime_openai.outputs import words_of
 from slime_openai.prompts import Prompts
@@ -38,6 +44,7 @@ class OpenAI:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._logged: LoggedHistory | None = None
 
     @hookimpl
     def setup(self, router: Router) -> None:
@@ -46,7 +53,7 @@ class OpenAI:
         encoder = router.components.get("encoder")
         tokenizer = router.components.get("tokenizer")
         renderer = Renderer(tokenizer, settings.chat_template)
-        history = History(settings.history_max_bytes)
+        history = self._begin_history(router, tokenizer, renderer.source)
         self._models = Models(router)
         self._chat = Chat(
             router,
@@ -62,6 +69,30 @@ class OpenAI:
             self._models,
         )
         self._completions = Completions(router, tokenizer, self._models)
+
+    def _begin_history(self, router: Router, tokenizer: Tokenizer, template: str) -> History:
+        """An empty one, or that of the log, which is where ``radix_cache`` keeps the tokens. Raises StartupError."""
+        limit = self._settings.history_max_bytes
+        if "log_directory" not in router.components:
+            return History(limit)
+        log = RecordLog(router.components.get("log_directory"), CHATS, reader(tokenizer, template))
+        self._logged = LoggedHistory(limit, log)
+        return self._logged
+
+    @hookimpl
+    @asynccontextmanager
+    async def lifespan(self, router: Router) -> AsyncIterator[None]:
+        """Keep the log small, if there is one."""
+        logged = self._logged
+        if logged is None:
+            yield
+            return
+        logger.info("the log had %d turns of conversations", len(logged))
+        router.tasks.start_soon(logged.tidy)
+        try:
+            yield
+        finally:
+            logged.close()
 
     @hookimpl
     async def pre_request(self, exchange: Exchange) -> Reply | None:

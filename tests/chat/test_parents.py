@@ -198,6 +198,17 @@ def test_a_parent_that_had_to_go_is_counted_again_with_what_goes_on_from_it() ->
             assert len(reachable) * size <= 20_000 + len(agents) * 25 * size
 
 
+def test_what_a_turn_takes_does_not_change_when_its_answer_is_written() -> None:
+    """CPython keeps the UTF-8 of a string that was written as JSON: what goes must count as what came."""
+    history = History(20_000)
+    for number in range(100):
+        reply = Message("assistant", f"日本語{number}" * 100, reasoning=f"größer{number}" * 50)
+        history.add(Turn(None, number.to_bytes(16, "big"), 1, None, b"", b"", reply, "text", "", 0, False))
+        orjson.dumps([reply.content, reply.reasoning])
+        assert history.size_bytes == sum(turn.size_bytes for turn in history._used)
+    assert 1 <= len(history) < 20
+
+
 @pytest.mark.parametrize(
     "answer",
     [

@@ -1,0 +1,87 @@
+"""What the log of conversations says, and who may read it. The sizes are in tokens."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import NamedTuple, TypeAlias
+
+from router_core.fingerprint import fingerprint
+from router_core.record_log import LogKind
+from router_core.types import Tokenizer
+from slime_openai.identity import beginning, keys
+from slime_openai.messages import Message, ToolCall
+
+__all__ = ["CHATS", "Gone", "Lost", "Record", "Said", "reader"]
+
+#: A conversation of all roles, with what clients change on the way.
+_SAMPLE = (
+    Message("developer", " Be brief.\n"),
+    Message("user", "Wie spät ist es in Rio?", name="alice"),
+    Message(
+        "assistant", "<think>hm</think>One moment.", (ToolCall("time", '{"b": [1.5], "a": "Rio"}', "c1"),)
+    ),
+    Message("tool", "12:00", tool_call_id="c1"),
+    Message(
+        "assistant", "Calling tools:\n[{'id': 'c2', 'function': {'name': 'f', 'arguments': {'x': None}}}]"
+    ),
+    Message("function", None, name="f"),
+)
+
+
+class Said(NamedTuple):
+    """A turn was added: see Turn. ``parent``: its serial, 0 for none; ``messages``: its ``count``.
+
+    ``content``, ``reasoning`` and ``calls`` (name, arguments and id of each) are its reply.
+    """
+
+    serial: int
+    parent: int
+    key: bytes
+    messages: int
+    session: str | None
+    asked: bytes
+    sampled: bytes
+    content: str | None
+    reasoning: str | None
+    calls: tuple[tuple[str, str, str | None], ...]
+    text: bytes
+    ending: str
+    hidden: int
+    closed: bool
+
+    @property
+    def size(self) -> int:
+        return (len(self.asked) + len(self.sampled)) // 4
+
+
+class Gone(NamedTuple):
+    """A turn of this ``size`` had to make room."""
+
+    serial: int
+    size: int
+
+
+class Lost(NamedTuple):
+    """It was one of ``session``, the first that this one lost."""
+
+    session: str
+
+
+Record: TypeAlias = Said | Gone | Lost
+
+CHATS = LogKind(
+    name="chats",
+    format="slime-router chats 1",
+    adds=(Said,),
+    removes=Gone,
+    others=(Lost,),
+    foreign="conversations of another tokenizer or chat template, or of another version of slime-router",
+    what_to_move="*.chats",
+)
+
+
+def reader(tokenizer: Tokenizer, template: str) -> str:
+    """Who can go on with what is logged: with these ids, this ``template``, and these keys of conversations."""
+    start = beginning([{"name": "time"}], {"b": 1, "a": None})
+    digest = blake2b(keys(start, _SAMPLE)[-1] + template.encode(), digest_size=8).hexdigest()
+    return f"{fingerprint(tokenizer)} {digest}"

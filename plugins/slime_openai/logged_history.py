@@ -1,0 +1,115 @@
+"""Conversations that outlive the process: each turn is in the log before its answer ends."""
+
+from __future__ import annotations
+
+from router_core.record_log import RecordLog
+from slime_openai.history import History, Turn
+from slime_openai.log_records import Gone, Lost, Record, Said
+from slime_openai.messages import Message, ToolCall
+
+__all__ = ["LoggedHistory"]
+
+
+class LoggedHistory(History):
+    """Begins with what ``log`` has, and owns it. Raises StartupError.
+
+    A turn is logged when it is added and when it goes, so nothing is decided anew when the log is read. The limit
+    holds from the next turn on.
+    """
+
+    def __init__(self, max_bytes: int, log: RecordLog) -> None:
+        super().__init__(max_bytes)
+        self._log = log
+        self._serials: dict[Turn, int] = {}
+        self._gone: list[Record] = []
+        self._replayed: dict[int, Turn] | None = {}
+        log.replay(self._again)
+        self._replayed = None
+
+    async def tidy(self) -> None:
+        """Keep the log small, for ever."""
+        await self._log.tidy(self._is_needed)
+
+    def _is_needed(self, record: Record) -> bool:
+        return isinstance(record, Lost) and record.session in self._incomplete
+
+    def close(self) -> None:
+        """Let go of the log."""
+        self._log.close()
+
+    def add(self, turn: Turn) -> None:
+        """See History. All of it is written, in one piece."""
+        new = [one for one in turn.chain() if one not in self._used]  # more than one: it made room meanwhile
+        records: list[Record] = []
+        for one in reversed(new):
+            self._serials[one] = self._log.number()
+            records.append(self._told(one))
+        super().add(turn)
+        self._log.append(records + self._gone)
+        self._gone = []
+
+    def _forget(self, turn: Turn) -> None:
+        if self._replayed is None:
+            self._gone.append(Gone(self._serials[turn], _tokens(turn)))
+            if turn.session is not None and turn.session not in self._incomplete:
+                self._gone.append(Lost(turn.session))
+        super()._forget(turn)
+        del self._serials[turn]
+
+    def _make_room(self) -> None:
+        if self._replayed is None:
+            super()._make_room()
+
+    def _told(self, turn: Turn) -> Said:
+        reply = turn.reply
+        return Said(
+            self._serials[turn],
+            self._serials[turn.parent] if turn.parent is not None else 0,
+            turn.key,
+            turn.count,
+            turn.session,
+            turn.asked,
+            turn.sampled,
+            reply.content,
+            reply.reasoning,
+            tuple((call.name, call.arguments, call.id) for call in reply.tool_calls),
+            turn.text.encode(),  # CPython would keep a copy with the text, if that were packed
+            turn.ending,
+            turn.hidden,
+            turn.closed,
+        )
+
+    def _again(self, record: Record) -> None:
+        replayed = self._replayed
+        assert replayed is not None  # narrowing: the log is being read
+        if isinstance(record, Said):
+            turn = Turn(
+                replayed[record.parent] if record.parent else None,
+                record.key,
+                record.messages,
+                record.session,
+                record.asked,
+                record.sampled,
+                Message(
+                    "assistant",
+                    record.content,
+                    tuple(ToolCall(*call) for call in record.calls),
+                    reasoning=record.reasoning,
+                ),
+                record.text.decode(),
+                record.ending,
+                record.hidden,
+                record.closed,
+            )
+            replayed[record.serial] = turn
+            self._serials[turn] = record.serial
+            super().add(turn)
+        elif isinstance(record, Gone):
+            if record.serial in replayed:  # if not, it was left out when its file was written again
+                self._forget(replayed.pop(record.serial))
+        else:
+            self._lose(record.session)
+
+
+def _tokens(turn: Turn) -> int:
+    return (len(turn.asked) + len(turn.sampled)) // 4

@@ -1,0 +1,94 @@
+"""A log of anything that comes and goes. What the logs of trajectories and of conversations need is tested there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import anyio
+import pytest
+
+from router_core.errors import StartupError
+from router_core.record_log import LogDirectory, LogKind, RecordLog
+
+
+class Came(NamedTuple):
+    """A thing with some text."""
+
+    serial: int
+    parent: int
+    size: int
+    text: str = "some text, so that files get full"
+
+
+class Went(NamedTuple):
+    """It has gone."""
+
+    serial: int
+    size: int
+
+
+class Noted(NamedTuple):
+    """Something else."""
+
+    text: str
+
+
+THINGS = LogKind("things", "things 1", (Came,), Went, (Noted,), "things of another one")
+
+
+def opened(path: Path, take: Callable[[Any], None] = lambda record: None, reader: str = "me") -> RecordLog:
+    log = RecordLog(LogDirectory(path, "--things"), THINGS, reader, file_bytes=300)
+    log.replay(take)
+    return log
+
+
+async def tidied(log: RecordLog, is_needed: Callable[[Any], bool] = lambda record: False) -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(log.tidy, is_needed)
+        with anyio.fail_after(10):
+            while log._due():  # noqa: ASYNC110  # what is waited for is on the disk
+                await anyio.sleep(0.001)
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.anyio
+async def test_a_number_is_given_once_though_nothing_is_left_that_had_one(tmp_path: Path) -> None:
+    log = opened(tmp_path)
+    numbers = []
+    while log.files < 2:
+        numbers.append(log.number())
+        log.append([Came(numbers[-1], 0, 1), Went(numbers[-1], 1)])
+    await tidied(log)
+    log.close()
+    found: list[Any] = []
+    again = opened(tmp_path, found.append)
+    assert found == []
+    assert again.number() == numbers[-1] + 1
+    again.close()
+
+
+@pytest.mark.anyio
+async def test_what_has_another_meaning_stays_for_as_long_as_it_has_one(tmp_path: Path) -> None:
+    log = opened(tmp_path)
+    last = 0
+    while log.files < 3:
+        last = log.number()
+        log.append([Came(last, 0, 1), Noted("needed"), Noted("not needed"), Went(last, 1)])
+    await tidied(log, lambda record: record == Noted("needed"))
+    log.close()
+    found: list[Any] = []
+    opened(tmp_path, found.append).close()
+    assert found == [Noted("needed")] * last
+
+
+def test_what_goes_on_from_what_has_gone_is_refused(tmp_path: Path) -> None:
+    log = opened(tmp_path)
+    log.append([Came(1, 0, 1), Came(2, 1, 1), Went(2, 1), Went(1, 1), Came(3, 1, 1), Came(4, 3, 1)])
+    log.close()
+    for _ in range(2):  # it lets go of the directory
+        with pytest.raises(StartupError, match="--things: 2 records go on from what is not there"):
+            opened(tmp_path)
+    with pytest.raises(StartupError, match=rf"has things of another one; move {tmp_path} away"):
+        opened(tmp_path, reader="you")
