@@ -77,8 +77,6 @@ _IDLE: tuple[_Row, ...] = (
         None,
         "it is for prefill and decode workers",
     ),
-    ("--service-discovery-port --service-discovery-namespace", None, "it is for --service-discovery"),
-    ("--selector --prefill-selector --decode-selector", "+", "it is for --service-discovery"),
 )
 
 #: Without these other things would happen, or others would get in.
@@ -87,11 +85,9 @@ _REFUSED: tuple[_Row, ...] = (
     ("--prefill", "+", "prefill and decode workers are not brought together here"),
     ("--decode", None, "prefill and decode workers are not brought together here"),
     ("--dp-aware", 0, "a worker is one target, whatever its data parallelism"),
-    ("--service-discovery", 0, "workers register at POST /workers, or are named by --worker-urls"),
     ("--enable-igw", 0, "all workers of a router serve one model; start a router for each"),
     ("--backend", None, "workers are SGLang servers"),
     ("--history-backend", None, "no history is kept"),
-    ("--rate-limit-tokens-per-second", None, "requests are limited in number, by --max-concurrent-requests"),
     ("--control-plane-api-keys --jwt-role-mapping", "*", "give the control plane a key by --admin-api-key"),
     ("--jwt-issuer --jwt-audience --jwt-jwks-uri", None, "give the control plane a key by --admin-api-key"),
     ("--control-plane-audit-enabled", 0, "who called the control plane is not written down"),

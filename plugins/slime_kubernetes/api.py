@@ -1,0 +1,134 @@
+"""The Kubernetes API, as far as it tells of pods: lists, and watches that go on where a list or a watch ended.
+
+https://kubernetes.io/docs/reference/using-api/api-concepts/#efficient-detection-of-changes
+"""
+
+from __future__ import annotations
+
+import random
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+
+from slime_kubernetes.settings import Settings
+
+__all__ = ["Api", "Refused"]
+
+_CONNECT_S = 10.0
+_LIST_S = 30.0
+#: A watch over which nothing came for so long is held for dead. Bookmarks come about once a minute.
+_SILENCE_S = 90.0
+#: For how long the server is asked to keep a watch, so that not all of a cluster's end at once.
+_WATCH_S = (240, 480)
+#: Pods are kilobytes each, and nothing else runs while a page of them is read.
+_PAGE = 100
+_MAX_ERROR_BYTES = 1 << 16
+
+
+class Refused(Exception):
+    """The API answered, and not with what was asked for."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"it answered {status}: {message}")
+        self.status = status
+
+
+class _Token(httpx.Auth):
+    """What ``file`` says now: tokens of service accounts live an hour, and are replaced there before."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        request.headers["Authorization"] = f"Bearer {self._file.read_text().strip()}"
+        yield request
+
+
+class Api:
+    """The pods with ``labels``. Everything raises httpx.HTTPError, OSError, Refused, and ValueError for nonsense."""
+
+    def __init__(self, settings: Settings, labels: Mapping[str, str]) -> None:
+        where = "" if settings.namespace is None else f"/namespaces/{settings.namespace}"
+        self._url = f"{settings.server}/api/v1{where}/pods"
+        self._account = settings.account
+        self._labels = ",".join(f"{key}={value}" for key, value in labels.items())
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[httpx.AsyncClient]:
+        """A client; a CA that was replaced is known to the next one."""
+        async with httpx.AsyncClient(
+            auth=_Token(self._account / "token"),
+            verify=ssl.create_default_context(cafile=self._account / "ca.crt"),
+            trust_env=False,
+            params={"labelSelector": self._labels},
+        ) as client:
+            yield client
+
+    async def list(self, client: httpx.AsyncClient) -> tuple[list[dict[str, Any]], str]:
+        """All of them, and the version at which they are so."""
+        pods: list[dict[str, Any]] = []
+        further = ""
+        while True:
+            query = {"limit": str(_PAGE)} | ({"continue": further} if further else {})
+            answer = await client.get(
+                self._url, params=query, timeout=httpx.Timeout(_LIST_S, connect=_CONNECT_S)
+            )
+            if answer.status_code != 200:
+                raise _refusal(answer.status_code, answer.content)
+            page = orjson.loads(answer.content)
+            pods += page["items"] or ()
+            further = page["metadata"].get("continue")
+            if not further:
+                return pods, page["metadata"]["resourceVersion"]
+
+    async def watch(
+        self, client: httpx.AsyncClient, version: str
+    ) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
+        """What happens to them after ``version``, first ``("OPEN", {})``, until the server ends it."""
+        query = {
+            "watch": "1",
+            "resourceVersion": version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(random.randint(*_WATCH_S)),
+        }
+        timeout = httpx.Timeout(_SILENCE_S, connect=_CONNECT_S)
+        async with client.stream("GET", self._url, params=query, timeout=timeout) as answer:
+            if answer.status_code != 200:
+                raise _refusal(answer.status_code, await _beginning(answer))
+            yield "OPEN", {}
+            rest = b""
+            # Not by aiter_lines(): it also breaks at U+0085 and U+2028, which annotations may have.
+            async for chunk in answer.aiter_bytes():
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in filter(None, lines):
+                    event = orjson.loads(line)
+                    if event["type"] == "ERROR":
+                        raise _refused(event["object"])
+                    yield event["type"], event["object"]
+
+
+async def _beginning(answer: httpx.Response) -> bytes:
+    body = b""
+    async for chunk in answer.aiter_bytes():
+        body += chunk
+        if len(body) > _MAX_ERROR_BYTES:
+            break
+    return body
+
+
+def _refusal(status: int, body: bytes) -> Refused:
+    try:
+        said = orjson.loads(body)
+    except ValueError:
+        return Refused(status, body[:200].decode(errors="replace"))
+    return _refused({"code": status} | said if isinstance(said, dict) else {"code": status})
+
+
+def _refused(status: Mapping[str, Any]) -> Refused:
+    """A v1 Status."""
+    return Refused(int(status.get("code") or 0), str(status.get("message"))[:500])

@@ -1,0 +1,68 @@
+"""What is to be known of a pod."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+__all__ = ["BOOTSTRAP_PORT", "Pod", "PodState"]
+
+#: The annotation of a prefill pod that tells where its bootstrap server listens.
+BOOTSTRAP_PORT = "sglang.ai/bootstrap-port"
+
+PodState = Literal["coming", "serving", "leaving", "ended"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A pod, as the API tells of it.
+
+    ============ =====================================================================
+    ``coming``   starting, or it says that it is not ready
+    ``serving``  running, ready, with an address
+    ``leaving``  told to end, and has its grace period
+    ``ended``    its containers have, for good; its address may be another pod's soon
+    ============ =====================================================================
+    """
+
+    uid: str
+    name: str
+    labels: Mapping[str, str]
+    address: str | None
+    state: PodState
+    bootstrap_port: str | None
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Pod:
+        """A v1 Pod. Raises KeyError when it is none."""
+        metadata, status = document["metadata"], document.get("status") or {}
+        return cls(
+            metadata["uid"],
+            f"{metadata.get('namespace')}/{metadata['name']}",
+            metadata.get("labels") or {},
+            status.get("podIP"),
+            _state(metadata, status),
+            (metadata.get("annotations") or {}).get(BOOTSTRAP_PORT),
+        )
+
+    def url(self, port: int) -> str:
+        """Where it listens, if it has an address."""
+        return (
+            f"http://[{self.address}]:{port}"
+            if ":" in (self.address or "")
+            else f"http://{self.address}:{port}"
+        )
+
+
+def _state(metadata: Mapping[str, Any], status: Mapping[str, Any]) -> PodState:
+    phase = status.get("phase")
+    if phase in ("Succeeded", "Failed"):
+        return "ended"
+    if metadata.get("deletionTimestamp"):
+        return "leaving"
+    ready = any(
+        condition.get("type") == "Ready" and condition.get("status") == "True"
+        for condition in status.get("conditions") or ()
+    )
+    return "serving" if ready and phase == "Running" and status.get("podIP") else "coming"

@@ -1,0 +1,52 @@
+"""The gateway's published launch line finds pods, in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from compatibility.launching import launched, our_words
+from discovery.cluster import Cluster, a_pod
+from plugged import Recording
+from router_core.serving import serving
+
+LINE = """python -m sglang_router.launch_router \\
+  --service-discovery \\
+  --selector app=sglang-worker role=inference \\
+  --service-discovery-namespace production \\
+  --service-discovery-port 8000"""
+
+
+@pytest.mark.anyio
+async def test_the_published_line_finds_pods(
+    serve_cluster: Callable[..., AbstractAsyncContextManager[str]],
+    cluster: Cluster,
+    account: Path,
+    in_a_pod: Callable[[str], None],
+    free_port: int,
+    tmp_path: Path,
+) -> None:
+    labels = {"app": "sglang-worker", "role": "inference"}
+    words = [*our_words(LINE, {"8000": str(free_port)}), "--service-account-dir", str(account)]
+    async with serve_cluster() as url, serving(Recording("pod"), host="127.0.0.2", port=free_port):
+        in_a_pod(url)
+        cluster.put(a_pod("p", "127.0.0.2", labels=labels, namespace="production"))
+        async with launched(words, tmp_path) as router:
+            with anyio.fail_after(10):
+                while (await router.client.get("/readiness")).status_code != 200:  # noqa: ASYNC110
+                    await anyio.sleep(0.05)
+            assert (await router.client.post("/generate", json={"text": "Hi"})).json() == {"worker": "pod"}
+            cluster.status = 500
+            cluster.cut()
+            with anyio.fail_after(10):
+                while "does not tell of the pods" not in router.log.read_text():  # noqa: ASYNC110
+                    await anyio.sleep(0.05)
+            assert (await router.client.post("/generate", json={"text": "Hi"})).status_code == 200
+        log = router.log.read_text()
+    assert "Traceback" not in log
+    assert "the token" not in log
+    assert "HTTP Request" not in log

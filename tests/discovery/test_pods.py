@@ -1,0 +1,53 @@
+"""What is read of a pod."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from discovery.cluster import a_pod
+from slime_kubernetes import Pod
+
+LABELS = {"app": "engine"}
+
+
+def seen(**about: Any) -> Pod:
+    document = a_pod("p", about.pop("ip", "10.0.0.7"), labels=LABELS, **about)
+    document["metadata"]["uid"] = "u"
+    return Pod.of(document)
+
+
+def test_a_pod_that_runs_and_is_ready_serves() -> None:
+    pod = seen(namespace="production", annotations={"sglang.ai/bootstrap-port": "8998", "other": "x"})
+    assert pod == Pod("u", "production/p", LABELS, "10.0.0.7", "serving", "8998")
+    assert pod.url(8000) == "http://10.0.0.7:8000"
+
+
+@pytest.mark.parametrize(
+    "about", [{"ready": False}, {"phase": "Pending"}, {"ip": None}, {"phase": "Unknown"}]
+)
+def test_one_that_lacks_something_is_yet_to_come(about: dict[str, Any]) -> None:
+    assert seen(**about).state == "coming"
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+def test_one_whose_containers_have_ended_has_ended_also_while_it_is_deleted(phase: str) -> None:
+    document = a_pod("p", "10.0.0.7", labels=LABELS, phase=phase, ready=False)
+    document["metadata"] |= {"uid": "u", "deletionTimestamp": "2026-01-01T00:00:00Z"}
+    assert Pod.of(document).state == "ended"
+
+
+def test_one_that_was_told_to_end_leaves_though_it_is_ready() -> None:
+    document = a_pod("p", "10.0.0.7", labels=LABELS)
+    document["metadata"] |= {"uid": "u", "deletionTimestamp": "2026-01-01T00:00:00Z"}
+    assert Pod.of(document).state == "leaving"
+
+
+def test_one_that_the_scheduler_has_not_seen_has_no_status() -> None:
+    pod = Pod.of({"metadata": {"uid": "u", "name": "p"}})
+    assert (pod.state, pod.address, pod.labels) == ("coming", None, {})
+
+
+def test_an_address_of_ipv6_stands_in_brackets() -> None:
+    assert seen(ip="fd00::7").url(80) == "http://[fd00::7]:80"
