@@ -2,6 +2,6 @@
 
 from slime_limits.plugin import Limits, add_options, make_plugin
 from slime_limits.settings import Settings
-from slime_limits.slots import Place, QueueFull, Slots
+from slime_limits.slots import Place, QueueFull, RefilledSlots, Slots
 
-__all__ = ["Limits", "Place", "QueueFull", "Settings", "Slots", "add_options", "make_plugin"]
+__all__ = ["Limits", "Place", "QueueFull", "RefilledSlots", "Settings", "Slots", "add_options", "make_plugin"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,9 +18,11 @@ from router_core.exchange import Request
 from router_core.router import Router
 from router_core.types import GENERATION_PATHS
 from slime_limits.settings import Settings
-from slime_limits.slots import Place, Slots
+from slime_limits.slots import Place, RefilledSlots, Slots
 
 __all__ = ["Limits", "QueueTimeout", "Unlimited", "add_options", "make_plugin"]
+
+logger = logging.getLogger(__name__)
 
 _NAME = "limits"
 
@@ -38,12 +42,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--queue-timeout-secs", type=float, default=default.queue_timeout_s, metavar="S",
         help="longest wait for that limit (default: %(default)s)",
     )  # fmt: skip
+    parser.add_argument(
+        "--rate-limit-tokens-per-second", type=int, metavar="N",
+        help="let in N more each second, however many of that limit go on (default: 0)",
+    )  # fmt: skip
 
 
 def make_plugin(options: argparse.Namespace) -> Limits | Unlimited:
     """The plugin with the flags of the command line. Raises SettingsError."""
     settings = Settings.from_options(options)
     if settings.max_concurrent_requests is None:
+        if settings.refill_per_s:
+            logger.warning(
+                "--rate-limit-tokens-per-second has no effect: it is for --max-concurrent-requests"
+            )
         return Unlimited()
     return Limits(settings, settings.max_concurrent_requests)
 
@@ -67,8 +79,13 @@ class Limits:
 
     def __init__(self, settings: Settings, limit: int) -> None:
         self.settings = settings
-        self.slots = Slots(limit, settings.queue_size)
+        self.slots = (
+            RefilledSlots(limit, settings.queue_size, settings.refill_per_s)
+            if settings.refill_per_s
+            else Slots(limit, settings.queue_size)
+        )
         self._waiting: dict[Exchange, anyio.Event] = {}
+        self._refill: asyncio.TimerHandle | None = None
 
     @hookimpl
     @asynccontextmanager
@@ -104,6 +121,8 @@ class Limits:
         place.call = called.set
         timeout_s = self.settings.queue_timeout_s
         self._waiting[exchange] = called
+        if isinstance(self.slots, RefilledSlots) and self._refill is None:
+            self._refill_in_time(self.slots)
         try:
             with anyio.move_on_after(timeout_s):
                 await called.wait()
@@ -117,6 +136,14 @@ class Limits:
         if self.slots.closed:
             raise ShuttingDown("the router is shutting down")
         raise QueueTimeout(f"no slot came free within {timeout_s:g} s (--queue-timeout-secs)")
+
+    def _refill_in_time(self, slots: RefilledSlots) -> None:
+        """Refill ``slots``, and look again at the next one as long as anybody waits."""
+        slots.refill()
+        self._refill = None
+        if slots.waiting:
+            loop = asyncio.get_running_loop()
+            self._refill = loop.call_later(slots.next_s(), self._refill_in_time, slots)
 
     def _abort(self, request: Request) -> None:
         """End the wait of those that ``request``, an abort, means. The engines are told of it as well."""

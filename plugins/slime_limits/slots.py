@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 
 from router_core.errors import HTTPError, ShuttingDown
 
-__all__ = ["Place", "QueueFull", "Slots"]
+__all__ = ["Place", "QueueFull", "RefilledSlots", "Slots"]
 
 
 class QueueFull(HTTPError):
@@ -68,7 +69,7 @@ class Slots:
             raise ShuttingDown("the router is shutting down")
         if len(self._line) >= self.queue_size:
             raise QueueFull(
-                f"{self.limit} requests are under way (--max-concurrent-requests)"
+                f"no slot of {self.limit} is free (--max-concurrent-requests)"
                 f" and {len(self._line)} wait (--queue-size)"
             )
         place = Place(self, held=False)
@@ -81,11 +82,14 @@ class Slots:
             self._line.pop(place, None)
             return
         place.held = False
+        self._free()
+
+    def _free(self) -> None:
         if self._line:
             first, _ = self._line.popitem(last=False)
             first.held = True
             first.call()
-        else:
+        elif self.held:
             self.held -= 1
 
     def close(self) -> None:
@@ -95,3 +99,43 @@ class Slots:
         self._line.clear()
         for place in line:
             place.call()
+
+
+class RefilledSlots(Slots):
+    """Slots of which ``per_s`` come free each second though those that have them go on: more than ``limit`` may then.
+
+    The bucket of tokens of the SGLang gateway: ``limit`` tokens at first and never more, one less for each that goes
+    on, one more for each that leaves, and ``per_s`` more a second. ``held`` is what is missing in it. Whoever
+    has somebody wait calls :meth:`refill` in :meth:`next_s` again and again.
+    """
+
+    def __init__(
+        self, limit: int, queue_size: int, per_s: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(limit, queue_size)
+        self._per_s = per_s
+        self._clock = clock
+        self._refilled_at = clock()
+
+    def take(self) -> Place:
+        self.refill()
+        return super().take()
+
+    def leave(self, place: Place) -> None:
+        self.refill()
+        super().leave(place)
+
+    def refill(self) -> None:
+        """Free what has come since: it goes to those that wait, first come, first served."""
+        now = self._clock()
+        if not self.held:  # a full bucket runs over
+            self._refilled_at = now
+            return
+        come = int((now - self._refilled_at) * self._per_s)
+        self._refilled_at += come / self._per_s
+        for _ in range(min(come, self.held + self.waiting)):
+            self._free()
+
+    def next_s(self) -> float:
+        """Seconds until the next slot comes free, whoever leaves."""
+        return max(0.0, self._refilled_at + 1 / self._per_s - self._clock())

@@ -68,6 +68,7 @@ LINES = {
     "limits": (
         f"""python -m sglang_router.launch_router {WORKERS} \\
   --max-concurrent-requests 256 \\
+  --rate-limit-tokens-per-second 512 \\
   --queue-size 128 \\
   --queue-timeout-secs 30""",
         [],
@@ -120,8 +121,6 @@ REFUSED = {
     " --history-backend memory": "--backend",
     "./target/release/sgl-model-gateway --enable-igw --policy cache_aware"
     " --max-concurrent-requests 512": "--enable-igw",
-    f"python -m sglang_router.launch_router {WORKERS} --max-concurrent-requests 256"
-    " --rate-limit-tokens-per-second 512 --queue-size 128 --queue-timeout-secs 30": "--rate-limit-tokens-per-second",
     f"python -m sglang_router.launch_router {WORKERS} --dp-aware --api-key k": "--dp-aware",
 }
 

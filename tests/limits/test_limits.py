@@ -17,7 +17,7 @@ from plugged import routing, until
 from router_core import Reply, hookimpl
 from router_core.exchange import Exchange, Request
 from routers import Running, Start
-from slime_limits import Limits, Settings
+from slime_limits import Limits, RefilledSlots, Settings
 
 pytestmark = [pytest.mark.anyio, on_both_loops]
 
@@ -60,8 +60,10 @@ class Patient:
         left.cancel()
 
 
-def limits(limit: int, *, queue_size: int = 100, queue_timeout_s: float = 60.0) -> Limits:
-    return Limits(Settings(limit, queue_size, queue_timeout_s), limit)
+def limits(
+    limit: int, *, queue_size: int = 100, queue_timeout_s: float = 60.0, refill_per_s: int = 0
+) -> Limits:
+    return Limits(Settings(limit, queue_size, queue_timeout_s, refill_per_s), limit)
 
 
 @asynccontextmanager
@@ -135,6 +137,58 @@ async def test_who_waits_too_long_gets_a_408_and_leaves_the_line() -> None:
             worker.let_go(b"a")
         worker.let_go(b"c")
         assert (await running.client.post("/generate", content=b"c")).content == b"c"
+
+
+async def test_with_a_rate_more_are_let_in_with_time_though_nobody_leaves() -> None:
+    names = [b"%d" % number for number in range(8)]
+    async with limited(limits(2, refill_per_s=50)) as (running, worker), anyio.create_task_group() as tasks:
+        for count, name in enumerate(names, 1):
+            tasks.start_soon(post, running, name)
+            await until(lambda: len(worker.arrived) + slots_of(running)[1] == count)  # noqa: B023
+        await until(lambda: worker.arrived == names)
+        assert worker.under_way == 8
+        for name in names:
+            worker.let_go(name)
+
+
+class Clock:
+    """Stands still until it is set."""
+
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+async def test_with_a_rate_the_line_is_as_long_and_as_patient_as_without() -> None:
+    clock = Clock()
+    plugin = limits(1, queue_timeout_s=0.2, refill_per_s=1)
+    plugin.slots = RefilledSlots(1, 1, 1, clock)
+    async with limited(plugin) as (running, worker):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(post, running, b"a")
+            await until(lambda: slots_of(running) == (1, 0))
+            late: list[httpx.Response] = []
+
+            async def wait_in_vain() -> None:
+                late.append(await running.client.post("/generate", content=b"b"))
+
+            tasks.start_soon(wait_in_vain)
+            await until(lambda: slots_of(running) == (1, 1))
+            full = await running.client.post("/generate", content=b"c")
+            assert (full.status_code, full.json()["error"]["code"]) == (429, "QUEUE_FULL")
+            assert full.headers["retry-after"] == "1"
+            await until(lambda: bool(late))
+            assert (late[0].status_code, late[0].json()["error"]["code"]) == (408, "QUEUE_TIMEOUT")
+            clock.now_s = 1.0
+            worker.let_go(b"d")
+            assert (await running.client.post("/generate", content=b"d")).content == b"d"  # beside a
+            worker.let_go(b"a")
+        clock.now_s = 1000.0  # what comes meanwhile runs over: two at once are one too many again
+        with pytest.raises(httpx.HTTPStatusError, match="408"):
+            async with running.client.stream("POST", "/v1/messages", content=b"e"):
+                (await running.client.post("/generate", content=b"f")).raise_for_status()
+    assert worker.arrived == [b"a", b"d", b"e"]
 
 
 async def test_an_abort_ends_who_waits_in_line_and_is_meant() -> None:
@@ -364,7 +418,7 @@ async def test_what_a_plugin_generates_of_its_own_is_counted() -> None:
     async with limited(limits(1, queue_size=0)) as (running, worker), anyio.create_task_group() as tasks:
         tasks.start_soon(post, running, b"a")
         await until(lambda: slots_of(running) == (1, 0))
-        with pytest.raises(Exception, match="1 requests are under way"):
+        with pytest.raises(Exception, match="no slot of 1 is free"):
             async with running.router.generate({"text": "x"}):
                 pass
         worker.let_go(b"a")
