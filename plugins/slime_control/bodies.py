@@ -13,7 +13,7 @@ from router_core.exchange import Request
 from router_core.weights import version_named
 from router_core.workers import WorkerPool, worker_url
 
-__all__ = ["base_offset", "given_bodies", "named_version", "offset_bodies"]
+__all__ = ["base_offset", "given_bodies", "is_delta", "named_version", "offset_bodies"]
 
 #: A larger body is not parsed for the version in it, which would hold up the event loop: the workers are asked.
 _PARSED_BYTES = 1 << 20
@@ -45,15 +45,25 @@ def given_bodies(request: Request, pool: WorkerPool) -> dict[Worker, bytes] | No
 
 def named_version(request: Request) -> str | None:
     """The version that the body names for all workers; None when it names none or is too large to look."""
-    versions = set()
-    if len(request.body) <= _PARSED_BYTES:
-        document = request.json() if request.body else {}
-        if isinstance(document, dict):
-            each = document.get("workers") if _NAMED in request.body else None
-            bodies = [document] if each is None else each.values()
-            for body in bodies:
-                versions.add(version_named(body.get("weight_version", body.get("new_version"))))
+    versions = {version_named(body.get("weight_version", body.get("new_version"))) for body in _each(request)}
     return versions.pop() if len(versions) == 1 else None
+
+
+def is_delta(request: Request) -> bool:
+    """Whether the body is a change to weights that are there (slime: ``distributed_delta_sparse_indices``)."""
+    formats = [body.get("load_format") for body in _each(request)]
+    return any(isinstance(load_format, str) and "delta" in load_format for load_format in formats)
+
+
+def _each(request: Request) -> list[dict[str, Any]]:
+    """The workers' bodies, or the one for all; none of one that is too large to look."""
+    if len(request.body) > _PARSED_BYTES:
+        return []
+    document = request.json() if request.body else {}
+    if not isinstance(document, dict):
+        return []
+    each = document.get("workers") if _NAMED in request.body else None
+    return [document] if each is None else list(each.values())
 
 
 def base_offset(request: Request) -> int | None:

@@ -17,7 +17,7 @@ class Call:
     """One endpoint. ``confirmed``: only ``{"success": true}`` in the answer counts; else a 2xx is enough.
 
     A worker that fails it while others do it ``owes`` that; one that does it later ``settles`` these debts.
-    ``partial``: it may be a piece of an update, so another one of the same version makes good for nothing.
+    ``partial``: it may be a piece of an update, and alone makes good for nothing.
     """
 
     path: str
@@ -29,11 +29,14 @@ class Call:
     partial: bool = False
 
     @property
+    def names_version(self) -> bool:
+        """Whether workers have another version after it."""
+        return self.path.startswith("/update_")
+
+    @property
     def methods(self) -> tuple[str, ...]:
         return ("GET", "POST") if self.get else ("POST",)
 
-
-_WEIGHTS = frozenset(("weights",))
 
 #: By path. GET where SGLang has it as well.
 CALLS = {
@@ -51,10 +54,14 @@ CALLS = {
                 aside="weights",
                 confirmed=True,
                 owes="weights",
-                settles=_WEIGHTS,
+                settles=frozenset(("weights",)) if source == "disk" else frozenset(),
                 partial=source != "disk",
             )
             for source in ("disk", "tensor", "distributed", "ipc")
+        ),
+        *(
+            Call(path, aside="weights", confirmed=True, owes="weights", partial=True)
+            for path in ("/begin_weight_update", "/end_weight_update", "/post_process_weights")
         ),
         Call("/update_weight_version", aside="weights", confirmed=True, owes="weights"),
         Call("/release_memory_occupation", aside="in_use", get=True, owes="memory"),

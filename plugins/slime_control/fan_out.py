@@ -46,6 +46,11 @@ class Answer:
     trouble: str | None
     reached: bool = True
 
+    @property
+    def is_as_before(self) -> bool:
+        """It surely did nothing about its weights: it was not reached, or refused what is no such request for it."""
+        return not self.reached or (400 <= self.status < 500 and "success" not in self.content)
+
     def as_dict(self) -> dict[str, Any]:
         """As the caller gets it. ``status`` is always the number; some engines have a word under that name."""
         told = {"error": self.trouble} if self.trouble is not None else {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from http import HTTPStatus
 
 import anyio
@@ -15,10 +15,12 @@ from router_core.errors import NoWorker, WorkerBroke
 from router_core.exchange import Request
 from router_core.router import Router
 from router_core.weights import version_named
-from slime_control.bodies import base_offset, given_bodies, named_version, offset_bodies
+from slime_control.bodies import base_offset, given_bodies, is_delta, named_version, offset_bodies
 from slime_control.calls import Call
+from slime_control.debts import Debts
 from slime_control.fan_out import Answer, FanOut, passed_on
 from slime_control.gate import Gate
+from slime_control.pieces import Pieces, Update
 from slime_control.under_way import UnderWay
 
 __all__ = ["Fleet"]
@@ -26,14 +28,6 @@ __all__ = ["Fleet"]
 logger = logging.getLogger(__name__)
 
 Answers = dict[Worker, Answer]
-
-
-@dataclass(frozen=True, slots=True)
-class _Debt:
-    """What a worker failed: the number of the call, and the version of the weights if that was an update."""
-
-    call: int
-    version: str | None
 
 
 class Fleet:
@@ -44,21 +38,19 @@ class Fleet:
         self._fan_out = fan_out
         self._gate = gate
         self._under_way = under_way
-        self._calls = 0
         self._moved_by = 0
-        self._owed: dict[Worker, dict[str, _Debt]] = {}
-        #: During or after which call they registered.
-        self._joined: dict[Worker, int] = {}
+        self._debts = Debts(router)
+        self._pieces = Pieces(router, gate, self._debts)
 
     def registered(self, worker: Worker) -> None:
         """``worker`` begins afresh: what it failed before is forgotten."""
-        self._owed.pop(worker, None)
-        self._joined[worker] = self._calls
+        self._debts.forget(worker)
+        self._pieces.registered(worker)
 
     def left(self, worker: Worker) -> None:
         """``worker`` was removed."""
-        self._owed.pop(worker, None)
-        self._joined.pop(worker, None)
+        self._debts.forget(worker)
+        self._pieces.left(worker)
 
     async def call(self, call: Call, request: Request) -> Reply:
         """Make ``call`` and answer it. Raises HTTPError."""
@@ -70,9 +62,12 @@ class Fleet:
         headers = passed_on(request.headers)
         bodies = self._only_where_it_is(call, request, await self._bodies(call, request))
         everybody = len(bodies) == len(self._router.pool)
-        version = named_version(request) if call.aside == "weights" else None
-        self._calls += 1
-        number = self._calls
+        version = named_version(request) if call.names_version else None
+        changes_gate = (pauses and not self._gate.closed) or (continues and self._gate.closed)
+        number = self._pieces.next(call, changes_gate=changes_gate, to_all=everybody)
+        update = None
+        if call.aside == "weights":
+            update = self._pieces.of(call, number, version, bodies, is_delta=is_delta(request))
         answers: Answers = {}
 
         def on_answer(worker: Worker, answer: Answer) -> None:
@@ -83,17 +78,22 @@ class Fleet:
                 self._gate.open()  # one that hangs must not hold up what the others can do
             elif version is not None:
                 worker.weight_version = version
+            if update is not None:
+                self._pieces.answered(update, call, number, worker, answer)
 
         closed = self._gate.close() if pauses else None
         await self._fan_out.send(call, request.method, request.target, headers, bodies, on_answer)
         if pauses and closed is not None and not _succeeded(answers):
             self._gate.undo(closed)
         note = ""
-        if call.aside == "weights":
-            version = version if version is not None else await self._learn_version(answers)
+        if call.names_version and version is None:
+            version = await self._learn_version(answers)
             if version is None and _succeeded(answers):
                 note = "; the workers do not name one version, so the fleet's has not moved"
-        self._set_aside(call, answers, _Debt(number, version), everybody=everybody)
+            elif version is not None and update is not None:
+                took = [worker for worker, answer in answers.items() if answer.trouble is None]
+                self._pieces.learnt(update, number, version, took)
+        self._set_aside(call, answers, number, update, everybody=everybody)
         try:
             if version is not None and _succeeded(answers):
                 if number < self._moved_by:
@@ -103,8 +103,11 @@ class Fleet:
                         self._set_newcomers_aside(bodies, version, number)
                     await self._move(version, call.path, number)
         finally:
-            if call.settles:
-                self._take_back(answers)
+            if update is not None:
+                self._pieces.done(update, call)
+            for worker, answer in answers.items():
+                if call.settles and answer.trouble is None:
+                    self._debts.take_back(worker)
         return _reply(call, answers, note)
 
     def _only_where_it_is(
@@ -177,68 +180,61 @@ class Fleet:
                     tasks.start_soon(ask, worker)
         return said.pop() if len(said) == 1 else None
 
-    def _set_aside(self, call: Call, answers: Answers, debt: _Debt, *, everybody: bool) -> None:
-        """Keep new requests from the workers that are not where the others are now; those that failed owe ``debt``.
+    def _set_aside(
+        self, call: Call, answers: Answers, number: int, update: Update | None, *, everybody: bool
+    ) -> None:
+        """Keep new requests from the workers that are not where the others are now; those that failed owe ``call``.
 
         One that does: whatever it says about itself is no proof until it does such a call later, or is registered
-        again. One that was not reached is as it was, unless the others have got a piece of an update.
+        again. One that did nothing is as it was, unless the others have got a piece of an update.
         """
         if call.owes is None:
             return
-        # When all fail they are as one another; an update that was for some leaves those behind that fail it.
-        all_failed = not _succeeded(answers) and (everybody or call.aside != "weights")
+        is_update = call.aside == "weights"
+        # When all fail they are as one another, but for the pieces of an update, which some of them may have; an update
+        # that was for some leaves those behind that fail it.
+        nobody_did = not _succeeded(answers)
         for worker, answer in answers.items():
             if worker not in self._router.pool:
                 continue
-            # One that was torn before this process began may owe anything: the weights, to be sure.
-            before = {"weights": _Debt(0, self._router.weights.current)} if worker.torn else {}
-            owed = self._owed.setdefault(worker, before)
+            owed = self._debts.of(worker)
             if answer.trouble is None:
                 for kind in call.settles & owed.keys():
-                    if _settles(call, debt, owed[kind]):
-                        del owed[kind]
-                if call.aside == "weights" and not call.settles and worker.state in ("stale", "quarantined"):
-                    owed[call.owes] = debt  # a new name, perhaps for other weights than the fleet's: no proof
-            elif not all_failed:
-                if answer.reached or call.partial:
-                    owed[call.owes] = debt
-                if call.aside == "weights":
-                    worker.weight_version = None  # it may have the old ones, the new ones, or some of each
-            if call.aside == "weights" and "weights" in owed:
-                worker.weight_version = None  # also when it has taken this piece
-            worker.torn = bool(owed)
-            if not owed:
-                del self._owed[worker]
-            failed = answer.trouble is not None and not all_failed
-            if failed and (call.aside == "weights" or worker.state == "ready"):
-                self._leave_behind(worker, f"{call.path} failed: {answer.trouble}")
+                    if owed[kind].call < number:  # else it was made earlier, and ended late
+                        self._debts.pay(worker, kind)
+                if "weights" in call.settles:
+                    self._pieces.has_all(worker, number)
+                is_renamed = is_update and not call.settles and not call.partial
+                if is_renamed and worker.state in ("stale", "quarantined") and "weights" not in owed:
+                    # Perhaps for other weights than the fleet's: no proof.
+                    self._debts.owe(worker, "weights", number)
+            elif nobody_did and (everybody or not is_update or answer.is_as_before):
+                continue
+            elif update is not None:
+                self._pieces.failed(call, number, worker, answer)
+            else:
+                if answer.reached and not (is_update and answer.is_as_before):
+                    self._debts.owe(worker, call.owes, number)
+                if is_update or worker.state == "ready":
+                    self._debts.leave_behind(worker, f"{call.path} failed: {answer.trouble}")
+            if is_update and (answer.trouble is not None or "weights" in self._debts.of(worker)):
+                worker.weight_version = None  # it may have the old ones, the new ones, or some of each
 
     def _set_overtaken_aside(self, answers: Answers, version: str) -> None:
         """Those that took ``version`` after the later one that the fleet has."""
         current = self._router.weights.current
         for worker in answers:
             if worker.state == "ready" and worker.weight_version == version != current:
-                self._leave_behind(worker, f"it took {version!r} after the fleet had moved to {current!r}")
+                self._debts.leave_behind(
+                    worker, f"it took {version!r} after the fleet had moved to {current!r}"
+                )
 
     def _set_newcomers_aside(self, told: Mapping[Worker, bytes], version: str, number: int) -> None:
         """Those that registered, or did so again, while an update for all was under way."""
         for worker in self._router.pool:
-            is_new = worker not in told or self._joined.get(worker, 0) >= number
+            is_new = worker not in told or self._pieces.joined_since(worker, number)
             if is_new and worker.weight_version != version:
-                self._leave_behind(worker, f"it registered while the weights moved to {version!r}")
-
-    def _leave_behind(self, worker: Worker, reason: str) -> None:
-        if worker in self._router.pool and worker.state != "draining":  # which gets nothing new as it is
-            logger.warning("worker %s gets no new requests: %s", worker.url, reason)
-            self._router.pool.stale(worker, reason)
-
-    def _take_back(self, answers: Answers) -> None:
-        """Those that were stale, and have caught up."""
-        current = self._router.weights.current
-        for worker, answer in answers.items():
-            caught_up = answer.trouble is None and worker.state == "stale" and not worker.torn
-            if caught_up and current in (None, worker.weight_version):
-                self._router.pool.ready(worker)
+                self._debts.leave_behind(worker, f"it registered while the weights moved to {version!r}")
 
     async def _move(self, version: str, source: str, number: int) -> None:
         """The fleet has ``version`` as soon as every worker has that gets requests."""
@@ -246,13 +242,6 @@ class Fleet:
         if all(worker.weight_version == version for worker in in_use):
             self._moved_by = number
             await self._router.announce_weights(version, source)
-
-
-def _settles(call: Call, done: _Debt, owed: _Debt) -> bool:
-    """Whether ``call``, numbered and named ``done``, makes good for what is ``owed``."""
-    if done.call < owed.call:
-        return False  # it was made earlier, and ended late
-    return not call.partial or done.version not in (None, owed.version)
 
 
 def _succeeded(answers: Answers) -> int:

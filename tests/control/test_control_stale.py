@@ -54,6 +54,8 @@ async def test_one_that_missed_a_piece_of_an_update_does_not_come_back_by_the_ne
             assert await update(running, "7", PIECE) == (207 if piece == missing else 200)
         assert (worker.state, worker.torn, worker.weight_version) == ("stale", True, None)
         assert await update(running, "8", PIECE) == 200
+        assert (worker.state, worker.torn) == ("stale", True)  # there may be more of them
+        await running.client.post("/pause_generation", json={})
         assert (worker.state, worker.torn, worker.weight_version) == ("ready", False, "8")
 
 

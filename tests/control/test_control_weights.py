@@ -36,7 +36,7 @@ def shown(running: Controlled) -> list[tuple[str, str | None]]:
     return [(worker.state, worker.weight_version) for worker in running.router.pool]
 
 
-@pytest.mark.parametrize("path", [path for path, call in CALLS.items() if call.aside == "weights"])
+@pytest.mark.parametrize("path", [path for path, call in CALLS.items() if call.names_version])
 async def test_every_kind_of_update_is_announced_once_and_before_the_answer(path: str) -> None:
     told = Told()
     async with steering(Steered(), Steered(), beside={"told": told}) as running:

@@ -1,0 +1,238 @@
+"""Updates of the weights that come in pieces: where one begins and ends, and which workers have all of it.
+
+Trainers name the version with each piece (slime), with one of them, or by ``/update_weight_version`` behind them
+(miles); most pause generation around all of them, and newer engines are told begin and end. Nothing says which piece
+is the last one. So an update
+
+- begins with a ``/begin_weight_update``, with a piece that names another version, and with one that names none after
+  the end of the former;
+- ends when the next one begins, when generation is paused or continues, when memory is released or resumed, with an
+  ``/end_weight_update``, and when no piece has come for a minute while generation was not paused.
+
+Pieces that name the same version are one update, whatever is between them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import anyio
+
+from router_core import Worker
+from router_core.router import Router
+from slime_control.calls import Call
+from slime_control.debts import Debts
+from slime_control.fan_out import Answer
+from slime_control.gate import Gate
+
+__all__ = ["Pieces", "Update"]
+
+#: Of silence, after which an update is over that nothing else ends.
+_QUIET_S = 60.0
+_CURE = "it comes back with all pieces of another update, or with one from disk"
+
+
+@dataclass(eq=False, slots=True)
+class Update:
+    """Pieces that belong together. ``began``: the number of the call that was the first; ``before``: what the fleet
+    had then. ``is_delta``: they change weights that are there, and so make good for none that are not.
+    """
+
+    began: int
+    before: str | None
+    version: str | None = None
+    is_session: bool = False
+    is_delta: bool = False
+    is_over: bool = False
+    is_watched: bool = False
+    ended_at: float = 0.0  # the last piece so far
+    takers: set[Worker] = field(default_factory=set)
+    #: How many pieces are with them that they have not answered.
+    awaited: Counter[Worker] = field(default_factory=Counter)
+
+    def has(self, version: str | None) -> bool:
+        """Whether a piece that names ``version`` belongs to it."""
+        if self.is_session and not self.is_over:
+            return True
+        if version is None or self.version is None:
+            return not self.is_over
+        return version == self.version
+
+
+class Pieces:
+    """Changed only by functions without ``await``: one event loop needs no lock. Calls are numbered as they come."""
+
+    def __init__(self, router: Router, gate: Gate, debts: Debts) -> None:
+        self._router = router
+        self._gate = gate
+        self._debts = debts
+        self._calls = 0
+        self._current: Update | None = None
+        #: During or after which call they registered.
+        self._joined: dict[Worker, int] = {}
+
+    def registered(self, worker: Worker) -> None:
+        """``worker`` may be another process than before."""
+        self.left(worker)
+        self._joined[worker] = self._calls
+
+    def left(self, worker: Worker) -> None:
+        """``worker`` was removed."""
+        self._joined.pop(worker, None)
+        if self._current is not None:
+            self._current.takers.discard(worker)
+
+    def joined_since(self, worker: Worker, number: int) -> bool:
+        """Whether ``worker`` registered during that call or later."""
+        return self._joined.get(worker, 0) >= number
+
+    def next(self, call: Call, *, changes_gate: bool, to_all: bool) -> int:
+        """``call`` is about to be made: its number. Ends the update that it ends."""
+        is_quiet = self._current is not None and self._is_quiet(self._current)
+        if changes_gate or call.owes == "memory" or is_quiet:
+            self._end()
+        if call.path == "/update_weights_from_disk" and to_all:
+            self._end()
+            self._current = None  # who has that needs nothing of what was before
+        self._calls += 1
+        return self._calls
+
+    def of(
+        self, call: Call, number: int, version: str | None, workers: Iterable[Worker], *, is_delta: bool
+    ) -> Update | None:
+        """The update that ``call`` belongs to, which names ``version`` and goes to ``workers``; None: to none."""
+        current = self._current
+        if call.path == "/begin_weight_update":
+            self._end()
+            current = self._begin(number)
+        elif call.partial and (current is None or not current.has(version)):
+            self._end()
+            current = self._begin(number)
+        elif not call.partial and (
+            call.path != "/update_weight_version" or current is None or current.is_over
+        ):
+            return None
+        assert current is not None  # narrowing
+        current.version = version or current.version
+        current.is_delta |= is_delta
+        current.is_over = False  # one that was paused around each piece
+        for worker in workers:
+            current.awaited[worker] += 1
+            if self._lacks(current, worker):
+                self._miss(worker, number - 1, "it was not there for all pieces of an update")
+        return current
+
+    def answered(self, update: Update, call: Call, number: int, worker: Worker, answer: Answer) -> None:
+        """``worker`` has answered ``call``, a piece of ``update``."""
+        update.ended_at = anyio.current_time()
+        update.awaited -= Counter((worker,))
+        if answer.trouble is not None:
+            if worker in update.takers or not answer.is_as_before:
+                self.failed(call, number, worker, answer)
+        elif self.joined_since(worker, number):
+            self._miss(worker, number, "it registered while a piece of an update was under way")
+        elif call.partial:
+            update.is_session |= call.path == "/begin_weight_update"
+            if worker not in update.takers and worker.state in ("stale", "quarantined"):
+                self._debts.owe(worker, "weights", update.began - 1)  # until it has all
+            update.takers.add(worker)
+
+    def failed(self, call: Call, number: int, worker: Worker, answer: Answer) -> None:
+        """``worker`` may have some of ``call``, a piece, or others have it and it has not."""
+        debt = self._debts.of(worker).get("weights")
+        if debt is None or debt.call < number:
+            self._miss(worker, number, f"{call.path} failed: {answer.trouble}")
+
+    def _miss(self, worker: Worker, number: int, reason: str) -> None:
+        """``worker`` has not all that came until the call of that ``number``."""
+        self._debts.owe(worker, "weights", number)
+        self._debts.leave_behind(worker, f"{reason}; {_CURE}")
+
+    def learnt(self, update: Update, number: int, version: str, workers: Iterable[Worker]) -> None:
+        """``workers`` took a piece of ``update`` that named no version which was read, and say ``version`` now."""
+        if update.version is None:
+            update.version = version if version != update.before else None
+        elif version != update.version and update is self._current:
+            self._end()
+            update = self._begin(number)
+            update.version = version
+            update.takers.update(workers)
+
+    def done(self, update: Update, call: Call) -> None:
+        """All have answered ``call``, a piece of ``update``."""
+        if call.path == "/end_weight_update":
+            self._end()
+        elif not (update.is_watched or update.is_session) and any(worker.torn for worker in update.takers):
+            update.is_watched = True
+            self._router.tasks.start_soon(self._watch, update)
+
+    def has_all(self, worker: Worker, number: int) -> None:
+        """``worker`` got whole weights in another way, by the call of that ``number``: it has missed nothing."""
+        if not self.joined_since(worker, number):
+            self._joined.pop(worker, None)
+
+    def _begin(self, number: int) -> Update:
+        self._current = Update(number, self._router.weights.current, ended_at=anyio.current_time())
+        return self._current
+
+    def _lacks(self, update: Update, worker: Worker) -> bool:
+        """Whether the process that is ``worker`` now may have missed a piece of ``update`` that nobody saw fail."""
+        if self.joined_since(worker, update.began):
+            return True
+        # One that was set aside since its last piece, for failures or for what it says, may have been started anew.
+        was_set_aside = worker.state == "quarantined" or (worker.state == "stale" and not worker.torn)
+        return worker in update.takers and was_set_aside
+
+    def _end(self) -> None:
+        """The current update is over: who has all of it has made good for what it missed before."""
+        update = self._current
+        if update is None or update.is_over:
+            return
+        update.is_over = True
+        for worker in update.awaited:
+            self._miss(worker, self._calls, "it has not answered a piece of an update that is over")
+        whole = [worker for worker in update.takers if self._is_whole(update, worker)]
+        for worker in whole:
+            if "weights" in self._debts.of(worker):
+                self._debts.pay(worker, "weights")
+                worker.weight_version = update.version or update.before
+                self._debts.take_back(worker)
+        if not whole:
+            self._current = None  # it failed everywhere: the same version may be tried again
+        elif self._gate.closed or update.is_session:
+            self._set_newcomers_aside(update)
+
+    def _is_whole(self, update: Update, worker: Worker) -> bool:
+        debt = self._debts.of(worker).get("weights")
+        if debt is None:
+            return True
+        is_another = debt.version is None or update.version not in (None, debt.version)
+        return debt.call < update.began and is_another and not update.is_delta
+
+    def _set_newcomers_aside(self, update: Update) -> None:
+        """Those that registered after the last piece, before the end, and have what they began with."""
+        is_told = update.version not in (None, update.before)  # else versions are no proof
+        for worker in self._router.pool:
+            if self.joined_since(worker, update.began) and worker not in update.takers and not worker.torn:
+                reason = "it registered during an update, and has not taken it"
+                if not is_told:
+                    self._miss(worker, self._calls, reason)
+                elif worker.weight_version != update.version:
+                    self._debts.leave_behind(worker, f"{reason}; {_CURE}")
+
+    async def _watch(self, update: Update) -> None:
+        """Somebody waits for the end of ``update``."""
+        while not update.is_over:
+            await anyio.sleep(max(_QUIET_S - self._silence_s(update), _QUIET_S / 60))
+            if self._is_quiet(update):
+                self._end()
+        update.is_watched = False
+
+    def _is_quiet(self, update: Update) -> bool:
+        """Whether no piece of ``update`` has come for so long that none will, with nobody paused for it."""
+        return self._silence_s(update) > _QUIET_S and not update.awaited and not self._gate.closed
+
+    def _silence_s(self, update: Update) -> float:
+        return anyio.current_time() - update.ended_at
