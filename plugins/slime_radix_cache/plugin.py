@@ -31,7 +31,7 @@ from slime_radix_cache.mending import MendedStream
 from slime_radix_cache.open_streams import OpenStreams
 from slime_radix_cache.recorder import StreamRecorder
 from slime_radix_cache.replies import EVENTS, JSON, media_type
-from slime_radix_cache.requests import Ask, read_ask, rewritten
+from slime_radix_cache.requests import Ask, names, read_ask, rewritten
 from slime_radix_cache.retrieval import Retrieval
 from slime_radix_cache.settings import Settings
 from slime_radix_cache.spelling import Spelling
@@ -205,6 +205,9 @@ class RadixCache:
         reply = exchange.reply
         if noted is None or reply is None or reply.status != 200:
             return
+        if noted.ask.copies == 1:  # by now it has a name: the last plugin may have given one
+            for turn, rid in zip(noted.turns, names(exchange.request.json(), noted.ask), strict=True):
+                turn.rid = rid
         worker = exchange.worker.url if exchange.worker is not None else "unknown"
         kind = media_type(reply)
         if kind == EVENTS:

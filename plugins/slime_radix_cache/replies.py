@@ -90,7 +90,8 @@ def _without_experts(body: bytes) -> bytes:
 class Output:
     """One sampled sequence. ``ids`` and ``logprobs`` are packed (see segments); ``ids`` is not empty.
 
-    ``prompt_tokens``: how many tokens the engine says it consumed. ``doubts``: what could not be believed.
+    ``prompt_tokens`` and ``rid``: how many tokens, and of which request, the engine says it consumed.
+    ``doubts``: what could not be believed.
     """
 
     text: str
@@ -99,6 +100,7 @@ class Output:
     versions: Versions
     finish_reason: str
     prompt_tokens: int | None
+    rid: str | None
     doubts: tuple[str, ...]
 
 
@@ -118,7 +120,7 @@ def read_output(output: Any) -> Output:
     text = output.get("text")
     if not isinstance(text, str):
         raise Unusable("answer_without_text")
-    prompt_tokens = meta.get("prompt_tokens")
+    prompt_tokens, rid = meta.get("prompt_tokens"), meta.get("id")
     return Output(
         text,
         ids,
@@ -126,6 +128,7 @@ def read_output(output: Any) -> Output:
         _versions(meta, len(ids) // 4, doubts),
         sys.intern(orjson.dumps(meta.get("finish_reason")).decode()),
         prompt_tokens if isinstance(prompt_tokens, int) else None,
+        rid if isinstance(rid, str) else None,
         tuple(doubts),
     )
 

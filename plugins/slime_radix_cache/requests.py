@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Ask", "read_ask", "rewritten", "single"]
+__all__ = ["Ask", "names", "read_ask", "rewritten", "single"]
 
 #: Fields that put more into an engine's context than the prompt says: such a request is passed on as it is.
 _MORE_THAN_PROMPT = ("input_embeds", "image_data", "video_data", "audio_data", "session_params")
@@ -106,6 +106,16 @@ def rewritten(
     if changed.get("return_logprob") is None:
         changed["return_logprob"] = True
     return changed
+
+
+def names(body: dict[str, Any], ask: Ask) -> list[str | None]:
+    """What the engine calls each sequence of its answer; None where that is its own choice."""
+    rid = body.get("rid") if ask.copies == 1 else None
+    count = len(ask.prompts) * ask.copies
+    if ask.batch and isinstance(rid, str):
+        return [f"{rid}_{place}" for place in range(count)]
+    given = rid if ask.batch and isinstance(rid, list) and len(rid) == count else [rid] * count
+    return [name if isinstance(name, str) else None for name in given]
 
 
 def single(body: dict[str, Any], ask: Ask, number: int) -> dict[str, Any]:

@@ -25,7 +25,7 @@ __all__ = ["Growing", "Turn", "Turns"]
 class Turn:
     """A prompt, in UTF-8: ``context`` is known and pinned, and has the first ``position`` bytes.
 
-    ``rest`` are the packed ids behind it, ``tokens`` counts both.
+    ``rest`` are the packed ids behind it, ``tokens`` counts both. ``rid``: what the engine calls it, if known.
     """
 
     prompt: bytes
@@ -34,6 +34,7 @@ class Turn:
     position: int
     rest: bytes = b""
     tokens: int = 0
+    rid: str | None = None
 
     @property
     def ids(self) -> bytes:
@@ -98,6 +99,8 @@ class Turns:
             output = read_output(answer)
             if output.prompt_tokens not in (None, turn.tokens):
                 raise Unusable("engine_consumed_other_tokens")
+            if turn.rid is not None and output.rid not in (None, turn.rid):
+                raise Unusable("answer_to_another_request")
         except Unusable as reason:
             self._tally.unrecorded(reason.kind)
             return None

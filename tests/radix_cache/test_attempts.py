@@ -46,7 +46,6 @@ class Said:
         self, ids: Sequence[int], reason: dict[str, Any] | None = None, went: int = 0, weight: int = 7
     ) -> dict[str, Any]:
         meta = {
-            "id": "a",
             "finish_reason": reason,
             "prompt_tokens": len(self.prompt) + went,
             "completion_tokens": len(ids),

@@ -32,7 +32,6 @@ SIZE = 32 * MIB
 def with_experts(text: str) -> bytes:
     """One token, and SIZE bytes of routed experts."""
     meta = {
-        "id": "r",
         "finish_reason": {"type": "length", "length": 1},
         "completion_tokens": 1,
         "output_token_logprobs": [[-0.5, 7, None]],

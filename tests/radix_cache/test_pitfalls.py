@@ -14,6 +14,7 @@ import pytest
 
 from radix_cache.scripted import Client, ScriptedEngine, bits, lifespan_free, routed
 from router_core.serving import serving
+from slime_radix_cache.requests import names, read_ask
 
 if TYPE_CHECKING:
     from routers import Start
@@ -402,6 +403,40 @@ async def test_an_engine_that_consumed_other_tokens_is_not_believed(
     text = PROMPT + (await client.generate(PROMPT, [5, 6]))["text"]
     assert (await client.retrieve(text))["exact"] is False
     assert (await client.stats())["unrecorded"] == {"engine_consumed_other_tokens": 1}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_to_another_request_is_not_believed(
+    client: Client, engine: ScriptedEngine, stream: bool
+) -> None:
+    """Faulty engines and proxies mix up their answers; of a group all prompts are of one length."""
+    engine.meta = {"id": "a"}
+    for rid, ids in (("a", [5, 6]), ("b", [7, 8])):
+        engine.script.append(ids)
+        body = {"text": PROMPT, "rid": rid, "stream": stream}
+        assert (await client.running.client.post("/generate", json=body)).status_code == 200
+        answer = await client.retrieve(PROMPT + engine.tokenizer.decode(ids))
+        assert answer["exact"] is (rid == "a")
+    assert (await client.stats())["unrecorded"] == {"answer_to_another_request": 1}
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ({"text": "a", "rid": "x"}, ["x"]),
+        ({"text": "a"}, [None]),
+        ({"text": ["a", "b"], "rid": "x"}, ["x_0", "x_1"]),
+        ({"text": ["a", "b"], "rid": ["x", "y"]}, ["x", "y"]),
+        ({"text": ["a"], "rid": "x"}, ["x_0"]),
+        ({"text": ["a", "b"], "rid": ["x"]}, [None, None]),
+        ({"text": "a", "rid": "x", "sampling_params": {"n": 2}}, [None, None]),
+        ({"text": "a", "rid": 7}, [None]),
+    ],
+)
+def test_engines_name_the_sequences_of_an_answer(body: dict[str, Any], told: list[str | None]) -> None:
+    ask = read_ask(body)
+    assert not isinstance(ask, str)
+    assert names(body, ask) == told
 
 
 @pytest.mark.parametrize(

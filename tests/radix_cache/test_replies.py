@@ -14,6 +14,7 @@ from slime_radix_cache.segments import pack_logprobs
 
 def answer(**changes: Any) -> dict[str, Any]:
     meta = {
+        "id": "a",
         "finish_reason": {"type": "stop", "matched": 9},
         "prompt_tokens": 3,
         "completion_tokens": 2,
@@ -34,6 +35,7 @@ def test_an_ordinary_answer() -> None:
         versions=(("7", 2),),
         finish_reason='{"type":"stop","matched":9}',
         prompt_tokens=3,
+        rid="a",
         doubts=(),
     )
     assert read_output(answer()) == expected
