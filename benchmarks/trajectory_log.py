@@ -20,7 +20,8 @@ import orjson
 from tokenizers import Tokenizer
 
 from benchmarks.histories import TALK, Histories, record
-from router_core.record_log import LogDirectory, RecordLog
+from router_core.record_files import LogDirectory
+from router_core.record_log import RecordLog
 from slime_engine.model import load_model
 from slime_radix_cache.log_records import TRAJECTORIES
 from slime_radix_cache.logged_trajectories import LoggedTrajectories
@@ -68,7 +69,7 @@ def main() -> None:
             without.append(_filled(Trajectories(_LIMITS, _cut), histories, options.conversations))
             kept = _opened(directory / "log")
             logged.append(_filled(kept, histories, options.conversations))
-            size = kept.log.size_bytes
+            size = sum(file.size_bytes for file in kept.log.files)
             kept.close()
             begun = time.perf_counter()
             again = _opened(directory / "log")

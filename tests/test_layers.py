@@ -19,8 +19,8 @@ PLUGINS = ROOT / "plugins"
 #: The core's modules, lowest first. A module imports from below, or from beside it, and never in a circle.
 LAYERS = (
     ("types", "errors", "events", "record_frames"),
-    ("access", "addresses", "fingerprint", "hookspecs", "protocol", "record_log"),
-    ("serving",),
+    ("access", "addresses", "fingerprint", "hookspecs", "protocol", "record_files"),
+    ("record_log", "serving"),
     ("exchange", "hooks", "registry", "settings", "weights", "workers"),
     ("aborts", "connection"),
     ("upstream",),

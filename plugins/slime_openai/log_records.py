@@ -6,7 +6,7 @@ from hashlib import blake2b
 from typing import NamedTuple, TypeAlias
 
 from router_core.fingerprint import fingerprint
-from router_core.record_log import LogKind
+from router_core.record_files import LogKind
 from router_core.types import Tokenizer
 from slime_openai.identity import beginning, keys
 from slime_openai.messages import Message, ToolCall

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,7 +12,8 @@ import anyio
 import pytest
 
 from router_core.errors import StartupError
-from router_core.record_log import LogDirectory, LogKind, RecordLog
+from router_core.record_files import LogDirectory, LogKind
+from router_core.record_log import RecordLog
 
 
 class Came(NamedTuple):
@@ -57,7 +60,7 @@ async def tidied(log: RecordLog, is_needed: Callable[[Any], bool] = lambda recor
 async def test_a_number_is_given_once_though_nothing_is_left_that_had_one(tmp_path: Path) -> None:
     log = opened(tmp_path)
     numbers = []
-    while log.files < 2:
+    while len(log.files) < 2:
         numbers.append(log.number())
         log.append([Came(numbers[-1], 0, 1), Went(numbers[-1], 1)])
     await tidied(log)
@@ -73,7 +76,7 @@ async def test_a_number_is_given_once_though_nothing_is_left_that_had_one(tmp_pa
 async def test_what_has_another_meaning_stays_for_as_long_as_it_has_one(tmp_path: Path) -> None:
     log = opened(tmp_path)
     last = 0
-    while log.files < 3:
+    while len(log.files) < 3:
         last = log.number()
         log.append([Came(last, 0, 1), Noted("needed"), Noted("not needed"), Went(last, 1)])
     await tidied(log, lambda record: record == Noted("needed"))
@@ -81,6 +84,30 @@ async def test_what_has_another_meaning_stays_for_as_long_as_it_has_one(tmp_path
     found: list[Any] = []
     opened(tmp_path, found.append).close()
     assert found == [Noted("needed")] * last
+
+
+def test_when_one_log_cannot_be_written_none_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that none tells of what another one lacks."""
+    directory = LogDirectory(tmp_path, "--things")
+    logs = [RecordLog(directory, replace(THINGS, name=name), "me") for name in ("things", "others")]
+    for log in logs:
+        log.replay(lambda record: None)
+        log.append([Came(log.number(), 0, 1)])
+    before = directory.as_dict()
+    assert (before["files"], before["failed"]) == (2, None)
+    monkeypatch.setattr("os.writev", lambda fd, pieces: os.write(fd, pieces[0]))  # as a full disk does
+    logs[0].append([Came(logs[0].number(), 0, 1)])
+    monkeypatch.undo()
+    for log in logs:
+        log.append([Came(log.number(), 0, 1)])
+        log.close()
+    after = directory.as_dict()
+    assert after["failed"] is not None
+    assert {**after, "failed": None} == before
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) == before["bytes"]
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
 
 
 def test_what_goes_on_from_what_has_gone_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,215 @@
+"""The files of a log: which there are, whose they are, and what stands in them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from router_core.errors import StartupError
+from router_core.record_frames import Damaged, Frames, Torn
+
+__all__ = ["Header", "LogDirectory", "LogFile", "LogFiles", "LogKind"]
+
+logger = logging.getLogger(__name__)
+
+_HEADER_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class LogKind:
+    """What there is in a log. Records are NamedTuples.
+
+    ``adds``: kinds of records of a thing that is there from then on, with a ``serial``, the serial of the ``parent``
+    without which it cannot be (0: none), and a ``size``. ``removes``: the kind that tells that ``serial``, of that
+    ``size``, has gone. ``others``: kinds that have no such meaning here.
+    ``name`` is how its files end. ``foreign``: what they have when they were written for another reader.
+    ``what_to_move``: the files to be moved away to begin without all of it, "" for the directory.
+    """
+
+    name: str
+    format: str
+    adds: tuple[type[Any], ...]
+    removes: type[Any]
+    others: tuple[type[Any], ...]
+    foreign: str
+    what_to_move: str = ""
+
+
+class LogDirectory:
+    """Where the logs of one router are, as ``flag`` said. Plugins share it as the component ``"log_directory"``.
+
+    ``failed``: why nothing more is written (None: it is); to none of them, or one would tell of what others lack.
+    ``logs``: the files of each.
+    """
+
+    def __init__(self, path: Path, flag: str) -> None:
+        self.path = path
+        self.flag = flag
+        self.failed: str | None = None
+        self.logs: list[list[LogFile]] = []
+
+    def as_dict(self) -> dict[str, Any]:
+        """How much it is, and why it failed."""
+        return {
+            "files": sum(map(len, self.logs)),
+            "bytes": sum(file.size_bytes for files in self.logs for file in files),
+            "failed": self.failed,
+        }
+
+    def refused(self, why: str) -> StartupError:
+        """An error that says ``why`` the router cannot start with it."""
+        return StartupError(f"{self.flag}: {why}")
+
+
+class Header(NamedTuple):
+    """The first record of a file: its things are numbered from ``first``, and mean something to ``reader`` alone.
+
+    It has all of the log since the beginning of file ``oldest``: earlier ones may have been written again into it.
+    """
+
+    format: str
+    oldest: int
+    first: int
+    reader: str
+
+
+@dataclass(slots=True)
+class LogFile:
+    """``oldest`` and ``first`` as in its header. ``dead``: things that are still in it, and gone."""
+
+    path: Path
+    oldest: int
+    first: int
+    size_bytes: int = 0
+    size: int = 0
+    dead_size: int = 0
+    dead: set[int] = field(default_factory=set)
+
+    @property
+    def number(self) -> int:
+        return _number(self.path)
+
+    @property
+    def half_dead(self) -> bool:
+        return bool(self.dead) and 2 * self.dead_size >= self.size
+
+    @property
+    def live_bytes(self) -> int:
+        """About how long it will be when it has been written again."""
+        return self.size_bytes * (self.size - self.dead_size) // max(self.size, 1)
+
+
+class LogFiles:
+    """Reads and writes the files of one log. Files that cannot be read raise StartupError, which says what to do."""
+
+    def __init__(self, directory: LogDirectory, kind: LogKind, reader: str) -> None:
+        self._directory = directory
+        self._kind = kind
+        self._reader = reader
+        self._frames = Frames((Header, *kind.adds, kind.removes, *kind.others))
+        self.frame = self._frames.write
+
+    def path(self, number: int) -> Path:
+        """Where file ``number`` is, or would be."""
+        return self._directory.path / f"{number:08}.{self._kind.name}"
+
+    def found(self) -> list[LogFile]:
+        """Those that are there, oldest first; those that were written again into a later one are removed."""
+        directory = self._directory.path
+        for left in directory.glob(f"*.{self._kind.name}.tmp"):
+            left.unlink()  # it was being written
+        name = re.compile(rf"\d{{8}}\.{self._kind.name}")
+        there = [path for path in directory.iterdir() if name.fullmatch(path.name)]
+        files: list[LogFile] = []
+        until = 0
+        for path in sorted(there, reverse=True):
+            if files and _number(path) >= until:
+                path.unlink()
+                continue
+            if files and _number(path) != until - 1:
+                break
+            header = self._header(path)
+            files.append(LogFile(path, header.oldest, header.first))
+            until = header.oldest
+        if until > 1:
+            missing = self.path(until - 1)
+            raise self._directory.refused(
+                f"{missing} is missing; move the files behind it away to start without"
+            )
+        return files[::-1]
+
+    def _header(self, path: Path) -> Header:
+        with path.open("rb") as file:
+            beginning = file.read(_HEADER_BYTES)
+        try:
+            _, _, [header] = next(self._frames.read(memoryview(beginning)))
+        except (Torn, StopIteration):
+            self._damaged(path, 0)
+        if not isinstance(header, Header) or header.format != self._kind.format:
+            raise self._directory.refused(f"{path} is no log of this version")
+        if header.reader != self._reader:
+            raise self._directory.refused(f"{path} has {self._kind.foreign}; move {self._to_move} away")
+        return header
+
+    def records(self, file: LogFile, *, is_last: bool) -> Iterator[Any]:
+        """All records of ``file``. The last one of the last file is dropped if it has no end: nobody was told of it."""
+        try:
+            for _, end, records in self._frames.read(memoryview(file.path.read_bytes())):
+                yield from records
+                file.size_bytes = end
+        except Torn as torn:
+            if isinstance(torn, Damaged) or not is_last:
+                self._damaged(file.path, torn.offset)
+            logger.warning("%s: dropped the last record: it has no end, so nobody was told of it", file.path)
+            os.truncate(file.path, torn.offset)
+
+    def write(self, file: LogFile, content: Sequence[bytes | memoryview]) -> None:
+        """Write all of ``file``, which is there in whole or not at all. Raises OSError."""
+        new = file.path.with_suffix(f"{file.path.suffix}.tmp")
+        header = self.frame([Header(self._kind.format, file.oldest, file.first, self._reader)])
+        try:
+            with open(new, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as out:
+                out.writelines([*header, *content])
+                out.flush()
+                if content:
+                    os.fsync(out.fileno())  # what it replaces was on the disk long ago
+                file.size_bytes = out.tell()
+            new.replace(file.path)
+        except OSError:
+            new.unlink(missing_ok=True)  # the disk may be full
+            raise
+
+    def rewrite(self, run: Sequence[LogFile], stays: Callable[[Any], bool]) -> LogFile:
+        """One file instead of ``run``, with the records that stay. Raises OSError and Torn."""
+        content: list[bytes | memoryview] = []
+        for file in run:
+            data = memoryview(file.path.read_bytes())
+            for start, end, records in self._frames.read(data):
+                needed = [record for record in records if not isinstance(record, Header) and stays(record)]
+                if len(needed) == len(records):
+                    content.append(data[start:end])
+                elif needed:
+                    content += self.frame(needed)
+        fresh = LogFile(run[-1].path, run[0].oldest, run[0].first)
+        self.write(fresh, content)
+        for file in run[:-1]:
+            file.path.unlink()
+        return fresh
+
+    @property
+    def _to_move(self) -> Path:
+        return self._directory.path / self._kind.what_to_move
+
+    def _damaged(self, path: Path, offset: int) -> NoReturn:
+        raise self._directory.refused(
+            f"{path} is damaged at byte {offset}; move {self._to_move} away to start without what it has"
+        )
+
+
+def _number(path: Path) -> int:
+    return int(path.name.partition(".")[0])
