@@ -16,7 +16,8 @@ from router_core import hookimpl
 from router_core.errors import BadRequest, HTTPError
 from router_core.exchange import Exchange
 from router_core.fingerprint import fingerprint
-from router_core.record_log import LogDirectory, RecordLog
+from router_core.record_files import LogDirectory
+from router_core.record_log import RecordLog
 from router_core.router import Router
 from router_core.types import Tokenizer
 from router_core.weights import WeightUpdate
