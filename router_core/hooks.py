@@ -150,8 +150,8 @@ class Hooks:
             try:
                 await function(update)
             except Exception as error:
-                failure = failure(plugin, "on_weight_update", error)
-                failed = failed or failure
+                told = failure(plugin, "on_weight_update", error)
+                failed = failed or told
         if failed is not None:
             raise failed
 

@@ -12,9 +12,10 @@ import ssl
 from urllib.parse import urlsplit
 
 from router_core.addresses import ANYWHERE, WorkerAddresses
-from router_core.connection import PLAIN_CONNECTION, Connection, Limits, UpstreamReply
+from router_core.connection import PLAIN_CONNECTION, Connection, Limits
 from router_core.errors import BadRequest, WorkerBroke, WorkerUnreachable
 from router_core.types import Headers
+from router_core.upstream_reply import UpstreamReply
 
 __all__ = ["Limits", "Upstream"]
 

@@ -1,0 +1,139 @@
+"""A worker's reply, between the connection that brings it and whoever reads it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from router_core.errors import WorkerBroke, WorkerTimeout
+from router_core.types import Headers
+
+__all__ = ["UpstreamReply"]
+
+#: Bytes of a reply that wait for the client before the worker is held back.
+_HIGH_WATER = 256 * 1024
+
+OnFailure = Callable[[WorkerBroke | WorkerTimeout | None], None]
+
+
+class Source(Protocol):
+    """What a reply needs of the connection that brings it."""
+
+    def resume_reply(self) -> None:
+        """The client has taken what was there: go on reading."""
+        ...
+
+    def abort(self) -> None:
+        """Close at once."""
+        ...
+
+
+class UpstreamReply:
+    """A worker's reply: status and headers are there, the body comes. Hop-by-hop headers are gone."""
+
+    __slots__ = (
+        "_chunks",
+        "_error",
+        "_loop",
+        "_on_failure",
+        "_size",
+        "_source",
+        "_waiter",
+        "complete",
+        "headers",
+        "status",
+    )
+
+    def __init__(self, source: Source, loop: asyncio.AbstractEventLoop) -> None:
+        self.status = 0
+        self.headers: Headers = []
+        self.complete = False
+        self._on_failure: OnFailure | None = None
+        self._loop = loop
+        self._source: Source | None = source
+        self._chunks: deque[bytes] = deque()
+        self._size = 0
+        self._error: WorkerBroke | WorkerTimeout | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def finished(self) -> bool:
+        """True when there is nothing more to read."""
+        return self.complete and not self._chunks
+
+    async def read(self) -> bytes:
+        """What has come since the last call, at least one byte; ``b""`` at the end.
+
+        Raises WorkerBroke or WorkerTimeout, after everything that came before.
+        """
+        while not self._chunks:
+            if self._error is not None:
+                raise self._error
+            if self.complete:
+                return b""
+            self._waiter = self._loop.create_future()
+            await self._waiter
+        chunks = self._chunks
+        data = chunks.popleft() if len(chunks) == 1 else b"".join(chunks)
+        chunks.clear()
+        self._size = 0
+        if self._source is not None:
+            self._source.resume_reply()
+        return data
+
+    async def head(self) -> None:
+        """Return when status and headers are there."""
+        while not self.status:
+            if self._error is not None:
+                raise self._error
+            self._waiter = self._loop.create_future()
+            await self._waiter
+
+    def close(self) -> None:
+        """Give up: close the connection at once if anything is still to come. Idempotent."""
+        source, self._source = self._source, None
+        if source is not None and not self.complete:
+            source.abort()
+            self._tell(None)
+        self._chunks.clear()
+
+    # The connection's side.
+
+    def start(self, status: int, headers: Headers) -> None:
+        self.status, self.headers = status, headers
+        self._wake()
+
+    def put(self, data: bytes) -> bool:
+        """Take a piece of the body; True when the worker should be held back."""
+        self._chunks.append(data)
+        self._size += len(data)
+        self._wake()
+        return self._size > _HIGH_WATER
+
+    def end(self) -> None:
+        self.complete = True
+        self._source = None
+        self._wake()
+
+    def fail(self, error: WorkerBroke | WorkerTimeout) -> None:
+        self._error = error
+        self._source = None
+        self._wake()
+        self._tell(error)
+
+    def _tell(self, error: WorkerBroke | WorkerTimeout | None) -> None:
+        on_failure, self._on_failure = self._on_failure, None
+        if on_failure is not None:
+            on_failure(error)
+
+    def watch(self, on_failure: OnFailure) -> None:
+        """Call ``on_failure`` when it will not come to its end: with the error, or None when it was given up."""
+        self._on_failure = on_failure
+        if self._error is not None:  # it broke in the same breath as it began
+            self._tell(self._error)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
