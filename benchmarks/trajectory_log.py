@@ -3,8 +3,9 @@
     python -m benchmarks.trajectory_log [--conversations N] [--rounds N] [--directory DIR]
 
 Conversations of five turns and about 2,000 tokens are recorded with and without the log, in turns: processor time
-of this process per answer (``record`` with ``pin`` and ``unpin``, nothing of HTTP, JSON or tokenising), and the wall
-clock's, in which the write to the page cache counts in full. Then the log is read.
+of this process per answer, and the wall clock's, in which the write to the page cache counts in full. Then the log is
+read. ``tokens``: what every answer costs (``record`` with ``pin`` and ``unpin``, nothing of HTTP, JSON or tokenising).
+``turns``: what one of a chat costs on top, for the ``openai`` plugin to go on from it.
 """
 
 from __future__ import annotations
@@ -14,15 +15,23 @@ import shutil
 import statistics
 import tempfile
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Generic, Protocol, TypeVar
 
 import orjson
 from tokenizers import Tokenizer
 
-from benchmarks.histories import TALK, Histories, record
+from benchmarks.histories import TALK, Histories, Turn, record, text_of
 from router_core.record_files import LogDirectory
 from router_core.record_log import RecordLog
 from slime_engine.model import load_model
+from slime_openai import history as chats
+from slime_openai.identity import next_key
+from slime_openai.log_records import CHATS
+from slime_openai.logged_history import LoggedHistory
+from slime_openai.messages import Message
 from slime_radix_cache.log_records import TRAJECTORIES
 from slime_radix_cache.logged_trajectories import LoggedTrajectories
 from slime_radix_cache.trajectories import Limits, Trajectories
@@ -30,26 +39,101 @@ from slime_radix_cache.trajectories import Limits, Trajectories
 _LIMITS = Limits(versions=0)
 
 
+class _Kept(Protocol):
+    @property
+    def size_bytes(self) -> int: ...
+
+
+K = TypeVar("K", bound=_Kept)
+_Figures = dict[str, object]
+
+
 def _cut(ids: bytes, text: bytes) -> tuple[int, int]:
     return 0, 0  # no text here ends within an answer
 
 
-def _opened(directory: Path) -> LoggedTrajectories:
-    log = RecordLog(LogDirectory(directory, "--directory"), TRAJECTORIES, "benchmark")
-    return LoggedTrajectories(_LIMITS, _cut, log)
+def _logged_trajectories(directory: LogDirectory) -> tuple[Trajectories, RecordLog]:
+    log = RecordLog(directory, TRAJECTORIES, "benchmark")
+    return LoggedTrajectories(_LIMITS, _cut, log), log
 
 
-def _filled(kept: Trajectories, histories: Histories, conversations: int) -> tuple[float, float]:
-    """Microseconds per answer: of the processor, and of the clock."""
-    busy = clock = 0.0
-    for number in range(conversations):
-        turns = histories.turns(number)
-        before, begun = time.process_time(), time.perf_counter()
-        record(kept, turns, f"rollout-{number:024}")
-        busy += time.process_time() - before
-        clock += time.perf_counter() - begun
-    answers = conversations * TALK.turns / 1e6
-    return busy / answers, clock / answers
+def _logged_history(directory: LogDirectory) -> tuple[chats.History, RecordLog]:
+    log = RecordLog(directory, CHATS, "benchmark")
+    return LoggedHistory(0, log), log
+
+
+def _chat(history: chats.History, turns: Sequence[Turn], session: str) -> None:
+    """Add the turns of one conversation, as the plugin does."""
+    parent: chats.Turn | None = None
+    for number, turn in enumerate(turns):
+        reply = Message("assistant", turn.answer)
+        key = next_key(parent.key if parent is not None else b"", reply)
+        parent = chats.Turn(
+            parent,
+            key,
+            2 * number + 2,
+            "".join(session),  # each request brings its own string
+            turn.prompt_ids.tobytes(),
+            turn.ids.tobytes(),
+            reply,
+            text_of([turn]),
+            "<|im_end|>",
+            1,
+            True,
+        )
+        history.add(parent)
+
+
+@dataclass
+class _Side(Generic[K]):
+    """What is kept in memory, without a log and with one, and how a conversation gets into it."""
+
+    plain: Callable[[], K]
+    logged: Callable[[LogDirectory], tuple[K, RecordLog]]
+    hold: Callable[[K, Sequence[Turn], str], None]
+    samples: dict[str, list[tuple[float, float]]] = field(
+        default_factory=lambda: {"without": [], "logged": []}
+    )
+    replays: list[float] = field(default_factory=list)
+    size: int = 0
+
+    def run(self, path: Path, histories: Histories, conversations: int) -> None:
+        """Fill it without a log and with one, and read that again."""
+        self.samples["without"].append(self._filled(self.plain(), histories, conversations))
+        directory = LogDirectory(path, "--directory")
+        kept, log = self.logged(directory)
+        self.samples["logged"].append(self._filled(kept, histories, conversations))
+        self.size = directory.as_dict()["bytes"]
+        log.close()
+        begun = time.perf_counter()
+        again, log = self.logged(LogDirectory(path, "--directory"))
+        self.replays.append(conversations * TALK.turns / (time.perf_counter() - begun))
+        assert again.size_bytes == kept.size_bytes
+        log.close()
+        shutil.rmtree(path)
+
+    def _filled(self, kept: K, histories: Histories, conversations: int) -> tuple[float, float]:
+        """Microseconds per answer: of the processor, and of the clock."""
+        busy = clock = 0.0
+        for number in range(conversations):
+            turns = histories.turns(number)
+            before, begun = time.process_time(), time.perf_counter()
+            self.hold(kept, turns, f"rollout-{number:024}")
+            busy += time.process_time() - before
+            clock += time.perf_counter() - begun
+        answers = conversations * TALK.turns / 1e6
+        return busy / answers, clock / answers
+
+    def figures(self, answers: int) -> _Figures:
+        """Medians."""
+        told: _Figures = {}
+        for name, samples in self.samples.items():
+            cpu, clock = zip(*samples, strict=True)
+            told[name] = {"cpu_us": statistics.median(cpu), "clock_us": statistics.median(clock)}
+        return told | {
+            "bytes_per_answer": self.size / answers,
+            "replayed_per_s": statistics.median(self.replays),
+        }
 
 
 def main() -> None:
@@ -60,40 +144,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, metavar="N")
     parser.add_argument("--directory", type=Path, help="where to write (default: a temporary one)")
     options = parser.parse_args()
+    tokens = _Side(lambda: Trajectories(_LIMITS, _cut), _logged_trajectories, record)
+    turns = _Side(lambda: chats.History(0), _logged_history, _chat)
     with tempfile.TemporaryDirectory(dir=options.directory) as name:
         directory = Path(name)
         load_model().tokenizer.save(directory)
         histories = Histories(Tokenizer.from_file(str(directory / "tokenizer.json")), TALK)
-        without, logged, replays, size, answers = [], [], [], 0, options.conversations * TALK.turns
         for _ in range(options.rounds):
-            without.append(_filled(Trajectories(_LIMITS, _cut), histories, options.conversations))
-            kept = _opened(directory / "log")
-            logged.append(_filled(kept, histories, options.conversations))
-            size = sum(file.size_bytes for file in kept.log.files)
-            kept.close()
-            begun = time.perf_counter()
-            again = _opened(directory / "log")
-            replays.append(answers / (time.perf_counter() - begun))
-            assert (again.segments, again.tokens, again.size_bytes) == (
-                kept.segments,
-                kept.tokens,
-                kept.size_bytes,
-            )
-            again.close()
-            del kept, again
-            shutil.rmtree(directory / "log")
-
-    def us(samples: list[tuple[float, float]]) -> dict[str, float]:
-        cpu, clock = zip(*samples, strict=True)
-        return {"cpu_us": statistics.median(cpu), "clock_us": statistics.median(clock)}
-
-    figures = {
-        "answers": answers,
-        "without": us(without),
-        "logged": us(logged),
-        "bytes_per_answer": size / answers,
-        "replayed_per_s": statistics.median(replays),
-    }
+            tokens.run(directory / "log", histories, options.conversations)
+            turns.run(directory / "log", histories, options.conversations)
+    answers = options.conversations * TALK.turns
+    figures = {"answers": answers, "tokens": tokens.figures(answers), "turns": turns.figures(answers)}
     print(orjson.dumps(figures, option=orjson.OPT_INDENT_2).decode())
 
 
