@@ -265,11 +265,12 @@ class Exchange:
     exchange, for which a plugin made this one.
     ``worker`` is the worker whose lease is held, ``reply`` what the client will get, ``notes`` a place for
     plugins to keep what they know about this request (key: the plugin's own name). ``gone``: the client has hung up
-    or aborted it, and nothing new is to be begun for it.
+    or aborted it, and nothing new is to be begun for it. ``suits`` says which workers may be asked, where a plugin
+    limits that: set it before one is chosen. What is made for this exchange begins with the same limit.
     """
 
     __slots__ = (
-        "_closed", "_on_close", "_parts", "_reply", "_session", "asked", "gone", "notes", "request", "worker"
+        "_closed", "_on_close", "_parts", "_reply", "_session", "asked", "gone", "notes", "request", "suits", "worker"
     )  # fmt: skip
 
     def __init__(self, request: Request, *, session: object = _UNREAD, asked: Exchange | None = None) -> None:
@@ -281,6 +282,7 @@ class Exchange:
         self._reply: Reply | None = None
         self.worker: Worker | None = None
         self.gone: bool = asked is not None and asked.gone
+        self.suits: Callable[[Worker], bool] | None = asked.suits if asked is not None else None
         self.notes: dict[str, Any] = {}
         self._session = session
         self._on_close: list[Callable[[], object]] = []
@@ -336,6 +338,10 @@ class Exchange:
             self.worker.in_flight -= 1
             self.worker = None
 
+    def may_go_to(self, worker: Worker) -> bool:
+        """Whether ``worker`` may be asked for it."""
+        return self.suits is None or self.suits(worker)
+
     @property
     def workers(self) -> list[Worker]:
         """The workers that this one, and those made for it, are with now."""
@@ -385,6 +391,6 @@ class Exchange:
                 logger.exception("a plugin's on_close failed")
         self._on_close.clear()
         self._parts.clear()
-        self.asked = None
+        self.asked = self.suits = None
         self.notes.clear()
         self._reply = None

@@ -59,13 +59,17 @@ class Proxy:
         Raises NoWorker when there is none ``but`` these.
         """
         workers: Sequence[Worker] = self._pool.routable()
+        if exchange.suits is not None:
+            workers = [worker for worker in workers if exchange.may_go_to(worker)]
+            if not workers:
+                raise NoWorker("none of the workers that can take requests may have this one")
         if but:
             workers = [worker for worker in workers if worker not in but]
             if not workers:
                 raise NoWorker("every worker was tried")
         session = exchange.session
         worker = self._pool.of_session(session) if session is not None else None
-        if worker is None or worker in but:
+        if worker is None or worker in but or not exchange.may_go_to(worker):
             worker = self._select(exchange, workers) or least_in_flight(workers)
             if session is not None:
                 self._pool.bind(session, worker)

@@ -100,12 +100,13 @@ class Attempts:
         return await self._ask(self._exchange, self._request, self._tried, self._failed)
 
     def _others(self) -> bool:
-        """True when there is a worker that was not tried."""
+        """True when there is a worker for it that was not tried."""
         try:
             workers = self._pool.routable()
         except NoWorker:
             return False
-        return any(worker not in self._tried and worker is not self._exchange.worker for worker in workers)
+        tried = (*self._tried, self._exchange.worker)
+        return any(worker not in tried and self._exchange.may_go_to(worker) for worker in workers)
 
     def _may_repeat(self, state: RetryCallState) -> bool:
         if self._exchange.gone:
