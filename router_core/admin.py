@@ -65,7 +65,7 @@ class _Admin:
         _, trouble = await self._router.add_worker(url, **_checked(content))
         answer: dict[str, Any] = {
             "status": "success",
-            "worker_urls": {worker.url: worker.in_flight for worker in self._router.pool},
+            "worker_urls": {worker.url: worker.load for worker in self._router.pool},
         }
         return JSON(answer if trouble is None else answer | _warning(url, trouble))
 
@@ -98,10 +98,10 @@ class _Admin:
         return JSON(answer, 202, {"location": location})
 
     async def list(self, _: Request) -> Response:
-        workers = [worker.describe() for worker in self._router.pool]
+        workers = [choice.describe() for worker in self._router.pool for choice in worker.choices]
         counts = {f"{kind}_count": 0 for kind in get_args(WorkerType)}
         for worker in self._router.pool:
-            counts[f"{worker.worker_type}_count"] += 1
+            counts[f"{worker.worker_type}_count"] += len(worker.choices)
         return JSON({"workers": workers, "total": len(workers), "stats": counts})
 
     def _found(self, request: Request) -> Worker | Response:
@@ -137,8 +137,11 @@ class _Admin:
         pool = self._router.pool
         if self._router.stopping.is_set():
             return JSON({"status": "not ready", "reason": "the router is shutting down"}, 503)
-        if not pool.healthy:
-            return JSON({"status": "not ready", "reason": f"none of {len(pool)} workers is ready"}, 503)
+        for kind in pool.kinds:
+            if not any(worker.worker_type == kind and worker.is_healthy for worker in pool):
+                which = "worker" if kind == "regular" else f"{kind} worker"
+                reason = f"none of {len(pool)} workers is a {which} that is ready"
+                return JSON({"status": "not ready", "reason": reason}, 503)
         return JSON({"status": "ready", "healthy_workers": pool.healthy, "total_workers": len(pool)})
 
     async def weight_version(self, _: Request) -> Response:

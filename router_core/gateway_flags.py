@@ -72,19 +72,10 @@ _IDLE: tuple[_Row, ...] = (
         None,
         "it is for a database, and no history is kept",
     ),
-    (
-        "--prefill-policy --decode-policy --bucket-adjust-interval-secs",
-        None,
-        "it is for prefill and decode workers",
-    ),
 )
 
 #: Without these other things would happen, or others would get in.
 _REFUSED: tuple[_Row, ...] = (
-    ("--pd-disaggregation --mini-lb", 0, "prefill and decode workers are not brought together here"),
-    ("--prefill", "+", "prefill and decode workers are not brought together here"),
-    ("--decode", None, "prefill and decode workers are not brought together here"),
-    ("--dp-aware", 0, "a worker is one target, whatever its data parallelism"),
     ("--enable-igw", 0, "all workers of a router serve one model; start a router for each"),
     ("--backend", None, "workers are SGLang servers"),
     ("--history-backend", None, "no history is kept"),

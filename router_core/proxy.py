@@ -56,38 +56,42 @@ class Proxy:
     def choose(self, exchange: Exchange, but: Collection[Worker] = ()) -> Worker:
         """The worker for ``exchange``, leased: its session's, else the plugins' choice, else the least loaded.
 
-        Raises NoWorker when there is none ``but`` these.
+        Returns its server, which is what can fail; ``exchange.worker`` may be a rank of it. Raises NoWorker when there
+        is none ``but`` these.
         """
         workers: Sequence[Worker] = self._pool.routable()
         if exchange.suits is not None:
-            workers = [worker for worker in workers if exchange.may_go_to(worker)]
+            workers = [worker for worker in workers if exchange.may_go_to(worker.server)]
             if not workers:
                 raise NoWorker("none of the workers that can take requests may have this one")
         if but:
-            workers = [worker for worker in workers if worker not in but]
+            workers = [worker for worker in workers if worker.server not in but]
             if not workers:
                 raise NoWorker("every worker was tried")
         session = exchange.session
         worker = self._pool.of_session(session) if session is not None else None
-        if worker is None or worker in but or not exchange.may_go_to(worker):
+        if worker is None or worker.server in but or not exchange.may_go_to(worker.server):
             worker = self._select(exchange, workers) or least_in_flight(workers)
             if session is not None:
                 self._pool.bind(session, worker)
         exchange.lease(worker)
-        return worker
+        return worker.server
 
-    async def send(self, exchange: Exchange, request: Request) -> Reply:
+    async def send(self, exchange: Exchange, request: Request, body: bytes | None = None) -> Reply:
         """Ask the worker that ``exchange`` has leased, once; returns when status and headers are there.
 
-        Raises WorkerUnreachable, WorkerBroke, WorkerTimeout.
+        ``body``, if this worker is to get another one than the request's. Raises WorkerUnreachable, WorkerBroke,
+        WorkerTimeout.
         """
-        worker = exchange.worker
-        assert worker is not None, "choose a worker first"
+        assert exchange.worker is not None, "choose a worker first"
+        worker = exchange.worker.server
         upstream = self._upstreams.get(worker.url)
         if upstream is None:
             upstream = self._upstreams[worker.url] = self._connector(worker)
         try:
-            answer = await upstream.request(request.method, request.target, request.headers, request.body)
+            answer = await upstream.request(
+                request.method, request.target, request.headers, request.body if body is None else body
+            )
         except (WorkerUnreachable, WorkerBroke, WorkerTimeout) as error:
             self._on_failure(worker, request, error)
             raise

@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any
 
 import anyio
@@ -22,8 +23,10 @@ from router_core.exchange import Exchange, Reply, Request
 from router_core.hooks import Hooks, a_reply, failure
 from router_core.hookspecs import WorkerChange
 from router_core.proxy import Proxy
+from router_core.ranks import Ranks, ranks_told
 from router_core.registry import ComponentRegistry
 from router_core.settings import Settings
+from router_core.types import Dispatcher
 from router_core.upstream import Limits
 from router_core.weights import WeightUpdate, WeightVersions, version_named
 from router_core.workers import Worker, WorkerPool, WorkerType, worker_url
@@ -63,6 +66,9 @@ class Router:
         self.proxy = Proxy(
             self.pool, self.hooks.select_worker, limits, self.worker_tls, on_failure, settings.addresses
         )
+        self.dispatcher: Dispatcher = Ranks(self.proxy) if settings.dp_aware else self.proxy
+        #: Workers to start with, by URL, and what :meth:`add_worker` is to be told of them.
+        self.first_workers: dict[str, dict[str, Any]] = {url: {} for url in settings.worker_urls}
         self._clients: Watch | None = None
         self._started: anyio.Event | None = None
         self._stopping: anyio.Event | None = None
@@ -147,8 +153,9 @@ class Router:
                     for _, lifespan in self.hooks.lifespan:
                         await stack.enter_async_context(lifespan(self))
                     known = {worker.url for worker in self.pool}  # of a plugin that remembers them
-                    for url in (url for url in self.settings.worker_urls if url not in known):
-                        self._tasks.start_soon(self.add_worker, url)
+                    for url, about in self.first_workers.items():
+                        if url not in known:
+                            self._tasks.start_soon(partial(self.add_worker, url, **about))
                     self._started.set()
                     try:
                         yield
@@ -200,8 +207,8 @@ class Router:
                 raise failure(plugin, "forward", error) from error
             if reply is not None:
                 return a_reply(plugin, "forward", reply)
-        self.proxy.choose(exchange)
-        return await self.proxy.send(exchange, request)
+        self.dispatcher.choose(exchange)
+        return await self.dispatcher.send(exchange, request)
 
     @staticmethod
     def generation(
@@ -278,12 +285,13 @@ class Router:
 
     def drain_worker(self, worker: Worker) -> None:
         """Give ``worker`` nothing new, and remove it when what it has in flight is done."""
+        worker = worker.server
         self.pool.drain(worker)
         self.tasks.start_soon(self._leave_when_idle, worker)
 
     async def _leave_when_idle(self, worker: Worker) -> None:
         while worker in self.pool and worker.state == "draining":
-            if not worker.in_flight:
+            if not worker.load:
                 self.pool.remove(worker)
             else:
                 await anyio.sleep(_DRAINED_S)
@@ -296,6 +304,8 @@ class Router:
                     status, body = await self._get(worker, path)
                     if status != 404:
                         break
+                if self.settings.dp_aware and status < 500:
+                    self.pool.split(worker, await self._count_ranks(worker))
         except TimeoutError:
             return f"no answer within {_FIRST_LOOK_S:g} s"
         except Exception as error:  # httpcore on uvloop lets odd ones through; no worker may end the router
@@ -308,6 +318,13 @@ class Router:
             self.pool.ready(worker)
             logger.info("worker %s is ready", worker.url)
         return None
+
+    async def _count_ranks(self, worker: Worker) -> int:
+        for path in ("/server_info", "/get_server_info"):
+            status, body = await self._get(worker, path)
+            if status == 200:
+                return ranks_told(body)
+        return 1
 
     async def _get(self, worker: Worker, path: str) -> tuple[int, bytes]:
         """Status and body; of a body that is too long for what is asked, the beginning."""

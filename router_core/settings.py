@@ -43,6 +43,7 @@ class Settings:
     api_key: Secret | None = None
     admin_api_key: Secret | None = None
     worker_api_key: Secret | None = None
+    dp_aware: bool = False
     addresses: WorkerAddresses = ANYWHERE
 
     @classmethod
@@ -78,6 +79,7 @@ class Settings:
             api_key=options.api_key,
             admin_api_key=options.admin_api_key,
             worker_api_key=options.worker_api_key,
+            dp_aware=options.dp_aware,
             addresses=addresses,
         )
         if not 0 <= settings.port <= 65535:
@@ -146,6 +148,11 @@ def add_core_options(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="URL",
         help="workers to start with; more can register later",
+    )
+    parser.add_argument(
+        "--dp-aware",
+        action="store_true",
+        help="choose among the data-parallel ranks of each worker, and tell it which one",
     )
     parser.add_argument(
         "--allow-worker",

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from router_core.exchange import Exchange, Reply, Request
     from router_core.workers import Worker
 
 __all__ = [
     "GENERATION_PATHS",
     "ASGIApp",
+    "Breaking",
+    "Dispatcher",
     "Endings",
     "Headers",
     "Message",
@@ -39,6 +42,40 @@ GENERATION_PATHS = frozenset(
         b"/invocations", b"/vertex_generate", b"/api/chat", b"/api/generate",
     )
 )  # fmt: skip
+
+
+class Dispatcher(Protocol):
+    """Gives an exchange to a worker; ``router.dispatcher``, which is the proxy, or what a plugin has put around it."""
+
+    def choose(self, exchange: Exchange, but: Collection[Worker] = ()) -> Worker:
+        """Lease a worker to ``exchange``, none ``but`` these; returns it, of a data-parallel rank the server.
+
+        Raises NoWorker.
+        """
+        ...
+
+    async def send(self, exchange: Exchange, request: Request, body: bytes | None = None) -> Reply:
+        """Ask what ``exchange`` has leased, once; ``exchange.worker`` is who answered, or failed. Raises HTTPError.
+
+        ``body``, if it is to get another one than the request's.
+        """
+        ...
+
+
+class Breaking(Protocol):
+    """Circuit breakers, for who asks more than one worker; the component ``"breakers"``. Workers are servers."""
+
+    def begin(self, worker: Worker, attempt: Request) -> None:
+        """``attempt`` is about to be sent to ``worker``."""
+        ...
+
+    def answered(self, worker: Worker, attempt: Request, reply: Reply) -> None:
+        """The head of ``reply`` is there; its end is waited for."""
+        ...
+
+    def ended(self, worker: Worker, attempt: Request, *, well: bool) -> None:
+        """Nothing more comes of ``attempt``. Not ``well``: given up, or what went wrong was told."""
+        ...
 
 
 class Tokenizer(Protocol):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from ipaddress import IPv6Address
+from itertools import chain
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -77,6 +78,9 @@ class Worker:
     ``torn``: it failed a control call that others did (an update of the weights, a pause), so what it says about
     itself is no proof.
     ``withheld``: ready, and not to be used now (an open circuit breaker).
+
+    A server with data-parallel ranks is one worker, and each of its ``ranks`` a choice of its own: a Worker that counts
+    what is in flight there, and whose ``server`` has all else. Of any other the ``server`` is the worker itself.
     """
 
     url: str
@@ -92,21 +96,54 @@ class Worker:
     withheld: bool = False
     in_flight: int = 0
     id: str = field(default_factory=lambda: str(uuid.uuid4()))
+    rank: int | None = None
+    ranks: tuple[Worker, ...] = field(default=(), repr=False)
+    server: Worker = field(default=None, repr=False)  # type: ignore[assignment]  # itself, unless it is a rank
+
+    def __post_init__(self) -> None:
+        if self.rank is None:
+            self.server = self
+
+    @property
+    def name(self) -> str:
+        """Its URL; of a rank ``url@rank``, as the SGLang gateway has it."""
+        return self.url if self.rank is None else f"{self.url}@{self.rank}"
+
+    @property
+    def load(self) -> int:
+        """Requests in flight, those of its ranks included."""
+        return self.in_flight + sum(rank.in_flight for rank in self.ranks)
+
+    @property
+    def is_healthy(self) -> bool:
+        """Ready, and not withheld."""
+        return self.state == "ready" and not self.withheld
+
+    @property
+    def choices(self) -> tuple[Worker, ...]:
+        """What a request may be given to: its ranks, else itself."""
+        return self.ranks or (self,)
+
+    def split(self, size: int) -> None:
+        """It has ``size`` data-parallel ranks; with one it is a single choice. Those that it has stay."""
+        if len(self.choices) != size:
+            self.ranks = tuple(Worker(self.url, rank=rank, server=self) for rank in range(size) if size > 1)
 
     def describe(self) -> dict[str, Any]:
         """The worker as ``GET /workers`` shows it."""
+        server = self.server
         return {
             "id": self.id,
-            "url": self.url,
-            "worker_type": self.worker_type,
-            "is_healthy": self.state == "ready" and not self.withheld,
-            "state": self.state,
-            "reason": self.reason,
-            "load": self.in_flight,
-            "weight_version": self.weight_version,
-            "model_id": self.model_id,
-            "bootstrap_port": self.bootstrap_port,
-            "labels": self.labels,
+            "url": self.name,
+            "worker_type": server.worker_type,
+            "is_healthy": server.is_healthy,
+            "state": server.state,
+            "reason": server.reason,
+            "load": self.load,
+            "weight_version": server.weight_version,
+            "model_id": server.model_id,
+            "bootstrap_port": server.bootstrap_port,
+            "labels": server.labels,
         }
 
 
@@ -123,8 +160,9 @@ def least_in_flight(workers: Iterable[Worker]) -> Worker:
 
 
 class WorkerPool:
-    """All registered workers.
+    """All registered workers; a server with data-parallel ranks is one.
 
+    ``kinds``: of each of these types there must be one for a request to be answered.
     Changed only by functions without ``await``: one event loop needs no lock, and a choice and its lease
     are one step.
     """
@@ -132,6 +170,8 @@ class WorkerPool:
     def __init__(self, on_change: Callable[[Worker, WorkerChange], None]) -> None:
         self._workers: dict[str, Worker] = {}
         self._routable: tuple[Worker, ...] = ()
+        self._usable: dict[WorkerType, tuple[Worker, ...]] = {}
+        self.kinds: tuple[WorkerType, ...] = ("regular",)
         self._sessions: OrderedDict[str, Worker] = OrderedDict()
         self._on_change = on_change
 
@@ -142,16 +182,17 @@ class WorkerPool:
         return len(self._workers)
 
     def __contains__(self, worker: Worker) -> bool:
-        return self._workers.get(worker.url) is worker
+        return self._workers.get(worker.url) is worker.server
 
     def find(self, id_or_url: str) -> Worker:
-        """The worker with that id or URL. Raises WorkerNotFound."""
+        """The worker with that id or URL, or the rank with that id. Raises WorkerNotFound."""
         worker = self._workers.get(id_or_url)
         if worker is not None:
             return worker
-        for worker in self._workers.values():
-            if worker.id == id_or_url:
-                return worker
+        for server in self._workers.values():
+            for worker in (server, *server.ranks):
+                if worker.id == id_or_url:
+                    return worker
         known = ", ".join(self._workers) or "none"
         raise WorkerNotFound(f"no worker {id_or_url!r}; registered: {known}")
 
@@ -173,7 +214,8 @@ class WorkerPool:
         return worker
 
     def remove(self, worker: Worker) -> None:
-        """Forget ``worker``. What it has in flight goes on, and its count stays right."""
+        """Forget ``worker``, with all its ranks. What it has in flight goes on, and its count stays right."""
+        worker = worker.server
         if worker in self:
             del self._workers[worker.url]
             self._recount()
@@ -198,6 +240,7 @@ class WorkerPool:
     def _move(
         self, worker: Worker, state: WorkerState, reason: str | None, change: WorkerChange | None
     ) -> None:
+        worker = worker.server
         if worker in self:
             worker.reason = reason
             if worker.state != state:
@@ -208,28 +251,41 @@ class WorkerPool:
 
     def withhold(self, worker: Worker, *, withheld: bool = True) -> None:
         """Offer ``worker`` to no request for now, or again; its state stays what it is."""
-        worker.withheld = withheld
+        worker.server.withheld = withheld
+        self._recount()
+
+    def split(self, worker: Worker, size: int) -> None:
+        """``worker`` has told how many data-parallel ranks it has."""
+        worker.split(size)
         self._recount()
 
     def _recount(self) -> None:
-        usable = [
-            worker
-            for worker in self._workers.values()
-            if worker.worker_type == "regular" and not worker.withheld
-        ]
-        ready = tuple(worker for worker in usable if worker.state == "ready")
-        self._routable = ready or tuple(worker for worker in usable if worker.state == "joining")
+        usable = [worker for worker in self._workers.values() if not worker.withheld]
+        for kind in self.kinds:
+            of_kind = [worker for worker in usable if worker.worker_type == kind]
+            ready = [worker for worker in of_kind if worker.state == "ready"]
+            offered = ready or [worker for worker in of_kind if worker.state == "joining"]
+            self._usable[kind] = tuple(choice for worker in offered for choice in worker.choices)
+        each = [self._usable[kind] for kind in self.kinds]
+        self._routable = tuple(chain.from_iterable(each)) if all(each) else ()
 
     @property
     def healthy(self) -> int:
         """How many workers are ready and may be used."""
-        return sum(worker.state == "ready" and not worker.withheld for worker in self._workers.values())
+        return sum(worker.is_healthy for worker in self._workers.values())
 
     def routable(self) -> tuple[Worker, ...]:
-        """The workers that a request may go to now. Raises NoWorker when there is none."""
+        """The workers, and ranks of workers, that a request may go to now. Raises NoWorker when one is missing."""
         if not self._routable:
-            raise NoWorker(f"no worker can take requests (registered: {self._states() or 'none'})")
+            missing = next(kind for kind in self.kinds if not self._usable.get(kind))
+            kind = "" if missing == "regular" else f"{missing} "
+            raise NoWorker(f"no {kind}worker can take requests (registered: {self._states() or 'none'})")
         return self._routable
+
+    def usable(self, kind: WorkerType) -> tuple[Worker, ...]:
+        """Those of :meth:`routable` that are of this kind; none is missing. Raises NoWorker."""
+        self.routable()
+        return self._usable[kind]
 
     def _states(self) -> str:
         return ", ".join(

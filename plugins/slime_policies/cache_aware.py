@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from router_core import Exchange, Worker
 from router_core.workers import least_in_flight
 from slime_policies.prefixes import Prompt, Seen
-from slime_policies.settings import Settings
+from slime_policies.settings import Settings, unbalanced
 
 __all__ = ["CacheAware"]
 
@@ -40,17 +40,9 @@ class CacheAware:
         return chosen
 
     def _choose(self, prompt: Prompt, workers: Sequence[Worker]) -> Worker:
-        if self._unbalanced(workers):
+        if unbalanced(workers, self._settings):
             return least_in_flight(workers)
         return least_in_flight(self._knowing(prompt, workers) or self._empty(workers))
-
-    def _unbalanced(self, workers: Sequence[Worker]) -> bool:
-        loads = [worker.in_flight for worker in workers]
-        most, fewest = max(loads), min(loads)
-        settings = self._settings
-        return (
-            most - fewest > settings.balance_abs_threshold and most > fewest * settings.balance_rel_threshold
-        )
 
     def _knowing(self, prompt: Prompt, workers: Sequence[Worker]) -> Sequence[Worker]:
         """Those that have seen most of ``prompt``; none when that is too little."""
@@ -78,7 +70,8 @@ class CacheAware:
         return [worker for worker, size in sizes.items() if size == least]
 
     def forget(self, worker: Worker) -> None:
-        self._seen.pop(worker.id, None)
+        for choice in worker.choices:
+            self._seen.pop(choice.id, None)
 
     def forget_all(self) -> None:
         self._seen.clear()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from router_core import Exchange, Worker, hookimpl
+from router_core.workers import WorkerType
+from slime_policies.bucket import Bucket
 from slime_policies.cache_aware import CacheAware
 from slime_policies.least_inflight import LeastInflight
 from slime_policies.manual import Manual
@@ -15,7 +17,7 @@ from slime_policies.random_choice import RandomChoice
 from slime_policies.round_robin import RoundRobin
 from slime_policies.settings import Settings, add_flags
 
-__all__ = ["POLICIES", "Policies", "add_options", "make_plugin"]
+__all__ = ["POLICIES", "PairPolicies", "Policies", "add_options", "make_plugin"]
 
 POLICIES: dict[str, Callable[[Settings], Policy]] = {
     "least_inflight": lambda settings: LeastInflight(),
@@ -25,17 +27,26 @@ POLICIES: dict[str, Callable[[Settings], Policy]] = {
     "cache_aware": CacheAware,
     "manual": Manual,
 }
+#: Of which one makes sense for prefill workers only.
+_FOR_PREFILL: dict[str, Callable[[Settings], Policy]] = {"bucket": Bucket}
 
 
 @hookimpl
 def add_options(parser: argparse.ArgumentParser) -> None:
-    add_flags(parser, list(POLICIES))
+    add_flags(parser, list(POLICIES), list(_FOR_PREFILL))
 
 
-def make_plugin(options: argparse.Namespace) -> Policies:
-    """The plugin with the policy that ``--policy`` names. Raises SettingsError."""
+def make_plugin(options: argparse.Namespace) -> Policies | PairPolicies:
+    """The plugin with the policy that ``--policy`` names, or those of pairs of workers. Raises SettingsError."""
     settings = Settings.from_options(options)
-    return Policies(POLICIES[settings.policy](settings))
+    policy = POLICIES[settings.policy](settings)
+    if not settings.pairs:
+        return Policies(policy)
+    prefill, decode = (
+        (POLICIES | _FOR_PREFILL)[name or settings.policy](settings)
+        for name in (settings.prefill_policy, settings.decode_policy)
+    )
+    return PairPolicies({"regular": policy, "prefill": prefill, "decode": decode})
 
 
 class Policies:
@@ -57,3 +68,27 @@ class Policies:
     async def on_weight_update(self) -> None:
         if isinstance(self.policy, Remembering):
             self.policy.forget_all()
+
+
+class PairPolicies:
+    """A policy for each type of worker; the workers that are offered at once are of one type."""
+
+    def __init__(self, policies: dict[WorkerType, Policy]) -> None:
+        self.policies = policies
+
+    @hookimpl
+    def select_worker(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker:
+        return self.policies[workers[0].server.worker_type](exchange, workers)
+
+    @hookimpl
+    def worker_changed(self, worker: Worker) -> None:
+        for policy in self._remembering():
+            policy.forget(worker)
+
+    @hookimpl
+    async def on_weight_update(self) -> None:
+        for policy in self._remembering():
+            policy.forget_all()
+
+    def _remembering(self) -> Iterator[Remembering]:
+        return (policy for policy in self.policies.values() if isinstance(policy, Remembering))

@@ -4,48 +4,64 @@ from __future__ import annotations
 
 import argparse
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from router_core import SettingsError
+from router_core import SettingsError, Worker
 
-__all__ = ["ASSIGNMENT_MODES", "Settings", "add_flags"]
+__all__ = ["ASSIGNMENT_MODES", "Settings", "add_flags", "unbalanced"]
 
 logger = logging.getLogger(__name__)
 
 ASSIGNMENT_MODES = ("random", "min_load", "min_group")
 
-#: The policy that a flag is for.
+#: The policies that a flag is for.
 _FOR = {
-    "cache_threshold": "cache_aware",
-    "balance_abs_threshold": "cache_aware",
-    "balance_rel_threshold": "cache_aware",
-    "max_tree_size": "cache_aware",
-    "assignment_mode": "manual",
-    "max_idle_secs": "manual",
+    "cache_threshold": ("cache_aware",),
+    "balance_abs_threshold": ("cache_aware", "bucket"),
+    "balance_rel_threshold": ("cache_aware", "bucket"),
+    "max_tree_size": ("cache_aware",),
+    "assignment_mode": ("manual",),
+    "max_idle_secs": ("manual",),
+    "bucket_adjust_interval_secs": ("bucket",),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """``max_tree_size`` in bytes of prompts for each worker."""
+    """``max_tree_size`` in bytes of prompts for each worker. ``pairs``: of prefill and decode workers, the policies for
+    which are None when they are ``policy``.
+    """
 
     policy: str = "least_inflight"
+    prefill_policy: str | None = None
+    decode_policy: str | None = None
+    pairs: bool = False
     cache_threshold: float = 0.3
     balance_abs_threshold: int = 64
     balance_rel_threshold: float = 1.5
     max_tree_size: int = 1 << 26
     assignment_mode: str = "random"
     max_idle_secs: float = 14400.0
+    bucket_adjust_interval_secs: float = 5.0
 
     @classmethod
     def from_options(cls, options: argparse.Namespace) -> Settings:
         """Check the parsed command line. Raises SettingsError; a flag for another policy is only warned of."""
         given = {name: value for name in _FOR if (value := getattr(options, name)) is not None}
+        pairs = bool(vars(options).get("pd_disaggregation"))  # a flag of another plugin, as the next one
+        names = [options.policy, options.prefill_policy, options.decode_policy]
+        if vars(options).get("mini_lb"):
+            names = ["random"] * 3
         for name in given:
-            if _FOR[name] != options.policy:
-                flag = f"--{name.replace('_', '-')}"
-                logger.warning("%s has no effect: it is for --policy %s", flag, _FOR[name])
-        settings = cls(policy=options.policy, **given)
+            if not {*_FOR[name]} & {*(names if pairs else names[:1])}:
+                flag, policies = f"--{name.replace('_', '-')}", " or ".join(_FOR[name])
+                logger.warning("%s has no effect: it is for --policy %s", flag, policies)
+        for flag, value in (("--prefill-policy", names[1]), ("--decode-policy", names[2])):
+            if value is not None and not pairs:
+                logger.warning("%s has no effect: it is for --pd-disaggregation", flag)
+        policy, prefill, decode = names
+        settings = cls(policy, prefill, decode, pairs, **given)
         if not 0 <= settings.cache_threshold <= 1:
             raise SettingsError(f"--cache-threshold: wanted 0 to 1, got {settings.cache_threshold}")
         if settings.balance_abs_threshold < 0:
@@ -58,12 +74,22 @@ class Settings:
             )
         if settings.max_tree_size < 1:
             raise SettingsError(f"--max-tree-size: wanted 1 or more, got {settings.max_tree_size}")
+        if not settings.bucket_adjust_interval_secs > 0:
+            seconds = settings.bucket_adjust_interval_secs
+            raise SettingsError(f"--bucket-adjust-interval-secs: wanted a number above 0, got {seconds}")
         if not settings.max_idle_secs > 0:
             raise SettingsError(f"--max-idle-secs: wanted a number above 0, got {settings.max_idle_secs}")
         return settings
 
 
-def add_flags(parser: argparse.ArgumentParser, policies: list[str]) -> None:
+def unbalanced(workers: Sequence[Worker], settings: Settings) -> bool:
+    """True when the loads of ``workers`` differ by more than both thresholds."""
+    loads = [worker.in_flight for worker in workers]
+    most, fewest = max(loads), min(loads)
+    return most - fewest > settings.balance_abs_threshold and most > fewest * settings.balance_rel_threshold
+
+
+def add_flags(parser: argparse.ArgumentParser, policies: list[str], for_prefill: list[str]) -> None:
     """Add the flags; the defaults are in :class:`Settings`, so that it shows which were given."""
     default = Settings()
     parser.add_argument(
@@ -71,6 +97,16 @@ def add_flags(parser: argparse.ArgumentParser, policies: list[str]) -> None:
         choices=policies,
         default=default.policy,
         help="who gets a request whose session has no worker yet (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--prefill-policy", choices=[*policies, *for_prefill], help="of prefill workers (default: --policy)"
+    )
+    parser.add_argument("--decode-policy", choices=policies, help="of decode workers (default: --policy)")
+    parser.add_argument(
+        "--bucket-adjust-interval-secs",
+        type=float,
+        metavar="S",
+        help=f"bucket: time between two divisions (default: {default.bucket_adjust_interval_secs:g})",
     )
     parser.add_argument(
         "--cache-threshold",

@@ -105,8 +105,9 @@ class Attempts:
             workers = self._pool.routable()
         except NoWorker:
             return False
-        tried = (*self._tried, self._exchange.worker)
-        return any(worker not in tried and self._exchange.may_go_to(worker) for worker in workers)
+        last = self._exchange.worker
+        tried = self._tried if last is None else [*self._tried, last.server]
+        return any(worker.server not in tried and self._exchange.may_go_to(worker.server) for worker in workers)
 
     def _may_repeat(self, state: RetryCallState) -> bool:
         if self._exchange.gone:
@@ -128,8 +129,8 @@ class Attempts:
         exchange, error = self._exchange, _error(state)
         logger.debug("attempt %d failed: %s", state.attempt_number, error or _reply(state).status)
         if exchange.worker is not None:
-            self._tried.append(exchange.worker)
-            self._failed.add(exchange.worker)
+            self._tried.append(exchange.worker.server)
+            self._failed.add(exchange.worker.server)
             exchange.release()
         if error is None:
             _reply(state).close()

@@ -83,6 +83,7 @@ class Retries:
     def setup(self, router: Router) -> None:
         self._router = router
         self._breakers = Breakers(self.settings.breaker, router.pool)
+        router.components.register("breakers", self._breakers)
 
     @hookimpl
     @asynccontextmanager
@@ -96,15 +97,15 @@ class Retries:
     @hookimpl(trylast=True)  # another plugin may know a better way for some requests
     async def forward(self, exchange: Exchange, request: Request) -> Reply:
         outcome: Reply | HTTPError
-        breakers, proxy = self._breakers, self._router.proxy
+        breakers, dispatcher = self._breakers, self._router.dispatcher
         try:
             if breakers.troubled:
                 outcome = reply = await self._ask(exchange, request)
             else:  # as almost always: the same, without the ado
-                worker = proxy.choose(exchange)
-                outcome = reply = await proxy.send(exchange, request)
+                dispatcher.choose(exchange)
+                outcome = reply = await dispatcher.send(exchange, request)
                 if not reply.arrived or reply.status >= 500 or breakers.troubled:
-                    await self._begun(worker, request, reply)
+                    await self._begun(exchange, request, reply)
         except HTTPError as error:
             outcome = error
         else:
@@ -120,8 +121,8 @@ class Retries:
         failed: Collection[Worker] = (),
     ) -> Reply:
         """One attempt, with none ``but`` these; those that ``failed`` had one before. Raises HTTPError."""
-        router, breakers = self._router, self._breakers
-        worker = router.proxy.choose(exchange, but)
+        dispatcher, breakers = self._router.dispatcher, self._breakers
+        worker = dispatcher.choose(exchange, but)
         if breakers.troubled:
             breakers.begin(worker, request)  # in one step with the choice: one probe at a time
         try:
@@ -129,15 +130,17 @@ class Retries:
                 await self._endings.settled(worker)  # it may still be told to end the attempt before this one
                 if exchange.gone:
                     raise Aborted("the request was aborted before it was tried again")
-            reply = await router.proxy.send(exchange, request)
+            reply = await dispatcher.send(exchange, request)
         except BaseException:
             breakers.ended(worker, request, well=False)
             raise
-        await self._begun(worker, request, reply)
+        await self._begun(exchange, request, reply)
         return reply
 
-    async def _begun(self, worker: Worker, request: Request, reply: Reply) -> None:
+    async def _begun(self, exchange: Exchange, request: Request, reply: Reply) -> None:
         """The head of ``reply`` is there: wait for its beginning. Raises HTTPError."""
+        assert exchange.worker is not None  # narrowing: it has answered
+        worker = exchange.worker.server
         try:
             if reply.status not in TEMPORARY and not reply.arrived and changes_nothing(request):
                 await begun(reply)

@@ -35,6 +35,7 @@ SHOWN_IN_HELP = (
     "--max-tree-size",
     "--max-idle-secs",
     "--assignment-mode",
+    "--bucket-adjust-interval-secs",
 )
 
 IDLE = {flag.name for flag in FLAGS if not flag.refused}
@@ -160,8 +161,8 @@ def test_a_refused_flag_ends_the_start_with_its_reason(flag: GatewayFlag) -> Non
 
 
 def test_a_refused_flag_is_refused_from_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLIME_ROUTER_DP_AWARE", "true")
-    with pytest.raises(SettingsError, match="--dp-aware is not supported"):
+    monkeypatch.setenv("SLIME_ROUTER_BACKEND", "openai")
+    with pytest.raises(SettingsError, match="--backend is not supported"):
         build([])
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,9 @@ from router_core.serving import serving
 pytestmark = pytest.mark.anyio
 
 WORKERS = "--worker-urls http://worker1:8000 http://worker2:8001"
+PAIRS = """--pd-disaggregation \\
+  --prefill http://prefill1:8000 9000 --prefill http://prefill2:8000 none \\
+  --decode http://decode1:8001 --decode http://decode2:8001"""
 
 #: What starts, and the flags of it that have no effect.
 LINES = {
@@ -96,6 +100,26 @@ LINES = {
             "--request-id-headers",
         ],
     ),
+    "prefill and decode": (
+        f"python -m sglang_router.launch_router {PAIRS} --policy cache_aware",
+        [],
+    ),
+    "prefill and decode with their policies": (
+        f"""python -m sglang_router.launch_router {PAIRS} \\
+  --prefill-policy cache_aware \\
+  --decode-policy power_of_two""",
+        [],
+    ),
+    "prefill and decode by length": (
+        f"python -m sglang_router.launch_router {PAIRS} --prefill-policy bucket --bucket-adjust-interval-secs 5",
+        [],
+    ),
+    "mini-lb": (
+        "python -m sglang_router.launch_router --pd-disaggregation --mini-lb --prefill http://prefill1:8000"
+        " --decode http://decode1:8001 --host 127.0.0.1 --port 8000",
+        [],
+    ),
+    "ranks": (f"python -m sglang_router.launch_router {WORKERS} --dp-aware", []),
     "tools": (
         "python -m sglang_router.launch_router --mcp-config-path /path/to/mcp-config.yaml --worker-urls http://worker1:8000",
         ["--mcp-config-path"],
@@ -113,15 +137,12 @@ LINES = {
 REFUSED = {
     "python -m sglang_router.launch_router --worker-urls grpc://127.0.0.1:20000"
     " --model-path meta-llama/Llama-3.1-8B-Instruct --reasoning-parser deepseek-r1": "grpc://127.0.0.1:20000",
-    "python -m sglang_router.launch_router --pd-disaggregation --prefill http://prefill1:30001 9001"
-    " --decode http://decode1:30011 --prefill-policy cache_aware --decode-policy power_of_two": "--pd-disaggregation",
-    "python -m sglang_router.launch_router --pd-disaggregation --mini-lb --prefill http://a:1 --decode http://b:2"
-    " --host 127.0.0.1 --port 8000": "--pd-disaggregation",
+    "python -m sglang_router.launch_router --mini-lb --worker-urls http://worker1:8000": "--mini-lb",
+    "python -m sglang_router.launch_router --pd-disaggregation --prefill http://prefill1:30001 port": "--prefill",
     "python -m sglang_router.launch_router --backend openai --worker-urls https://api.openai.com"
     " --history-backend memory": "--backend",
     "./target/release/sgl-model-gateway --enable-igw --policy cache_aware"
     " --max-concurrent-requests 512": "--enable-igw",
-    f"python -m sglang_router.launch_router {WORKERS} --dp-aware --api-key k": "--dp-aware",
 }
 
 
@@ -137,8 +158,19 @@ ENGINE = Starlette(routes=[Route("/{path:path}", echo, methods=["GET", "POST"])]
 @pytest.fixture
 async def workers() -> AsyncIterator[dict[str, str]]:
     """The addresses of the published lines, and where a worker is."""
-    async with serving(ENGINE) as one, serving(ENGINE) as two:
-        yield {"http://worker1:8000": one, "http://worker2:8001": two, "http://worker2:8000": two}
+    names = [
+        f"http://{kind}{number}:800{kind == 'decode':d}"
+        for kind in ("prefill", "decode")
+        for number in (1, 2)
+    ]
+    async with AsyncExitStack() as stack:
+        one, two, *pairs = [await stack.enter_async_context(serving(ENGINE)) for _ in range(6)]
+        yield {
+            "http://worker1:8000": one,
+            "http://worker2:8001": two,
+            "http://worker2:8000": two,
+            **dict(zip(names, pairs, strict=True)),
+        }
 
 
 async def generates(client: httpx.AsyncClient, **headers: str) -> None:

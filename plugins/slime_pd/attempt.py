@@ -1,0 +1,179 @@
+"""One generation at two workers: both are asked at once, and what fails at one of them ends the other."""
+
+from __future__ import annotations
+
+import anyio
+
+from router_core import Exchange, Worker
+from router_core.errors import Aborted, HTTPError, WorkerTimeout
+from router_core.exchange import BodySource, Reply, Request
+from router_core.generation import with_fields
+from router_core.types import Breaking, Dispatcher, Endings
+from slime_pd.bodies import Joined, Until
+from slime_pd.bootstrap import bootstrap_fields
+from slime_pd.joining import Prefilled
+
+__all__ = ["Attempt", "Pair"]
+
+#: Seconds that a prefill worker may take to end when the decode worker, which needs what it sends, has ended.
+_OVERDUE_S = 10.0
+
+
+class Pair:
+    """What an exchange keeps: ``part`` leases the prefill worker; the servers that were ``asked`` before."""
+
+    __slots__ = ("asked", "part")
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.part = Exchange(exchange.request, session=None, asked=exchange)
+        self.asked: set[Worker] = set()
+        exchange.on_close(self.part.close)
+
+
+class Attempt:
+    """``inner`` asks one worker."""
+
+    def __init__(
+        self, inner: Dispatcher, breakers: Breaking | None, exchange: Exchange, pair: Pair, request: Request
+    ) -> None:
+        assert exchange.worker is not None and pair.part.worker is not None  # narrowing: both are chosen  # noqa: PT018
+        self._inner = inner
+        self._breakers = breakers
+        self._exchange = exchange
+        self._pair = pair
+        self._part = pair.part
+        self._part.request = self._request = request
+        self._prefill, self._decode = pair.part.worker, exchange.worker
+        self._both = anyio.CancelScope()
+        self._prefill_done = anyio.Event()
+        self._prefilled = Prefilled({})
+        self._reply: Reply | None = None
+        self._stream: Until | None = None
+        self._failure: tuple[Exchange, Reply | HTTPError] | None = None
+
+    async def settled(self, endings: Endings) -> None:
+        """Return when workers that were asked before have ended that: it had the same name. Raises Aborted."""
+        for worker in (self._prefill.server, self._decode.server):
+            if worker in self._pair.asked:
+                await endings.settled(worker)
+                if self._exchange.gone:
+                    raise Aborted("the request was aborted before it was tried again")
+            self._pair.asked.add(worker)
+
+    async def run(self, body: bytes) -> Reply:
+        """The decode worker's reply, with what the prefill worker told; or whatever failed. Raises HTTPError."""
+        prefill, rank = self._prefill.server, self._prefill.rank
+        body = with_fields(body, bootstrap_fields(body, self._request.path, prefill))
+        to_decode = body if rank is None else with_fields(body, b'"disagg_prefill_dp_rank":%d' % rank)
+        if self._breakers is not None:
+            self._breakers.begin(prefill, self._request)
+        try:
+            async with anyio.create_task_group() as both:
+                self._both = both.cancel_scope
+                both.start_soon(self._ask_prefill, body)
+                both.start_soon(self._ask_decode, to_decode)
+        except BaseException:
+            self._give_up()
+            raise
+        if self._failure is not None:
+            return self._failed(*self._failure)
+        assert self._reply is not None  # narrowing: nothing has failed
+        self._join(self._reply)
+        return self._reply
+
+    async def _ask_prefill(self, body: bytes) -> None:
+        worker, request, breakers = self._prefill.server, self._request, self._breakers
+        try:
+            reply = await self._inner.send(self._part, request, body)
+        except BaseException as error:
+            if breakers is not None:
+                breakers.ended(worker, request, well=False)
+            if not isinstance(error, HTTPError):
+                raise
+            self._fail(self._part, error)
+            return
+        if not 200 <= reply.status < 300:
+            self._fail(self._part, reply)
+            return
+        if breakers is not None:
+            breakers.answered(worker, request, reply)
+        try:
+            told = await reply.read()
+            if request.path == "/generate":
+                self._prefilled = (Prefilled.streamed if _streams(reply) else Prefilled.whole)(told)
+        except HTTPError as error:
+            self._fail(self._part, error)
+        finally:
+            reply.close()
+        self._prefill_done.set()
+
+    async def _ask_decode(self, body: bytes) -> None:
+        try:
+            self._reply = reply = await self._inner.send(self._exchange, self._request, body)
+            if not 200 <= reply.status < 300:
+                self._fail(self._exchange, reply)
+            elif _streams(reply):
+                reply.pass_through(self._until)
+                if self._stream is not None:
+                    await self._stream.begin()  # when it breaks off before, the prefill is in vain
+            else:
+                await reply.read()
+                await self._expect_prefill()
+        except HTTPError as error:
+            self._fail(self._exchange, error)
+
+    def _until(self, source: BodySource) -> BodySource:
+        self._stream = Until(source, self._part.release)
+        return self._stream
+
+    async def _expect_prefill(self) -> None:
+        with anyio.move_on_after(_OVERDUE_S):
+            await self._prefill_done.wait()
+            return
+        late = (
+            f"worker {self._prefill.name} has not ended its prefill, though {self._decode.name} has answered"
+        )
+        self._fail(self._part, WorkerTimeout(late))
+
+    def _fail(self, where: Exchange, how: Reply | HTTPError) -> None:
+        """What the one worker did ends the request, and what the other one does: its engine is told."""
+        if self._failure is None:
+            self._failure = where, how
+            self._both.cancel()
+        elif isinstance(how, Reply):
+            how.close()
+
+    def _failed(self, where: Exchange, how: Reply | HTTPError) -> Reply:
+        """Pass on ``how`` it failed, at the worker that the exchange holds from now on, and let the other go."""
+        exchange, at_prefill = self._exchange, where is self._part
+        if self._reply is not None and self._reply is not how:
+            self._reply.close()
+        self._part.release()
+        if at_prefill:
+            exchange.lease(self._prefill)
+        if self._breakers is not None and at_prefill:
+            self._breakers.ended(self._decode.server, self._request, well=False)
+        if isinstance(how, HTTPError):
+            raise how
+        return how
+
+    def _give_up(self) -> None:
+        self._part.release()
+        replies = [self._reply, self._failure[1] if self._failure is not None else None]
+        for reply in replies:
+            if isinstance(reply, Reply):
+                reply.close()
+
+    def _join(self, reply: Reply) -> None:
+        """Complete ``reply``, and let the prefill worker go when its last byte has come."""
+        prefilled, whole, stream = self._prefilled, reply.body, self._stream
+        if whole is not None:
+            if prefilled.adds_to(whole):
+                reply.replace_body(prefilled.join(whole))
+            self._part.release()
+        elif stream is not None and prefilled.adds_to(stream.first):
+            reply.pass_through(lambda source: Joined(source, prefilled))
+
+
+def _streams(reply: Reply) -> bool:
+    return (reply.header(b"content-type") or b"").startswith(b"text/event-stream")

@@ -1,0 +1,75 @@
+"""Where prefill and decode meet: host and port of the prefill worker, and a room for each sequence."""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import Any
+from urllib.parse import urlsplit
+
+import orjson
+
+from router_core import Worker
+
+__all__ = ["bootstrap_fields"]
+
+#: What makes one request many sequences, as it stands in the JSON: inside a string the quotes would be escaped.
+_MAYBE_MANY = re.compile(rb'"(?:(?:text|prompt|input_embeds)"\s*:\s*\[|input_ids"\s*:\s*\[\s*\[|n"\s*:)')
+#: A few bytes may ask for any number. Of more sequences SGLang counts the rooms on from the first.
+_MANY = 1 << 14
+
+
+def bootstrap_fields(body: bytes, path: str, prefill: Worker) -> bytes:
+    """The JSON fields that let the sequences of ``body`` meet: values for one, lists for a batch.
+
+    Parses only what may be a batch. A body that cannot be read counts as one sequence: the workers say what is wrong.
+    """
+    count = _sequences(body, path) if _MAYBE_MANY.search(body) else None
+    host = urlsplit(prefill.url).hostname or ""
+    host = f"[{host}]" if ":" in host else host
+    port = prefill.bootstrap_port
+    each: dict[str, Any] = {"bootstrap_host": host, "bootstrap_port": port, "bootstrap_room": _room()}
+    if count is not None and count <= _MANY:
+        rooms = [_room() for _ in range(count)]
+        each = {"bootstrap_host": [host] * count, "bootstrap_port": [port] * count, "bootstrap_room": rooms}
+    return orjson.dumps(each)[1:-1]
+
+
+def _room() -> int:
+    return random.getrandbits(63)
+
+
+def _sequences(body: bytes, path: str) -> int | None:
+    """How many sequences a batch asks for; None when it is no batch.
+
+    As SGLang counts (``GenerateReqInput``): prompts times ``n``, and ``n`` above 1 makes a batch of a single prompt.
+    """
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    if not isinstance(document, dict):
+        return None
+    prompts = _prompts(document)
+    place: Any = document
+    if path == "/generate":
+        place = document.get("sampling_params")
+        if isinstance(place, list) and place:
+            place = place[0]
+    n = place.get("n") if isinstance(place, dict) else None
+    copies = n if isinstance(n, int) and n > 1 else 1
+    return (prompts or 1) * copies if prompts is not None or copies > 1 else None
+
+
+def _prompts(document: dict[str, Any]) -> int | None:
+    """The length of a list of prompts; None for a single one, which may be a list of ids, or of vectors."""
+    for name, levels in (("text", 0), ("input_ids", 1), ("input_embeds", 2), ("prompt", 1)):
+        value = document.get(name)
+        if not isinstance(value, list) or not value:
+            continue
+        inner: Any = value
+        for _ in range(levels):
+            inner = inner[0] if isinstance(inner, list) and inner else inner
+        many = isinstance(inner, list | str)
+        return len(value) if many else None
+    return None

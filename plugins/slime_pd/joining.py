@@ -1,0 +1,147 @@
+"""One answer out of two: what only the prefill worker knows, put into what the decode worker says."""
+
+from __future__ import annotations
+
+import binascii
+import re
+from typing import Any
+
+import orjson
+
+from router_core.errors import WorkerBroke
+from router_core.events import EventSplitter
+
+__all__ = ["Prefilled", "event_data"]
+
+Meta = dict[str, Any]
+
+#: As it stands in the JSON: inside a string the quotes would be escaped.
+_VERSION = re.compile(rb'"weight_version"\s*:\s*("[^"\\]*"|null)')
+_SPANS = b'"weight_versions"'
+_DONE = b"[DONE]"
+
+
+class Prefilled:
+    """What the prefill worker told of each sequence: ``meta_info`` by index."""
+
+    def __init__(self, metas: dict[int, Meta]) -> None:
+        self._metas = metas
+        self._versions = {
+            orjson.dumps(meta["weight_version"]) for meta in metas.values() if "weight_version" in meta
+        }
+
+    @classmethod
+    def whole(cls, body: bytes) -> Prefilled:
+        """Of an answer in one piece. What is no answer to ``/generate`` tells nothing."""
+        try:
+            document = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            return cls({})
+        outputs = document if isinstance(document, list) else [document]
+        return cls({index: _meta(output) for index, output in enumerate(outputs)})
+
+    @classmethod
+    def streamed(cls, body: bytes) -> Prefilled:
+        """Of a stream that has ended. Raises WorkerBroke when it ended with an error."""
+        metas: dict[int, Meta] = {}
+        for data in EventSplitter().feed(body):
+            output = event_data(data)
+            if output is None:
+                continue
+            if "error" in output:
+                raise WorkerBroke("the prefill worker ended its stream with an error", answered=True)
+            metas.setdefault(_index(output), {}).update(_meta(output))
+        return cls(metas)
+
+    def adds_to(self, beginning: bytes) -> bool:
+        """True when something is to be put into an answer that begins so; of a whole one, that is all of it."""
+        if any("input_token_logprobs" in meta or "routed_experts" in meta for meta in self._metas.values()):
+            return True
+        if not self._versions:
+            return False
+        told = set(_VERSION.findall(beginning))
+        return len(told) != 1 or told != self._versions or _SPANS in beginning
+
+    def join(self, body: bytes) -> bytes:
+        """``body``, the decode worker's whole answer, completed. Raises WorkerBroke."""
+        try:
+            document = orjson.loads(body)
+        except orjson.JSONDecodeError as error:
+            raise WorkerBroke(f"the decode worker's answer is not JSON: {error}", answered=True) from None
+        for index, output in enumerate(document if isinstance(document, list) else [document]):
+            self._complete(index, output)
+        return orjson.dumps(document)
+
+    def join_event(self, data: bytes) -> bytes:
+        """``data``, that of one event, completed."""
+        output = event_data(data)
+        if output is None:
+            return data
+        self._complete(_index(output), output)
+        return orjson.dumps(output)
+
+    def _complete(self, index: int, output: Any) -> None:
+        meta, before = _meta(output), self._metas.get(index, {})
+        logprobs = before.get("input_token_logprobs")
+        if isinstance(logprobs, list) and isinstance(meta.get("input_token_logprobs"), list):
+            meta["input_token_logprobs"] = [*logprobs, *meta["input_token_logprobs"]]
+        experts = before.get("routed_experts")
+        if isinstance(experts, str) and isinstance(meta.get("routed_experts"), str):
+            meta["routed_experts"] = _overlaid(experts, meta["routed_experts"])
+        if "weight_version" in before:
+            _tell_first_version(meta, before["weight_version"])
+
+
+def event_data(data: bytes) -> dict[str, Any] | None:
+    """The JSON object of an event; None when it is none."""
+    if data == _DONE:
+        return None
+    try:
+        document = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def _meta(output: Any) -> Meta:
+    meta = output.get("meta_info") if isinstance(output, dict) else None
+    return meta if isinstance(meta, dict) else {}
+
+
+def _index(output: dict[str, Any]) -> int:
+    index = output.get("index")
+    return index if isinstance(index, int) else 0
+
+
+def _overlaid(first: str, second: str) -> str:
+    """Base64 of the bytes of ``first``, and of those of ``second`` beyond their length.
+
+    Only the four letters in which the one ends and the other goes on are decoded: experts may be 80 MB of them.
+    """
+    if len(second) <= len(first):
+        return first
+    seam = (len(first) - 1) // 4 * 4 if first else 0
+    head = binascii.a2b_base64(first[seam:])
+    tail = binascii.a2b_base64(second[seam : seam + 4])
+    quantum = binascii.b2a_base64(head + tail[len(head) :], newline=False).decode("ascii")
+    return "".join((first[:seam], quantum, second[seam + 4 :]))
+
+
+def _tell_first_version(meta: Meta, version: object) -> None:
+    """The first token was sampled by the prefill worker, under ``version``: when the others were not, say so.
+
+    In SGLang's own words for weights that change within a request: ``weight_versions``, a list of spans.
+    """
+    count = meta.get("completion_tokens")
+    if not isinstance(count, int) or count < 1:
+        return
+    spans = meta.get("weight_versions") or [{"version": meta.get("weight_version"), "start": 0, "end": count}]
+    try:
+        begin, *rest = spans
+        if begin["version"] == version:
+            return
+        if begin["end"] > 1:
+            rest = [{**begin, "start": 1}, *rest]
+    except (TypeError, KeyError, ValueError):
+        rest = []  # not understood: spans that do not cover all tokens look like nothing but a mistake
+    meta["weight_versions"] = [{"version": version, "start": 0, "end": 1}, *rest]

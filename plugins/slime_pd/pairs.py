@@ -1,0 +1,91 @@
+"""Which two workers a generation is given to."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from router_core import Exchange, Worker
+from router_core.errors import NoWorker
+from router_core.exchange import Reply, Request
+from router_core.generation import generates
+from router_core.router import Router
+from router_core.types import Breaking, Dispatcher, Endings
+from router_core.workers import WorkerType, least_in_flight
+from slime_pd.attempt import Attempt, Pair
+
+__all__ = ["Pairs"]
+
+_NAME = "pd"
+
+
+class Pairs:
+    """A Dispatcher: a generation goes to a prefill and to a decode worker, all else to any, by ``inner``.
+
+    The exchange holds the lease on the decode worker, a part of it the one on the prefill worker.
+    """
+
+    breakers: Breaking | None = None
+    endings: Endings | None = None
+
+    def __init__(self, router: Router, inner: Dispatcher) -> None:
+        self._pool = router.pool
+        self._select = router.hooks.select_worker
+        self.inner = inner
+
+    def choose(self, exchange: Exchange, but: Collection[Worker] = ()) -> Worker:
+        """A pair, as far as possible of others than ``but``; returns the decode worker. Raises NoWorker."""
+        pair: Pair | None = exchange.notes.get(_NAME)
+        if not generates(exchange.request):
+            if pair is not None:
+                pair.part.release()
+            return self.inner.choose(exchange, but)
+        prefills, decodes = self._offered(exchange, "prefill"), self._offered(exchange, "decode")
+        prefill = self._prefill(exchange, prefills, but)
+        decode = self._one(exchange, _alike(decodes, prefill), but)
+        if pair is None:
+            pair = exchange.notes[_NAME] = Pair(exchange)
+        pair.part.lease(prefill)
+        exchange.lease(decode)
+        return decode.server
+
+    def _offered(self, exchange: Exchange, kind: WorkerType) -> Sequence[Worker]:
+        workers = [worker for worker in self._pool.usable(kind) if exchange.may_go_to(worker.server)]
+        if not workers:
+            raise NoWorker(f"none of the {kind} workers that can take requests may have this one")
+        return workers
+
+    def _prefill(self, exchange: Exchange, prefills: Sequence[Worker], but: Collection[Worker]) -> Worker:
+        """A session keeps its prefill worker, which has the conversation in its cache."""
+        session = exchange.session
+        worker = self._pool.of_session(session) if session is not None else None
+        if worker is None or worker not in prefills or worker.server in but:
+            worker = self._one(exchange, prefills, but)
+            if session is not None:
+                self._pool.bind(session, worker)
+        return worker
+
+    def _one(self, exchange: Exchange, workers: Sequence[Worker], but: Collection[Worker]) -> Worker:
+        if but:
+            last = list(but)[-1]
+            workers = (
+                [worker for worker in workers if worker.server not in but]
+                or [worker for worker in workers if worker.server is not last]
+                or workers
+            )
+        return self._select(exchange, workers) or least_in_flight(workers)
+
+    async def send(self, exchange: Exchange, request: Request, body: bytes | None = None) -> Reply:
+        """Ask both workers; the reply is the decode worker's, unless the prefill worker failed. Raises HTTPError."""
+        pair: Pair | None = exchange.notes.get(_NAME)
+        if pair is None or pair.part.worker is None:
+            return await self.inner.send(exchange, request, body)
+        attempt = Attempt(self.inner, self.breakers, exchange, pair, request)
+        if self.endings is not None:
+            await attempt.settled(self.endings)
+        return await attempt.run(request.body if body is None else body)
+
+
+def _alike(decodes: Sequence[Worker], prefill: Worker) -> Sequence[Worker]:
+    """Those with the weights of ``prefill``, as far as the router knows; all when there are none."""
+    version = prefill.server.weight_version
+    return [worker for worker in decodes if worker.server.weight_version == version] or decodes

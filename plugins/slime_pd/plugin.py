@@ -1,0 +1,68 @@
+"""The plugin: puts itself around the proxy, and gives each generation to a pair of workers."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from router_core import SettingsError, hookimpl
+from router_core.errors import BadRequest
+from router_core.router import Router
+from slime_pd.pairs import Pairs
+from slime_pd.settings import Settings, add_flags
+
+__all__ = ["Disaggregation", "Together", "add_options", "make_plugin"]
+
+
+@hookimpl
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add_flags(parser)
+
+
+def make_plugin(options: argparse.Namespace) -> Disaggregation | Together:
+    """The plugin with the flags of the command line. Raises SettingsError."""
+    settings = Settings.from_options(options)
+    return Disaggregation(settings) if settings.enabled else Together()
+
+
+class Together:
+    """The plugin without the flag: no request passes through it."""
+
+    @hookimpl
+    def setup(self, router: Router) -> None:
+        """Nothing; but a plugin without hooks is taken for a mistake."""
+
+
+class Disaggregation:
+    """Each generation to a pair of workers; no hook of a request is used."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._pairs: Pairs | None = None
+
+    @hookimpl
+    def setup(self, router: Router) -> None:
+        """Raises SettingsError for a worker that there may not be."""
+        router.pool.kinds = ("prefill", "decode")
+        router.dispatcher = self._pairs = Pairs(router, router.dispatcher)
+        try:
+            for url, port in self.settings.prefill:
+                router.settings.addresses.check(url)
+                router.first_workers[url] = {"worker_type": "prefill", "bootstrap_port": port}
+            for url in self.settings.decode:
+                router.settings.addresses.check(url)
+                router.first_workers[url] = {"worker_type": "decode"}
+        except BadRequest as error:
+            raise SettingsError(f"--prefill and --decode: {error}") from None
+
+    @hookimpl
+    @asynccontextmanager
+    async def lifespan(self, router: Router) -> AsyncIterator[None]:
+        assert self._pairs is not None, "setup comes before lifespan"
+        components = router.components
+        if "breakers" in components:
+            self._pairs.breakers = components.get("breakers")
+        if "endings" in components:
+            self._pairs.endings = components.get("endings")
+        yield

@@ -1,0 +1,82 @@
+"""The flags, as the SGLang gateway spells them."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from dataclasses import dataclass
+
+from router_core import SettingsError
+from router_core.errors import BadRequest
+from router_core.workers import worker_url
+
+__all__ = ["Settings", "add_flags"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Whether generations go to pairs of workers; those to start with, prefill ones with their bootstrap ports."""
+
+    enabled: bool = False
+    prefill: tuple[tuple[str, int | None], ...] = ()
+    decode: tuple[str, ...] = ()
+
+    @classmethod
+    def from_options(cls, options: argparse.Namespace) -> Settings:
+        """Check the parsed command line. Raises SettingsError."""
+        settings = cls(
+            options.pd_disaggregation,
+            tuple(_prefill(words) for words in options.prefill or ()),
+            tuple(_url("--decode", url) for url in options.decode or ()),
+        )
+        both = [*(url for url, _ in settings.prefill), *settings.decode]
+        twice = {url for url in both if both.count(url) > 1}
+        if twice:
+            raise SettingsError(f"--prefill and --decode: {', '.join(sorted(twice))} is named twice")
+        if options.mini_lb and not (settings.enabled and settings.prefill and settings.decode):
+            raise SettingsError("--mini-lb: wanted --pd-disaggregation, --prefill and --decode with it")
+        for flag, given in (("--prefill", settings.prefill), ("--decode", settings.decode)):
+            if given and not settings.enabled:
+                logger.warning("%s has no effect: it is for --pd-disaggregation", flag)
+        if settings.enabled and options.worker_urls:
+            logger.warning(
+                "--worker-urls has no effect on generations: with --pd-disaggregation they go to those of --prefill"
+                " and --decode"
+            )
+        return settings
+
+
+def _prefill(words: list[str]) -> tuple[str, int | None]:
+    """``URL [BOOTSTRAP_PORT|none]``. Raises SettingsError."""
+    url, *port = words
+    if not port or (len(port) == 1 and port[0].lower() == "none"):
+        return _url("--prefill", url), None
+    if len(port) > 1 or not port[0].isdecimal() or not 0 < int(port[0]) < 65536:
+        raise SettingsError(f"--prefill: wanted URL and a bootstrap port or none, got {' '.join(words)!r}")
+    return _url("--prefill", url), int(port[0])
+
+
+def _url(flag: str, url: str) -> str:
+    try:
+        return worker_url(url)
+    except BadRequest as error:
+        raise SettingsError(f"{flag}: {error}") from None
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags."""
+    parser.add_argument(
+        "--pd-disaggregation",
+        action="store_true",
+        help="give each generation to a prefill and a decode worker",
+    )
+    parser.add_argument(
+        "--prefill", nargs="+", action="append", metavar="URL [PORT]",
+        help="a prefill worker, and its bootstrap port (or none); may be repeated",
+    )  # fmt: skip
+    parser.add_argument("--decode", action="append", metavar="URL", help="a decode worker; may be repeated")
+    parser.add_argument(
+        "--mini-lb", action="store_true", help="as the gateway's for debugging: with --policy random"
+    )

@@ -1,0 +1,48 @@
+"""Requests that generate, and what a router adds to them on their way to a worker."""
+
+from __future__ import annotations
+
+import re
+
+import orjson
+
+from router_core.errors import BadRequest
+from router_core.exchange import Request
+from router_core.types import GENERATION_PATHS
+
+__all__ = ["generates", "with_fields"]
+
+_PATHS = frozenset(path.decode() for path in GENERATION_PATHS)
+_SPACE = b" \t\r\n"
+_EMPTY = re.compile(rb"[ \t\r\n]*\{[ \t\r\n]*\}[ \t\r\n]*")
+_NAME = re.compile(rb'"([a-z_]+)":')
+
+
+def generates(request: Request) -> bool:
+    """True when ``request`` makes an engine generate."""
+    return request.method == "POST" and (request.target in GENERATION_PATHS or request.path in _PATHS)
+
+
+def with_fields(body: bytes, fields: bytes) -> bytes:
+    """``body``, a JSON object, with ``fields`` (``b'"a":1,"b":2'``) in place of what it has under these names.
+
+    What is there stays byte for byte, and nothing is parsed, unless one of the names stands in it. They come last: of a
+    name that is there twice, however it is spelt, readers take the last. Raises BadRequest.
+    """
+    if any(b'"%b"' % name in body for name in _NAME.findall(fields)):
+        return orjson.dumps({**_object(body), **orjson.loads(b"{%b}" % fields)})
+    end = len(body.rstrip(_SPACE)) - 1
+    if end < 1 or body[end : end + 1] != b"}":
+        raise BadRequest("wanted a JSON object as the body")
+    comma = b"" if _EMPTY.fullmatch(body) else b","
+    return b"".join((memoryview(body)[:end], comma, fields, b"}"))
+
+
+def _object(body: bytes) -> dict[str, object]:
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"the body is not JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise BadRequest("wanted a JSON object as the body")
+    return document

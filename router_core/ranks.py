@@ -1,0 +1,50 @@
+"""Data-parallel ranks: how a worker is told which of its ranks a request was given to.
+
+A server with ``dp_size`` above 1 has a scheduler and a prefix cache for each rank. Left alone it takes its ranks in
+turn; told the rank, it uses the one that was chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import orjson
+
+from router_core.exchange import Exchange, Reply, Request
+from router_core.generation import generates, with_fields
+from router_core.types import Dispatcher
+from router_core.workers import Worker
+
+__all__ = ["Ranks", "ranks_told"]
+
+#: More would be a mistake, or worse.
+_MAX_RANKS = 1024
+
+
+def ranks_told(server_info: bytes) -> int:
+    """The ``dp_size`` in an answer to ``/server_info``; 1 when it has none."""
+    try:
+        document = orjson.loads(server_info)
+    except orjson.JSONDecodeError:
+        return 1
+    size = document.get("dp_size") if isinstance(document, dict) else None
+    return size if isinstance(size, int) and 1 < size <= _MAX_RANKS else 1
+
+
+class Ranks:
+    """A Dispatcher that writes the rank into what a rank is sent, and leaves all else to ``inner``."""
+
+    def __init__(self, inner: Dispatcher) -> None:
+        self._inner = inner
+
+    def choose(self, exchange: Exchange, but: Collection[Worker] = ()) -> Worker:
+        """See :class:`router_core.types.Dispatcher`."""
+        return self._inner.choose(exchange, but)
+
+    async def send(self, exchange: Exchange, request: Request, body: bytes | None = None) -> Reply:
+        """See :class:`router_core.types.Dispatcher`. The second field is for SGLang before 0.5.9."""
+        rank = exchange.worker.rank if exchange.worker is not None else None
+        if rank is not None and generates(request):
+            fields = b'"routed_dp_rank":%d,"data_parallel_rank":%d' % (rank, rank)
+            body = with_fields(request.body if body is None else body, fields)
+        return await self._inner.send(exchange, request, body)
