@@ -93,7 +93,7 @@ class Fleet:
             elif version is not None and update is not None:
                 took = [worker for worker, answer in answers.items() if answer.trouble is None]
                 self._pieces.learnt(update, number, version, took)
-        self._set_aside(call, answers, number, update, everybody=everybody)
+        caught_up = self._set_aside(call, answers, number, update, everybody=everybody)
         try:
             if version is not None and _succeeded(answers):
                 if number < self._moved_by:
@@ -105,9 +105,8 @@ class Fleet:
         finally:
             if update is not None:
                 self._pieces.done(update, call)
-            for worker, answer in answers.items():
-                if call.settles and answer.trouble is None:
-                    self._debts.take_back(worker)
+            for worker in caught_up:
+                self._debts.take_back(worker)
         return _reply(call, answers, note)
 
     def _only_where_it_is(
@@ -182,14 +181,16 @@ class Fleet:
 
     def _set_aside(
         self, call: Call, answers: Answers, number: int, update: Update | None, *, everybody: bool
-    ) -> None:
+    ) -> list[Worker]:
         """Keep new requests from the workers that are not where the others are now; those that failed owe ``call``.
 
         One that does: whatever it says about itself is no proof until it does such a call later, or is registered
-        again. One that did nothing is as it was, unless the others have got a piece of an update.
+        again. One that did nothing is as it was, unless the others have got a piece of an update. Returns those that
+        have made good for what they failed.
         """
+        caught_up: list[Worker] = []
         if call.owes is None:
-            return
+            return caught_up
         is_update = call.aside == "weights"
         # When all fail they are as one another, but for the pieces of an update, which some of them may have; an update
         # that was for some leaves those behind that fail it.
@@ -202,8 +203,10 @@ class Fleet:
                 for kind in call.settles & owed.keys():
                     if owed[kind].call < number:  # else it was made earlier, and ended late
                         self._debts.pay(worker, kind)
+                        caught_up.append(worker)
                 if "weights" in call.settles:
                     self._pieces.has_all(worker, number)
+                    caught_up.append(worker)  # also one that owed nothing
                 is_renamed = is_update and not call.settles and not call.partial
                 if is_renamed and worker.state in ("stale", "quarantined") and "weights" not in owed:
                     # Perhaps for other weights than the fleet's: no proof.
@@ -219,6 +222,7 @@ class Fleet:
                     self._debts.leave_behind(worker, f"{call.path} failed: {answer.trouble}")
             if is_update and (answer.trouble is not None or "weights" in self._debts.of(worker)):
                 worker.weight_version = None  # it may have the old ones, the new ones, or some of each
+        return caught_up
 
     def _set_overtaken_aside(self, answers: Answers, version: str) -> None:
         """Those that took ``version`` after the later one that the fleet has."""

@@ -104,17 +104,12 @@ class Pieces:
     ) -> Update | None:
         """The update that ``call`` belongs to, which names ``version`` and goes to ``workers``; None: to none."""
         current = self._current
-        if call.path == "/begin_weight_update":
+        if not call.partial:
+            if call.path != "/update_weight_version" or current is None or current.is_over:
+                return None
+        elif call.path == "/begin_weight_update" or current is None or not current.has(version):
             self._end()
             current = self._begin(number)
-        elif call.partial and (current is None or not current.has(version)):
-            self._end()
-            current = self._begin(number)
-        elif not call.partial and (
-            call.path != "/update_weight_version" or current is None or current.is_over
-        ):
-            return None
-        assert current is not None  # narrowing
         current.version = version or current.version
         current.is_delta |= is_delta
         current.is_over = False  # one that was paused around each piece
@@ -135,7 +130,8 @@ class Pieces:
             self._miss(worker, number, "it registered while a piece of an update was under way")
         elif call.partial:
             update.is_session |= call.path == "/begin_weight_update"
-            if worker not in update.takers and worker.state in ("stale", "quarantined"):
+            is_out = worker.state in ("stale", "quarantined")
+            if is_out and worker not in update.takers and "weights" not in self._debts.of(worker):
                 self._debts.owe(worker, "weights", update.began - 1)  # until it has all
             update.takers.add(worker)
 

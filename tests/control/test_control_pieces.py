@@ -1,0 +1,441 @@
+"""Updates in pieces: who was not there for all of one gets no requests until it has all of another."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+
+import slime_control.pieces
+from control.slotted import SLOTS, Slotted, up
+from plugged import routing, until
+from router_core import Worker
+from routers import Running
+from slime_control import Control, Settings
+
+pytestmark = pytest.mark.anyio
+
+PIECE = "/update_weights_from_tensor"
+DISK = "/update_weights_from_disk"
+PAUSE, CONTINUE, RENAME = "/pause_generation", "/continue_generation", "/update_weight_version"
+BEGIN, END = "/begin_weight_update", "/end_weight_update"
+
+
+class Fleet:
+    """Engines behind a router, and the trainer that updates them."""
+
+    def __init__(self, running: Running, engines: tuple[Slotted, ...]) -> None:
+        self.running = running
+        self.engines = engines
+
+    def worker(self, engine: Slotted) -> Worker:
+        return self.running.router.pool.find(engine.url)
+
+    def state(self, engine: Slotted) -> tuple[str, bool, str | None]:
+        worker = self.worker(engine)
+        return worker.state, worker.torn, worker.weight_version
+
+    async def call(self, path: str, **body: Any) -> int:
+        return (await self.running.client.post(path, json=body)).status_code
+
+    async def piece(self, slot: int, round: int, version: str | None = None, **more: Any) -> int:
+        named = {} if version is None else {"weight_version": version}
+        return await self.call(PIECE, slot=slot, round=round, **named, **more)
+
+    async def whole(self, round: int) -> None:
+        """Round ``round``, all of it, as slime sends it."""
+        await self.call(PAUSE)
+        for slot in range(SLOTS):
+            assert await self.piece(slot, round, str(round)) == 200
+        await self.call(CONTINUE)
+
+    async def register(self, engine: Slotted) -> None:
+        await self.running.client.post("/workers", json={"url": engine.url})
+
+
+@asynccontextmanager
+async def fleet(count: int = 2, timeout_s: float = 10.0) -> AsyncIterator[Fleet]:
+    """A fleet of ``count`` engines; no health checks, which would bring them back."""
+    engines = tuple(Slotted() for _ in range(count))
+    async with up(*engines), routing({"control": Control(Settings(timeout_s, 10.0))}) as running:
+        for engine in engines:
+            await running.router.add_worker(engine.url)
+        yield Fleet(running, engines)
+
+
+OUT = ("stale", True, None)
+
+
+# who registers
+
+
+@pytest.mark.parametrize("after", range(1, SLOTS))
+async def test_one_that_registers_between_two_pieces_is_out_until_it_has_all_of_another_update(
+    after: int,
+) -> None:
+    async with fleet() as trainer:
+        here, late = trainer.engines
+        await trainer.call("/remove_worker", url=late.url)
+        await trainer.call(PAUSE)
+        for slot in range(SLOTS):
+            if slot == after:
+                await trainer.register(late)
+            assert await trainer.piece(slot, 8, "8") == 200
+        await trainer.call(CONTINUE)
+        assert late.version == "8"  # so it says
+        assert not late.is_whole
+        assert trainer.state(late) == OUT
+        reason = trainer.worker(late).reason or ""
+        assert reason.endswith("it comes back with all pieces of another update, or with one from disk")
+        assert trainer.state(here) == ("ready", False, "8")
+        await trainer.whole(9)
+        assert trainer.state(late) == trainer.state(here) == ("ready", False, "9")
+
+
+async def test_one_that_registers_after_the_last_piece_has_what_it_began_with() -> None:
+    async with fleet() as trainer:
+        here, late = trainer.engines
+        await trainer.call("/remove_worker", url=late.url)
+        await trainer.call(PAUSE)
+        for slot in range(SLOTS):
+            await trainer.piece(slot, 8, "8")
+        await trainer.register(late)
+        await trainer.call(CONTINUE)
+        assert trainer.state(late) == ("stale", False, "default")
+        assert trainer.state(here) == ("ready", False, "8")
+        await trainer.whole(9)
+        assert trainer.state(late) == ("ready", False, "9")
+
+
+async def test_one_that_registers_before_or_after_an_update_is_used() -> None:
+    async with fleet(3) as trainer:
+        _, before, after = trainer.engines
+        for engine in (before, after):
+            await trainer.call("/remove_worker", url=engine.url)
+        await trainer.call(PAUSE)
+        await trainer.register(before)
+        for slot in range(SLOTS):
+            await trainer.piece(slot, 8, "8")
+        await trainer.call(CONTINUE)
+        assert trainer.state(before) == ("ready", False, "8")
+        await trainer.register(after)
+        assert trainer.state(after) == ("ready", False, "default")  # whoever registers it says so
+        await trainer.whole(9)
+        assert trainer.state(after) == ("ready", False, "9")
+
+
+async def test_one_that_registers_again_between_two_pieces_may_have_been_started_anew() -> None:
+    async with fleet() as trainer:
+        here, again = trainer.engines
+        await trainer.call(PAUSE)
+        await trainer.piece(0, 8, "8")
+        await trainer.register(again)
+        await trainer.piece(1, 8, "8")
+        await trainer.call(CONTINUE)
+        assert trainer.state(again) == OUT
+        assert trainer.state(here) == ("ready", False, "8")
+        await trainer.register(again)  # the update is over: a fresh start, as ever
+        assert trainer.state(again) == ("ready", False, "8")
+
+
+async def test_one_that_registers_again_after_the_last_piece_and_says_what_it_took_is_used() -> None:
+    async with fleet() as trainer:
+        _, again = trainer.engines
+        await trainer.call(PAUSE)
+        for slot in range(SLOTS):
+            await trainer.piece(slot, 8, "8")
+        await trainer.register(again)
+        await trainer.call(CONTINUE)
+        assert trainer.state(again) == ("ready", False, "8")
+
+
+async def test_an_update_from_disk_is_enough_also_between_two_pieces() -> None:
+    async with fleet() as trainer:
+        _, again = trainer.engines
+        await trainer.call(PAUSE)
+        await trainer.piece(0, 8, "8")
+        await trainer.register(again)
+        await trainer.piece(1, 8, "8")
+        assert trainer.state(again) == OUT
+        await trainer.call(DISK, workers={again.url: {"round": 8, "weight_version": "8"}})
+        assert trainer.state(again) == ("ready", False, "8")
+        await trainer.piece(2, 8, "8")
+        await trainer.call(CONTINUE)
+        assert trainer.state(again) == ("ready", False, "8")
+        assert again.is_whole
+
+
+# how trainers name what they send
+
+
+@pytest.mark.parametrize("named", ["last", "first", "behind", "never", "large"])
+async def test_an_update_is_known_by_the_pause_around_it_whichever_piece_names_it(named: str) -> None:
+    """Some name the version in one piece only, some behind all pieces; a large body is not read for it."""
+
+    async def update(trainer: Fleet, round: int, *, late: Slotted | None = None) -> None:
+        await trainer.call(PAUSE)
+        for slot in range(SLOTS):
+            if slot == 1 and late is not None:
+                await trainer.register(late)
+            is_named = named == "large" or (slot == SLOTS - 1 if named == "last" else slot == 0)
+            version = str(round) if is_named and named not in ("behind", "never") else None
+            more = {"pad": "x" * (1 << 20)} if named == "large" else {}
+            assert await trainer.piece(slot, round, version, **more) == 200
+        if named == "behind":
+            assert await trainer.call(RENAME, new_version=str(round)) == 200
+        await trainer.call(CONTINUE)
+
+    async with fleet() as trainer:
+        here, late = trainer.engines
+        await trainer.call("/remove_worker", url=late.url)
+        for round in (7, 8):
+            await update(trainer, round, late=late if round == 8 else None)
+        assert trainer.state(late) == OUT
+        await update(trainer, 9)
+        assert trainer.state(late) == trainer.state(here)
+        assert trainer.state(late)[:2] == ("ready", False)
+        assert late.slots == [9] * SLOTS
+
+
+async def test_one_that_registers_before_the_name_of_an_update_does_not_get_it_by_that() -> None:
+    async with fleet() as trainer:
+        _, late = trainer.engines
+        await trainer.call("/remove_worker", url=late.url)
+        await trainer.call(PAUSE)
+        for slot in range(SLOTS):
+            await trainer.piece(slot, 8)
+        await trainer.register(late)
+        assert await trainer.call(RENAME, new_version="8") == 200
+        await trainer.call(CONTINUE)
+        assert (late.version, late.slots) == ("8", [0] * SLOTS)
+        assert trainer.state(late) == OUT
+
+
+async def test_without_any_name_one_that_registers_late_cannot_be_told_by_its_version() -> None:
+    async with fleet() as trainer:
+        _, late = trainer.engines
+        await trainer.call("/remove_worker", url=late.url)
+        await trainer.call(PAUSE)
+        for slot in range(SLOTS):
+            await trainer.piece(slot, 8)
+        await trainer.register(late)
+        await trainer.call(CONTINUE)
+        assert trainer.state(late) == OUT
+
+
+async def test_engines_that_are_told_begin_and_end_need_no_pause() -> None:
+    async with fleet() as trainer:
+        here, late = trainer.engines
+        for round in (8, 9):
+            assert await trainer.call(BEGIN, selector="all") == 200
+            if round == 9:
+                late.next_up = "fail after"
+            for slot in range(SLOTS):
+                await trainer.piece(slot, round)
+            await trainer.call(RENAME, new_version=str(round))
+            assert await trainer.call(END) == 200
+        assert (trainer.state(here), trainer.state(late)) == (("ready", False, "9"), OUT)
+        # The same once more: another session is another update, whatever its name.
+        await trainer.call(BEGIN, selector="all")
+        for slot in range(SLOTS):
+            await trainer.piece(slot, 9, "9")
+            assert trainer.state(late) == OUT
+        await trainer.call(END)
+        assert trainer.state(late) == ("ready", False, "9")
+        assert here.got == late.got
+
+
+async def test_pieces_of_one_name_are_one_update_even_if_generation_continues_between_them() -> None:
+    async with fleet() as trainer:
+        here, bad = trainer.engines
+        for slot in range(SLOTS):
+            bad.next_up = "fail before" if slot == 1 else ""
+            await trainer.call(PAUSE)
+            await trainer.piece(slot, 8, "8")
+            await trainer.call(CONTINUE)
+        assert (trainer.state(here), trainer.state(bad)) == (("ready", False, "8"), OUT)
+
+
+async def test_without_a_pause_an_update_ends_when_the_next_begins() -> None:
+    async with fleet() as trainer:
+        here, bad = trainer.engines
+        bad.next_up = "fail before"
+        for round in (8, 9):
+            for slot in range(SLOTS):
+                await trainer.piece(slot, round, str(round))
+            assert trainer.state(bad) == OUT
+        assert bad.is_whole  # but nobody can know
+        await trainer.piece(0, 10, "10")
+        assert trainer.state(bad) == trainer.state(here) == ("ready", False, "10")
+
+
+async def test_without_a_pause_silence_ends_an_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slime_control.pieces, "_QUIET_S", 0.3)
+    async with fleet(1) as trainer:
+        (alone,) = trainer.engines
+        alone.next_up = "fail after"
+        assert await trainer.piece(0, 8, "8") == 400
+        assert trainer.state(alone) == OUT
+        await anyio.sleep(0.35)
+        for slot in range(SLOTS):
+            assert await trainer.piece(slot, 8, "8") == 200
+            assert trainer.state(alone) == OUT
+        await until(lambda: trainer.state(alone) == ("ready", False, "8"))
+
+
+async def test_silence_during_a_pause_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slime_control.pieces, "_QUIET_S", 0.1)
+    async with fleet() as trainer:
+        _, bad = trainer.engines
+        bad.next_up = "fail before"
+        await trainer.piece(0, 7, "7")
+        await trainer.call(PAUSE)
+        await trainer.piece(0, 8, "8")
+        await anyio.sleep(0.3)
+        assert trainer.state(bad) == OUT
+        await trainer.piece(1, 8, "8")
+        await trainer.call(CONTINUE)
+        assert trainer.state(bad) == ("ready", False, "8")
+
+
+# who fails
+
+
+async def test_a_fleet_that_fails_a_piece_everywhere_is_out_until_it_has_all_of_an_update() -> None:
+    """Each may have half of it. The same version may be tried again, after another pause."""
+    async with fleet() as trainer:
+        await trainer.call(PAUSE)
+        await trainer.piece(0, 8, "8")
+        for engine in trainer.engines:
+            engine.next_up = "fail after"
+        assert await trainer.piece(1, 8, "8") == 400
+        assert [trainer.state(engine) for engine in trainer.engines] == [OUT] * 2
+        await trainer.call(CONTINUE)
+        answer = await trainer.running.client.post("/generate", json={"text": "x"})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "NO_WORKER")
+        await trainer.whole(8)
+        assert [trainer.state(engine) for engine in trainer.engines] == [("ready", False, "8")] * 2
+
+
+async def test_a_first_piece_that_all_refuse_as_no_such_request_changes_nothing() -> None:
+    """A spelling mistake must not stop a fleet."""
+    async with fleet() as trainer:
+        for engine in trainer.engines:
+            engine.next_up = "refuse"
+        assert await trainer.piece(0, 8, "8") == 400
+        assert [trainer.state(each) for each in trainer.engines] == [("ready", False, "default")] * 2
+
+
+async def test_a_later_piece_that_all_refuse_is_missing() -> None:
+    async with fleet() as trainer:
+        await trainer.piece(0, 8, "8")
+        for engine in trainer.engines:
+            engine.next_up = "refuse"
+        assert await trainer.piece(1, 8, "8") == 400
+        assert [trainer.state(engine) for engine in trainer.engines] == [OUT] * 2
+
+
+async def test_one_that_refuses_alone_what_was_for_it_only_is_as_it_was() -> None:
+    async with fleet() as trainer:
+        _, asked = trainer.engines
+        for path in (PIECE, DISK):
+            asked.next_up = "refuse"
+            assert await trainer.call(path, workers={asked.url: {"slot": 0, "round": 8}}) == 400
+            assert trainer.state(asked) == ("ready", False, "default")
+
+
+async def test_worker_by_worker_each_has_its_own_pieces() -> None:
+    async with fleet() as trainer:
+        here, bad = trainer.engines
+        for round in (8, 9):
+            await trainer.call(PAUSE)
+            bad.next_up = "fail before" if round == 8 else ""
+            for slot in range(SLOTS):
+                for engine in trainer.engines:
+                    body = {"slot": slot, "round": round, "weight_version": str(round)}
+                    await trainer.call(PIECE, workers={engine.url: body})
+            await trainer.call(CONTINUE)
+            assert trainer.state(here) == ("ready", False, str(round))
+            assert trainer.state(bad) == (OUT if round == 8 else ("ready", False, "9"))
+
+
+async def test_changes_to_weights_make_nobody_whole_that_had_not_all_of_them() -> None:
+    async with fleet() as trainer:
+        _, bad = trainer.engines
+        bad.next_up = "fail before"
+        for round in (8, 9):
+            await trainer.call(PAUSE)
+            for slot in range(SLOTS):
+                await trainer.piece(slot, round, str(round), load_format="distributed_delta_sparse_indices")
+            await trainer.call(CONTINUE)
+            assert trainer.state(bad) == OUT
+        await trainer.whole(10)
+        assert trainer.state(bad) == ("ready", False, "10")
+
+
+async def test_one_that_was_set_aside_between_two_pieces_may_have_been_started_anew() -> None:
+    """As health does it for a process that does not answer, or says that it has other weights."""
+    async with fleet(3) as trainer:
+        _, silent, other = trainer.engines
+        await trainer.call(PAUSE)
+        await trainer.piece(0, 8, "8")
+        pool = trainer.running.router.pool
+        pool.quarantine(trainer.worker(silent), "connection refused")
+        pool.stale(trainer.worker(other), "its weights are at version 'default', the fleet's at '8'")
+        await trainer.piece(1, 8, "8")
+        await trainer.call(CONTINUE)
+        assert trainer.state(silent) == trainer.state(other) == OUT
+
+
+async def test_one_that_was_set_aside_before_an_update_comes_back_when_it_has_all_of_it() -> None:
+    async with fleet() as trainer:
+        _, other = trainer.engines
+        worker = trainer.worker(other)
+        trainer.running.router.pool.stale(worker, "its weights are at version '1', the fleet's at '8'")
+        await trainer.call(PAUSE)
+        for slot in range(SLOTS):
+            await trainer.piece(slot, 9, "9")
+            assert trainer.state(other) == OUT
+        await trainer.call(CONTINUE)
+        assert trainer.state(other) == ("ready", False, "9")
+
+
+async def test_one_that_has_not_answered_a_piece_when_generation_continues_is_out() -> None:
+    async with fleet() as trainer, anyio.create_task_group() as tasks:
+        _, slow = trainer.engines
+        await trainer.call(PAUSE)
+        slow.next_up, slow.lateness_s = "late", 0.5
+        tasks.start_soon(trainer.piece, 0, 8, "8")
+        await until(lambda: PIECE in slow.got)
+        await trainer.call(CONTINUE)
+        assert trainer.state(slow) == OUT
+
+
+async def test_one_that_registers_while_a_piece_is_with_it_may_not_have_taken_it() -> None:
+    async with fleet() as trainer, anyio.create_task_group() as tasks:
+        _, slow = trainer.engines
+        slow.next_up, slow.lateness_s = "late", 0.3
+        await trainer.call(PAUSE)
+        tasks.start_soon(trainer.piece, 0, 8, "8")
+        await until(lambda: PIECE in slow.got)
+        await trainer.register(slow)
+        await until(lambda: trainer.state(slow) == OUT)
+
+
+async def test_one_that_was_torn_before_the_router_began_is_not_mended_by_the_same_update() -> None:
+    """As after a kill between two pieces, when the plugin ``state`` has brought the workers back."""
+    async with fleet() as trainer:
+        _, torn = trainer.engines
+        router = trainer.running.router
+        router.weights.move("8", "state")
+        router.pool.stale(trainer.worker(torn), "an update failed")
+        trainer.worker(torn).torn = True
+        await trainer.call(PAUSE)
+        await trainer.piece(2, 8, "8")
+        await trainer.call(CONTINUE)
+        assert trainer.state(torn) == OUT
+        await trainer.whole(9)
+        assert trainer.state(torn) == ("ready", False, "9")
