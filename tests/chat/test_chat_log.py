@@ -120,6 +120,19 @@ def test_after_a_kill_the_conversations_are_what_they_were(max_bytes: int, seed:
     history.close()
 
 
+def test_of_as_many_sessions_it_is_known_that_they_lost_turns_as_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slime_openai.history._SESSIONS_REMEMBERED", 3)
+    history = opened(tmp_path / "log", 6_000)
+    talks = Talks(history, 6)
+    for _ in range(80):
+        talks.turn()
+        assert picture(after_a_kill(tmp_path / "log", 6_000)) == picture(history)
+    assert len(history._incomplete) == 3
+    history.close()
+
+
 async def tidied(history: LoggedHistory, until: Callable[[], bool]) -> None:
     """Let files be written again in the background ``until``."""
     async with anyio.create_task_group() as tasks:
