@@ -265,8 +265,8 @@ class Exchange:
     exchange, for which a plugin made this one.
     ``worker`` is the worker whose lease is held, ``reply`` what the client will get, ``notes`` a place for
     plugins to keep what they know about this request (key: the plugin's own name). ``gone``: the client has hung up
-    or aborted it, and nothing new is to be begun for it. ``suits`` says which workers may be asked, where a plugin
-    limits that: set it before one is chosen. What is made for this exchange begins with the same limit.
+    or aborted it, and nothing new is to be begun for it. ``suits`` says which workers may be asked, or raises an
+    HTTPError, where a plugin limits that: set it before one is chosen. What is made for this exchange begins with it.
     """
 
     __slots__ = (

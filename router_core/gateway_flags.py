@@ -76,7 +76,6 @@ _IDLE: tuple[_Row, ...] = (
 
 #: Without these other things would happen, or others would get in.
 _REFUSED: tuple[_Row, ...] = (
-    ("--enable-igw", 0, "all workers of a router serve one model; start a router for each"),
     ("--backend", None, "workers are SGLang servers"),
     ("--history-backend", None, "no history is kept"),
     ("--control-plane-api-keys --jwt-role-mapping", "*", "give the control plane a key by --admin-api-key"),

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_PLUGINS", "Loaded", "installed_plugins", "load"]
 
 #: Loaded without being asked for, in this order, before those of ``--plugin``.
-DEFAULT_PLUGINS = ("health", "policies", "control", "retries", "limits", "pd", "kubernetes")
+DEFAULT_PLUGINS = ("health", "policies", "control", "retries", "models", "limits", "pd", "kubernetes")
 
 Factory = Callable[[argparse.Namespace], object]
 

@@ -19,6 +19,7 @@ from anyio.abc import TaskGroup, TaskStatus
 from router_core.access import auth_headers
 from router_core.addresses import CheckedTransport
 from router_core.client import Watch
+from router_core.errors import BadRequest
 from router_core.exchange import Exchange, Reply, Request
 from router_core.hooks import Hooks, a_reply, failure
 from router_core.hookspecs import WorkerChange
@@ -69,6 +70,8 @@ class Router:
         self.dispatcher: Dispatcher = Ranks(self.proxy) if settings.dp_aware else self.proxy
         #: Workers to start with, by URL, and what :meth:`add_worker` is to be told of them.
         self.first_workers: dict[str, dict[str, Any]] = {url: {} for url in settings.worker_urls}
+        #: Workers are told apart by their models: set by a plugin that lets no request go to another than it names.
+        self.by_model = False
         self._clients: Watch | None = None
         self._started: anyio.Event | None = None
         self._stopping: anyio.Event | None = None
@@ -283,6 +286,23 @@ class Router:
         finally:
             self._expected.discard(worker.id)
 
+    @property
+    def several_models(self) -> bool:
+        """Workers are told apart by their models, and those of more than one are registered, or of one unknown.
+
+        Then versions of weights say nothing across workers.
+        """
+        return self.by_model and len({worker.model_id for worker in self.pool}) > 1
+
+    def expect_one_model(self) -> None:
+        """Weights are about to change. Raises BadRequest when they would be those of several models."""
+        if self.several_models:
+            models = ", ".join(sorted({worker.model_id or "one yet unknown" for worker in self.pool}))
+            raise BadRequest(
+                f"workers of several models are registered ({models}), whose weights are not one another's: tell the"
+                " engines of one model directly, or use a router for each model"
+            )
+
     def drain_worker(self, worker: Worker) -> None:
         """Give ``worker`` nothing new, and remove it when what it has in flight is done."""
         worker = worker.server
@@ -304,8 +324,12 @@ class Router:
                     status, body = await self._get(worker, path)
                     if status != 404:
                         break
-                if self.settings.dp_aware and status < 500:
-                    self.pool.split(worker, await self._count_ranks(worker))
+                if status < 500 and (self.settings.dp_aware or self.by_model):
+                    told = await self._server_info(worker)
+                    if self.settings.dp_aware:
+                        self.pool.split(worker, ranks_told(told))
+                    if self.by_model and worker.model_id is None:
+                        worker.model_id = _served_model(told)
         except TimeoutError:
             return f"no answer within {_FIRST_LOOK_S:g} s"
         except Exception as error:  # httpcore on uvloop lets odd ones through; no worker may end the router
@@ -319,12 +343,12 @@ class Router:
             logger.info("worker %s is ready", worker.url)
         return None
 
-    async def _count_ranks(self, worker: Worker) -> int:
+    async def _server_info(self, worker: Worker) -> bytes:
         for path in ("/server_info", "/get_server_info"):
             status, body = await self._get(worker, path)
             if status == 200:
-                return ranks_told(body)
-        return 1
+                return body
+        return b""
 
     async def _get(self, worker: Worker, path: str) -> tuple[int, bytes]:
         """Status and body; of a body that is too long for what is asked, the beginning."""
@@ -379,6 +403,16 @@ class Router:
                 logger.info("weights at version %s (was %s, by %s)", version, update.previous, source)
                 await self.hooks.on_weight_update(update)
         return update
+
+
+def _served_model(server_info: bytes) -> str | None:
+    """What its clients call the model, if it says so."""
+    try:
+        document = orjson.loads(server_info)
+    except orjson.JSONDecodeError:
+        return None
+    name = document.get("served_model_name") if isinstance(document, dict) else None
+    return name if isinstance(name, str) and name else None
 
 
 async def _host_tasks(ended: anyio.Event, *, task_status: TaskStatus[TaskGroup]) -> None:

@@ -34,6 +34,11 @@ class Call:
         return self.path.startswith("/update_")
 
     @property
+    def moves_weights(self) -> bool:
+        """Whether it changes weights, or is about to."""
+        return self.aside == "weights" or self.path.endswith("_weights_update_group")
+
+    @property
     def methods(self) -> tuple[str, ...]:
         return ("GET", "POST") if self.get else ("POST",)
 

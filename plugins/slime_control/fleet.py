@@ -59,6 +59,8 @@ class Fleet:
             if continues:
                 self._gate.open()  # for those who register next, and have never paused
             raise NoWorker("no worker is registered")
+        if call.moves_weights:
+            self._router.expect_one_model()
         headers = passed_on(request.headers)
         bodies = self._only_where_it_is(call, request, await self._bodies(call, request))
         everybody = len(bodies) == len(self._router.pool)

@@ -189,7 +189,8 @@ class Health:
             if said is not None and weights.current is None:
                 weights.move(said, worker.url)  # learnt, not changed: no hook
         judge.said = said
-        fits = fit(said, weights.current, weights.ordered) if self.settings.readmit == "matching" else "same"
+        matters = self.settings.readmit == "matching" and not router.several_models
+        fits = fit(said, weights.current, weights.ordered) if matters else "same"
         if worker.state not in _JUDGED:
             return
         if worker.state == "ready":

@@ -163,5 +163,7 @@ async def _join(router: Router, saved: SavedWorker) -> None:
         return  # it is awaited, as before
     if trouble is not None:
         router.pool.quarantine(worker, f"it did not answer when the router started: {trouble}")
+    elif router.several_models:
+        return
     elif None not in (current, worker.weight_version) and worker.weight_version != current:
         router.pool.stale(worker, f"it came back with weights {worker.weight_version!r}, not {current!r}")

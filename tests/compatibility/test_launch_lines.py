@@ -141,8 +141,6 @@ REFUSED = {
     "python -m sglang_router.launch_router --pd-disaggregation --prefill http://prefill1:30001 port": "--prefill",
     "python -m sglang_router.launch_router --backend openai --worker-urls https://api.openai.com"
     " --history-backend memory": "--backend",
-    "./target/release/sgl-model-gateway --enable-igw --policy cache_aware"
-    " --max-concurrent-requests 512": "--enable-igw",
 }
 
 

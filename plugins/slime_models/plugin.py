@@ -1,0 +1,142 @@
+"""The plugin: reads which model a request names, and lets it go to workers of that one only."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from router_core import Exchange, HTTPError, SettingsError, Worker, hookimpl
+from router_core.admin import JSON
+from router_core.errors import BadRequest, NoWorker
+from router_core.exchange import Request
+from router_core.router import Router
+
+__all__ = ["ModelNotFound", "Models", "OneModel", "add_options", "make_plugin"]
+
+
+@hookimpl
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--enable-igw",
+        action="store_true",
+        help="workers may serve several models: a request goes to those of the model that it names",
+    )
+
+
+def make_plugin(options: argparse.Namespace) -> Models | OneModel:
+    """The plugin with the flags of the command line."""
+    return Models() if options.enable_igw else OneModel()
+
+
+class ModelNotFound(HTTPError):
+    """No worker serves a model of that name."""
+
+    status, type, code = 404, "not_found_error", "model_not_found"
+
+
+class OneModel:
+    """The plugin without ``--enable-igw``: all workers serve the same, whatever a request names."""
+
+    @hookimpl
+    def setup(self, router: Router) -> None:
+        """Nothing; but a plugin without hooks is taken for a mistake."""
+
+
+class Models:
+    """A worker's model is that of its registration, else what it says itself."""
+
+    _router: Router  # from setup on
+
+    def __init__(self) -> None:
+        self._created = int(time.time())
+
+    @hookimpl(trylast=True)  # others have registered their components
+    def setup(self, router: Router) -> None:
+        """Raises SettingsError beside a plugin that records tokens: all would be those of its one tokenizer."""
+        if "trajectories" in router.components:
+            raise SettingsError(
+                "--enable-igw: the tokens of all models would be recorded as those of one, that of --hf-checkpoint;"
+                " start a router for each model, or do without --plugin radix_cache"
+            )
+        router.by_model = True
+        self._router = router
+
+    @hookimpl
+    def routes(self, router: Router) -> Sequence[BaseRoute]:
+        return [
+            Route("/v1/models", self._list, methods=["GET"]),
+            Route("/v1/models/{model:path}", self._show, methods=["GET"]),
+        ]
+
+    @hookimpl(
+        tryfirst=True
+    )  # what is there when the request comes counts, not what has come when it has its turn
+    async def pre_request(self, exchange: Exchange) -> None:
+        request, models = exchange.request, self._served()
+        model = _named(request)
+        if model is None:
+            if len(models) == 1:
+                exchange.suits = _of(models[0])
+            elif models and request.method == "POST":
+                exchange.suits = _undecided(models)
+            return
+        if model not in models:
+            self._refuse(model, models)
+        exchange.suits = _of(model)
+
+    def _refuse(self, model: str, models: Sequence[str]) -> NoReturn:
+        pool = self._router.pool
+        if not len(pool) or any(worker.model_id is None and worker.state == "joining" for worker in pool):
+            raise NoWorker(f"no worker of the model {model!r} is there yet")
+        raise ModelNotFound(f"no worker serves the model {model!r}; known: {', '.join(models) or 'none'}")
+
+    def _served(self) -> list[str]:
+        """In the order of the workers."""
+        return list(
+            dict.fromkeys(worker.model_id for worker in self._router.pool if worker.model_id is not None)
+        )
+
+    # What OpenAI's clients ask.
+
+    async def _list(self, _: HTTPRequest) -> Response:
+        return JSON({"object": "list", "data": [self._described(name) for name in self._served()]})
+
+    async def _show(self, request: HTTPRequest) -> Response:
+        name = request.path_params["model"]
+        if name not in self._served():
+            raise ModelNotFound(f"no worker serves the model {name!r}")
+        return JSON(self._described(name))
+
+    def _described(self, name: str) -> dict[str, object]:
+        return {"id": name, "object": "model", "created": self._created, "owned_by": "sglang", "root": name}
+
+
+def _of(model: str) -> Callable[[Worker], bool]:
+    return lambda worker: worker.model_id == model
+
+
+def _undecided(models: Sequence[str]) -> Callable[[Worker], bool]:
+    """For a request that names none: what needs no worker, such as a call to all of them, needs no model either."""
+
+    def suits(worker: Worker) -> bool:
+        raise BadRequest(f'say which model by {{"model": ...}}: {", ".join(models)}')
+
+    return suits
+
+
+def _named(request: Request) -> str | None:
+    """The ``model`` in the body of ``request``. What is no JSON is told so by a worker."""
+    if b'"model"' not in request.body:  # a look at the bytes is cheaper than parsing each body
+        return None
+    try:
+        document = request.json()
+    except BadRequest:
+        return None
+    name = document.get("model") if isinstance(document, dict) else None
+    return name if isinstance(name, str) else None

@@ -1,0 +1,384 @@
+"""With several models behind a router each request reaches a worker of the model that it names, or is told why not."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import orjson
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from compatibility.launching import launched, our_words
+from plugged import until
+from router_core.cli import build
+from router_core.errors import SettingsError
+from router_core.serving import bind, serving
+from routers import Running, Start
+from slime_engine.app import make_app
+from slime_engine.model import load_model
+from slime_engine.settings import Settings as Engine
+from slime_models import OneModel, make_plugin
+
+pytestmark = pytest.mark.anyio
+
+
+class Server:
+    """An engine that says which model it serves, and keeps what it got; ``status`` is what it answers with."""
+
+    def __init__(
+        self, path: str, *, served: str | None = None, version: str = "default", status: int = 200
+    ) -> None:
+        self.served = served
+        self.path = path
+        self.version = version
+        self.status = status
+        self.bodies: list[bytes] = []
+        self.called: list[str] = []
+        self.url = ""
+        self.app = Starlette(
+            routes=[
+                Route("/model_info", self._model_info),
+                Route("/get_server_info", self._server_info),
+                Route("/{path:path}", self._answer, methods=["GET", "POST"]),
+            ]
+        )
+
+    async def _model_info(self, _: Request) -> Response:
+        return JSONResponse({"model_path": self.path, "weight_version": self.version})
+
+    async def _server_info(self, _: Request) -> Response:
+        return JSONResponse({"served_model_name": self.served, "model_path": self.path})
+
+    async def _answer(self, request: Request) -> Response:
+        if request.url.path == "/server_info":
+            return JSONResponse({}, 404)  # as an old one
+        if request.method == "POST":  # else it is a probe
+            self.called.append(request.url.path)
+            self.bodies.append(await request.body())
+        return JSONResponse({"success": True, "by": self.url}, self.status)
+
+
+@asynccontextmanager
+async def serving_models(start: Start, servers: Sequence[Server], *flags: str) -> AsyncIterator[Running]:
+    """A router with ``--enable-igw``, and ``servers`` that have joined."""
+    quick = ("--retry-initial-backoff-ms", "1", "--retry-max-backoff-ms", "2")
+    async with start("--enable-igw", *quick, *flags) as running, AsyncExitStack() as stack:
+        for server in servers:
+            server.url = await stack.enter_async_context(serving(server.app))
+            (await running.client.post("/workers", json={"url": server.url})).raise_for_status()
+        yield running
+
+
+async def by(
+    running: Running, server: Server | Sequence[Server], body: Any, path: str = "/generate", **more: Any
+) -> None:
+    """``body`` is answered by ``server``, or by all of these in turn, and by nobody else."""
+    answers = [await running.client.post(path, json=body, **more) for _ in range(4)]
+    wanted = [server] if isinstance(server, Server) else server
+    assert {answer.json().get("by", answer.text) for answer in answers} == {each.url for each in wanted}
+
+
+async def refused(running: Running, body: Any, path: str = "/generate") -> tuple[int, str, str]:
+    answer = await running.client.post(path, json=body)
+    error = answer.json()["error"]
+    return answer.status_code, error["code"], error["message"]
+
+
+def alphas_and_beta() -> list[Server]:
+    return [Server("/models/alpha"), Server("/models/alpha"), Server("/models/beta", served="beta")]
+
+
+# which worker
+
+
+@pytest.mark.parametrize(
+    "path", ["/generate", "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/rerank"]
+)
+async def test_a_request_goes_to_the_workers_of_the_model_that_it_names(start: Start, path: str) -> None:
+    servers = first, second, beta = alphas_and_beta()
+    async with serving_models(start, servers, "--policy", "round_robin") as running:
+        await by(running, (first, second), {"model": "/models/alpha", "text": "x"}, path)
+        await by(running, beta, {"model": "beta", "text": "x"}, path)
+        assert {"model": "beta", "text": "x"}.items() <= orjson.loads(beta.bodies[-1]).items()
+
+
+async def test_the_name_of_the_registration_wins(start: Start) -> None:
+    servers = [Server("/models/alpha", served="alpha"), Server("/models/beta", served="beta")]
+    async with serving_models(start, servers[:1]) as running, serving(servers[1].app) as servers[1].url:
+        await running.client.post("/workers", json={"url": servers[1].url, "model_id": "judge"})
+        await by(running, servers[1], {"model": "judge"})
+        assert (await refused(running, {"model": "beta"}))[:2] == (404, "model_not_found")
+        shown = (await running.client.get("/workers")).json()["workers"]
+        assert [worker["model_id"] for worker in shown] == ["alpha", "judge"]
+
+
+async def test_a_session_that_asks_two_models_gets_both(start: Start) -> None:
+    servers = first, second, beta = alphas_and_beta()
+    session: dict[str, Any] = {"headers": {"x-session-id": "s"}}
+    async with serving_models(start, servers) as running:
+        for _ in range(3):
+            await by(running, beta, {"model": "beta"}, **session)
+            answers = [
+                await running.client.post("/generate", json={"model": "/models/alpha"}, **session)
+                for _ in range(4)
+            ]
+            assert {answer.json()["by"] for answer in answers} in ({first.url}, {second.url}), (
+                "it keeps its worker"
+            )
+
+
+@pytest.mark.parametrize(
+    "policy", ["least_inflight", "round_robin", "random", "power_of_two", "cache_aware", "manual"]
+)
+async def test_no_policy_leaves_the_model(start: Start, policy: str) -> None:
+    servers = [*alphas_and_beta(), Server("/models/beta", served="beta")]
+    async with serving_models(start, servers, "--policy", policy) as running:
+        for number in range(12):
+            headers = {"x-smg-routing-key": str(number)}
+            body = {"model": ("/models/alpha", "beta")[number % 2], "text": "the same long prompt " * 20}
+            await running.client.post("/generate", json=body, headers=headers)
+    assert all(b"alpha" in body for server in servers[:2] for body in server.bodies)
+    assert all(b"beta" in body for server in servers[2:] for body in server.bodies)
+    assert sum(len(server.bodies) for server in servers) == 12
+
+
+async def test_what_fails_is_tried_again_within_the_model(start: Start) -> None:
+    bad, good, beta = Server("/alpha", status=503), Server("/alpha"), Server("/beta")
+    async with serving_models(start, (bad, good, beta), "--disable-circuit-breaker") as running:
+        await by(running, good, {"model": "/alpha"})
+        good.status = 500
+        assert (await running.client.post("/generate", json={"model": "/alpha"})).status_code in (500, 503)
+        assert bad.bodies
+        assert beta.bodies == []
+
+
+async def test_a_model_whose_only_worker_fails_is_tried_there_again(start: Start) -> None:
+    bad, other = Server("/alpha", status=503), Server("/beta")
+    async with serving_models(
+        start, (bad, other), "--disable-circuit-breaker", "--retry-max-retries", "3"
+    ) as running:
+        assert (await running.client.post("/generate", json={"model": "/alpha"})).status_code == 503
+    assert len(bad.bodies) == 3
+    assert other.bodies == []
+
+
+# no model, or none there
+
+
+async def test_without_a_name_a_single_model_is_meant_and_of_several_none(start: Start) -> None:
+    alpha, beta = Server("/alpha"), Server("/beta")
+    async with serving_models(start, [alpha]) as running:
+        for body in (
+            {"text": "x"},
+            {"model": None, "text": "x"},
+            {"metadata": {"model": "/beta"}},
+            ["model"],
+        ):
+            await by(running, alpha, body)
+        async with serving(beta.app) as beta.url:
+            await running.client.post("/workers", json={"url": beta.url})
+            for path in ("/generate", "/v1/chat/completions", "/tokenize"):
+                status, code, message = await refused(running, {"text": "x"}, path)
+                assert (status, code) == (400, "BAD_REQUEST")
+                assert message.endswith(": /alpha, /beta")
+            assert (await running.client.get("/get_load")).status_code == 200
+    assert beta.bodies == []
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"model": "/alpha"', b'"model"', b'--x\r\nname="model"\r\n\r\n/beta', b""]
+)
+async def test_a_body_that_is_no_object_names_no_model(start: Start, body: bytes) -> None:
+    """The worker says what is wrong with it; of several, none can be chosen."""
+    async with serving_models(start, [alpha := Server("/alpha")]) as running:
+        assert (await running.client.post("/generate", content=body)).json()["by"] == alpha.url
+        async with serving((beta := Server("/beta")).app) as beta.url:
+            await running.client.post("/workers", json={"url": beta.url})
+            assert (await running.client.post("/generate", content=body)).status_code == 400
+
+
+async def test_a_model_that_nobody_serves_is_told_at_once_and_once(start: Start) -> None:
+    async with serving_models(start, alphas_and_beta()) as running:
+        for name in ("alpha", "Beta", "beta ", ""):
+            status, code, message = await refused(running, {"model": name})
+            assert (status, code) == (404, "model_not_found")
+            assert message.endswith("known: /models/alpha, beta")
+
+
+async def test_a_model_that_may_come_yet_is_a_503(start: Start) -> None:
+    with bind("127.0.0.1", 0) as free:
+        late = f"http://127.0.0.1:{free.getsockname()[1]}"
+    async with serving_models(start, []) as running:
+        assert (await refused(running, {"model": "x"}))[:2] == (503, "NO_WORKER")
+        async with serving((alpha := Server("/alpha")).app) as alpha.url:
+            await running.client.post("/workers", json={"url": alpha.url})
+            assert (await refused(running, {"model": "x"}))[0] == 404
+            await running.client.post("/workers", json={"url": late})
+            assert (await refused(running, {"model": "x"}))[:2] == (503, "NO_WORKER")
+            await by(running, alpha, {"model": "/alpha"})
+            running.router.pool.remove(running.router.pool.find(late))
+            await running.client.post("/workers", json={"url": late, "model_id": "x"})
+            assert (await refused(running, {"model": "x"}))[:2] == (503, "NO_WORKER")
+
+
+async def test_a_single_model_stays_the_one_that_was_meant_while_a_request_waits(start: Start) -> None:
+    """Another model's worker joins during a pause; what waits goes on to its own."""
+    alpha, beta = Server("/alpha"), Server("/beta")
+    answered: list[str] = []
+    async with serving_models(start, [alpha]) as running, serving(beta.app) as beta.url:
+
+        async def ask() -> None:
+            answered.append((await running.client.post("/generate", json={"text": "x"})).json()["by"])
+
+        await running.client.post("/pause_generation", json={})
+        async with anyio.create_task_group() as tasks:
+            for _ in range(8):
+                tasks.start_soon(ask)
+            await anyio.sleep(0.2)
+            assert answered == []
+            await running.client.post("/workers", json={"url": beta.url})
+            await running.client.post("/continue_generation", json={})
+        assert answered == [alpha.url] * 8
+
+
+# what clients see
+
+
+async def test_the_models_of_all_workers_are_listed_as_openai_lists_them(start: Start) -> None:
+    async with serving_models(start, alphas_and_beta()) as running:
+        listed = (await running.client.get("/v1/models")).json()
+        assert listed["object"] == "list"
+        assert [model["id"] for model in listed["data"]] == ["/models/alpha", "beta"]
+        for model in listed["data"]:
+            assert (await running.client.get(f"/v1/models/{model['id']}")).json() == model
+            assert (model["object"], model["owned_by"], type(model["created"])) == ("model", "sglang", int)
+        missing = await running.client.get("/v1/models/gamma")
+        assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_real_engines_of_two_models(start: Start) -> None:
+    async with start("--enable-igw") as running, AsyncExitStack() as stack:
+        urls = [await stack.enter_async_context(serving(make_app(Engine(), load_model))) for _ in "ab"]
+        for url, model in zip(urls, ("policy", "judge"), strict=True):
+            await running.client.post("/workers", json={"url": url, "model_id": model})
+        await until(lambda: running.router.pool.healthy == 2)
+        for model, url in (("policy", urls[0]), ("judge", urls[1])):
+            body = {
+                "model": model,
+                "text": "Hi",
+                "rid": f"r-{model}",
+                "sampling_params": {"max_new_tokens": 4},
+            }
+            answer = (await running.client.post("/generate", json=body)).json()
+            assert answer["meta_info"]["completion_tokens"] == 4
+            async with httpx.AsyncClient(base_url=url, trust_env=False) as engine:
+                entries = (await engine.get("/journal")).json()["entries"]
+            assert [entry["rid"] for entry in entries] == [f"r-{model}"]
+
+
+# weights
+
+
+UPDATES = {
+    "/update_weights_from_disk": {"model_path": "/new", "weight_version": "7"},
+    "/update_weights_from_tensor": {"serialized_named_tensors": []},
+    "/update_weights_from_distributed": {"names": []},
+    "/update_weights_from_ipc": {},
+    "/update_weight_version": {"new_version": "7"},
+    "/init_weights_update_group": {"rank_offset": 1},
+    "/destroy_weights_update_group": {},
+    "/weight_version": {"weight_version": "7"},
+}
+
+
+@pytest.mark.parametrize(("path", "body"), UPDATES.items(), ids=UPDATES)
+async def test_weights_of_several_models_are_not_taken_for_one_anothers(
+    start: Start, path: str, body: dict[str, Any]
+) -> None:
+    servers = [Server("/alpha"), Server("/beta")]
+    async with serving_models(start, servers) as running:
+        status, code, message = await refused(running, body, path)
+        assert (status, code) == (400, "BAD_REQUEST")
+        assert "(/alpha, /beta)" in message
+        assert [server.called for server in servers] == [[], []]
+        assert running.router.weights.current == "default"
+        paused = await running.client.post("/pause_generation", json={})
+        assert paused.status_code == 200
+        assert [server.called for server in servers] == [["/pause_generation"]] * 2
+
+
+async def test_weights_of_one_model_are_updated_as_ever(start: Start) -> None:
+    servers = [Server("/alpha"), Server("/alpha")]
+    async with serving_models(start, servers) as running:
+        body = UPDATES["/update_weights_from_disk"]
+        assert (await running.client.post("/update_weights_from_disk", json=body)).status_code == 200
+        assert running.router.weights.current == "7"
+
+
+async def test_versions_of_several_models_are_not_compared(start: Start, tmp_path: Path) -> None:
+    probes = ("--health-check-interval-secs", "0.05", "--health-check-endpoint", "/model_info")
+    state = ("--plugin", "state", "--state-dir", str(tmp_path))
+    servers = [Server("/alpha", version="7"), Server("/beta", version="other")]
+    async with serving_models(start, servers, *probes, *state) as running:
+        await anyio.sleep(0.4)  # some probes
+        assert [worker.state for worker in running.router.pool] == ["ready", "ready"]
+        async with start("--enable-igw", *probes, *state[:3], _copied(tmp_path)) as again:
+            assert [worker.state for worker in again.router.pool] == ["ready", "ready"]
+            await by(again, servers[1], {"model": "/beta"})
+
+
+def _copied(directory: Path) -> str:
+    copy = directory / "copy"
+    copy.mkdir()
+    (copy / "workers.json").write_bytes((directory / "workers.json").read_bytes())
+    return str(copy)
+
+
+# the flag
+
+
+async def test_without_the_flag_a_models_name_means_nothing(start: Start) -> None:
+    router, _ = build([])
+    assert isinstance(make_plugin(router.options), OneModel)
+    named = [*router.hooks.pre_request, *router.hooks.post_response, *router.hooks.forward]
+    assert "models" not in {name for name, _ in named}
+    assert not router.by_model
+    alpha = Server("/alpha")
+    async with start() as running, serving(alpha.app) as alpha.url:
+        await running.client.post("/workers", json={"url": alpha.url})
+        await by(running, alpha, {"model": "anything"})
+
+
+@pytest.mark.parametrize("plugins", [["radix_cache"], ["radix_cache", "openai"]])
+def test_several_models_and_exact_tokens_of_one_do_not_go_together(plugins: list[str]) -> None:
+    words = ["--enable-igw", "--plugin", "engine", *(word for name in plugins for word in ("--plugin", name))]
+    with pytest.raises(SettingsError, match="a router for each model"):
+        build(words)
+
+
+async def test_the_published_line_serves_two_models(tmp_path: Path) -> None:
+    line = (
+        "./target/release/sgl-model-gateway --enable-igw --policy cache_aware --max-concurrent-requests 512"
+    )
+    alpha, beta = Server("/alpha"), Server("/beta", served="beta")
+    async with (
+        serving(alpha.app) as alpha.url,
+        serving(beta.app) as beta.url,
+        launched(our_words(line, {}), tmp_path) as router,
+    ):
+        for server in (alpha, beta):
+            answer = await router.client.post("/workers", json={"url": server.url})
+            assert answer.status_code == 202
+        answers = [
+            (await router.client.post("/generate", json={"model": name})).json()
+            for name in ("beta", "/alpha")
+        ]
+        assert [answer["by"] for answer in answers] == [beta.url, alpha.url]
