@@ -9,7 +9,8 @@ from __future__ import annotations
 import argparse
 import hmac
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
@@ -17,9 +18,10 @@ from router_core.errors import Forbidden, HTTPError, Unauthorized
 from router_core.types import GENERATION_PATHS, Headers, Scope
 
 if TYPE_CHECKING:
+    from router_core.tokens import Tokens
     from router_core.workers import Worker
 
-__all__ = ["Guard", "Keys", "Level", "Secret", "auth_headers"]
+__all__ = ["ROLES", "Caller", "Guard", "Judgement", "Keys", "Level", "NamedKey", "Secret", "auth_headers"]
 
 _VISIBLE = re.compile(r"[!-~]+")
 _READING = ("GET", "HEAD")
@@ -64,56 +66,125 @@ class Level(IntEnum):
     ADMIN = 2
 
 
+#: What the SGLang gateway calls roles.
+ROLES = {"admin": Level.ADMIN, "user": Level.TRAFFIC}
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, and what they may do. ``name`` None: nobody that is known; ``how``: what says who it is."""
+
+    level: Level
+    name: str | None = None
+    how: str = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class NamedKey:
+    """A key that has an owner."""
+
+    caller: Caller
+    key: Secret
+
+    @classmethod
+    def parse(cls, text: str) -> NamedKey:
+        """From ``id:name:role:key``; the name is for whoever reads the flag.
+
+        Raises ArgumentTypeError, which tells no key.
+        """
+        owner, _, rest = text.partition(":")
+        _, _, rest = rest.partition(":")
+        role, _, key = rest.partition(":")
+        if not owner or role.lower() not in ROLES or not key:
+            raise argparse.ArgumentTypeError("wanted id:name:role:key, with the role admin or user")
+        return cls(Caller(ROLES[role.lower()], owner, "api_key"), Secret(key))
+
+
 class Keys:
-    """The router's keys. One that stands alone: a traffic key opens everything, beside an admin key traffic is open."""
+    """The router's keys. Without one that opens control, a traffic key opens everything; beside one, traffic without a
+    key of its own is open. ``closed``: something else than a key opens control.
+    """
 
-    def __init__(self, traffic: Secret | None, admin: Secret | None) -> None:
-        self._anybody = Level.TRAFFIC if traffic is None else Level.OPEN
-        levels = ((traffic, Level.ADMIN if admin is None else Level.TRAFFIC), (admin, Level.ADMIN))
-        self._known = [(key.encode("ascii"), level) for key, level in levels if key is not None]
+    def __init__(
+        self,
+        traffic: Secret | None,
+        admin: Secret | None,
+        named: Sequence[NamedKey] = (),
+        *,
+        closed: bool = False,
+    ) -> None:
+        closed = closed or admin is not None or bool(named)
+        self._anybody = Caller(
+            Level.OPEN if traffic is not None else Level.TRAFFIC if closed else Level.ADMIN
+        )
+        self._known = [(each.key.encode("ascii"), each.caller) for each in named]
+        for key, name, level in (
+            (traffic, "--api-key", Level.TRAFFIC if closed else Level.ADMIN),
+            (admin, "--admin-api-key", Level.ADMIN),
+        ):
+            if key is not None:
+                self._known.append((key.encode("ascii"), Caller(level, name, "api_key")))
 
-    def shown(self, headers: Headers) -> tuple[Level, bool, Headers]:
-        """What ``headers`` allow, whether they hold a key, and the headers without it.
+    def shown(self, headers: Headers) -> tuple[Caller, Headers]:
+        """Whom ``headers`` show, and the headers without keys of the router's.
 
         A key is compared in constant time, and with all there are. It is taken away under any scheme, and counts
         as ``Bearer`` only.
         """
-        level, known = self._anybody, False
+        caller = self._anybody
         rest = headers
         for pair in headers:
             if pair[0] != b"authorization":
                 continue
             words = pair[1].split()
             token = words[-1] if words else b""
-            opened = [opens for key, opens in self._known if hmac.compare_digest(token, key)]
-            if opened:
+            found = [known for key, known in self._known if hmac.compare_digest(token, key)]
+            if found:
                 rest = [other for other in rest if other is not pair]
                 if len(words) == 2 and words[0].lower() == b"bearer":
-                    level, known = max(level, *opened), True
-        return level, known, rest
+                    caller = max(*found, caller, key=_level)  # the first of equals: one with a name
+        return caller, rest
+
+
+def _level(caller: Caller) -> Level:
+    return caller.level
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """Who asks, what that needs, and why they are not let in; ``refusal`` None: they are."""
+
+    caller: Caller
+    needed: Level
+    refusal: HTTPError | None
 
 
 class Guard:
     """What each request needs, and whether it shows it.
 
     ``own``: the paths that the router answers itself, in the order of its routes, and whether they are the core's.
+    ``tokens``: what else than keys shows who asks.
     """
 
-    def __init__(self, keys: Keys, own: Iterable[tuple[re.Pattern[str], bool]]) -> None:
+    def __init__(
+        self, keys: Keys, own: Iterable[tuple[re.Pattern[str], bool]], tokens: Tokens | None = None
+    ) -> None:
         self._keys = keys
         self._own = list(own)
+        self._tokens = tokens
 
-    def refusal(self, scope: Scope) -> HTTPError | None:
-        """Why the request of ``scope`` is not let in; None: it is, and its headers hold no key of the router's."""
-        level, known, scope["headers"] = self._keys.shown(scope["headers"])
+    async def judge(self, scope: Scope) -> Judgement:
+        """Whether the request of ``scope`` is let in; afterwards its headers hold no key of the router's."""
+        caller, scope["headers"] = self._keys.shown(scope["headers"])
         needed = self.needed(scope)
-        if level >= needed:
-            return None
-        if known:
-            return Forbidden("this needs the router's admin key (--admin-api-key)")
-        return Unauthorized(
-            f"wanted the router's {'admin ' * (needed is Level.ADMIN)}key: Authorization: Bearer KEY"
-        )
+        if self._tokens is not None:
+            token, scope["headers"] = self._tokens.shown(scope["headers"])
+            if token is not None and caller.level < needed:
+                try:
+                    caller = max(await self._tokens.caller(token), caller, key=_level)
+                except HTTPError as refusal:
+                    return Judgement(caller, needed, refusal)
+        return Judgement(caller, needed, None if caller.level >= needed else _refusal(caller, needed))
 
     def needed(self, scope: Scope) -> Level:
         """What the request of ``scope`` needs."""
@@ -125,6 +196,14 @@ class Guard:
             if pattern.match(path):
                 return _of_core(path, scope["method"]) if of_core else Level.TRAFFIC
         return Level.TRAFFIC if _OPENAI.fullmatch(raw) else Level.ADMIN
+
+
+def _refusal(caller: Caller, needed: Level) -> HTTPError:
+    if caller.name is not None:
+        return Forbidden("this needs the router's admin key (--admin-api-key), or the role admin")
+    return Unauthorized(
+        f"wanted the router's {'admin ' * (needed is Level.ADMIN)}key: Authorization: Bearer KEY"
+    )
 
 
 def _of_core(path: str, method: str) -> Level:

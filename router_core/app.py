@@ -21,17 +21,16 @@ from starlette.requests import Request as StarletteRequest
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 
-from router_core.access import Guard
+from router_core.access import Guard, Level
 from router_core.admin import admin_routes
+from router_core.audit import audited
 from router_core.client import ClientGone, let_finish, read_body
 from router_core.errors import (
     BadRequest,
-    Forbidden,
     HTTPError,
     PayloadTooLarge,
     PluginError,
     ShuttingDown,
-    Unauthorized,
     error_body,
 )
 from router_core.exchange import Exchange, Request
@@ -57,19 +56,30 @@ def make_app(router: Router, middleware: Iterable[type[Any]] = ()) -> ASGIApp:
     app: ASGIApp = inner
     for kind in reversed(list(middleware)):
         app = kind(app, router=router)
-    keys = router.settings.keys
-    return app if keys is None else _Guarded(app, Guard(keys, inner.own))
+    guard = router.settings.guard(inner.own)
+    return app if guard is None else _Guarded(app, guard, audit=router.settings.control_plane.audited)
 
 
 class _Guarded:
     """Before all middleware, and before anything of a request's body is read: does it show the key that it needs?"""
 
-    def __init__(self, app: ASGIApp, guard: Guard) -> None:
+    def __init__(self, app: ASGIApp, guard: Guard, *, audit: bool) -> None:
         self._app = app
         self._guard = guard
+        self._audit = audit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = self._guard.refusal(scope) if scope["type"] == "http" else None
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        judgement = await self._guard.judge(scope)
+        if self._audit and judgement.needed is Level.ADMIN:
+            with audited(judgement, scope, send) as watched:
+                await self._answer(judgement.refusal, scope, receive, watched)
+        else:
+            await self._answer(judgement.refusal, scope, receive, send)
+
+    async def _answer(self, refusal: HTTPError | None, scope: Scope, receive: Receive, send: Send) -> None:
         if refusal is None:
             await self._app(scope, receive, send)
         else:
@@ -181,7 +191,7 @@ class _App:
 async def _send_error(error: HTTPError, send: Send, unread: Receive | None = None) -> None:
     body = error_body(error)
     headers = [_JSON, (b"content-length", b"%d" % len(body)), *error.headers]
-    if isinstance(error, PayloadTooLarge | ShuttingDown | Unauthorized | Forbidden):
+    if unread is not None or isinstance(error, ShuttingDown):
         headers.append((b"connection", b"close"))  # the rest of the body is not wanted, nor another request
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     if unread is not None:

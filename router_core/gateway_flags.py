@@ -78,9 +78,6 @@ _IDLE: tuple[_Row, ...] = (
 _REFUSED: tuple[_Row, ...] = (
     ("--backend", None, "workers are SGLang servers"),
     ("--history-backend", None, "no history is kept"),
-    ("--control-plane-api-keys --jwt-role-mapping", "*", "give the control plane a key by --admin-api-key"),
-    ("--jwt-issuer --jwt-audience --jwt-jwks-uri", None, "give the control plane a key by --admin-api-key"),
-    ("--control-plane-audit-enabled", 0, "who called the control plane is not written down"),
 )
 
 _UNLESS = {"--backend": ("sglang",), "--history-backend": ("memory", "none")}

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import ssl
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from router_core.access import Keys, Secret
+from router_core.access import Guard, Keys, Secret
 from router_core.addresses import ANYWHERE, WorkerAddresses, is_loopback
+from router_core.control_plane import NOBODY, ControlPlane, add_control_plane_options
 from router_core.errors import BadRequest, SettingsError
 from router_core.serving import CLIENT_TIMEOUT_S
 from router_core.workers import worker_url
@@ -43,6 +46,7 @@ class Settings:
     api_key: Secret | None = None
     admin_api_key: Secret | None = None
     worker_api_key: Secret | None = None
+    control_plane: ControlPlane = NOBODY
     dp_aware: bool = False
     addresses: WorkerAddresses = ANYWHERE
 
@@ -79,6 +83,7 @@ class Settings:
             api_key=options.api_key,
             admin_api_key=options.admin_api_key,
             worker_api_key=options.worker_api_key,
+            control_plane=ControlPlane.from_options(options),
             dp_aware=options.dp_aware,
             addresses=addresses,
         )
@@ -110,16 +115,25 @@ class Settings:
         return settings
 
     @property
-    def keys(self) -> Keys | None:
-        """What opens the router; None when it is open."""
-        if self.api_key is None and self.admin_api_key is None:
+    def locked(self) -> bool:
+        """Something is not for anybody."""
+        return self.api_key is not None or self.admin_api_key is not None or self.control_plane.closed
+
+    def guard(self, own: Iterable[tuple[re.Pattern[str], bool]]) -> Guard | None:
+        """Who looks at what each request shows; None: there is nothing to look for. ``own`` is Guard's.
+
+        Raises SettingsError.
+        """
+        control = self.control_plane
+        if not self.locked and not control.audited:
             return None
-        return Keys(self.api_key, self.admin_api_key)
+        keys = Keys(self.api_key, self.admin_api_key, control.keys, closed=control.closed)
+        return Guard(keys, own, control.tokens())
 
     @property
     def exposed(self) -> bool:
         """True when others than this machine may reach it, and need no key."""
-        return self.keys is None and not is_loopback(self.host)
+        return not self.locked and not is_loopback(self.host)
 
     def worker_tls(self) -> ssl.SSLContext:
         """How https workers are checked, and how the router shows itself to them. Raises SettingsError."""
@@ -180,6 +194,7 @@ def add_core_options(parser: argparse.ArgumentParser) -> None:
         metavar="KEY",
         help="the key of workers that are registered without one; better given as SLIME_ROUTER_WORKER_API_KEY",
     )
+    add_control_plane_options(parser)
     parser.add_argument(
         "--max-payload-size",
         type=int,

@@ -19,7 +19,18 @@ PLUGINS = ROOT / "plugins"
 #: The core's modules, lowest first. A module imports from below, or from beside it, and never in a circle.
 LAYERS = (
     ("types", "errors", "events", "record_frames"),
-    ("access", "addresses", "fingerprint", "hookspecs", "protocol", "record_files"),
+    (
+        "access",
+        "addresses",
+        "audit",
+        "control_plane",
+        "fingerprint",
+        "hookspecs",
+        "jwks",
+        "protocol",
+        "tokens",
+        "record_files",
+    ),
     ("record_log", "serving"),
     ("exchange", "hooks", "registry", "settings", "weights", "workers"),
     ("aborts", "connection", "generation"),
@@ -33,7 +44,7 @@ LAYERS = (
 )
 
 #: What takes a second to import and is not always needed. Only these may be imported within a function.
-HEAVY = frozenset(("numpy", "tokenizers", "torch", "transformers"))
+HEAVY = frozenset(("cryptography", "jwt", "numpy", "tokenizers", "torch", "transformers"))
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,7 @@ def test_secrets_in_a_flag_are_not_told(caplog: pytest.LogCaptureFixture) -> Non
     with caplog.at_level(logging.DEBUG):
         build(["--oracle-password", "hunter2", "--redis-url", "redis://:hunter2@db"])
         with pytest.raises(SettingsError) as refused:
-            build(["--control-plane-api-keys", "id:name:admin:hunter2"])
+            build(["--history-backend", "hunter2"])
     assert "hunter2" not in caplog.text + str(refused.value)
 
 

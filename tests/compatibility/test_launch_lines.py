@@ -204,6 +204,28 @@ async def test_the_key_of_a_published_line_is_asked_for(workers: dict[str, str],
     assert "your-router-api-key" not in router.log.read_text()
 
 
+async def test_the_keys_of_the_control_plane_are_asked_for_and_each_call_is_written_down(
+    workers: dict[str, str], tmp_path: Path
+) -> None:
+    line = f"""smg launch {WORKERS} --log-level warn \\
+  --control-plane-api-keys 'admin1:PlatformAdmin:admin:super-secret-key' 'key2:Service Account:user:secret123' \\
+  --control-plane-audit-enabled"""
+    async with launched(our_words(line, workers), tmp_path) as router:
+        await generates(router.client)
+        asked = {None: 401, "secret123": 403, "super-secret-key": 200}
+        for key, status in asked.items():
+            headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+            assert (await router.client.get("/workers", headers=headers)).status_code == status
+    said = router.log.read_text()
+    assert "secret" not in said
+    lines = [json.loads(line.partition(" control_plane_audit ")[2]) for line in said.splitlines()]
+    assert [(line["principal"], line["outcome"]) for line in lines] == [
+        (None, "denied"),
+        ("key2", "denied"),
+        ("admin1", "success"),
+    ]
+
+
 async def test_the_log_goes_to_a_file_as_well(workers: dict[str, str], tmp_path: Path) -> None:
     line = f"python -m sglang_router.launch_router {WORKERS} --log-level debug --log-dir ./router_logs"
     for _ in range(2):  # the second is appended

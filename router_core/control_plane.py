@@ -1,0 +1,110 @@
+"""The flags of the SGLang gateway that say who may control workers and engines."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, field
+
+from router_core.access import ROLES, Level, NamedKey
+from router_core.errors import SettingsError
+from router_core.jwks import Provider, provider_url
+from router_core.tokens import Tokens
+
+__all__ = ["NOBODY", "ControlPlane", "add_control_plane_options"]
+
+
+@dataclass(frozen=True, slots=True)
+class ControlPlane:
+    """Who may control, beside whoever has ``--admin-api-key``, and whether each call is written down.
+
+    ``roles``: what the roles of the ``provider`` may do.
+    """
+
+    keys: tuple[NamedKey, ...] = ()
+    provider: Provider | None = None
+    audience: str = ""
+    roles: dict[str, Level] = field(default_factory=dict)
+    audited: bool = False
+
+    @classmethod
+    def from_options(cls, options: argparse.Namespace) -> ControlPlane:
+        """Check the parsed command line. Raises SettingsError."""
+        issuer: str | None = options.jwt_issuer
+        audience: str | None = options.jwt_audience
+        if (issuer is None) != (audience is None) or "" in (issuer, audience):
+            raise SettingsError("--jwt-issuer and --jwt-audience go together, and neither can be empty")
+        if issuer is None and (options.jwt_jwks_uri is not None or options.jwt_role_mapping):
+            raise SettingsError("--jwt-jwks-uri and --jwt-role-mapping are for --jwt-issuer")
+        provider = None if issuer is None else _provider(issuer, options.jwt_jwks_uri)
+        return cls(
+            keys=tuple(options.control_plane_api_keys),
+            provider=provider,
+            audience=audience or "",
+            roles=dict(options.jwt_role_mapping),
+            audited=options.control_plane_audit_enabled,
+        )
+
+    @property
+    def closed(self) -> bool:
+        """Control is not for anybody."""
+        return bool(self.keys) or self.provider is not None
+
+    def tokens(self) -> Tokens | None:
+        """What checks tokens, if there are any. Raises SettingsError when PyJWT is missing."""
+        return None if self.provider is None else Tokens(self.provider, self.audience, self.roles)
+
+
+#: None of these flags is given.
+NOBODY = ControlPlane()
+
+
+def _provider(issuer: str, jwks_uri: str | None) -> Provider:
+    # An issuer that is not asked may have any name.
+    flag, url = ("--jwt-issuer", issuer) if jwks_uri is None else ("--jwt-jwks-uri", jwks_uri)
+    try:
+        provider_url(url)
+    except ValueError as error:
+        raise SettingsError(f"{flag}: {error}") from None
+    return Provider(issuer, jwks_uri)
+
+
+def _role(text: str) -> tuple[str, Level]:
+    theirs, _, ours = text.partition("=")
+    if not theirs or ours.lower() not in ROLES:
+        raise argparse.ArgumentTypeError(f"wanted THEIRS=admin or THEIRS=user, got {text!r}")
+    return theirs, ROLES[ours.lower()]
+
+
+def add_control_plane_options(parser: argparse.ArgumentParser) -> None:
+    """Its flags."""
+    parser.add_argument(
+        "--control-plane-api-keys",
+        nargs="*",
+        action="extend",
+        type=NamedKey.parse,
+        default=[],
+        metavar="ID:NAME:ROLE:KEY",
+        help="keys with owners, of the role admin (everything) or user (traffic);"
+        " better given as SLIME_ROUTER_CONTROL_PLANE_API_KEYS",
+    )
+    parser.add_argument(
+        "--control-plane-audit-enabled",
+        action="store_true",
+        help="log a line for each call that controls workers or engines",
+    )
+    parser.add_argument(
+        "--jwt-issuer", metavar="URL", help="let in whom this OpenID provider has given a token"
+    )
+    parser.add_argument("--jwt-audience", metavar="NAME", help="whom such a token must be for")
+    parser.add_argument(
+        "--jwt-jwks-uri", metavar="URL", help="where the provider's keys are, if it does not say so itself"
+    )
+    parser.add_argument(
+        "--jwt-role-mapping",
+        nargs="*",
+        action="extend",
+        type=_role,
+        default=[],
+        metavar="THEIRS=ROLE",
+        help="which roles of the provider's are admin or user (default: those that are called so)",
+    )

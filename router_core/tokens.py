@@ -1,0 +1,139 @@
+"""Who asks, as an identity provider has signed it: JSON Web Tokens (RFC 7519), checked as RFC 8725 wants it."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from router_core.access import ROLES, Caller, Level
+from router_core.errors import SettingsError, Unauthorized
+from router_core.jwks import Jwk, Provider, SigningKeys
+from router_core.types import Headers
+
+__all__ = ["Tokens"]
+
+#: Signatures that only the provider can make, and what key each of them is of: never ``none``, never a shared secret.
+_ALGORITHMS = {
+    "RS256": ("RSA", None), "RS384": ("RSA", None), "RS512": ("RSA", None),
+    "PS256": ("RSA", None), "PS384": ("RSA", None), "PS512": ("RSA", None),
+    "ES256": ("EC", "P-256"), "ES384": ("EC", "P-384"), "ES512": ("EC", "P-521"), "EdDSA": ("OKP", "Ed25519"),
+}  # fmt: skip
+#: Clocks may differ by so many seconds.
+_LEEWAY_S = 30
+#: Where providers say what somebody is.
+_ROLE_CLAIMS = ("roles", "role", "groups", "group")
+_NAME_CLAIMS = ("sub", "email", "preferred_username")
+
+
+class Tokens:
+    """Tokens of ``provider`` for ``audience``; ``roles``: what its roles may do here, none: they have our names."""
+
+    def __init__(
+        self,
+        provider: Provider,
+        audience: str,
+        roles: Mapping[str, Level],
+        keys: SigningKeys | None = None,
+    ) -> None:
+        try:
+            import cryptography  # noqa: F401  # heavy, and an extra; PyJWT does without, and then knows no such keys
+            import jwt  # heavy, and an extra
+        except ImportError:
+            raise SettingsError("--jwt-issuer needs PyJWT: pip install 'slime-router[jwt]'") from None
+        self._jwt = jwt
+        self._issuer = provider.issuer
+        self._audience = audience
+        self._roles = roles
+        self._keys = keys or SigningKeys(provider)
+
+    def shown(self, headers: Headers) -> tuple[str | None, Headers]:
+        """The token in ``headers`` that names our provider, good or not, and the headers without any such token."""
+        token = None
+        rest = headers
+        for pair in headers:
+            if pair[0] != b"authorization":
+                continue
+            words = pair[1].split()
+            if words and _issuer_of(words[-1]) == self._issuer:
+                rest = [other for other in rest if other is not pair]
+                if token is None and len(words) == 2 and words[0].lower() == b"bearer":
+                    token = words[1].decode("latin-1")
+        return token, rest
+
+    async def caller(self, token: str) -> Caller:
+        """Whom ``token`` is of. Raises Unauthorized, which tells nothing of the token, and KeysUnavailable."""
+        try:
+            header = self._jwt.get_unverified_header(token)
+        except self._jwt.PyJWTError:
+            raise _no_good("it cannot be read") from None
+        algorithm, kid = header.get("alg"), header.get("kid")
+        if not isinstance(algorithm, str) or algorithm not in _ALGORITHMS:
+            raise _no_good(f"wanted a signature by {', '.join(_ALGORITHMS)}")
+        if not isinstance(kid, str):
+            raise _no_good("it does not name its key (kid)")
+        key = await self._keys.find(kid)
+        if key is None:
+            raise _no_good("its issuer has no such key")
+        claims = self._claims(token, algorithm, key)
+        names = (claims.get(claim) for claim in _NAME_CLAIMS)
+        name = next((name for name in names if isinstance(name, str) and name), "unknown")
+        return Caller(self._level(claims), name, "jwt")
+
+    def _claims(self, token: str, algorithm: str, key: Jwk) -> dict[str, Any]:
+        """What ``token`` says, which is true. Raises Unauthorized."""
+        jwt = self._jwt
+        of_key = (key.get("kty"), key.get("crv"))
+        fits = key.get("alg", algorithm) == algorithm and key.get("use", "sig") == "sig"
+        if not fits or of_key != _ALGORITHMS[algorithm]:
+            raise _no_good("its key is for another algorithm")
+        try:
+            claims: dict[str, Any] = jwt.decode(
+                token,
+                jwt.PyJWK.from_dict(key, algorithm),
+                algorithms=[algorithm],
+                audience=self._audience,
+                issuer=self._issuer,
+                leeway=_LEEWAY_S,
+                options={"require": ["exp", "iss", "aud"], "enforce_minimum_key_length": True},
+            )
+            return claims
+        except jwt.ExpiredSignatureError:
+            raise _no_good("it has expired") from None
+        except jwt.ImmatureSignatureError:
+            raise _no_good("it is not valid yet") from None
+        except jwt.InvalidAudienceError:
+            raise _no_good("it is for another audience") from None
+        except jwt.MissingRequiredClaimError as error:
+            raise _no_good(f"it does not say {error.claim}") from None
+        except jwt.PyJWTError:
+            raise _no_good("its signature is wrong, or its key cannot be used") from None
+
+    def _level(self, claims: Mapping[str, Any]) -> Level:
+        """The most that any of its roles may do; a token without one is a user's."""
+        told: Any = next((claims[claim] for claim in _ROLE_CLAIMS if claim in claims), None)
+        roles = [role for role in (told if isinstance(told, list) else [told]) if isinstance(role, str)]
+        if self._roles:
+            levels = [self._roles[role] for role in roles if role in self._roles]
+        else:
+            levels = [ROLES[role.lower()] for role in roles if role.lower() in ROLES]
+        return max(levels, default=Level.TRAFFIC)
+
+
+def _no_good(why: str) -> Unauthorized:
+    return Unauthorized(f"the token is no good: {why}")
+
+
+def _issuer_of(token: bytes) -> object:
+    """Who says that ``token`` is of them; None for what is no token. Nothing of it is checked yet."""
+    parts = token.split(b".")
+    if len(parts) != 3:
+        return None
+    try:
+        claims = orjson.loads(base64.urlsafe_b64decode(parts[1] + b"=="))
+    except (binascii.Error, ValueError):
+        return None
+    return claims.get("iss") if isinstance(claims, dict) else None
