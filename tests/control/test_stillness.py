@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from contextlib import suppress
+
 import anyio
 import pytest
 
@@ -30,11 +32,11 @@ async def test_a_call_excuses_whatever_began_before_its_end(path: str) -> None:
     stillness = Stillness(Gate())
     began = await tick()
     assert not stillness.excuses(began)
-    with pytest.raises(ValueError, match="it failed"), stillness.during(CALLS[path]):
+    with suppress(ValueError), stillness.during(CALLS[path]):
         with stillness.during(CALLS[path]):
             await tick()
         assert stillness.excuses(await tick())
-        raise ValueError("it failed")
+        raise ValueError("the call failed")
     assert stillness.excuses(began)
     assert not stillness.excuses(await tick())
 
