@@ -20,6 +20,7 @@ from slime_engine.model import load_model
 from slime_engine.openai import openai_routes
 from slime_engine.requests import parse_generate
 from slime_engine.settings import Settings
+from slime_engine.transfer import PATH
 
 __all__ = ["make_app"]
 
@@ -45,6 +46,16 @@ def make_app(
             return EventStream(manager.generate(body))
         return JSONBytes(await unless_gone(request.receive, lambda: manager.collect(body)))
 
+    async def transfer(request: Request) -> Response:
+        await request.body()  # none; what comes behind it is the disconnect
+        rank = request.query_params.get("dp_rank")
+        room = request.path_params["room"]
+        handover = await unless_gone(
+            request.receive,
+            lambda: host.engine.scheduler.hand_over(room, int(rank) if rank is not None else None),
+        )
+        return JSONBytes(handover.as_json())
+
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         async with host.running():
@@ -53,6 +64,7 @@ def make_app(
     app = Starlette(
         routes=[
             Route("/generate", generate, methods=["POST", "PUT"]),
+            Route(PATH, transfer, methods=["GET"]),
             *control_routes(host),
             *info_routes(host),
             *openai_routes(host),

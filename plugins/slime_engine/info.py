@@ -54,7 +54,7 @@ def info_routes(host: EngineHost) -> list[Route]:
                 "tokenizer_path": path,
                 "is_generation": True,
                 "weight_version": engine.scheduler.version,
-                "disaggregation_mode": "null",
+                "disaggregation_mode": host.settings.disaggregation_mode,
                 "has_image_understanding": False,
                 "has_audio_understanding": False,
                 "model_type": "slime_ngram",
@@ -71,10 +71,8 @@ def info_routes(host: EngineHost) -> list[Route]:
             "weight_version": engine.scheduler.version,
             "enable_return_routed_experts": host.settings.moe_layers > 0,
             "tp_size": 1,
-            "dp_size": 1,
             "page_size": 1,
             "kv_events": None,
-            "disaggregation_mode": "null",
         }
         return JSONBytes(arguments | {"status": "ready", "internal_states": [_load(engine.scheduler)]})
 

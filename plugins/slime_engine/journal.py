@@ -19,6 +19,7 @@ class JournalEntry:
     """One generated sequence. ``text`` is what the engine returned for it, None until it has finished."""
 
     __slots__ = (
+        "dp_rank",
         "finish_reason",
         "index",
         "input_ids",
@@ -30,9 +31,12 @@ class JournalEntry:
         "versions",
     )
 
-    def __init__(self, index: int, rid: str, input_ids: Iterable[int], temperature: float) -> None:
+    def __init__(
+        self, index: int, rid: str, input_ids: Iterable[int], temperature: float, dp_rank: int
+    ) -> None:
         self.index = index
         self.rid = rid
+        self.dp_rank = dp_rank
         self.temperature = temperature
         self.input_ids = array("i", input_ids)
         self.output_ids = array("i")
@@ -59,6 +63,7 @@ class JournalEntry:
         return {
             "index": self.index,
             "rid": self.rid,
+            "dp_rank": self.dp_rank,
             "input_ids": self.input_ids.tolist(),
             "output_ids": self.output_ids.tolist(),
             "output_logprobs": self.output_logprobs.tolist(),
@@ -84,9 +89,9 @@ class Journal:
         """Entries forgotten because there were more than ``size``."""
         return self._opened - len(self._entries)
 
-    def open(self, rid: str, input_ids: Iterable[int], temperature: float) -> JournalEntry:
+    def open(self, rid: str, input_ids: Iterable[int], temperature: float, dp_rank: int = 0) -> JournalEntry:
         """A new entry; the oldest goes when there are too many."""
-        entry = JournalEntry(self._opened, rid, input_ids, temperature)
+        entry = JournalEntry(self._opened, rid, input_ids, temperature, dp_rank)
         self._opened += 1
         self._entries.append(entry)
         if len(self._entries) > self._size:

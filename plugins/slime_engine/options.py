@@ -22,6 +22,11 @@ _FLAGS: dict[str, tuple[type, str]] = {
     "moe-topk": (int, "experts that each token uses in a layer (default 4)"),
     "max-running-requests": (int, "sequences that are generated at the same time (default 256)"),
     "journal-size": (int, "sequences that GET /journal remembers (default 100000)"),
+    "disaggregation-mode": (
+        str,
+        "null, or the half of each generation that the engine does: prefill, decode",
+    ),
+    "dp-size": (int, "data-parallel ranks that it says it has (default 1)"),
     "journal-file": (str, "append the journal to this file too, before anybody is answered"),
 }
 

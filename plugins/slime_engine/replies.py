@@ -68,7 +68,11 @@ class Reply:
         meta["weight_version"] = tokens.weight_version
         meta["completion_tokens"] = tokens.completion_tokens
         if sequence.started:
-            meta |= {"cached_tokens": 0, "num_retractions": sequence.retractions, "dp_rank": None}
+            meta |= {
+                "cached_tokens": 0,
+                "num_retractions": sequence.retractions,
+                "dp_rank": sequence.entry.dp_rank,
+            }
             if len(tokens.spans) > 1:
                 meta["weight_versions"] = [
                     {"version": version, "start": start, "end": end} for version, start, end in tokens.spans

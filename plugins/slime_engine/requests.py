@@ -9,6 +9,7 @@ from typing import Any
 
 from slime_engine.errors import BadRequest
 from slime_engine.fields import JSONObject, boolean, integer, is_int
+from slime_engine.room import Room
 from slime_engine.sampling import SamplingParams, parse_sampling_params
 
 __all__ = ["GenerateBody", "GenerateRequest", "new_rid", "parse_generate"]
@@ -33,6 +34,8 @@ class GenerateRequest:
     return_routed_experts: bool = False
     routed_experts_start_len: int = 0
     return_prompt_token_ids: bool = False
+    room: Room | None = None
+    dp_rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,7 @@ def new_rid() -> str:
 def parse_generate(body: JSONObject, vocab_size: int, obeys: Collection[str] = ()) -> GenerateBody:
     """Requests in reply order: all samples of prompt 0, then of prompt 1, ... Raises BadRequest.
 
-    Fields this engine has no use for (priority, bootstrap_room, image_data, ...) are ignored, as SGLang
+    Fields this engine has no use for (priority, image_data, ...) are ignored, as SGLang
     ignores what it does not know. ``obeys``: see LanguageModel.
     """
     for name in _UNSUPPORTED:
@@ -74,7 +77,8 @@ def parse_generate(body: JSONObject, vocab_size: int, obeys: Collection[str] = (
     ]
     if samples > 1:
         requests = [one for request in requests for one in _samples(request, samples)]
-    return GenerateBody(requests, is_batch or samples > 1)
+    is_list = is_batch or samples > 1
+    return GenerateBody(_in_rooms(requests, body, is_list), is_list)
 
 
 def _request(rid: str, prompt: Any, params: SamplingParams, body: JSONObject) -> GenerateRequest:
@@ -91,7 +95,32 @@ def _request(rid: str, prompt: Any, params: SamplingParams, body: JSONObject) ->
         return_routed_experts=boolean(body, "return_routed_experts"),
         routed_experts_start_len=integer(body, "routed_experts_start_len", 0, minimum=0),
         return_prompt_token_ids=boolean(body, "return_prompt_token_ids"),
+        dp_rank=_rank(body, "routed_dp_rank", _rank(body, "data_parallel_rank")),
     )
+
+
+def _rank(body: JSONObject, name: str, default: int | None = None) -> int | None:
+    return default if body.get(name) is None else integer(body, name, 0, minimum=0)
+
+
+def _in_rooms(requests: list[GenerateRequest], body: JSONObject, is_list: bool) -> list[GenerateRequest]:
+    """Each sequence with its room: of a single value they are counted on from it, as SGLang does."""
+    rooms = body.get("bootstrap_room")
+    if rooms is None:
+        return requests
+    count = len(requests)
+    if is_int(rooms):
+        rooms = [rooms + i for i in range(count)]
+    if not isinstance(rooms, list) or len(rooms) != count or not all(is_int(room) for room in rooms):
+        raise BadRequest("bootstrap_room must be a number, or for a batch a list, one for each sequence.")
+    if not is_list and isinstance(body["bootstrap_room"], list):
+        raise BadRequest("bootstrap_room must be a number, for this is no batch.")
+    hosts, ports = (_each(body, f"bootstrap_{name}", count) for name in ("host", "port"))
+    rank = _rank(body, "disagg_prefill_dp_rank")
+    places = zip(hosts, ports, rooms, strict=True)
+    return [
+        replace(request, room=Room(*place, rank)) for request, place in zip(requests, places, strict=True)
+    ]
 
 
 def _samples(request: GenerateRequest, n: int) -> Iterator[GenerateRequest]:

@@ -11,6 +11,7 @@ from typing import Literal
 
 import anyio
 
+from slime_engine.errors import BadRequest
 from slime_engine.journal import Journal
 from slime_engine.language import LanguageModel
 from slime_engine.requests import GenerateRequest
@@ -18,6 +19,7 @@ from slime_engine.sequence import FinishReason, Sequence, TokenDelta
 from slime_engine.settings import Settings
 from slime_engine.signals import Signal
 from slime_engine.steps import Steps
+from slime_engine.transfer import Handover
 
 __all__ = ["PauseMode", "Scheduler"]
 
@@ -52,6 +54,11 @@ class Scheduler:
         self.version = settings.weight_version
         self.waiting: dict[str, Sequence] = {}
         self.running: dict[str, Sequence] = {}
+        #: Of a prefill engine, by room: those that have their token, which nobody has asked for yet.
+        self.handing: dict[int, Sequence] = {}
+        self._settings = settings
+        self._mode = settings.disaggregation_mode
+        self._turn = 0
         self.paused = False
         self.memory_released = False
         self.updates_waiting = 0
@@ -64,23 +71,52 @@ class Scheduler:
         self, request: GenerateRequest, input_ids: list[int], *, max_new_tokens: int, seed: int
     ) -> None:
         """Queue a request. No sequence with its rid may be under way."""
-        entry = self._journal.open(request.rid, input_ids, request.params.temperature)
+        rank = request.dp_rank if request.dp_rank is not None else self._turn % self._settings.dp_size
+        self._turn += request.dp_rank is None
+        entry = self._journal.open(request.rid, input_ids, request.params.temperature, rank)
         first_token_at = self._clock() + self._latency_s
-        self.waiting[request.rid] = Sequence(
+        self.waiting[request.rid] = sequence = Sequence(
             request, input_ids, max_new_tokens=max_new_tokens, seed=seed, entry=entry, due_at=first_token_at
         )
+        sequence.expected = self._mode == "decode"
         self._changed.notify()
+
+    def receive(self, rid: str, handover: Handover) -> None:
+        """The first token of a sequence has come from the prefill engine. Of one that was aborted it is too late."""
+        sequence = self.waiting.get(rid)
+        if sequence is not None and sequence.expected:
+            sequence.expected = False
+            sequence.given = True
+            sequence.taken_for = self.version
+            told = (handover.token_id, handover.logprob, handover.top, handover.version)
+            self._steps.give(sequence, *told)
+            self._changed.notify()
+
+    async def hand_over(self, room: int, dp_rank: int | None) -> Handover:
+        """The first token of the sequence in ``room``, once it is sampled; the sequence ends with that."""
+        await self._changed.wait_for(lambda: room in self.handing)
+        sequence = self.handing[room]
+        if dp_rank not in (None, sequence.entry.dp_rank):
+            raise BadRequest(f"Room {room} is on rank {sequence.entry.dp_rank}, not {dp_rank}.")
+        del self.handing[room]
+        handover = Handover.of(sequence)
+        self.fail([sequence], {"type": "length", "length": 1})
+        return handover
 
     def abort(self, rid: str) -> None:
         """End one sequence; what it has so far is its result. An unknown rid is nothing to do."""
         sequence = self.running.pop(rid, None) or self.waiting.pop(rid, None)
+        for room, handed in [*self.handing.items()]:
+            if handed.rid == rid:
+                sequence = self.handing.pop(room)
         if sequence is not None:
             message = "Aborted" if sequence.started else "Abort in waiting queue"
             self.fail([sequence], {"type": "abort", "message": message})
 
     def abort_prefix(self, prefix: str) -> None:
         """End every sequence whose rid begins with ``prefix``; an empty one means all."""
-        for rid in [rid for rid in (*self.running, *self.waiting) if rid.startswith(prefix)]:
+        handing = [sequence.rid for sequence in self.handing.values()]
+        for rid in [rid for rid in (*self.running, *self.waiting, *handing) if rid.startswith(prefix)]:
             self.abort(rid)
 
     def pause(self, mode: PauseMode) -> None:
@@ -122,8 +158,8 @@ class Scheduler:
 
     def fail_all(self, reason: FinishReason) -> None:
         """Finish everything that runs or waits."""
-        everybody = [*self.running.values(), *self.waiting.values()]
-        self.running, self.waiting = {}, {}
+        everybody = [*self.running.values(), *self.waiting.values(), *self.handing.values()]
+        self.running, self.waiting, self.handing = {}, {}, {}
         self.fail(everybody, reason)
 
     # What the loop does.
@@ -147,7 +183,8 @@ class Scheduler:
         if self._stands_still() or self.updates_waiting:
             return
         free = self.max_running - len(self.running)
-        for rid in list(islice(self.waiting, max(0, free))):
+        here = (rid for rid, sequence in self.waiting.items() if not sequence.expected)
+        for rid in list(islice(here, max(0, free))):
             sequence = self.running[rid] = self.waiting.pop(rid)
             if not sequence.started:
                 sequence.started = True
@@ -174,9 +211,11 @@ class Scheduler:
         """One token for one sequence, unless it was aborted or paused since the step began."""
         if self.running.get(sequence.rid) is not sequence or self._stands_still():
             return
-        if self._steps.score_prompt(sequence, self.version):
+        if self._mode != "decode" and self._steps.score_prompt(sequence, self.version):
             return
-        if sequence.max_new_tokens > 0:
+        if sequence.given:
+            sequence.given = False
+        elif sequence.max_new_tokens > 0:
             self._steps.sample(sequence, self.version)
             self.tokens["generation"] += 1
             # A late token does not make the next ones come in a burst.
@@ -185,6 +224,9 @@ class Scheduler:
         if reason is not None:
             del self.running[sequence.rid]
             self._changed.notify()
+            if self._mode == "prefill" and sequence.request.room is not None and sequence.completion_tokens:
+                self.handing[sequence.request.room.number] = sequence
+                return
         interval = sequence.params.stream_interval
         if reason is not None or (sequence.request.stream and sequence.completion_tokens % interval == 0):
             yield sequence.delta(reason, self.version)

@@ -48,10 +48,24 @@ class Sequence:
         self.sent = 0
         self.started = False
         self.retractions = 0
+        self.expected = False  # its first token comes from a prefill engine, and is not there yet
+        self.given = False  # that token is there, and nothing was made of it
+        self.taken_for: str | None = None  # the version of the weights here when it came
 
     @property
     def completion_tokens(self) -> int:
         return len(self.context) - len(self.input_ids)
+
+    def _spans(self) -> list[tuple[str, int, int]]:
+        """``(version, start, end)`` as the engine tells it: that of a given token it takes for its own."""
+        spans = self.entry.spans()
+        if self.taken_for is None or not spans:
+            return spans
+        (version, _, end), *later = spans
+        later = [(version, 1, end), *later] if end > 1 else later
+        if later and later[0][0] == self.taken_for:
+            return [(self.taken_for, 0, later[0][2]), *later[1:]]
+        return [(self.taken_for, 0, 1), *later]
 
     def delta(self, reason: FinishReason | None, version: str) -> TokenDelta:
         """What is new since the last delta; with a reason it is the last one, and the journal has it too.
@@ -61,7 +75,7 @@ class Sequence:
         if reason is not None:
             self.entry.finish_reason = reason
         done = self.completion_tokens
-        spans = self.entry.spans()
+        spans = self._spans()
         delta = TokenDelta(
             sequence=self,
             token_ids=self.context[len(self.input_ids) + self.sent :],

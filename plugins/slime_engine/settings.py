@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
-__all__ = ["Settings"]
+__all__ = ["DisaggregationMode", "Settings"]
+
+DisaggregationMode = Literal["null", "prefill", "decode"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +18,8 @@ class Settings:
     ``latency_ms`` passes before a request's first token, ``tokens_per_second`` paces the others (0: as
     fast as possible). ``seed`` None: requests without a ``sampling_seed`` differ from run to run.
     ``moe_layers`` 0: no routed experts. ``load_in_background``: serve, and refuse, while the model loads.
-    ``journal_file`` is appended to.
+    ``journal_file`` is appended to. ``disaggregation_mode``: a ``prefill`` engine samples one token of each sequence
+    and hands it over to a ``decode`` engine. ``dp_size``: ranks that a request can be given to; they are only names.
     """
 
     model_name: str = "slime-ngram"
@@ -32,14 +36,27 @@ class Settings:
     journal_size: int = 100_000
     journal_file: str | None = None
     load_in_background: bool = False
+    disaggregation_mode: DisaggregationMode = "null"
+    dp_size: int = 1
 
     def __post_init__(self) -> None:
         for name in ("latency_ms", "tokens_per_second", "moe_layers"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
-        for name in ("context_length", "moe_experts", "moe_topk", "max_running_requests", "journal_size"):
+        counts = (
+            "context_length",
+            "moe_experts",
+            "moe_topk",
+            "max_running_requests",
+            "journal_size",
+            "dp_size",
+        )
+        for name in counts:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.disaggregation_mode not in get_args(DisaggregationMode):
+            modes = ", ".join(get_args(DisaggregationMode))
+            raise ValueError(f"disaggregation_mode must be one of {modes}, got {self.disaggregation_mode!r}")
         if self.moe_topk > self.moe_experts:
             raise ValueError(f"moe_topk {self.moe_topk} is more than moe_experts {self.moe_experts}")
         if self.journal_file is not None and not Path(self.journal_file).parent.is_dir():

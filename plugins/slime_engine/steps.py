@@ -56,6 +56,18 @@ class Steps:
         if params.penalises:
             sequence.counts[token_id] += 1
 
+    def give(
+        self, sequence: Sequence, token_id: int, logprob: float, top: list[ScoredToken], version: str
+    ) -> None:
+        """Append a token that another engine has sampled."""
+        sequence.entry.append(token_id, logprob, version)
+        sequence.context.append(token_id)
+        sequence.unsent_logprobs.append(logprob)
+        if sequence.request.top_logprobs_num:
+            sequence.unsent_tops.append(top)
+        if sequence.params.penalises:
+            sequence.counts[token_id] += 1
+
     def finish_reason(self, sequence: Sequence) -> FinishReason | None:
         """Why the sequence ends here, None if it goes on. A full length comes before a stop, as in SGLang."""
         if sequence.completion_tokens >= sequence.max_new_tokens:

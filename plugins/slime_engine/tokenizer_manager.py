@@ -6,11 +6,12 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from anyio import to_thread
+from anyio import CancelScope, to_thread
 
-from slime_engine.errors import BadRequest, EngineError
+from slime_engine.errors import BadRequest, Crashed, EngineError
 from slime_engine.language import LanguageModel
 from slime_engine.moe import encode_experts, routed_experts
 from slime_engine.replies import JSONDict, Reply
@@ -18,6 +19,7 @@ from slime_engine.requests import GenerateBody, GenerateRequest
 from slime_engine.scheduler import Scheduler
 from slime_engine.sequence import TextDelta
 from slime_engine.settings import Settings
+from slime_engine.transfer import TransferFailed, fetch
 
 __all__ = ["ReqState", "TokenizerManager"]
 
@@ -62,6 +64,7 @@ class TokenizerManager:
         self._looping = False
         self._seeds = random.Random(settings.seed)
         self.rid_to_state: dict[str, ReqState] = {}
+        self._receiving: dict[str, CancelScope] = {}
 
     async def generate(self, body: GenerateBody) -> AsyncIterator[JSONDict]:
         """Outputs as they come; a request that does not stream has one for each sequence, when it is done.
@@ -73,9 +76,14 @@ class TokenizerManager:
         event = asyncio.Event()
         states = self._register(body.requests, event)
         try:
+            for request in body.requests:
+                self._check_place(request)
             prompts = [await self._prompt(request) for request in body.requests]
             for request, (ids, max_new_tokens) in zip(body.requests, prompts, strict=True):
                 self._scheduler.submit(request, ids, max_new_tokens=max_new_tokens, seed=self._seed(request))
+                if self._settings.disaggregation_mode == "decode":
+                    self._receiving[request.rid] = CancelScope()
+                    self._start_soon(partial(self._receive, request, self._receiving[request.rid]))
             pending = dict(enumerate(zip(body.requests, states, strict=True)))
             while pending:
                 await event.wait()
@@ -95,6 +103,9 @@ class TokenizerManager:
                     yield output
         finally:
             for request, state in zip(body.requests, states, strict=True):
+                receiving = self._receiving.pop(request.rid, None)
+                if receiving is not None:
+                    receiving.cancel()
                 if not state.finished:
                     del self.rid_to_state[request.rid]
                     self._scheduler.abort(request.rid)
@@ -108,6 +119,20 @@ class TokenizerManager:
         for output in outputs:
             del output["index"]
         return outputs
+
+    async def _receive(self, request: GenerateRequest, wanted: CancelScope) -> None:
+        """Let ``request`` have its first token from the prefill engine; it waits for that."""
+        assert request.room is not None  # narrowing: one without was refused
+        with wanted:
+            try:
+                handover = await fetch(request.room)
+            except TransferFailed as error:
+                state = self.rid_to_state.get(request.rid)
+                if state is not None and state.request is request:
+                    state.error = Crashed(str(error))
+                    state.event.set()
+            else:
+                self._scheduler.receive(request.rid, handover)
 
     def fail_all(self, error: EngineError) -> None:
         """Raise ``error`` at every waiter."""
@@ -129,12 +154,22 @@ class TokenizerManager:
         self.rid_to_state.update(zip(rids, states, strict=True))
         return states
 
+    def _check_place(self, request: GenerateRequest) -> None:
+        """Raises BadRequest."""
+        settings = self._settings
+        if settings.disaggregation_mode == "decode" and request.room is None:
+            raise BadRequest("A decode engine wants bootstrap_room.")
+        if request.dp_rank is not None and request.dp_rank >= settings.dp_size:
+            raise BadRequest(f"routed_dp_rank {request.dp_rank} is out of range [0, {settings.dp_size}).")
+
     async def _prompt(self, request: GenerateRequest) -> tuple[list[int], int]:
         """The prompt's ids, and how many tokens may follow them."""
         ids = request.input_ids
         if ids is None:
             ids = await self._encode(request.text or "")
-        return ids, self._max_new_tokens(request, len(ids))
+        most = self._max_new_tokens(request, len(ids))
+        halved = self._settings.disaggregation_mode == "prefill" and request.room is not None
+        return ids, min(most, 1) if halved else most
 
     def _seed(self, request: GenerateRequest) -> int:
         seed = request.params.sampling_seed
@@ -170,11 +205,15 @@ class TokenizerManager:
         sequence = last.tokens.sequence
         if not (request.return_routed_experts and self._settings.moe_layers and sequence.started):
             return
-        output["meta_info"]["routed_experts"] = await to_thread.run_sync(
-            lambda: encode_experts(
-                routed_experts(sequence.context, request.routed_experts_start_len, self._settings)
-            )
-        )
+        start = request.routed_experts_start_len
+
+        def encoded() -> str:
+            experts = routed_experts(sequence.context, start, self._settings)
+            if self._settings.disaggregation_mode == "decode":  # the prompt went through another engine
+                experts[: len(sequence.input_ids) - start] = 0
+            return encode_experts(experts)
+
+        output["meta_info"]["routed_experts"] = await to_thread.run_sync(encoded)
 
     def _auto_create_handle_loop(self) -> None:
         if not self._looping:

@@ -114,15 +114,17 @@ def _index(output: dict[str, Any]) -> int:
 
 
 def _overlaid(first: str, second: str) -> str:
-    """Base64 of the bytes of ``first``, and of those of ``second`` beyond their length.
+    """Base64 of the bytes of ``first``, and of those of ``second`` beyond their length. Raises WorkerBroke.
 
     Only the four letters in which the one ends and the other goes on are decoded: experts may be 80 MB of them.
     """
-    if len(second) <= len(first):
+    if len(second) < len(first):
         return first
     seam = (len(first) - 1) // 4 * 4 if first else 0
-    head = binascii.a2b_base64(first[seam:])
-    tail = binascii.a2b_base64(second[seam : seam + 4])
+    try:
+        head, tail = (binascii.a2b_base64(each[seam : seam + 4]) for each in (first, second))
+    except ValueError:
+        raise WorkerBroke("routed_experts are not base64", answered=True) from None
     quantum = binascii.b2a_base64(head + tail[len(head) :], newline=False).decode("ascii")
     return "".join((first[:seam], quantum, second[seam + 4 :]))
 

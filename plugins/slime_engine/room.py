@@ -1,0 +1,17 @@
+"""Where a sequence is handed over from a prefill to a decode engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Room"]
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """``number`` at the bootstrap address. ``dp_rank``: the rank of the prefill engine, as far as it was told."""
+
+    host: str | None
+    port: int | None
+    number: int
+    dp_rank: int | None = None
