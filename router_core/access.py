@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from router_core.errors import Forbidden, HTTPError, Unauthorized
 from router_core.types import GENERATION_PATHS, Headers, Scope
@@ -150,8 +150,7 @@ def _level(caller: Caller) -> Level:
     return caller.level
 
 
-@dataclass(frozen=True, slots=True)
-class Judgement:
+class Judgement(NamedTuple):
     """Who asks, what that needs, and why they are not let in; ``refusal`` None: they are."""
 
     caller: Caller
