@@ -107,7 +107,9 @@ class Attempts:
             return False
         last = self._exchange.worker
         tried = self._tried if last is None else [*self._tried, last.server]
-        return any(worker.server not in tried and self._exchange.may_go_to(worker.server) for worker in workers)
+        return any(
+            worker.server not in tried and self._exchange.may_go_to(worker.server) for worker in workers
+        )
 
     def _may_repeat(self, state: RetryCallState) -> bool:
         if self._exchange.gone:
