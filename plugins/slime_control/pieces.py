@@ -48,7 +48,8 @@ class Update:
     is_over: bool = False
     is_watched: bool = False
     ended_at: float = 0.0  # the last piece so far
-    takers: set[Worker] = field(default_factory=set)
+    #: Who took a piece, and what was known of it after the last one.
+    takers: dict[Worker, tuple[str, str | None]] = field(default_factory=dict)
     #: How many pieces are with them that they have not answered.
     awaited: Counter[Worker] = field(default_factory=Counter)
 
@@ -82,7 +83,7 @@ class Pieces:
         """``worker`` was removed."""
         self._joined.pop(worker, None)
         if self._current is not None:
-            self._current.takers.discard(worker)
+            self._current.takers.pop(worker, None)
 
     def joined_since(self, worker: Worker, number: int) -> bool:
         """Whether ``worker`` registered during that call or later."""
@@ -133,7 +134,7 @@ class Pieces:
             is_out = worker.state in ("stale", "quarantined")
             if is_out and worker not in update.takers and "weights" not in self._debts.of(worker):
                 self._debts.owe(worker, "weights", update.began - 1)  # until it has all
-            update.takers.add(worker)
+            update.takers[worker] = _standing(worker)
 
     def failed(self, call: Call, number: int, worker: Worker, answer: Answer) -> None:
         """``worker`` may have some of ``call``, a piece, or others have it and it has not."""
@@ -154,7 +155,7 @@ class Pieces:
             self._end()
             update = self._begin(number)
             update.version = version
-            update.takers.update(workers)
+            update.takers = {worker: _standing(worker) for worker in workers}
 
     def done(self, update: Update, call: Call) -> None:
         """All have answered ``call``, a piece of ``update``."""
@@ -175,11 +176,15 @@ class Pieces:
 
     def _lacks(self, update: Update, worker: Worker) -> bool:
         """Whether the process that is ``worker`` now may have missed a piece of ``update`` that nobody saw fail."""
+        debt = self._debts.of(worker).get("weights")
+        if debt is not None and debt.call >= update.began:
+            return False  # that is known
         if self.joined_since(worker, update.began):
             return True
-        # One that was set aside since its last piece, for failures or for what it says, may have been started anew.
-        was_set_aside = worker.state == "quarantined" or (worker.state == "stale" and not worker.torn)
-        return worker in update.takers and was_set_aside
+        # One that is not in use, and was looked at meanwhile, may have been started anew.
+        if worker not in update.takers or worker.state not in ("stale", "quarantined"):
+            return False
+        return worker.state == "quarantined" or update.takers[worker] != _standing(worker)
 
     def _end(self) -> None:
         """The current update is over: who has all of it has made good for what it missed before."""
@@ -232,3 +237,7 @@ class Pieces:
 
     def _silence_s(self, update: Update) -> float:
         return anyio.current_time() - update.ended_at
+
+
+def _standing(worker: Worker) -> tuple[str, str | None]:
+    return worker.state, worker.reason
