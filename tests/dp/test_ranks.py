@@ -1,0 +1,383 @@
+"""``--dp-aware``: each data-parallel rank is a choice of its own, and its server is one worker."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import orjson
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from pd.halves import PROMPT, disaggregated
+from plugged import until
+from router_core import Worker
+from router_core.ranks import ranks_told
+from router_core.serving import serving
+from router_core.workers import WorkerPool
+from routers import Running, Start
+from slime_engine.app import make_app
+from slime_engine.engine import EngineHost
+from slime_engine.model import NgramModel
+from slime_engine.settings import Settings
+
+pytestmark = pytest.mark.anyio
+
+SAMPLING = {"max_new_tokens": 3, "ignore_eos": True}
+
+
+class Server:
+    """A server that says how many ranks it has, and keeps what it got."""
+
+    def __init__(self, ranks: Any = 2, old: bool = False) -> None:
+        self.ranks = ranks
+        self.old = old
+        self.status = 200
+        self.bodies: list[Any] = []
+        self.calls: list[str] = []
+        self.hold: anyio.Event | None = None
+        self.app = Starlette(routes=[Route("/{path:path}", self._answer, methods=["GET", "POST"])])
+        self.url = ""
+
+    async def _answer(self, request: Request) -> Response:
+        path = request.url.path
+        self.calls.append(path)
+        if path == "/model_info":
+            return JSONResponse({"weight_version": "1"})
+        if path in ("/server_info", "/get_server_info"):
+            known = path == "/get_server_info" or not self.old
+            return JSONResponse({"dp_size": self.ranks}, 200) if known else Response(status_code=404)
+        if path == "/generate":
+            self.bodies.append(orjson.loads(await request.body()))
+            if self.hold is not None:
+                await self.hold.wait()
+            return JSONResponse({"text": "x", "meta_info": {}}, self.status)
+        return JSONResponse({"success": True})
+
+    @property
+    def told(self) -> list[int]:
+        """The ranks of its generations, under both names."""
+        ranks = [body["routed_dp_rank"] for body in self.bodies]
+        assert ranks == [body["data_parallel_rank"] for body in self.bodies]
+        return ranks
+
+
+@asynccontextmanager
+async def before(
+    start: Start, *servers: Server, flags: tuple[str, ...] = ("--dp-aware",)
+) -> AsyncIterator[Running]:
+    """A router with ``servers``. At the end no lease is left."""
+    quiet = ("--health-check-interval-secs", "600", "--policy", "round_robin")
+    async with start(*quiet, *flags) as running, anyio.create_task_group() as tasks:
+        over = anyio.Event()
+
+        async def serve(server: Server, ready: anyio.Event) -> None:
+            async with serving(server.app) as server.url:
+                ready.set()
+                await over.wait()
+
+        for server in servers:
+            ready = anyio.Event()
+            tasks.start_soon(serve, server, ready)
+            await ready.wait()
+            await running.router.add_worker(server.url)
+        yield running
+        await until(lambda: not any(worker.load for worker in running.router.pool))
+        over.set()
+
+
+async def shown(running: Running) -> dict[str, dict[str, Any]]:
+    told = (await running.client.get("/workers")).json()
+    assert told["total"] == len(told["workers"]) == sum(told["stats"].values())
+    return {worker["url"]: worker for worker in told["workers"]}
+
+
+# choices
+
+
+@pytest.mark.parametrize("old", [False, True])
+async def test_each_rank_is_a_choice_and_is_told_to_its_server(start: Start, old: bool) -> None:
+    server, single = Server(3, old=old), Server(1)
+    async with before(start, server, single) as running:
+        assert set(await shown(running)) == {*(f"{server.url}@{rank}" for rank in range(3)), single.url}
+        for _ in range(8):
+            assert (await running.client.post("/generate", json={"text": "a"})).status_code == 200
+        assert Counter(server.told) == {0: 2, 1: 2, 2: 2}
+        assert [sorted(body) for body in single.bodies] == [["rid", "text"]] * 2
+
+
+async def test_each_rank_has_its_own_load_and_the_server_that_of_all(start: Start) -> None:
+    server = Server(2)
+    server.hold = anyio.Event()
+    async with before(start, server) as running, anyio.create_task_group() as tasks:
+
+        async def ask() -> None:
+            await running.client.post("/generate", json={"text": "a"})
+
+        for _ in range(3):
+            tasks.start_soon(ask)
+        await until(lambda: len(server.bodies) == 3)
+        loads = {url: worker["load"] for url, worker in (await shown(running)).items()}
+        assert sorted(loads.values()) == [1, 2]
+        (worker,) = running.router.pool
+        assert worker.load == 3
+        assert (await running.client.get(f"/workers/{worker.id}")).json()["load"] == 3
+        server.hold.set()
+
+
+async def test_a_session_keeps_its_rank(start: Start) -> None:
+    server = Server(4)
+    async with before(start, server) as running:
+        for _ in range(5):
+            await running.client.post("/generate", json={"text": "a"}, headers={"X-Session-Id": "s"})
+    assert len(set(server.told)) == 1
+
+
+async def test_a_rank_that_a_client_names_is_replaced(start: Start) -> None:
+    server = Server(2)
+    async with before(start, server) as running:
+        for _ in range(2):
+            await running.client.post(
+                "/generate", json={"text": ["a"], "routed_dp_rank": 9, "data_parallel_rank": 9}
+            )
+    assert sorted(server.told) == [0, 1]
+
+
+async def test_other_requests_are_not_touched(start: Start) -> None:
+    seen: list[bytes] = []
+    server = Server(2)
+
+    async def keep(request: Request) -> Response:
+        seen.append(await request.body())
+        return Response()
+
+    server.app.routes.insert(0, Route("/tokenize", keep, methods=["POST"]))
+    async with before(start, server) as running:
+        await running.client.post("/tokenize", content=b'{"prompt": "a"}')
+    assert seen == [b'{"prompt": "a"}']
+
+
+async def test_without_the_flag_nobody_is_asked_and_nothing_is_added(start: Start) -> None:
+    server = Server(2)
+    async with before(start, server, flags=()) as running:
+        assert set(await shown(running)) == {server.url}
+        await running.client.post("/generate", json={"text": "a"})
+        assert running.router.dispatcher is running.router.proxy
+    assert sorted(server.bodies[0]) == ["rid", "text"]
+    assert not {"/server_info", "/get_server_info"} & set(server.calls)
+
+
+# the server
+
+
+async def test_what_fails_at_one_rank_is_tried_at_another_server(start: Start) -> None:
+    failing, well = Server(4), Server(2)
+    failing.status = 503
+    flags = ("--dp-aware", "--retry-initial-backoff-ms", "1")
+    async with before(start, failing, well, flags=flags) as running:
+        for _ in range(6):
+            assert (await running.client.post("/generate", json={"text": "a"})).status_code == 200
+    assert len(well.bodies) == 6
+    assert len(failing.bodies) <= 6
+
+
+async def test_a_breaker_is_of_the_server(start: Start) -> None:
+    failing, well = Server(2), Server(1)
+    failing.status = 500
+    flags = ("--dp-aware", "--cb-failure-threshold", "2", "--retry-initial-backoff-ms", "1")
+    async with before(start, failing, well, flags=flags) as running:
+        for _ in range(6):
+            assert (await running.client.post("/generate", json={"text": "a"})).status_code == 200
+        assert len(failing.bodies) == 2
+        about = await shown(running)
+        assert [about[f"{failing.url}@{rank}"]["is_healthy"] for rank in range(2)] == [False, False]
+        assert about[f"{failing.url}@1"]["reason"] == "circuit breaker open"
+
+
+async def test_control_calls_go_to_the_server_once(start: Start) -> None:
+    server, other = Server(4), Server(2)
+    async with before(start, server, other) as running:
+        said = (await running.client.post("/flush_cache")).json()
+        assert sorted(said["workers"]) == sorted([server.url, other.url])
+        update = {"model_path": "/w", "weight_version": "2"}
+        assert (await running.client.post("/update_weights_from_disk", json=update)).status_code == 200
+        for one in (server, other):
+            assert Counter(one.calls)["/flush_cache"] == Counter(one.calls)["/update_weights_from_disk"] == 1
+        assert {worker["weight_version"] for worker in (await shown(running)).values()} == {"2"}
+
+
+async def test_probes_go_to_the_server_once(start: Start) -> None:
+    server = Server(8)
+    flags = ("--dp-aware", "--health-check-interval-secs", "0.3")
+    async with start(*flags) as running, serving(server.app) as url:
+        await running.router.add_worker(url)
+        await anyio.sleep(1.0)
+        assert 1 <= Counter(server.calls)["/health"] <= 6
+
+
+async def test_a_server_that_is_not_well_offers_no_rank(start: Start) -> None:
+    server, other = Server(2), Server(2)
+    async with before(start, server, other) as running:
+        running.router.pool.quarantine(running.router.pool.find(server.url), "a test")
+        for _ in range(4):
+            await running.client.post("/generate", json={"text": "a"})
+        assert sorted(other.told) == [0, 0, 1, 1]
+        assert {worker["state"] for url, worker in (await shown(running)).items() if server.url in url} == {
+            "quarantined"
+        }
+
+
+# coming and going
+
+
+async def test_a_server_leaves_with_all_its_ranks_whatever_names_it(start: Start) -> None:
+    servers = [Server(2) for _ in range(4)]
+    async with before(start, *servers) as running:
+        client, pool = running.client, running.router.pool
+        about = await shown(running)
+        told = await client.delete(f"/workers/{about[f'{servers[0].url}@1']['id']}")
+        assert told.status_code == 202
+        await client.delete(f"/workers/{pool.find(servers[1].url).id}")
+        await client.post("/remove_worker", params={"url": servers[2].url})
+        assert set(await shown(running)) == {f"{servers[3].url}@{rank}" for rank in range(2)}
+        listed = (await client.get("/list_workers")).json()
+        assert listed == {"urls": [servers[3].url]}
+
+
+async def test_a_rank_is_shown_by_its_id(start: Start) -> None:
+    server = Server(2)
+    async with before(start, server) as running:
+        for url, worker in (await shown(running)).items():
+            assert (await running.client.get(f"/workers/{worker['id']}")).json() == worker
+            assert url == worker["url"]
+
+
+async def test_a_server_drains_until_all_its_ranks_are_done(start: Start) -> None:
+    server = Server(2)
+    server.hold = anyio.Event()
+    async with before(start, server) as running, anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: running.client.post("/generate", json={"text": "a"}))
+        await until(lambda: len(server.bodies) == 1)
+        rank = next(iter((await shown(running)).values()))["id"]
+        await running.client.delete(f"/workers/{rank}", params={"drain": "true"})
+        await anyio.sleep(0.2)
+        assert {worker["state"] for worker in (await shown(running)).values()} == {"draining"}
+        server.hold.set()
+        await until(lambda: len(running.router.pool) == 0)
+
+
+async def test_a_server_that_comes_back_with_other_ranks_offers_those(start: Start) -> None:
+    server = Server(2)
+    async with before(start, server) as running:
+        server.ranks = 3
+        await running.router.add_worker(server.url)
+        assert len(await shown(running)) == 3
+        ids = {worker["id"] for worker in (await shown(running)).values()}
+        await running.router.add_worker(server.url)  # as many: they stay who they are
+        assert {worker["id"] for worker in (await shown(running)).values()} == ids
+        server.ranks = 1
+        await running.router.add_worker(server.url)
+        assert set(await shown(running)) == {server.url}
+
+
+@pytest.mark.parametrize("told", [None, 0, -1, "4", 1.5, True, 1 << 40, [2]])
+async def test_nonsense_about_ranks_is_one(start: Start, told: Any) -> None:
+    server = Server(told)
+    async with before(start, server) as running:
+        assert set(await shown(running)) == {server.url}
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[8]", b'"8"', b"{}"])
+def test_an_answer_that_says_nothing_of_ranks_says_one(body: bytes) -> None:
+    assert ranks_told(body) == 1
+
+
+def test_a_pool_counts_servers_and_finds_ranks() -> None:
+    pool = WorkerPool(lambda worker, change: None)
+    server = pool.add(Worker("http://127.0.0.1:1", state="ready"))
+    pool.split(server, 3)
+    assert len(pool) == 1
+    assert list(pool) == [server]
+    ranks = pool.routable()
+    assert [rank.name for rank in ranks] == [f"http://127.0.0.1:1@{number}" for number in range(3)]
+    assert all(rank in pool and rank.server is server and pool.find(rank.id) is rank for rank in ranks)
+    pool.stale(ranks[1], "a test")
+    assert server.state == "stale"
+    pool.remove(ranks[2])
+    assert len(pool) == 0
+    assert ranks[0] not in pool
+
+
+# engines
+
+
+@asynccontextmanager
+async def engine(model: NgramModel, **settings: Any) -> AsyncIterator[tuple[str, EngineHost]]:
+    app = make_app(Settings(**settings), lambda: model)
+    async with serving(app) as url:
+        yield url, app.state.host
+
+
+async def test_an_engine_uses_the_rank_that_it_is_told(start: Start, model: NgramModel) -> None:
+    async with (
+        engine(model, dp_size=4) as (url, host),
+        start("--dp-aware", "--policy", "round_robin") as running,
+    ):
+        await running.router.add_worker(url)
+        answers = []
+        for number in range(8):
+            body = {"text": PROMPT, "rid": f"r{number}", "sampling_params": SAMPLING}
+            answers.append((await running.client.post("/generate", json=body)).json())
+        entries = [entry.as_json() for entry in host.engine.journal.entries()]
+        assert [entry["dp_rank"] for entry in entries] == [
+            answer["meta_info"]["dp_rank"] for answer in answers
+        ]
+        assert Counter(entry["dp_rank"] for entry in entries) == dict.fromkeys(range(4), 2)
+
+
+async def test_pairs_are_of_ranks_and_the_decode_engine_finds_the_one_that_read(
+    start: Start, model: NgramModel
+) -> None:
+    flags = ("--dp-aware", "--policy", "round_robin")
+    async with disaggregated(start, model, *flags, dp_size=3) as pairs:
+        for number in range(9):
+            output = await pairs.generate(rid=f"r{number}", sampling_params=SAMPLING)
+            assert len(output["output_ids"]) == 3
+        batch = await pairs.generate(text=[PROMPT, "Why?"], sampling_params=SAMPLING)
+        assert len(batch) == 2
+        for half in pairs.halves:
+            ranks = Counter(entry["dp_rank"] for entry in half.journal() if entry["rid"].startswith("r"))
+            assert ranks == dict.fromkeys(range(3), 3)
+        stats = (await pairs.running.client.get("/workers")).json()["stats"]
+        assert stats == {"regular_count": 0, "prefill_count": 3, "decode_count": 3}
+        assert pairs.loads() == [0, 0]
+
+
+async def test_the_decode_engine_refuses_another_rank_than_the_one_that_read(
+    start: Start, model: NgramModel
+) -> None:
+    """So that the test above proves something."""
+    async with disaggregated(start, model, dp_size=2) as pairs, anyio.create_task_group() as tasks:
+        prefill, decode = pairs.halves
+        told = {
+            "text": PROMPT,
+            "bootstrap_host": "127.0.0.1",
+            "bootstrap_port": prefill.port,
+            "bootstrap_room": 7,
+        }
+
+        async def read() -> None:
+            body = {**told, "rid": "r", "routed_dp_rank": 1}
+            assert (await pairs.running.client.post(f"{prefill.url}/generate", json=body)).status_code == 200
+
+        tasks.start_soon(read)
+        for rank, status in ((0, 500), (1, 200)):
+            body = {**told, "disagg_prefill_dp_rank": rank, "sampling_params": SAMPLING}
+            answer = await pairs.running.client.post(f"{decode.url}/generate", json=body)
+            assert answer.status_code == status
