@@ -121,20 +121,15 @@ class RefilledSlots(Slots):
         self.refill()
         return super().take()
 
-    def leave(self, place: Place) -> None:
-        self.refill()
-        super().leave(place)
-
     def refill(self) -> None:
         """Free what has come since: it goes to those that wait, first come, first served."""
         now = self._clock()
-        if not self.held:  # a full bucket runs over
-            self._refilled_at = now
-            return
         come = int((now - self._refilled_at) * self._per_s)
         self._refilled_at += come / self._per_s
         for _ in range(min(come, self.held + self.waiting)):
             self._free()
+        if not self.held:
+            self._refilled_at = now  # a full bucket runs over
 
     def next_s(self) -> float:
         """Seconds until the next slot comes free, whoever leaves."""

@@ -95,6 +95,7 @@ class Refilled(RuleBasedStateMachine):
         self.places: list[Place] = []
         self.called: list[int] = []
         self.tokens = Fraction(limit)
+        self.due = Fraction(0)
         self.holding: set[int] = set()
         self.waiting: list[int] = []
         self.told: list[int] = []
@@ -108,14 +109,23 @@ class Refilled(RuleBasedStateMachine):
             self.tokens -= 1
         self.tokens = min(self.tokens, Fraction(self.slots.limit))
 
+    def refill(self) -> None:
+        self.put(self.due)
+        self.due = Fraction(0)
+
     @rule(eighths=st.integers(0, 40))
     def time_passes(self, eighths: int) -> None:
         self.now += eighths / 8
-        self.put(Fraction(eighths, 8) * self.per_s)
+        self.due += Fraction(eighths, 8) * self.per_s
+
+    @rule()
+    def look(self) -> None:
+        self.refill()
         self.slots.refill()
 
     @rule()
     def come(self) -> None:
+        self.refill()
         if self.tokens < 1 and len(self.waiting) == self.slots.queue_size:
             with pytest.raises(QueueFull):
                 self.slots.take()
@@ -152,7 +162,7 @@ class Refilled(RuleBasedStateMachine):
     @invariant()
     def who_waits_knows_when_the_next_one_comes(self) -> None:
         if self.waiting:
-            assert self.slots.next_s() == (1 - self.tokens) / self.per_s
+            assert self.slots.next_s() == max(0, 1 - self.tokens - self.due) / self.per_s
 
 
 Refilled.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)

@@ -223,9 +223,6 @@ async def test_a_signature_that_is_not_the_providers_lets_nobody_in(
         f"{head}.{body}.\xff",
         signing_key("not the providers").sign(claims, kid="one"),
         signing_key("not the providers").sign(claims, kid="one", jwk=signing_key("not the providers").public),
-        signing_key().sign(claims, kid="elliptic"),
-        signing_key().sign(claims, kid="other alg"),
-        signing_key().sign(claims, kid="enc"),
         signing_key().sign(claims, kid="odd"),
         signing_key().sign(claims, kid="bare"),
         signing_key().sign(claims, kid="empty"),
@@ -239,6 +236,9 @@ async def test_a_signature_that_is_not_the_providers_lets_nobody_in(
         forged.append(weak.sign(claims))
     async with trusting(start, provider) as (running, _):
         assert (await control(running, good)).status_code == 200
+        for kid in ("elliptic", "other alg", "enc"):
+            reply = await control(running, signing_key().sign(claims, kid=kid))
+            assert why(reply) == "its key is for another algorithm"
         for token in forged:
             shown = {b"authorization": b"Bearer " + token.encode("latin-1")}
             reply = await running.client.get("/workers", headers=shown)
@@ -346,7 +346,8 @@ async def test_without_its_keys_nobody_gets_in_and_it_is_nobodys_fault(
     "document",
     [
         *({}, {"issuer": "https://else.example", "jwks_uri": "{url}/keys"}, {"jwks_uri": "{url}/keys"}),
-        *({"issuer": "{url}"}, {"issuer": "{url}", "jwks_uri": "http://10.0.0.1/keys"}),
+        *({"issuer": "{url}"}, {"issuer": "{url}", "jwks_uri": "http://0.0.0.0:{port}/keys"}),
+        {"issuer": "{url}", "jwks_uri": "http://a:b@127.0.0.1:{port}/keys"},
         *(
             {"issuer": "{url}", "jwks_uri": "file:///etc/passwd"},
             {"issuer": "{url}", "jwks_uri": ["{url}/keys"]},
@@ -356,7 +357,8 @@ async def test_without_its_keys_nobody_gets_in_and_it_is_nobodys_fault(
 async def test_a_discovery_document_that_leads_astray_is_not_followed(
     document: dict[str, Any], provider: IdentityProvider
 ) -> None:
-    told = json.dumps(document).replace("{url}", provider.url)
+    port = provider.url.rpartition(":")[2]
+    told = json.dumps(document).replace("{url}", provider.url).replace("{port}", port)
     provider.answers["/.well-known/openid-configuration"] = Response(told)
     with pytest.raises(KeysUnavailable):
         await SigningKeys(Provider(provider.url)).find("one")
