@@ -73,8 +73,9 @@ class Cluster:
         self.version = 1000
         #: Whoever saw less than this has to list again.
         self.forgotten = 0
-        #: A status that everything is answered with.
+        #: A status that everything is answered with, and a page, if not what the API would say.
         self.status: int | None = None
+        self.page = b""
         self.watchers: list[Watcher] = []
         #: Path and query of each request that was let in.
         self.asked: list[tuple[str, dict[str, str]]] = []
@@ -157,6 +158,8 @@ class Cluster:
             self.refused += 1
             return _failure(401, "Unauthorized", "Unauthorized")
         self.asked.append((request.url.path, query))
+        if self.status is not None and self.page:
+            return Response(self.page, self.status, media_type="text/html")
         if self.status is not None:
             return _failure(self.status, "Failed", "the server is currently unable to handle the request")
         selector = dict(part.split("=") for part in query.get("labelSelector", "").split(",") if part)

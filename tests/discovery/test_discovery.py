@@ -6,11 +6,14 @@ import argparse
 import logging
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import anyio
 import pytest
 
-from discovery.cluster import Cluster, Pod, a_pod
+from discovery.cluster import Cluster, a_pod
 from discovery.conftest import LABELS, Discover, Discovered
 from plugged import routing, until
 from router_core.cli import build
@@ -19,7 +22,8 @@ from routers import Start
 from slime_engine.app import make_app
 from slime_engine.model import load_model
 from slime_engine.settings import Settings as Engine
-from slime_kubernetes import Discovery, Settings, Undiscovered, make_plugin
+from slime_kubernetes import Discovery, Pod, Settings, Undiscovered, make_plugin
+from slime_kubernetes.pod_workers import PodWorkers
 
 pytestmark = pytest.mark.anyio
 
@@ -169,18 +173,66 @@ async def test_the_address_of_an_ended_pod_goes_to_the_next(discover: Discover) 
         await until(lambda: found.states() == {3: "joining"})
 
 
-async def test_two_pods_at_one_address_are_one_worker(
+async def test_two_pods_at_one_address_are_one_worker_after_the_other(
     discover: Discover, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As those of a node's own network are."""
+    """As in a node's own network; or when an address goes to the next pod before the end of the last is told."""
     caplog.set_level(logging.INFO)
     async with discover() as found:
+        await found.engine(2)
+        first = found.pod(2)
+        await until(lambda: found.states() == {2: "ready"})
+        for name in ("gone", "second", "third"):
+            found.cluster.put(first | {"metadata": first["metadata"] | {"name": name, "uid": name}})
+        await until(lambda: caplog.text.count("which is a worker already") == 3)
+        names = [worker.labels["kubernetes_pod"] for worker in found.running.router.pool]
+        assert names == ["default/p-2"]
+        found.cluster.delete(first | {"metadata": first["metadata"] | {"name": "gone"}})
+        found.cluster.terminate(first)
+        await until(
+            lambda: (
+                [worker.labels["kubernetes_pod"] for worker in found.running.router.pool]
+                == ["default/second"]
+            )
+        )
+        await until(lambda: found.states() == {2: "ready"})
+        found.cluster.delete(first)
+        found.cluster.forget()
+        found.cluster.cut()  # also those that wait are listed again
+        await until(lambda: len(list(found.cluster.lists())) == 2)
+        found.cluster.delete(first | {"metadata": first["metadata"] | {"name": "second"}})
+        await until(
+            lambda: (
+                [worker.labels["kubernetes_pod"] for worker in found.running.router.pool] == ["default/third"]
+            )
+        )
+
+
+async def test_a_pod_that_gets_another_address_moves_there(discover: Discover) -> None:
+    """As when its node was started again."""
+    async with discover() as found:
+        await found.engine(2)
+        await found.engine(3)
         pod = found.pod(2)
-        await until(lambda: found.states() == {2: "joining"})
-        found.cluster.put(pod | {"metadata": pod["metadata"] | {"name": "other", "uid": "other"}})
-        await until(lambda: "pod default/other is at" in caplog.text)
-        (worker,) = found.running.router.pool
-        assert worker.labels["kubernetes_pod"] == "default/p-2"
+        await until(lambda: found.states() == {2: "ready"})
+        found.pod(2, ready=False)
+        found.cluster.put(pod | {"status": pod["status"] | {"podIP": "127.0.0.3"}})
+        await until(lambda: found.states() == {3: "ready"})
+
+
+async def test_a_pod_that_leaves_before_it_could_join_does_not_join() -> None:
+    async with routing({}) as running:
+        pods = PodWorkers(running.router, 80, "regular", {}, ())
+        pod = Pod("u", "default/p", LABELS, "127.0.0.2", "serving", None)
+        for state in ("leaving", "ended"):
+            pods.is_so(pod)
+            pods.is_so(replace(pod, state=state))
+        pods.is_so(pod)
+        pods.is_gone("u")
+        await anyio.sleep(0.05)
+        assert len(running.router.pool) == 0
+        pods.is_so(pod)
+        await until(lambda: len(running.router.pool) == 1)
 
 
 # prefill and decode
@@ -195,7 +247,7 @@ async def test_pods_that_prefill_and_pods_that_decode(
     prefill, decode = {"app": "engine", "role": "prefill"}, {"app": "engine"}
     port = {"sglang.ai/bootstrap-port": "8998"}
 
-    def put(last: int, labels: dict[str, str], annotations: dict[str, str]) -> Pod:
+    def put(last: int, labels: dict[str, str], annotations: dict[str, str]) -> dict[str, Any]:
         return cluster.put(a_pod(f"p-{last}", f"127.0.0.{last}", labels=labels, annotations=annotations))
 
     async with serve_cluster() as url:

@@ -255,6 +255,18 @@ async def test_what_the_api_forbids_is_told_once_in_its_own_words(
     ]
 
 
+async def test_a_page_of_something_on_the_way_is_told_as_far_as_it_says_something(
+    cluster: Cluster, known: Known, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.status, cluster.page = 502, b"<html>Bad Gateway" + b" " * 300_000
+    cluster.cut()
+    await until(lambda: "it answered 502: <html>Bad Gateway" in caplog.text)
+    await until(lambda: "watch" not in cluster.asked[-1][1])  # then it is to be listed
+    assert len(caplog.text) < 1000
+    cluster.status = None
+    await follows(cluster, known)
+
+
 async def test_an_api_with_another_certificate_is_told_nothing(
     cluster: Cluster, account: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -170,6 +170,25 @@ async def test_a_model_whose_only_worker_fails_is_tried_there_again(start: Start
     assert other.bodies == []
 
 
+async def test_prefill_and_decode_are_of_the_model_that_is_named(start: Start) -> None:
+    kinds = {
+        name: Server(name.rpartition(" ")[0])
+        for name in ("/a prefill", "/a decode", "/b prefill", "/b decode")
+    }
+    async with start("--enable-igw", "--pd-disaggregation") as running, AsyncExitStack() as stack:
+        for name, server in kinds.items():
+            server.url = await stack.enter_async_context(serving(server.app))
+            await running.client.post(
+                "/workers", json={"url": server.url, "worker_type": name.rpartition(" ")[2]}
+            )
+        for _ in range(4):
+            await by(running, kinds["/b decode"], {"model": "/b", "text": "x"})
+        assert (await refused(running, {"text": "x"}))[:2] == (400, "BAD_REQUEST")
+    assert {name: len(server.bodies) for name, server in kinds.items()} == {
+        "/a prefill": 0, "/a decode": 0, "/b prefill": 16, "/b decode": 16,
+    }  # fmt: skip
+
+
 # no model, or none there
 
 
@@ -275,7 +294,7 @@ async def test_real_engines_of_two_models(start: Start) -> None:
                 "model": model,
                 "text": "Hi",
                 "rid": f"r-{model}",
-                "sampling_params": {"max_new_tokens": 4},
+                "sampling_params": {"max_new_tokens": 4, "ignore_eos": True},
             }
             answer = (await running.client.post("/generate", json=body)).json()
             assert answer["meta_info"]["completion_tokens"] == 4

@@ -1,0 +1,141 @@
+"""What becomes of pods among the workers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from router_core import Worker
+from router_core.errors import BadRequest, WorkerNotFound
+from router_core.router import Router
+from router_core.workers import WorkerType, worker_url
+from slime_kubernetes.pods import BOOTSTRAP_PORT, Pod
+
+__all__ = ["UID", "Joined", "PodWorkers"]
+
+logger = logging.getLogger(__name__)
+
+#: Labels of a worker that is a pod. A worker without is none of ours.
+_NAME, UID = "kubernetes_pod", "kubernetes_uid"
+
+Joined = dict[str, tuple[WorkerType, str | None]]
+
+
+class PodWorkers:
+    """The workers of one kind that are pods: one that serves is registered, one that leaves is drained.
+
+    ``joined`` has the pods that were registered, of all kinds, and where: each is once, so that one whose worker
+    somebody removes stays away. A worker is ours while it has the uid of a pod among its labels; who registers it anew
+    takes that away. Pods with one of the ``taken`` sets of labels are another's. Addresses go from pod to pod, and the
+    end of one may be told after the beginning of the next: who finds its address taken waits.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        port: int,
+        kind: WorkerType,
+        joined: Joined,
+        taken: Sequence[Mapping[str, str]],
+    ) -> None:
+        self._router = router
+        self._port = port
+        self._kind = kind
+        self._joined = joined
+        self._taken = taken
+        self._waiting: dict[str, Pod] = {}
+
+    def all_are(self, pods: Sequence[Pod]) -> None:
+        there = {pod.uid for pod in pods}
+        ours = {worker.labels[UID] for worker in self._router.pool if self._is_ours(worker)}
+        self._waiting.clear()
+        for uid in (ours | {uid for uid, (kind, _) in self._joined.items() if kind == self._kind}) - there:
+            self.is_gone(uid)
+        for pod in pods:
+            self.is_so(pod)
+
+    def is_so(self, pod: Pod) -> None:
+        self._waiting.pop(pod.uid, None)
+        if any(labels.items() <= pod.labels.items() for labels in self._taken):
+            return
+        if pod.state == "ended":
+            self.is_gone(pod.uid)
+        elif pod.state == "leaving":
+            self._forget(pod.uid)
+            worker = self._worker(pod.uid)
+            if worker is not None and worker.state != "draining":
+                self._router.drain_worker(worker)
+        elif pod.state == "serving" and self._joined.get(pod.uid) != (self._kind, pod.address):
+            self._joined[pod.uid] = self._kind, pod.address
+            self._router.tasks.start_soon(self._join, pod)
+
+    def is_gone(self, uid: str) -> None:
+        self._waiting.pop(uid, None)
+        self._forget(uid)
+        worker = self._worker(uid)
+        if worker is not None:
+            self._router.pool.remove(worker)
+
+    def _forget(self, uid: str) -> None:
+        if uid in self._joined and self._joined[uid][0] == self._kind:
+            del self._joined[uid]
+
+    def one_left(self) -> None:
+        """A worker that is a pod was removed: another pod may have its address by now."""
+        waiting, self._waiting = self._waiting, {}
+        for pod in waiting.values():
+            self.is_so(pod)
+
+    async def _join(self, pod: Pod) -> None:
+        """Register ``pod``, unless it has ended meanwhile, or somebody else has."""
+        try:
+            url = worker_url(pod.url(self._port))
+            self._router.settings.addresses.check(url)
+        except BadRequest as error:
+            logger.warning("pod %s is no worker: %s", pod.name, error)
+            return
+        if self._joined.get(pod.uid) != (self._kind, pod.address):
+            return
+        elsewhere = self._worker(pod.uid)
+        if elsewhere is not None and elsewhere.url != url:
+            self._router.pool.remove(elsewhere)
+        if self._is_free(url, pod):
+            await self._router.add_worker(
+                url,
+                worker_type=self._kind,
+                bootstrap_port=self._bootstrap_port(pod),
+                labels={_NAME: pod.name, UID: pod.uid},
+            )
+
+    def _is_free(self, url: str, pod: Pod) -> bool:
+        """Whether ``pod`` may register at ``url``, now; it will when another pod that is there leaves."""
+        try:
+            known = self._router.pool.find(url)
+        except WorkerNotFound:
+            return True
+        uid = known.labels.get(UID)
+        if uid == pod.uid:
+            return not self._is_ours(known)  # else it was remembered
+        logger.info("pod %s is at %s, which is a worker already", pod.name, url)
+        if uid is not None:
+            del self._joined[pod.uid]
+            self._waiting[pod.uid] = pod
+        return False
+
+    def _is_ours(self, worker: Worker) -> bool:
+        return UID in worker.labels and worker.worker_type == self._kind
+
+    def _worker(self, uid: str) -> Worker | None:
+        return next(
+            (worker for worker in self._router.pool if self._is_ours(worker) and worker.labels[UID] == uid),
+            None,
+        )
+
+    def _bootstrap_port(self, pod: Pod) -> int | None:
+        said = pod.bootstrap_port
+        if self._kind != "prefill" or said is None:
+            return None
+        if said.isdecimal() and 0 < int(said) < 65536:
+            return int(said)
+        logger.warning("pod %s: %s is no port: %r", pod.name, BOOTSTRAP_PORT, said[:40])
+        return None
