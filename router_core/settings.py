@@ -127,7 +127,7 @@ class Settings:
         control = self.control_plane
         if not self.locked and not control.audited:
             return None
-        keys = Keys(self.api_key, self.admin_api_key, control.keys, closed=control.closed)
+        keys = Keys(self.api_key, self.admin_api_key, control.keys, closed=control.provider is not None)
         return Guard(keys, own, control.tokens())
 
     @property

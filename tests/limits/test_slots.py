@@ -162,7 +162,7 @@ class Refilled(RuleBasedStateMachine):
     @invariant()
     def who_waits_knows_when_the_next_one_comes(self) -> None:
         if self.waiting:
-            assert self.slots.next_s() == max(0, 1 - self.tokens - self.due) / self.per_s
+            assert self.slots.next_s() == max(Fraction(0), 1 - self.tokens - self.due) / self.per_s
 
 
 Refilled.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
