@@ -18,6 +18,7 @@
         ├── WorkerUnreachable   502   no connection (504: not in time)
         ├── WorkerBroke         502   the connection or the protocol broke
         ├── NoWorker            503
+        ├── KeysUnavailable     503
         ├── ShuttingDown        503
         └── WorkerTimeout       504
 """
@@ -33,6 +34,7 @@ __all__ = [
     "BadRequest",
     "Forbidden",
     "HTTPError",
+    "KeysUnavailable",
     "MissingComponent",
     "NoWorker",
     "PayloadTooLarge",
@@ -133,6 +135,13 @@ class NoWorker(HTTPError):
     """No worker can take the request now."""
 
     status, type, code = 503, "service_unavailable", "NO_WORKER"
+
+
+class KeysUnavailable(HTTPError):
+    """The identity provider does not tell its keys: nobody can say whether a token is good."""
+
+    status, type, code = 503, "service_unavailable", "IDENTITY_PROVIDER_UNAVAILABLE"
+    headers = ((b"retry-after", b"10"),)  # it is not asked before
 
 
 class WorkerUnreachable(HTTPError):
