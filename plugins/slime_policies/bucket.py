@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -41,7 +41,8 @@ class Bucket:
             self._bounds = _divided(sorted(self._sizes), len(workers))
         if unbalanced(workers, self._settings):
             return least_in_flight(workers)
-        return workers[bisect_right(self._bounds, size)]
+        first, last = bisect_left(self._bounds, size), bisect_right(self._bounds, size)
+        return least_in_flight(workers[first : last + 1])  # several, when most prompts are of one length
 
 
 def _divided(sizes: list[int], parts: int) -> list[int]:

@@ -1,0 +1,86 @@
+"""``--prefill-policy bucket``: prompts of like length to the same worker."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from router_core import Exchange, SettingsError, Worker
+from router_core.cli import build
+from router_core.exchange import Request
+from slime_policies.bucket import Bucket
+from slime_policies.contract import check_policy
+from slime_policies.settings import Settings
+
+
+def exchange(size: int) -> Exchange:
+    return Exchange(Request("POST", b"/generate", [], b"x" * size))
+
+
+def workers(count: int) -> list[Worker]:
+    return [Worker(f"http://127.0.0.1:{port}", "prefill", state="ready") for port in range(1, count + 1)]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_it_keeps_what_every_policy_must() -> None:
+    check_policy(lambda: Bucket(Settings()))
+
+
+def test_short_and_long_ones_are_kept_apart_by_their_bytes() -> None:
+    clock, three = Clock(), workers(3)
+    policy = Bucket(Settings(), clock)
+    for size in [100] * 90 + [3000] * 3 + [9000]:
+        policy(exchange(size), three)
+    clock.now = 5.0  # 27,000 bytes, a third of which is 9,000
+    assert [policy(exchange(size), three) for size in (10, 99, 200, 2999, 3001, 8999, 50_000)] == [
+        three[0],
+        three[0],
+        three[1],
+        three[1],
+        three[2],
+        three[2],
+        three[2],
+    ]
+
+
+def test_ranges_are_divided_anew_only_when_it_is_time_or_workers_come() -> None:
+    clock, two = Clock(), workers(2)
+    policy = Bucket(Settings(bucket_adjust_interval_secs=10), clock)
+    for size in [100] * 10 + [1000]:
+        policy(exchange(size), two)
+    clock.now = 10.0
+    assert policy(exchange(500), two) is two[1]
+    for _ in range(100):
+        policy(exchange(800), two)
+    clock.now = 19.0
+    assert policy(exchange(500), two) is two[1]
+    clock.now = 20.0
+    assert policy(exchange(500), two) is two[0]
+    assert policy(exchange(900), workers(3)) is not None  # and with another number at once
+
+
+def test_a_difference_in_load_that_is_too_large_counts_more() -> None:
+    two = workers(2)
+    policy = Bucket(Settings(balance_abs_threshold=3, balance_rel_threshold=1.5))
+    policy(exchange(100), two)
+    two[1].in_flight = 4
+    assert policy(exchange(5000), two) is two[0]
+    two[1].in_flight = 3
+    assert policy(exchange(5000), two) is two[1]
+
+
+def test_its_interval_is_checked(caplog: pytest.LogCaptureFixture) -> None:
+    line = ["--pd-disaggregation", "--prefill-policy", "bucket", "--bucket-adjust-interval-secs"]
+    with pytest.raises(SettingsError, match="--bucket-adjust-interval-secs: wanted a number above 0"):
+        build([*line, "0"])
+    with caplog.at_level(logging.WARNING):
+        build([*line, "3"])
+    assert caplog.messages == []
