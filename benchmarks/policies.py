@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import cycle, islice
 
 from router_core import Exchange, Worker
-from router_core.exchange import Request
+from router_core.request import Request
 from slime_policies import Settings
 from slime_policies.plugin import POLICIES
 from slime_policies.prefixes import Prompt, Seen

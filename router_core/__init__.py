@@ -5,8 +5,10 @@ page to read first.
 """
 
 from router_core.errors import BadRequest, HTTPError, RouterError, SettingsError, StartupError
-from router_core.exchange import Exchange, Reply, Request, Tap
+from router_core.exchange import Exchange
 from router_core.hookspecs import hookimpl
+from router_core.reply import Reply, Tap
+from router_core.request import Request
 from router_core.weights import WeightUpdate
 from router_core.workers import Worker
 

@@ -33,8 +33,9 @@ from router_core.errors import (
     ShuttingDown,
     error_body,
 )
-from router_core.exchange import Exchange, Request
+from router_core.exchange import Exchange
 from router_core.proxy import relay
+from router_core.request import Request
 from router_core.router import Router
 from router_core.types import ASGIApp, Message, Receive, Scope, Send
 

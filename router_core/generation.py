@@ -7,7 +7,7 @@ import re
 import orjson
 
 from router_core.errors import BadRequest
-from router_core.exchange import Request
+from router_core.request import Request
 from router_core.types import GENERATION_PATHS
 
 __all__ = ["generates", "with_fields"]

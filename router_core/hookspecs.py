@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
     from router_core.errors import HTTPError
-    from router_core.exchange import Exchange, Reply, Request
+    from router_core.exchange import Exchange
+    from router_core.reply import Reply
+    from router_core.request import Request
     from router_core.router import Router
     from router_core.weights import WeightUpdate
     from router_core.workers import Worker

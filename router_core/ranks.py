@@ -10,8 +10,10 @@ from collections.abc import Collection
 
 import orjson
 
-from router_core.exchange import Exchange, Reply, Request
+from router_core.exchange import Exchange
 from router_core.generation import generates, with_fields
+from router_core.reply import Reply
+from router_core.request import Request
 from router_core.types import Dispatcher
 from router_core.workers import Worker
 

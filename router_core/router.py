@@ -20,12 +20,14 @@ from router_core.access import auth_headers
 from router_core.addresses import CheckedTransport
 from router_core.client import Watch
 from router_core.errors import BadRequest
-from router_core.exchange import Exchange, Reply, Request
+from router_core.exchange import Exchange
 from router_core.hooks import Hooks, a_reply, failure
 from router_core.hookspecs import WorkerChange
 from router_core.proxy import Proxy
 from router_core.ranks import Ranks, ranks_told
 from router_core.registry import ComponentRegistry
+from router_core.reply import Reply
+from router_core.request import Request
 from router_core.settings import Settings
 from router_core.types import Dispatcher
 from router_core.upstream import Limits

@@ -6,7 +6,9 @@ from collections.abc import Awaitable, Callable, Collection, MutableMapping, Seq
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from router_core.exchange import Exchange, Reply, Request
+    from router_core.exchange import Exchange
+    from router_core.reply import Reply
+    from router_core.request import Request
     from router_core.workers import Worker
 
 __all__ = [

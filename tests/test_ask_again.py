@@ -7,7 +7,8 @@ import pytest
 
 from plugged import Recording, routing, until
 from router_core import Exchange, Reply, hookimpl
-from router_core.exchange import BodySource, Request
+from router_core.reply import BodySource
+from router_core.request import Request
 from router_core.router import Router
 
 pytestmark = pytest.mark.anyio

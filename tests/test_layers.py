@@ -32,7 +32,7 @@ LAYERS = (
         "record_files",
     ),
     ("record_log", "serving"),
-    ("exchange", "hooks", "registry", "settings", "weights", "workers"),
+    ("exchange", "hooks", "registry", "reply", "request", "settings", "upstream_reply", "weights", "workers"),
     ("aborts", "connection", "generation"),
     ("ranks", "upstream"),
     ("client", "proxy"),

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import orjson
 
-from router_core.exchange import Reply
+from router_core.reply import Reply
 
 __all__ = ["aborted_reply", "names"]
 

@@ -9,7 +9,7 @@ import orjson
 
 from router_core import Worker
 from router_core.errors import BadRequest
-from router_core.exchange import Request
+from router_core.request import Request
 from router_core.weights import version_named
 from router_core.workers import WorkerPool, worker_url
 

@@ -46,12 +46,11 @@ class Debts:
         return self._owed.get(worker, {})
 
     def owe(self, worker: Worker, kind: str, call: int) -> None:
-        """``worker`` has failed ``call``; that it did so earlier matters no more."""
+        """``worker`` has failed ``call``; what it failed before that matters no more."""
         if worker not in self._router.pool:
             return
-        before = self.of(worker).get(kind)
-        if before is None or before.call < call:
-            self._owed.setdefault(worker, {})[kind] = Debt(call)
+        self.of(worker)
+        self._owed.setdefault(worker, {})[kind] = Debt(call)
         worker.torn = True
         if kind == "weights":
             worker.weight_version = None

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import anyio
 
 from router_core import Worker
-from router_core.exchange import Request
+from router_core.request import Request
 from router_core.router import Router
 
 __all__ = ["Ending"]

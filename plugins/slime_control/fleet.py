@@ -12,7 +12,7 @@ import anyio
 from router_core import Reply, Worker
 from router_core.aborts import abort_prefix
 from router_core.errors import NoWorker, WorkerBroke
-from router_core.exchange import Request
+from router_core.request import Request
 from router_core.router import Router
 from router_core.weights import version_named
 from slime_control.bodies import base_offset, given_bodies, is_delta, named_version, offset_bodies
@@ -78,7 +78,7 @@ class Fleet:
                 logger.warning("%s: worker %s: %s", call.path, worker.url, answer.trouble)
             elif continues:
                 self._gate.open()  # one that hangs must not hold up what the others can do
-            elif version is not None:
+            elif version is not None and (update is None or "weights" not in self._debts.of(worker)):
                 worker.weight_version = version
             if update is not None:
                 self._pieces.answered(update, call, number, worker, answer)

@@ -55,8 +55,6 @@ class Update:
 
     def has(self, version: str | None) -> bool:
         """Whether a piece that names ``version`` belongs to it."""
-        if self.is_session and not self.is_over:
-            return True
         if version is None or self.version is None:
             return not self.is_over
         return version == self.version
@@ -92,11 +90,9 @@ class Pieces:
     def next(self, call: Call, *, changes_gate: bool, to_all: bool) -> int:
         """``call`` is about to be made: its number. Ends the update that it ends."""
         is_quiet = self._current is not None and self._is_quiet(self._current)
-        if changes_gate or call.owes == "memory" or is_quiet:
+        is_whole = call.path == "/update_weights_from_disk" and to_all
+        if changes_gate or call.owes == "memory" or is_whole or is_quiet:
             self._end()
-        if call.path == "/update_weights_from_disk" and to_all:
-            self._end()
-            self._current = None  # who has that needs nothing of what was before
         self._calls += 1
         return self._calls
 
@@ -155,7 +151,10 @@ class Pieces:
             self._end()
             update = self._begin(number)
             update.version = version
-            update.takers = {worker: _standing(worker) for worker in workers}
+            for worker in workers:
+                update.takers[worker] = _standing(worker)
+                if "weights" not in self._debts.of(worker):
+                    worker.weight_version = version
 
     def done(self, update: Update, call: Call) -> None:
         """All have answered ``call``, a piece of ``update``."""

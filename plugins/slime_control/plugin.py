@@ -12,8 +12,8 @@ import anyio
 from router_core import Exchange, Reply, Worker, hookimpl
 from router_core.aborts import abort_prefix
 from router_core.errors import Aborted, BadRequest, HTTPError, ShuttingDown, WorkerUnreachable
-from router_core.exchange import Request
 from router_core.hookspecs import WorkerChange
+from router_core.request import Request
 from router_core.router import Router
 from router_core.types import GENERATION_PATHS
 from slime_control.aborted import aborted_reply, names

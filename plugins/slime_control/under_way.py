@@ -17,7 +17,7 @@ import orjson
 
 from router_core import Exchange, Worker
 from router_core.errors import BadRequest
-from router_core.exchange import Request
+from router_core.request import Request
 
 __all__ = ["UnderWay", "renamed_by_the_engine", "rids_of"]
 

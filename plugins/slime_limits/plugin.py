@@ -14,7 +14,7 @@ import anyio
 from router_core import Exchange, hookimpl
 from router_core.aborts import abort_prefix
 from router_core.errors import Aborted, BadRequest, HTTPError, ShuttingDown
-from router_core.exchange import Request
+from router_core.request import Request
 from router_core.router import Router
 from router_core.types import GENERATION_PATHS
 from slime_limits.settings import Settings

@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute, Route
 from router_core import Exchange, HTTPError, SettingsError, Worker, hookimpl
 from router_core.admin import JSON
 from router_core.errors import BadRequest, NoWorker
-from router_core.exchange import Request
+from router_core.request import Request
 from router_core.router import Router
 
 __all__ = ["ModelNotFound", "Models", "OneModel", "add_options", "make_plugin"]

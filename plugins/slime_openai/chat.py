@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import orjson
 
-from router_core.exchange import Exchange, Reply
+from router_core.exchange import Exchange
+from router_core.reply import Reply
 from router_core.router import Router
 from router_core.types import Tokenizer
 from slime_openai.answer_stream import AnswerStream

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from router_core.exchange import Exchange, Reply
+from router_core.exchange import Exchange
+from router_core.reply import Reply
 from router_core.router import Router
 from slime_openai.outputs import EngineRefused
 

@@ -6,8 +6,9 @@ import anyio
 
 from router_core import Exchange, Worker
 from router_core.errors import Aborted, HTTPError, WorkerTimeout
-from router_core.exchange import BodySource, Reply, Request
 from router_core.generation import with_fields
+from router_core.reply import BodySource, Reply
+from router_core.request import Request
 from router_core.types import Breaking, Dispatcher, Endings
 from slime_pd.bodies import Joined, Until
 from slime_pd.bootstrap import bootstrap_fields

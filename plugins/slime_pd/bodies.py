@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from router_core.events import EventSplitter
-from router_core.exchange import BodySource
+from router_core.reply import BodySource
 from slime_pd.joining import Prefilled
 
 __all__ = ["Joined", "Until"]

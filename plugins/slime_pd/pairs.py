@@ -6,8 +6,9 @@ from collections.abc import Collection, Sequence
 
 from router_core import Exchange, Worker
 from router_core.errors import NoWorker
-from router_core.exchange import Reply, Request
 from router_core.generation import generates
+from router_core.reply import Reply
+from router_core.request import Request
 from router_core.router import Router
 from router_core.types import Breaking, Dispatcher, Endings
 from router_core.workers import WorkerType, least_in_flight

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import count
 
-from router_core.exchange import Exchange, Request
+from router_core.exchange import Exchange
+from router_core.request import Request
 from router_core.workers import Worker
 from slime_policies.policy import Policy
 

@@ -10,7 +10,9 @@ from typing import Any, TypeVar
 import orjson
 
 from router_core.errors import HTTPError
-from router_core.exchange import Exchange, Reply, Request
+from router_core.exchange import Exchange
+from router_core.reply import Reply
+from router_core.request import Request
 from router_core.router import Router
 from router_core.types import Tokenizer
 from slime_radix_cache.continuing import can_go_on, continuation

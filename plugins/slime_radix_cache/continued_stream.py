@@ -9,7 +9,7 @@ import orjson
 
 from router_core.errors import HTTPError, WorkerBroke
 from router_core.events import EventSplitter
-from router_core.exchange import Reply
+from router_core.reply import Reply
 from slime_radix_cache.aborts import Generation
 from slime_radix_cache.joining import is_aborted, read_event, sampled_ids
 from slime_radix_cache.replies import parsed, rest_of

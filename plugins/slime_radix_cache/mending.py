@@ -8,7 +8,7 @@ import orjson
 
 from router_core.errors import HTTPError
 from router_core.events import EventSplitter
-from router_core.exchange import BodySource, Reply
+from router_core.reply import BodySource, Reply
 from slime_radix_cache.aborts import Generation
 from slime_radix_cache.continued_stream import ContinuedStream
 from slime_radix_cache.joining import is_aborted, sampled_ids

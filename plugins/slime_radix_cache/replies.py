@@ -14,7 +14,7 @@ import anyio
 import orjson
 
 from router_core.errors import HTTPError
-from router_core.exchange import Reply
+from router_core.reply import Reply
 from slime_radix_cache.segments import Versions, pack_logprobs
 
 __all__ = ["EVENTS", "JSON", "Output", "Unusable", "media_type", "parsed", "read_output", "rest_of"]

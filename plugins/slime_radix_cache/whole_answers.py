@@ -7,7 +7,9 @@ from typing import Any
 import anyio
 import orjson
 
-from router_core.exchange import Exchange, Reply, Request
+from router_core.exchange import Exchange
+from router_core.reply import Reply
+from router_core.request import Request
 from slime_radix_cache.aborts import Generation
 from slime_radix_cache.joining import is_aborted
 from slime_radix_cache.replies import parsed

@@ -11,7 +11,8 @@ from tenacity import AsyncRetrying, RetryCallState, stop_after_attempt, wait_exp
 
 from router_core import Exchange, Worker
 from router_core.errors import Aborted, HTTPError, NoWorker, WorkerBroke, WorkerUnreachable
-from router_core.exchange import Reply, Request
+from router_core.reply import Reply
+from router_core.request import Request
 from router_core.types import GENERATION_PATHS
 from router_core.workers import WorkerPool
 from slime_retries.settings import Settings

@@ -6,7 +6,7 @@ begun with its first piece. A whole answer is of use only when it is whole; unle
 
 from __future__ import annotations
 
-from router_core.exchange import BodySource, Reply
+from router_core.reply import BodySource, Reply
 
 __all__ = ["begun"]
 

@@ -7,7 +7,8 @@ import logging
 import time
 
 from router_core import Worker
-from router_core.exchange import Reply, Request
+from router_core.reply import Reply
+from router_core.request import Request
 from router_core.workers import WorkerPool
 from slime_retries.breaker import Breaker, State, Thresholds
 

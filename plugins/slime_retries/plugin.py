@@ -8,8 +8,9 @@ from contextlib import asynccontextmanager
 
 from router_core import Exchange, Worker, hookimpl
 from router_core.errors import Aborted, HTTPError
-from router_core.exchange import Reply, Request
 from router_core.hookspecs import WorkerChange
+from router_core.reply import Reply
+from router_core.request import Request
 from router_core.router import Router
 from router_core.types import Endings
 from slime_retries.attempts import TEMPORARY, Attempts, changes_nothing

@@ -17,7 +17,7 @@ import pytest
 
 from control.steered import Steered, hung, steering
 from plugged import until
-from router_core.exchange import Request
+from router_core.request import Request
 from router_core.serving import serving
 from router_core.types import ASGIApp, Message, Receive, Scope, Send
 from routers import Running, Start

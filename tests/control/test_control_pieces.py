@@ -141,6 +141,18 @@ async def test_one_that_registers_again_between_two_pieces_may_have_been_started
         assert trainer.state(again) == ("ready", False, "8")
 
 
+async def test_one_that_is_started_anew_after_the_last_piece_has_what_it_began_with() -> None:
+    async with fleet() as trainer:
+        _, anew = trainer.engines
+        await trainer.call(PAUSE)
+        for slot in range(SLOTS):
+            await trainer.piece(slot, 8, "8")
+        anew.restart()
+        await trainer.register(anew)
+        await trainer.call(CONTINUE)
+        assert trainer.state(anew) == ("stale", False, "default")
+
+
 async def test_one_that_registers_again_after_the_last_piece_and_says_what_it_took_is_used() -> None:
     async with fleet() as trainer:
         _, again = trainer.engines
@@ -248,6 +260,76 @@ async def test_engines_that_are_told_begin_and_end_need_no_pause() -> None:
         assert here.got == late.got
 
 
+async def test_one_that_registers_before_the_end_of_an_update_that_has_one_is_out() -> None:
+    async with fleet() as trainer:
+        here, late = trainer.engines
+        await trainer.call("/remove_worker", url=late.url)
+        await trainer.call(BEGIN)
+        await trainer.piece(0, 8, "8")
+        await trainer.register(late)
+        await trainer.call(END)
+        assert trainer.state(late) == OUT
+        assert trainer.state(here) == ("ready", False, "8")
+
+
+@pytest.mark.parametrize("named", [True, False])
+async def test_one_that_registers_before_generation_continues_is_out_after_each_pause(named: bool) -> None:
+    async with fleet() as trainer:
+        _, late = trainer.engines
+        await trainer.call("/remove_worker", url=late.url)
+        for slot in range(SLOTS):
+            await trainer.call(PAUSE)
+            await trainer.piece(slot, 8, "8" if named else None)
+            if slot == SLOTS - 1:
+                await trainer.register(late)
+            await trainer.call(CONTINUE)
+        assert trainer.state(late)[0] == "stale"
+
+
+async def test_memory_that_is_released_and_resumed_is_around_an_update_too() -> None:
+    """As on machines where engines and trainers take turns, which need no pause."""
+    async with fleet() as trainer:
+        here, late = trainer.engines
+        await trainer.call("/remove_worker", url=late.url)
+        for round in (8, 9):
+            await trainer.call("/resume_memory_occupation", tags=["weights"])
+            for slot in range(SLOTS):
+                await trainer.piece(slot, round)
+                if round == 8 and slot == 0:
+                    await trainer.register(late)
+            assert trainer.state(late) == OUT
+            await trainer.call("/resume_memory_occupation", tags=["kv_cache"])
+        assert trainer.state(late) == trainer.state(here) == ("ready", False, "default")
+
+
+async def test_a_pause_that_is_repeated_ends_nothing() -> None:
+    async with fleet() as trainer:
+        _, late = trainer.engines
+        await trainer.call(PAUSE)
+        await trainer.piece(0, 8)
+        await trainer.register(late)
+        await trainer.call(PAUSE)
+        await trainer.piece(1, 8)
+        await trainer.call(CONTINUE)
+        assert trainer.state(late) == OUT
+
+
+async def test_without_a_pause_a_body_that_is_not_read_begins_an_update_when_engines_say_another_version() -> (
+    None
+):
+    async with fleet() as trainer:
+        here, late = trainer.engines
+        pad = "x" * (1 << 20)
+        await trainer.piece(0, 7, "7", pad=pad)
+        await trainer.register(late)
+        for slot in range(SLOTS):
+            await trainer.piece(slot, 8, "8", pad=pad)
+        assert trainer.state(late) == OUT  # it seemed to be one more of the first
+        await trainer.piece(0, 9, "9", pad=pad)
+        await trainer.call(PAUSE)
+        assert trainer.state(late) == trainer.state(here) == ("ready", False, "9")
+
+
 async def test_pieces_of_one_name_are_one_update_even_if_generation_continues_between_them() -> None:
     async with fleet() as trainer:
         here, bad = trainer.engines
@@ -257,6 +339,9 @@ async def test_pieces_of_one_name_are_one_update_even_if_generation_continues_be
             await trainer.piece(slot, 8, "8")
             await trainer.call(CONTINUE)
         assert (trainer.state(here), trainer.state(bad)) == (("ready", False, "8"), OUT)
+        assert (trainer.worker(bad).reason or "").startswith(
+            f"{PIECE} failed: it answered 400; it comes back"
+        )
 
 
 async def test_without_a_pause_an_update_ends_when_the_next_begins() -> None:
@@ -284,6 +369,21 @@ async def test_without_a_pause_silence_ends_an_update(monkeypatch: pytest.Monkey
             assert await trainer.piece(slot, 8, "8") == 200
             assert trainer.state(alone) == OUT
         await until(lambda: trainer.state(alone) == ("ready", False, "8"))
+
+
+async def test_a_piece_that_is_under_way_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slime_control.pieces, "_QUIET_S", 0.1)
+    async with fleet() as trainer:
+        slow, bad = trainer.engines
+        bad.next_up = "fail before"
+        await trainer.piece(0, 7, "7")
+        await trainer.piece(0, 8, "8")
+        slow.next_up, slow.lateness_s = "late", 0.5
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(trainer.piece, 1, 8, "8")
+            await anyio.sleep(0.4)
+            assert trainer.state(bad) == OUT
+        await until(lambda: trainer.state(bad) == ("ready", False, "8"))
 
 
 async def test_silence_during_a_pause_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,6 +488,19 @@ async def test_one_that_was_set_aside_between_two_pieces_may_have_been_started_a
         await trainer.piece(1, 8, "8")
         await trainer.call(CONTINUE)
         assert trainer.state(silent) == trainer.state(other) == OUT
+
+
+async def test_one_that_is_quarantined_during_an_update_may_be_started_anew_at_any_time() -> None:
+    async with fleet() as trainer:
+        _, silent = trainer.engines
+        trainer.running.router.pool.quarantine(trainer.worker(silent), "connection refused")
+        await trainer.call(PAUSE)
+        for slot in range(SLOTS):
+            await trainer.piece(slot, 8, "8")
+        await trainer.call(CONTINUE)
+        assert trainer.state(silent) == OUT
+        await trainer.whole(9)
+        assert trainer.state(silent) == ("ready", False, "9")
 
 
 async def test_one_that_was_set_aside_before_an_update_comes_back_when_it_has_all_of_it() -> None:

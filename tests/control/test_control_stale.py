@@ -179,6 +179,20 @@ async def test_one_that_was_not_reached_owes_nothing() -> None:
         assert (gone.state, gone.torn) == ("stale", False)
 
 
+async def test_one_that_was_not_reached_comes_back_by_the_next_update() -> None:
+    late = Steered()
+    async with steering(Steered()) as running:
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", 0))
+            url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+            await running.router.add_worker(url)
+            assert await update(running, "7") == 207
+        async with serving(late.app, port=int(url.rpartition(":")[2])):
+            assert await update(running, "8") == 200
+            worker = running.router.pool.find(url)
+            assert (worker.state, worker.weight_version) == ("ready", "8")
+
+
 async def test_an_announcement_does_not_speak_for_those_that_were_left_behind() -> None:
     """A trainer that updates engines by itself tells the version of those in use."""
     good, bad = Steered(), Steered()

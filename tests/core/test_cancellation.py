@@ -18,8 +18,9 @@ import trustme
 
 from core.servers import Wire, answer, on_both_loops, scripted
 from router_core.app import make_app
-from router_core.exchange import Exchange, Request
+from router_core.exchange import Exchange
 from router_core.proxy import relay
+from router_core.request import Request
 from router_core.types import Message
 from routers import Running, Start
 

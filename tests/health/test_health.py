@@ -16,7 +16,7 @@ from health.patient import FAST, Changes, Patient, the_worker, until
 from plugged import routing
 from router_core import Exchange
 from router_core.cli import main
-from router_core.exchange import Request as RouterRequest
+from router_core.request import Request as RouterRequest
 from router_core.serving import serving
 from routers import Start
 from slime_health import Health, Settings

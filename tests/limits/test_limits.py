@@ -15,7 +15,8 @@ from chat.chatting import chatting
 from core.servers import Wire, answer, dial, on_both_loops, scripted
 from plugged import routing, until
 from router_core import Reply, hookimpl
-from router_core.exchange import Exchange, Request
+from router_core.exchange import Exchange
+from router_core.request import Request
 from routers import Running, Start
 from slime_limits import Limits, RefilledSlots, Settings
 

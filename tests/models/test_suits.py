@@ -6,7 +6,7 @@ import pytest
 
 from plugged import Recording, routing
 from router_core import Exchange, Worker, hookimpl
-from router_core.exchange import Request
+from router_core.request import Request
 from slime_policies.plugin import Policies
 from slime_policies.round_robin import RoundRobin
 from slime_retries import Settings

@@ -8,8 +8,8 @@ import orjson
 import pytest
 
 from router_core import BadRequest, Worker
-from router_core.exchange import Request
 from router_core.generation import generates, with_fields
+from router_core.request import Request
 from slime_pd.bootstrap import bootstrap_fields
 
 

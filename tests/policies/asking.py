@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from router_core import Exchange, Worker
-from router_core.exchange import Request
+from router_core.request import Request
 
 __all__ = ["asking", "ready"]
 

@@ -8,7 +8,7 @@ import pytest
 
 from router_core import Exchange, SettingsError, Worker
 from router_core.cli import build
-from router_core.exchange import Request
+from router_core.request import Request
 from slime_policies.bucket import Bucket
 from slime_policies.contract import check_policy
 from slime_policies.settings import Settings
@@ -54,7 +54,7 @@ def test_short_and_long_ones_are_kept_apart_by_their_bytes() -> None:
 def test_ranges_are_divided_anew_only_when_it_is_time_or_workers_come() -> None:
     clock, two = Clock(), workers(2)
     policy = Bucket(Settings(bucket_adjust_interval_secs=10), clock)
-    for size in [100] * 10 + [1000]:
+    for size in [100] * 20 + [1000]:
         policy(exchange(size), two)
     clock.now = 10.0
     assert policy(exchange(500), two) is two[1]

@@ -15,7 +15,8 @@ from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
 from radix_cache.scripted import Client, ScriptedEngine
-from router_core.exchange import Exchange, Reply
+from router_core.exchange import Exchange
+from router_core.reply import Reply
 from router_core.serving import serving
 from slime_engine.tokenizer import EngineTokenizer
 from slime_radix_cache.recorder import StreamRecorder

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router_core.exchange import BodySource
+from router_core.reply import BodySource
 from slime_radix_cache.aborts import Generation
 from slime_radix_cache.mending import MendedStream
 from slime_radix_cache.recorder import StreamRecorder

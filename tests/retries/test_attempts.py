@@ -16,7 +16,7 @@ from retries.moods import DROP, GARBAGE, HANG, STREAM_HEAD, Moody, nobody, refus
 from router_core import Exchange, Worker, hookimpl
 from router_core.cli import build
 from router_core.errors import HTTPError, SettingsError
-from router_core.exchange import Request
+from router_core.request import Request
 from router_core.router import Router
 from router_core.serving import serving
 from routers import Start, answering

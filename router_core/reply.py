@@ -1,0 +1,169 @@
+"""What a client gets: whole, or a stream that plugins may watch, wrap or read."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from io import BytesIO
+from typing import Any, Protocol
+
+import orjson
+
+from router_core.errors import WorkerBroke
+from router_core.types import Headers
+
+__all__ = ["BodySource", "Reply", "Tap"]
+
+logger = logging.getLogger(__name__)
+
+_JSON = (b"content-type", b"application/json")
+
+
+class BodySource(Protocol):
+    """Where the bytes of a streamed reply come from."""
+
+    @property
+    def finished(self) -> bool:
+        """True once :meth:`read` has returned the last piece."""
+        ...
+
+    async def read(self) -> bytes:
+        """The next piece, or ``b""`` at the end. Raises HTTPError when the worker breaks off."""
+        ...
+
+    def close(self) -> None:
+        """Give up what is left. Idempotent."""
+        ...
+
+
+class Tap(Protocol):
+    """Watches a reply's bytes on their way to the client."""
+
+    def feed(self, chunk: bytes) -> None:
+        """Called with each piece before it is passed on: what a client was told is already known here."""
+        ...
+
+    def close(self, complete: bool) -> None:
+        """Called once, however the reply ends; ``complete`` is false when its end was never seen."""
+        ...
+
+
+class Reply:
+    """What the client gets: whole (``bytes``) or a stream that is passed on as it comes."""
+
+    __slots__ = ("_body", "_ended", "_source", "_taps", "headers", "status")
+
+    def __init__(self, status: int, headers: Headers, body: bytes | BodySource = b"") -> None:
+        self.status = status
+        self.headers = headers
+        self._taps: list[Tap] = []
+        self._ended = False
+        self._body: bytes | None
+        self._source: BodySource | None
+        if isinstance(body, bytes):
+            self._body, self._source = body, None
+        else:
+            self._body, self._source = None, body
+
+    @classmethod
+    def from_json(cls, value: Any, status: int = 200, headers: Iterable[tuple[bytes, bytes]] = ()) -> Reply:
+        """A whole JSON reply."""
+        return cls(status, [_JSON, *headers], orjson.dumps(value))
+
+    @property
+    def body(self) -> bytes | None:
+        """The whole body, or None while the reply is a stream that nobody has read."""
+        return self._body
+
+    @property
+    def arrived(self) -> bool:
+        """True when all of the body is surely here: nothing can break any more."""
+        return self._source is None or getattr(self._source, "complete", False)
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first value of header ``name`` (lower case), or None."""
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return None
+
+    async def read(self, max_bytes: int | None = None) -> bytes:
+        """The whole body; the reply is a whole one from now on.
+
+        Raises WorkerBroke past ``max_bytes``, and what :meth:`BodySource.read` raises.
+        """
+        if self._body is None:
+            assert self._source is not None  # narrowing: a reply has one of the two
+            whole = BytesIO()  # grows in place, where a list of pieces would be joined into a second copy
+            while piece := await self._source.read():
+                whole.write(piece)
+                if max_bytes is not None and whole.tell() > max_bytes:
+                    raise WorkerBroke(
+                        f"a worker's reply is larger than the {max_bytes} bytes that a plugin takes"
+                    )
+            self._body = whole.getvalue()
+            self._source = None
+        return self._body
+
+    def replace_body(self, body: bytes | BodySource) -> None:
+        """Send ``body`` instead of what there is. A length that was stated is dropped; the proxy states its own."""
+        self.headers = [pair for pair in self.headers if pair[0] != b"content-length"]
+        if isinstance(body, bytes):
+            self._close_source()
+            self._body, self._source = body, None
+        else:
+            self._body, self._source = None, body
+
+    def pass_through(self, wrap: Callable[[BodySource], BodySource]) -> None:
+        """Send what ``wrap`` makes of the stream, and closes with it. Does nothing when the reply is a whole one."""
+        if self._source is not None:
+            self.replace_body(wrap(self._source))
+
+    def tap(self, tap: Tap) -> None:
+        """Let ``tap`` watch the bytes that go to the client."""
+        self._taps.append(tap)
+
+    async def next_piece(self) -> tuple[bytes, bool]:
+        """The next piece of the body, shown to the taps first, and whether it is the last one.
+
+        Raises what :meth:`BodySource.read` raises.
+        """
+        if self._body is not None:
+            piece, last = self._body, True
+        else:
+            source = self._source
+            assert source is not None  # narrowing: a reply has one of the two
+            piece = await source.read()
+            last = source.finished or not piece
+        if self._taps:
+            if piece:
+                self._show(piece)
+            if last:
+                self._end(True)
+        return piece, last
+
+    def _show(self, piece: bytes) -> None:
+        for tap in self._taps:
+            tap.feed(piece)
+
+    def _end(self, complete: bool) -> None:
+        if not self._ended:
+            self._ended = True
+            failed: Exception | None = None
+            for tap in self._taps:
+                try:
+                    tap.close(complete)
+                except Exception as error:
+                    logger.exception("a tap failed at the end of its reply")
+                    failed = failed or error
+            if failed is not None and complete:
+                raise failed  # nothing of the end was sent yet: the client must not think that all is well
+
+    def _close_source(self) -> None:
+        if self._source is not None:
+            self._source.close()
+
+    def close(self) -> None:
+        """Give up what was not passed on. Idempotent."""
+        self._close_source()
+        self._end(False)

@@ -1,0 +1,97 @@
+"""What a client asks for: bytes first, JSON on demand."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from urllib.parse import unquote
+
+import orjson
+
+from router_core.errors import BadRequest
+from router_core.types import Headers
+
+__all__ = ["Request"]
+
+_UNREAD = object()
+_LARGE = 1 << 16
+#: The beginning of a JSON object, and what comes first in it.
+_OBJECT = re.compile(rb"([ \t\r\n]*\{[ \t\r\n]*)(.?)", re.DOTALL)
+
+
+class Request:
+    """What the client asked for, and what the worker will be sent.
+
+    ``target`` is path and query as on the wire; ``headers`` keep order and duplicates.
+    """
+
+    __slots__ = ("_body", "_json", "_stale", "headers", "method", "target")
+
+    def __init__(self, method: str, target: bytes, headers: Headers, body: bytes = b"") -> None:
+        self.method = method
+        self.target = target
+        self.headers = headers
+        self._body = body
+        self._json: Any = _UNREAD
+        self._stale = False
+
+    @property
+    def path(self) -> str:
+        """Path without query, percent-decoded."""
+        return unquote(self.target.partition(b"?")[0].decode("ascii", "replace"))
+
+    @property
+    def body(self) -> bytes:
+        """The bytes that go to the worker; encoded again only after :meth:`replace_json`."""
+        if self._stale:
+            self._body = orjson.dumps(self._json, option=orjson.OPT_SERIALIZE_NUMPY)
+            self._stale = False
+        return self._body
+
+    def json(self) -> Any:
+        """The body as JSON, parsed once. Treat it as read-only; an edit goes through :meth:`replace_json`.
+
+        Raises BadRequest.
+        """
+        if self._json is _UNREAD:
+            try:
+                self._json = orjson.loads(self._body)
+            except orjson.JSONDecodeError as error:
+                raise BadRequest(f"the body is not JSON: {error}") from None
+        return self._json
+
+    def replace_json(self, value: Any) -> None:
+        """Send ``value`` instead. Several plugins may do so; it is encoded once, and its length is set.
+
+        It may hold numpy arrays, which :meth:`json` then returns to later plugins.
+        """
+        self._json = value
+        self._stale = True
+
+    def add_field(self, field: bytes) -> None:
+        """Add a top-level ``field`` that the body, a JSON object, does not have: ``b'"stream":true'``.
+
+        What is there stays byte for byte, and nothing is parsed. Raises BadRequest.
+        """
+        body = self._body
+        if self._json is not _UNREAD:
+            if isinstance(self._json, dict):
+                self._json = {**orjson.loads(b"{%b}" % field), **self._json}
+            if self._stale:
+                return
+        if body[:2] == b'{"' and len(body) < _LARGE:
+            self._body = b"{%b,%b" % (field, body[1:])
+            return
+        start = _OBJECT.match(body)
+        if start is None:
+            raise BadRequest("wanted a JSON object as the body")
+        comma = b"" if start[2] == b"}" else b","
+        rest = memoryview(body)[start.end(1) :]  # one copy of what may be large, not two
+        self._body = b"".join((start[1], field, comma, rest))
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first value of header ``name`` (lower case), or None."""
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return None
