@@ -21,7 +21,7 @@ class Bucket:
     """Of prefill workers: each gets the requests of a range of lengths, so that no short one waits behind a long one.
 
     The ranges are such that each worker would have got the same bytes of the last 2,048 requests, and are divided anew
-    every ``bucket_adjust_interval_secs``. When the loads differ too much: fewest in flight, as with ``cache_aware``.
+    every ``bucket_adjust_interval_secs``, and when twice as many are known. When the loads differ too much: fewest in flight, as with ``cache_aware``.
     """
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
@@ -30,14 +30,16 @@ class Bucket:
         self._sizes: deque[int] = deque(maxlen=_REMEMBERED)
         self._bounds: list[int] = []
         self._divided_at = -settings.bucket_adjust_interval_secs
+        self._divided = 0
 
     def __call__(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker:
         size = len(exchange.request.body)
         self._sizes.append(size)
         now = self._clock()
         due = now - self._divided_at >= self._settings.bucket_adjust_interval_secs
-        if due or len(self._bounds) != len(workers) - 1:
-            self._divided_at = now
+        more = len(self._sizes) >= 2 * self._divided  # at first, when few are known, each tells much
+        if due or more or len(self._bounds) != len(workers) - 1:
+            self._divided_at, self._divided = now, len(self._sizes)
             self._bounds = _divided(sorted(self._sizes), len(workers))
         if unbalanced(workers, self._settings):
             return least_in_flight(workers)

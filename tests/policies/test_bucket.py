@@ -54,23 +54,35 @@ def test_short_and_long_ones_are_kept_apart_by_their_bytes() -> None:
 def test_ranges_are_divided_anew_only_when_it_is_time_or_workers_come() -> None:
     clock, two = Clock(), workers(2)
     policy = Bucket(Settings(bucket_adjust_interval_secs=10), clock)
-    for size in [100] * 20 + [1000]:
+    for size in [100] * 1000 + [1000]:
         policy(exchange(size), two)
     clock.now = 10.0
     assert policy(exchange(500), two) is two[1]
-    for _ in range(100):
+    for _ in range(900):
         policy(exchange(800), two)
     clock.now = 19.0
     assert policy(exchange(500), two) is two[1]
     clock.now = 20.0
     assert policy(exchange(500), two) is two[0]
-    assert policy(exchange(900), workers(3)) is not None  # and with another number at once
+    three = workers(3)
+    assert policy(exchange(100), three) is three[0]  # at once: another number of workers
+    assert policy(exchange(900), three) is three[2]
+
+
+def test_at_first_each_request_tells_much() -> None:
+    two = workers(2)
+    policy = Bucket(Settings(), Clock())
+    for size in (10, 10, 1000, 1000):
+        policy(exchange(size), two)
+    assert policy(exchange(10), two) is two[0]
+    assert policy(exchange(5000), two) is two[1]
 
 
 def test_a_difference_in_load_that_is_too_large_counts_more() -> None:
     two = workers(2)
     policy = Bucket(Settings(balance_abs_threshold=3, balance_rel_threshold=1.5))
-    policy(exchange(100), two)
+    for _ in range(40):
+        policy(exchange(100), two)
     two[1].in_flight = 4
     assert policy(exchange(5000), two) is two[0]
     two[1].in_flight = 3
