@@ -104,7 +104,8 @@ async def forward(exchange: Exchange, request: Request) -> Reply | None:
 
     When: each time a worker is to be asked for ``exchange``: the first time, and when a plugin asks again. ``request``
     is what the worker gets. ``router.dispatcher.choose(exchange, but)`` leases a worker, ``await
-    router.dispatcher.send(exchange, request)`` asks it once; the first Reply of a plugin wins. Without one, one worker is asked once.
+    router.dispatcher.send(exchange, request)`` asks it once; the first Reply of a plugin wins. Without one, one
+    worker is asked once.
     HTTPErrors reach the client as they are; any other exception becomes a 500 that names the plugin.
     """
 

@@ -12,36 +12,33 @@ from typing import Any
 
 import anyio
 import httpx
-import orjson
 import pluggy
 from anyio.abc import TaskGroup, TaskStatus
 
-from router_core.access import auth_headers
 from router_core.addresses import CheckedTransport
 from router_core.client import Watch
 from router_core.errors import BadRequest
 from router_core.exchange import Exchange
 from router_core.hooks import Hooks, a_reply, failure
 from router_core.hookspecs import WorkerChange
+from router_core.joining import Joining
 from router_core.proxy import Proxy
-from router_core.ranks import Ranks, ranks_told
+from router_core.ranks import Ranks
 from router_core.registry import ComponentRegistry
 from router_core.reply import Reply
 from router_core.request import Request
 from router_core.settings import Settings
 from router_core.types import Dispatcher
 from router_core.upstream import Limits
-from router_core.weights import WeightUpdate, WeightVersions, version_named
+from router_core.weights import WeightUpdate, WeightVersions
 from router_core.workers import Worker, WorkerPool, WorkerType, worker_url
 
 __all__ = ["Router"]
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that registering waits for a worker's first answer, and between looks at one that is to leave.
-_FIRST_LOOK_S = 2.0
+#: Seconds between looks at a worker that is to leave.
 _DRAINED_S = 0.05
-_MAX_INFO_BYTES = 1 << 20
 
 
 class Router:
@@ -80,7 +77,7 @@ class Router:
         self._tasks: TaskGroup | None = None
         self._http: httpx.AsyncClient | None = None
         self._announcing: anyio.Lock | None = None
-        self._expected: set[str] = set()
+        self._joining = Joining(self)
         for _, setup in self.hooks.setup:
             setup(self)
 
@@ -259,34 +256,11 @@ class Router:
         worker = self.pool.add(
             Worker(worker_url(url), worker_type, bootstrap_port, model_id, labels or {}, api_key=api_key)
         )
-        trouble = await self._look_at(worker)
+        trouble = await self._joining.look_at(worker)
         if trouble is not None:
             logger.warning("worker %s does not answer yet: %s", worker.url, trouble)
-            self._expect(worker)
+            self._joining.expect(worker)
         return worker, trouble
-
-    def _expect(self, worker: Worker) -> None:
-        """``worker`` does not answer yet: look at it until it does."""
-        if worker.id not in self._expected:
-            self._expected.add(worker.id)
-            self.tasks.start_soon(self._wait_for, worker)
-
-    async def _wait_for(self, worker: Worker) -> None:
-        settings = self.settings
-        until = anyio.current_time() + settings.worker_startup_timeout_s
-        try:
-            while worker in self.pool and worker.state == "joining":
-                if anyio.current_time() >= until:
-                    limit = settings.worker_startup_timeout_s
-                    self.pool.quarantine(
-                        worker, f"it has not answered within {limit:g} s of its registration"
-                    )
-                    return
-                await anyio.sleep(settings.worker_startup_check_s)
-                if await self._look_at(worker) is None:
-                    return
-        finally:
-            self._expected.discard(worker.id)
 
     @property
     def several_models(self) -> bool:
@@ -318,69 +292,6 @@ class Router:
             else:
                 await anyio.sleep(_DRAINED_S)
 
-    async def _look_at(self, worker: Worker) -> str | None:
-        """Ask ``worker`` about itself; None when it answered, whatever it said, else what was wrong."""
-        try:
-            with anyio.fail_after(_FIRST_LOOK_S):  # httpx counts each step of a request by itself
-                for path in ("/model_info", "/get_model_info"):
-                    status, body = await self._get(worker, path)
-                    if status != 404:
-                        break
-                if status < 500 and (self.settings.dp_aware or self.by_model):
-                    told = await self._server_info(worker)
-                    if self.settings.dp_aware:
-                        self.pool.split(worker, ranks_told(told))
-                    if self.by_model and worker.model_id is None:
-                        worker.model_id = _served_model(told)
-        except TimeoutError:
-            return f"no answer within {_FIRST_LOOK_S:g} s"
-        except Exception as error:  # httpcore on uvloop lets odd ones through; no worker may end the router
-            return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        if status >= 500:
-            return f"it answered {status}"
-        if status == 200:
-            self._learn(worker, body)
-        if worker.state == "joining":
-            self.pool.ready(worker)
-            logger.info("worker %s is ready", worker.url)
-        return None
-
-    async def _server_info(self, worker: Worker) -> bytes:
-        for path in ("/server_info", "/get_server_info"):
-            status, body = await self._get(worker, path)
-            if status == 200:
-                return body
-        return b""
-
-    async def _get(self, worker: Worker, path: str) -> tuple[int, bytes]:
-        """Status and body; of a body that is too long for what is asked, the beginning."""
-        body = bytearray()
-        headers = auth_headers(worker)
-        async with self.http.stream(
-            "GET", worker.url + path, headers=headers, timeout=_FIRST_LOOK_S
-        ) as answer:
-            async for chunk in answer.aiter_bytes():
-                body += chunk
-                if len(body) > _MAX_INFO_BYTES:
-                    break
-        return answer.status_code, bytes(body)
-
-    def _learn(self, worker: Worker, body: bytes) -> None:
-        try:
-            info = orjson.loads(body)
-        except orjson.JSONDecodeError:
-            return  # not an SGLang server; it can be proxied to all the same
-        if not isinstance(info, dict):
-            return
-        version, model = version_named(info.get("weight_version")), info.get("model_path")
-        if version is not None:
-            worker.weight_version = version
-            self.weights.see(version)
-            if self.weights.current is None:
-                self.weights.move(version, worker.url)  # learnt, not changed: no hook
-        if worker.model_id is None and isinstance(model, str):
-            worker.model_id = model
-
     def _worker_changed(self, worker: Worker, change: WorkerChange) -> None:
         if change == "removed":
             self.proxy.forget(worker)
@@ -405,16 +316,6 @@ class Router:
                 logger.info("weights at version %s (was %s, by %s)", version, update.previous, source)
                 await self.hooks.on_weight_update(update)
         return update
-
-
-def _served_model(server_info: bytes) -> str | None:
-    """What its clients call the model, if it says so."""
-    try:
-        document = orjson.loads(server_info)
-    except orjson.JSONDecodeError:
-        return None
-    name = document.get("served_model_name") if isinstance(document, dict) else None
-    return name if isinstance(name, str) and name else None
 
 
 async def _host_tasks(ended: anyio.Event, *, task_status: TaskStatus[TaskGroup]) -> None:

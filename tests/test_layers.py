@@ -35,7 +35,7 @@ LAYERS = (
     ("exchange", "hooks", "registry", "reply", "request", "settings", "upstream_reply", "weights", "workers"),
     ("aborts", "connection", "generation"),
     ("ranks", "upstream"),
-    ("client", "proxy"),
+    ("client", "joining", "proxy"),
     ("router",),
     ("admin", "gateway_flags", "loader", "logs"),
     ("app",),

@@ -1,0 +1,129 @@
+"""Workers that have registered, until they answer: what each says of itself when it is first asked."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import anyio
+import orjson
+
+from router_core.access import auth_headers
+from router_core.ranks import ranks_told
+from router_core.weights import version_named
+from router_core.workers import Worker
+
+if TYPE_CHECKING:
+    from router_core.router import Router
+
+__all__ = ["Joining"]
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that registering waits for a worker's first answer.
+_FIRST_LOOK_S = 2.0
+_MAX_INFO_BYTES = 1 << 20
+
+
+class Joining:
+    """Asks workers about themselves, while the router serves."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._expected: set[str] = set()
+
+    def expect(self, worker: Worker) -> None:
+        """``worker`` does not answer yet: look at it until it does."""
+        if worker.id not in self._expected:
+            self._expected.add(worker.id)
+            self._router.tasks.start_soon(self._wait_for, worker)
+
+    async def _wait_for(self, worker: Worker) -> None:
+        settings = self._router.settings
+        until = anyio.current_time() + settings.worker_startup_timeout_s
+        try:
+            while worker in self._router.pool and worker.state == "joining":
+                if anyio.current_time() >= until:
+                    limit = settings.worker_startup_timeout_s
+                    self._router.pool.quarantine(
+                        worker, f"it has not answered within {limit:g} s of its registration"
+                    )
+                    return
+                await anyio.sleep(settings.worker_startup_check_s)
+                if await self.look_at(worker) is None:
+                    return
+        finally:
+            self._expected.discard(worker.id)
+
+    async def look_at(self, worker: Worker) -> str | None:
+        """Ask ``worker`` about itself; None when it answered, whatever it said, else what was wrong."""
+        try:
+            with anyio.fail_after(_FIRST_LOOK_S):  # httpx counts each step of a request by itself
+                for path in ("/model_info", "/get_model_info"):
+                    status, body = await self._get(worker, path)
+                    if status != 404:
+                        break
+                if status < 500 and (self._router.settings.dp_aware or self._router.by_model):
+                    told = await self._server_info(worker)
+                    if self._router.settings.dp_aware:
+                        self._router.pool.split(worker, ranks_told(told))
+                    if self._router.by_model and worker.model_id is None:
+                        worker.model_id = _served_model(told)
+        except TimeoutError:
+            return f"no answer within {_FIRST_LOOK_S:g} s"
+        except Exception as error:  # httpcore on uvloop lets odd ones through; no worker may end the router
+            return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        if status >= 500:
+            return f"it answered {status}"
+        if status == 200:
+            self._learn(worker, body)
+        if worker.state == "joining":
+            self._router.pool.ready(worker)
+            logger.info("worker %s is ready", worker.url)
+        return None
+
+    async def _server_info(self, worker: Worker) -> bytes:
+        for path in ("/server_info", "/get_server_info"):
+            status, body = await self._get(worker, path)
+            if status == 200:
+                return body
+        return b""
+
+    async def _get(self, worker: Worker, path: str) -> tuple[int, bytes]:
+        """Status and body; of a body that is too long for what is asked, the beginning."""
+        body = bytearray()
+        headers = auth_headers(worker)
+        async with self._router.http.stream(
+            "GET", worker.url + path, headers=headers, timeout=_FIRST_LOOK_S
+        ) as answer:
+            async for chunk in answer.aiter_bytes():
+                body += chunk
+                if len(body) > _MAX_INFO_BYTES:
+                    break
+        return answer.status_code, bytes(body)
+
+    def _learn(self, worker: Worker, body: bytes) -> None:
+        try:
+            info = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            return  # not an SGLang server; it can be proxied to all the same
+        if not isinstance(info, dict):
+            return
+        version, model = version_named(info.get("weight_version")), info.get("model_path")
+        if version is not None:
+            worker.weight_version = version
+            self._router.weights.see(version)
+            if self._router.weights.current is None:
+                self._router.weights.move(version, worker.url)  # learnt, not changed: no hook
+        if worker.model_id is None and isinstance(model, str):
+            worker.model_id = model
+
+
+def _served_model(server_info: bytes) -> str | None:
+    """What its clients call the model, if it says so."""
+    try:
+        document = orjson.loads(server_info)
+    except orjson.JSONDecodeError:
+        return None
+    name = document.get("served_model_name") if isinstance(document, dict) else None
+    return name if isinstance(name, str) and name else None
