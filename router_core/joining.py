@@ -9,6 +9,7 @@ import anyio
 import orjson
 
 from router_core.access import auth_headers
+from router_core.errors import WorkerBroke
 from router_core.ranks import ranks_told
 from router_core.weights import version_named
 from router_core.workers import Worker
@@ -82,11 +83,24 @@ class Joining:
             logger.info("worker %s is ready", worker.url)
         return None
 
+    async def count_again(self, worker: Worker) -> None:
+        """``worker`` is back, perhaps as another process with other ranks."""
+        trouble: object = f"no answer within {_FIRST_LOOK_S:g} s"
+        with anyio.move_on_after(_FIRST_LOOK_S):
+            try:
+                self._router.pool.split(worker, ranks_told(await self._server_info(worker)))
+                return
+            except Exception as error:  # as above
+                trouble = error
+        logger.warning("worker %s does not say how many ranks it has: %s", worker.url, trouble)
+
     async def _server_info(self, worker: Worker) -> bytes:
         for path in ("/server_info", "/get_server_info"):
             status, body = await self._get(worker, path)
             if status == 200:
                 return body
+            if status >= 500:
+                raise WorkerBroke(f"it answered {path} with {status}")
         return b""
 
     async def _get(self, worker: Worker, path: str) -> tuple[int, bytes]:

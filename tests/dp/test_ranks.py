@@ -39,6 +39,7 @@ class Server:
         self.ranks = ranks
         self.old = old
         self.status = 200
+        self.broken = False
         self.bodies: list[Any] = []
         self.calls: list[str] = []
         self.hold: anyio.Event | None = None
@@ -50,6 +51,8 @@ class Server:
         self.calls.append(path)
         if path == "/model_info":
             return JSONResponse({"weight_version": "1"})
+        if self.broken and path == "/server_info":
+            return Response(status_code=500)
         if path in ("/server_info", "/get_server_info"):
             known = path == "/get_server_info" or not self.old
             return JSONResponse({"dp_size": self.ranks}, 200) if known else Response(status_code=404)
@@ -284,6 +287,33 @@ async def test_a_server_that_comes_back_with_other_ranks_offers_those(start: Sta
         server.ranks = 1
         await running.router.add_worker(server.url)
         assert set(await shown(running)) == {server.url}
+
+
+async def test_a_server_that_comes_back_as_another_process_is_counted_again(start: Start) -> None:
+    server = Server(2)
+    async with before(start, server) as running:
+        pool = running.router.pool
+        pool.quarantine(pool.find(server.url), "a test")
+        server.ranks = 4
+        pool.ready(pool.find(server.url))
+        await until(lambda: len(pool.routable()) == 4)
+        pool.quarantine(pool.find(server.url), "a test")
+        server.broken = True
+        pool.ready(pool.find(server.url))  # it does not say: it stays as it was known
+        await until(lambda: server.calls.count("/server_info") == 3)
+        await anyio.sleep(0.05)
+        assert len(pool.routable()) == 4
+
+
+async def test_a_server_that_does_not_say_its_ranks_yet_is_waited_for(start: Start) -> None:
+    server = Server(2)
+    server.broken = True
+    flags = ("--dp-aware", "--worker-startup-check-interval", "0.05")
+    async with before(start, server, flags=flags) as running:
+        assert [worker["state"] for worker in (await shown(running)).values()] == ["joining"]
+        server.broken = False
+        await until(lambda: running.router.pool.healthy == 1)
+        assert len(await shown(running)) == 2
 
 
 @pytest.mark.parametrize("told", [None, 0, -1, "4", 1.5, True, 1 << 40, [2]])
