@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from discovery.conftest import LABELS, Discover, Discovered
 from plugged import routing, until
 from router_core.cli import build
 from router_core.errors import SettingsError
-from routers import Start
+from router_core.workers import WorkerPool
 from slime_engine.app import make_app
 from slime_engine.model import load_model
 from slime_engine.settings import Settings as Engine
@@ -56,7 +56,8 @@ async def test_a_real_engine_in_a_pod_generates(discover: Discover) -> None:
         found.pod(2)
         await until(lambda: found.states() == {2: "ready"})
         answer = await found.running.client.post(
-            "/generate", json={"text": "Hi", "sampling_params": {"max_new_tokens": 4}}
+            "/generate",
+            json={"text": "Hi", "sampling_params": {"max_new_tokens": 4, "ignore_eos": True}},
         )
         assert answer.json()["meta_info"]["completion_tokens"] == 4
 
@@ -220,19 +221,50 @@ async def test_a_pod_that_gets_another_address_moves_there(discover: Discover) -
         await until(lambda: found.states() == {3: "ready"})
 
 
-async def test_a_pod_that_leaves_before_it_could_join_does_not_join() -> None:
+@pytest.fixture
+async def pods() -> AsyncIterator[tuple[PodWorkers, WorkerPool]]:
+    """What is told of pods here, and the workers that they become."""
     async with routing({}) as running:
-        pods = PodWorkers(running.router, 80, "regular", {}, ())
-        pod = Pod("u", "default/p", LABELS, "127.0.0.2", "serving", None)
-        for state in ("leaving", "ended"):
-            pods.is_so(pod)
-            pods.is_so(replace(pod, state=state))
-        pods.is_so(pod)
-        pods.is_gone("u")
-        await anyio.sleep(0.05)
-        assert len(running.router.pool) == 0
-        pods.is_so(pod)
-        await until(lambda: len(running.router.pool) == 1)
+        yield PodWorkers(running.router, 80, "regular", {}, ()), running.router.pool
+
+
+SERVING = Pod("u", "default/p", LABELS, "127.0.0.2", "serving", None)
+
+
+async def test_a_pod_that_leaves_before_it_could_join_does_not_join(
+    pods: tuple[PodWorkers, WorkerPool],
+) -> None:
+    told, workers = pods
+    endings: list[Callable[[], None]] = [
+        lambda: told.is_so(replace(SERVING, state="leaving")),
+        lambda: told.is_so(replace(SERVING, state="ended")),
+        lambda: told.is_gone("u"),
+        lambda: told.all_are([]),
+    ]
+    for end in endings:
+        told.is_so(SERVING)
+        end()
+        await anyio.sleep(0.02)
+        assert len(workers) == 0
+    told.is_so(SERVING)
+    await until(lambda: len(workers) == 1)
+
+
+async def test_a_pod_that_ends_while_it_waits_for_an_address_waits_no_longer(
+    pods: tuple[PodWorkers, WorkerPool],
+) -> None:
+    told, workers = pods
+    endings: list[Callable[[], None]] = [lambda: told.is_gone("w"), lambda: told.all_are([SERVING])]
+    for end in endings:
+        told.is_so(SERVING)
+        await until(lambda: len(workers) == 1)
+        told.is_so(replace(SERVING, uid="w"))
+        await anyio.sleep(0.02)
+        end()
+        told.is_gone("u")
+        told.one_left()
+        await anyio.sleep(0.02)
+        assert len(workers) == 0
 
 
 # prefill and decode
@@ -373,24 +405,43 @@ async def test_pods_get_the_key_of_workers(discover: Discover) -> None:
 
 
 async def test_after_a_restart_each_pod_is_the_worker_that_it_was(
-    discover: Discover, start: Start, tmp_path: Path
+    discover: Discover, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state = ("--plugin", "state", "--state-dir", str(tmp_path / "state"))
+    """Also when other plugins keep the start waiting before ``state``, which is entered last."""
+    (tmp_path / "slow.py").write_text(
+        "from contextlib import asynccontextmanager\n"
+        "import anyio\n"
+        "from router_core import hookimpl\n"
+        "@hookimpl\n"
+        "@asynccontextmanager\n"
+        "async def lifespan(router):\n"
+        "    await anyio.sleep(0.4)\n"
+        "    yield\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    state = ("--plugin", "state", "--state-dir", str(tmp_path / "state"), "--middleware-paths", "slow")
     async with discover(*state) as found:
         for last in (2, 3):
             await found.engine(last)
         gone = found.pod(2)
         found.pod(3)
-        await until(lambda: found.states() == {2: "ready", 3: "ready"})
-        ids = {worker.url: worker.id for worker in found.running.router.pool}
+        found.pod(5)
+        await until(lambda: found.states() == {2: "ready", 3: "ready", 5: "joining"})
+        before = {worker.url: worker.id for worker in found.running.router.pool}
         found.running.router.pool.stale(found.running.router.pool.find(found.url(3)), "it failed an update")
     found.cluster.delete(gone)
     async with discover(*state) as found:
         found.pod(4)
         await until(lambda: 4 in found.states())
-        assert found.states() == {3: "stale", 4: "joining"}
-        (old,) = (worker for worker in found.running.router.pool if worker.url == found.url(3))
-        assert (old.id, old.reason) == (ids[old.url], "it failed an update")
+        assert found.states() == {3: "stale", 4: "joining", 5: "joining"}
+        pool = found.running.router.pool
+        old = pool.find(found.url(3))
+        assert (old.id, old.reason) == (before[old.url], "it failed an update")
+        await found.running.client.delete(f"/workers/{old.id}")
+        found.pod(3, annotations={"changed": "yes"})
+        found.pod(6)
+        await until(lambda: 6 in found.states())
+        assert 3 not in found.states(), "who was removed stays away"
 
 
 # flags

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from compatibility.launching import launched, our_words
-from plugged import until
+from plugged import Recording, until
 from router_core.cli import build
 from router_core.errors import SettingsError
 from router_core.serving import bind, serving
@@ -232,6 +232,20 @@ async def test_a_model_that_nobody_serves_is_told_at_once_and_once(start: Start)
             assert message.endswith("known: /models/alpha, beta")
 
 
+async def test_a_worker_that_never_says_its_model_holds_up_nobody(start: Start) -> None:
+    """It is no SGLang server, and is asked for no model."""
+    silent, alpha = Recording("silent"), Server("/alpha")
+    async with serving_models(start, [alpha]) as running, serving(silent) as url:
+        await running.client.post("/workers", json={"url": url})
+        await by(running, alpha, {"model": "/alpha"})
+        await by(running, alpha, {"text": "x"})
+        assert (await refused(running, {"model": "x"}))[:2] == (404, "model_not_found")
+        assert "/generate" not in [path for path, _, _ in silent.requests]
+        running.router.pool.remove(running.router.pool.find(alpha.url))
+        answer = await running.client.post("/generate", json={"text": "x"})
+        assert answer.json() == {"worker": "silent"}, "there is no other"
+
+
 async def test_a_model_that_may_come_yet_is_a_503(start: Start) -> None:
     with bind("127.0.0.1", 0) as free:
         late = f"http://127.0.0.1:{free.getsockname()[1]}"
@@ -343,13 +357,18 @@ async def test_weights_of_one_model_are_updated_as_ever(start: Start) -> None:
 
 
 async def test_versions_of_several_models_are_not_compared(start: Start, tmp_path: Path) -> None:
-    probes = ("--health-check-interval-secs", "0.05", "--health-check-endpoint", "/model_info")
-    state = ("--plugin", "state", "--state-dir", str(tmp_path))
+    """A worker comes back with its own, after a quarantine and after a restart of the router."""
+    probes = ("--health-check-interval-secs", "0.05", "--health-check-endpoint", "/probe")
+    state = ("--plugin", "state", "--state-dir")
     servers = [Server("/alpha", version="7"), Server("/beta", version="other")]
-    async with serving_models(start, servers, *probes, *state) as running:
-        await anyio.sleep(0.4)  # some probes
-        assert [worker.state for worker in running.router.pool] == ["ready", "ready"]
-        async with start("--enable-igw", *probes, *state[:3], _copied(tmp_path)) as again:
+    async with serving_models(start, servers, *probes, *state, str(tmp_path)) as running:
+        beta = running.router.pool.find(servers[1].url)
+        servers[1].status = 503
+        await until(lambda: beta.state == "quarantined")
+        servers[1].status = 200
+        await until(lambda: beta.state != "quarantined")
+        assert beta.state == "ready"
+        async with start("--enable-igw", "--disable-health-check", *state, _copied(tmp_path)) as again:
             assert [worker.state for worker in again.router.pool] == ["ready", "ready"]
             await by(again, servers[1], {"model": "/beta"})
 
