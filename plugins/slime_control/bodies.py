@@ -13,7 +13,7 @@ from router_core.request import Request
 from router_core.weights import version_named
 from router_core.workers import WorkerPool, worker_url
 
-__all__ = ["base_offset", "given_bodies", "is_delta", "named_version", "offset_bodies"]
+__all__ = ["base_offset", "begins_update", "given_bodies", "is_delta", "named_version", "offset_bodies"]
 
 #: A larger body is not parsed for the version in it, which would hold up the event loop: the workers are asked.
 _PARSED_BYTES = 1 << 20
@@ -47,6 +47,13 @@ def named_version(request: Request) -> str | None:
     """The version that the body names for all workers; None when it names none or is too large to look."""
     versions = {version_named(body.get("weight_version", body.get("new_version"))) for body in _each(request)}
     return versions.pop() if len(versions) == 1 else None
+
+
+def begins_update(request: Request) -> bool:
+    """Whether it is no piece itself, and the pieces of an update follow."""
+    if request.path == "/post_process_weights":
+        return any(body.get("restore_weights_before_load") is True for body in _each(request))
+    return request.path == "/begin_weight_update"
 
 
 def is_delta(request: Request) -> bool:

@@ -15,7 +15,14 @@ from router_core.errors import NoWorker, WorkerBroke
 from router_core.request import Request
 from router_core.router import Router
 from router_core.weights import version_named
-from slime_control.bodies import base_offset, given_bodies, is_delta, named_version, offset_bodies
+from slime_control.bodies import (
+    base_offset,
+    begins_update,
+    given_bodies,
+    is_delta,
+    named_version,
+    offset_bodies,
+)
 from slime_control.calls import Call
 from slime_control.debts import Debts
 from slime_control.fan_out import Answer, FanOut, passed_on
@@ -69,7 +76,9 @@ class Fleet:
         number = self._pieces.next(call, changes_gate=changes_gate, to_all=everybody)
         update = None
         if call.aside == "weights":
-            update = self._pieces.of(call, number, version, bodies, is_delta=is_delta(request))
+            update = self._pieces.of(
+                call, number, version, bodies, begins=begins_update(request), is_delta=is_delta(request)
+            )
         answers: Answers = {}
 
         def on_answer(worker: Worker, answer: Answer) -> None:

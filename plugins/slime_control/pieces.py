@@ -4,8 +4,8 @@ Trainers name the version with each piece (slime), with one of them, or by ``/up
 (miles); most pause generation around all of them, and newer engines are told begin and end. Nothing says which piece
 is the last one. So an update
 
-- begins with a ``/begin_weight_update``, with a piece that names another version, and with one that names none after
-  the end of the former;
+- begins with a ``/begin_weight_update``, or a ``/post_process_weights`` that restores; with a piece that names another
+  version; with one that names none after the end of the former;
 - ends when the next one begins, when generation is paused or continues, when memory is released or resumed, with an
   ``/end_weight_update``, and when no piece has come for a minute while generation was not paused.
 
@@ -31,6 +31,8 @@ __all__ = ["Pieces", "Update"]
 
 #: Of silence, after which an update is over that nothing else ends.
 _QUIET_S = 60.0
+#: They belong to the pieces before them.
+_LAST = ("/update_weight_version", "/end_weight_update", "/post_process_weights")
 _CURE = "it comes back with all pieces of another update, or with one from disk"
 
 
@@ -43,7 +45,6 @@ class Update:
     began: int
     before: str | None
     version: str | None = None
-    is_session: bool = False
     is_delta: bool = False
     is_over: bool = False
     is_watched: bool = False
@@ -97,16 +98,27 @@ class Pieces:
         return self._calls
 
     def of(
-        self, call: Call, number: int, version: str | None, workers: Iterable[Worker], *, is_delta: bool
+        self,
+        call: Call,
+        number: int,
+        version: str | None,
+        workers: Iterable[Worker],
+        *,
+        begins: bool,
+        is_delta: bool,
     ) -> Update | None:
-        """The update that ``call`` belongs to, which names ``version`` and goes to ``workers``; None: to none."""
+        """The update that ``call`` belongs to, which names ``version`` and goes to ``workers``; None: to none.
+
+        ``begins``: it says that it is the first of one.
+        """
         current = self._current
-        if not call.partial:
-            if call.path != "/update_weight_version" or current is None or current.is_over:
-                return None
-        elif call.path == "/begin_weight_update" or current is None or not current.has(version):
+        if not call.partial and call.path != "/update_weight_version":
+            return None
+        if begins or (call.path not in _LAST and (current is None or not current.has(version))):
             self._end()
             current = self._begin(number)
+        elif current is None or (current.is_over and not call.partial):
+            return None
         current.version = version or current.version
         current.is_delta |= is_delta
         current.is_over = False  # one that was paused around each piece
@@ -126,7 +138,6 @@ class Pieces:
         elif self.joined_since(worker, number):
             self._miss(worker, number, "it registered while a piece of an update was under way")
         elif call.partial:
-            update.is_session |= call.path == "/begin_weight_update"
             is_out = worker.state in ("stale", "quarantined")
             if is_out and worker not in update.takers and "weights" not in self._debts.of(worker):
                 self._debts.owe(worker, "weights", update.began - 1)  # until it has all
@@ -160,7 +171,7 @@ class Pieces:
         """All have answered ``call``, a piece of ``update``."""
         if call.path == "/end_weight_update":
             self._end()
-        elif not (update.is_watched or update.is_session) and any(worker.torn for worker in update.takers):
+        elif not update.is_watched and any(worker.torn for worker in update.takers):
             update.is_watched = True
             self._router.tasks.start_soon(self._watch, update)
 
@@ -201,7 +212,7 @@ class Pieces:
                 self._debts.take_back(worker)
         if not whole:
             self._current = None  # it failed everywhere: the same version may be tried again
-        elif self._gate.closed or update.is_session:
+        elif self._gate.closed:
             self._set_newcomers_aside(update)
 
     def _is_whole(self, update: Update, worker: Worker) -> bool:

@@ -103,7 +103,7 @@ class Slotted:
             self.paused = path == "/pause_generation"
             return JSONResponse({"status": "ok"})
         up = ""
-        if path.startswith("/update_weights_from"):
+        if path.startswith(("/update_weights_from", "/post_process")):
             up, self.next_up = self.next_up, ""
         if up == "refuse":
             return JSONResponse({"error": {"message": "no such request"}}, 400)

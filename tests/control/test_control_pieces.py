@@ -21,7 +21,7 @@ pytestmark = pytest.mark.anyio
 PIECE = "/update_weights_from_tensor"
 DISK = "/update_weights_from_disk"
 PAUSE, CONTINUE, RENAME = "/pause_generation", "/continue_generation", "/update_weight_version"
-BEGIN, END = "/begin_weight_update", "/end_weight_update"
+BEGIN, END, POST_PROCESS = "/begin_weight_update", "/end_weight_update", "/post_process_weights"
 
 
 class Fleet:
@@ -260,6 +260,43 @@ async def test_engines_that_are_told_begin_and_end_need_no_pause() -> None:
         assert here.got == late.got
 
 
+async def test_the_end_of_an_update_is_no_update_even_after_generation_has_continued() -> None:
+    async with fleet() as trainer:
+        _, bad = trainer.engines
+        await trainer.call(PAUSE)
+        await trainer.call(BEGIN)
+        bad.next_up = "fail before"
+        await trainer.piece(0, 8, "8")
+        await trainer.call(CONTINUE)
+        assert await trainer.call(END) == 200
+        assert trainer.state(bad) == OUT
+
+
+async def test_an_end_without_a_beginning_is_the_engines_matter() -> None:
+    async with fleet() as trainer:
+        assert await trainer.call(END) == 200
+        assert [trainer.state(each) for each in trainer.engines] == [("ready", False, "default")] * 2
+
+
+async def test_quantized_weights_are_prepared_before_the_first_piece_and_finished_after_the_last() -> None:
+    """Who fails that has wrong weights, whatever pieces it takes."""
+    async with fleet() as trainer:
+        here, bad = trainer.engines
+        for restores in (True, False):
+            await trainer.call(PAUSE)
+            bad.next_up = "fail before" if restores else ""
+            await trainer.call(POST_PROCESS, restore_weights_before_load=True)
+            for slot in range(SLOTS):
+                await trainer.piece(slot, 8, "8" if restores else "9")
+            bad.next_up = "" if restores else "fail before"
+            await trainer.call(POST_PROCESS, post_process_quantization=True)
+            await trainer.call(CONTINUE)
+            assert trainer.state(bad) == OUT
+            assert trainer.state(here) == ("ready", False, "8" if restores else "9")
+        await trainer.whole(10)
+        assert trainer.state(bad) == ("ready", False, "10")
+
+
 async def test_one_that_registers_before_the_end_of_an_update_that_has_one_is_out() -> None:
     async with fleet() as trainer:
         here, late = trainer.engines
@@ -326,7 +363,6 @@ async def test_without_a_pause_a_body_that_is_not_read_begins_an_update_when_eng
             await trainer.piece(slot, 8, "8", pad=pad)
         assert trainer.state(late) == OUT  # it seemed to be one more of the first
         await trainer.piece(0, 9, "9", pad=pad)
-        await trainer.call(PAUSE)
         assert trainer.state(late) == trainer.state(here) == ("ready", False, "9")
 
 
@@ -369,6 +405,19 @@ async def test_without_a_pause_silence_ends_an_update(monkeypatch: pytest.Monkey
             assert await trainer.piece(slot, 8, "8") == 200
             assert trainer.state(alone) == OUT
         await until(lambda: trainer.state(alone) == ("ready", False, "8"))
+
+
+async def test_after_silence_one_that_registered_is_there_for_the_next_update(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(slime_control.pieces, "_QUIET_S", 0.2)
+    async with fleet() as trainer:
+        _, late = trainer.engines
+        await trainer.piece(0, 7)
+        await trainer.register(late)
+        await anyio.sleep(0.25)
+        await trainer.piece(0, 8)
+        assert trainer.state(late)[:2] == ("ready", False)
 
 
 async def test_a_piece_that_is_under_way_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
