@@ -469,6 +469,21 @@ async def test_a_fleet_that_fails_a_piece_everywhere_is_out_until_it_has_all_of_
         assert [trainer.state(engine) for engine in trainer.engines] == [("ready", False, "8")] * 2
 
 
+@pytest.mark.parametrize(("again", "state"), [("8", OUT), ("9", ("ready", False, "9"))])
+async def test_within_the_same_pause_an_update_is_sent_again_under_another_version(
+    again: str, state: tuple[str, bool, str | None]
+) -> None:
+    async with fleet() as trainer:
+        await trainer.call(PAUSE)
+        for engine in trainer.engines:
+            engine.next_up = "fail after"
+        await trainer.piece(0, 8, "8")
+        for slot in range(SLOTS):
+            await trainer.piece(slot, 9, again)
+        await trainer.call(CONTINUE)
+        assert [trainer.state(engine) for engine in trainer.engines] == [state] * 2
+
+
 async def test_a_first_piece_that_all_refuse_as_no_such_request_changes_nothing() -> None:
     """A spelling mistake must not stop a fleet."""
     async with fleet() as trainer:
