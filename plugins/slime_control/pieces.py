@@ -156,8 +156,10 @@ class Pieces:
 
     def learnt(self, update: Update, number: int, version: str, workers: Iterable[Worker]) -> None:
         """``workers`` took a piece of ``update`` that named no version which was read, and say ``version`` now."""
+        if version in self._router.weights.ordered:
+            return  # some engine began with it, perhaps meanwhile: no name of an update
         if update.version is None:
-            update.version = version if version != update.before else None
+            update.version = version
         elif version != update.version and update is self._current:
             self._end()
             update = self._begin(number)

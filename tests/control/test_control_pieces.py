@@ -212,6 +212,22 @@ async def test_an_update_is_known_by_the_pause_around_it_whichever_piece_names_i
         assert late.slots == [9] * SLOTS
 
 
+async def test_versions_that_engines_began_with_name_no_update() -> None:
+    """Engines that disagree about the version, and pieces that name none: it is one update all the same."""
+    async with fleet(3) as trainer:
+        one, other, bad = trainer.engines
+        await trainer.call(DISK, round=2, weight_version="2")
+        other.restart()
+        await trainer.register(other)  # "default"
+        await trainer.call(PAUSE)
+        bad.next_up, one.next_up = "fail before", "fail before"
+        assert await trainer.piece(0, 3) == 207  # by one that says "default"
+        other.next_up = "fail before"
+        assert await trainer.piece(1, 3) == 207  # by those that say "2"
+        await trainer.call(CONTINUE)
+        assert [trainer.state(engine) for engine in trainer.engines] == [OUT] * 3
+
+
 async def test_one_that_registers_before_the_name_of_an_update_does_not_get_it_by_that() -> None:
     async with fleet() as trainer:
         _, late = trainer.engines
