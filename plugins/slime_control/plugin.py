@@ -142,13 +142,17 @@ class Control:
             self._abort(worker, request)
 
     def _abort(self, worker: Worker, request: Request) -> bool:
-        """Let ``worker`` end ``request``; true when it has a name for that."""
+        """Let ``worker`` end ``request``; true when it has names for that, none of which ends another one too.
+
+        Of others the engine hears by the connection that is closed, some seconds later.
+        """
         if self._ending is None or request.path not in _GENERATING:
             return False
         rids = rids_of(request) or []
-        for rid in rids:
+        ending = [rid for rid in rids if not self.under_way.ends_others(rid, rids)]
+        for rid in ending:
             self._ending.end(worker, rid)
-        return bool(rids)
+        return bool(rids) and len(ending) == len(rids)
 
     @hookimpl
     def worker_changed(self, worker: Worker, change: WorkerChange) -> None:

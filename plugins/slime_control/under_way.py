@@ -7,7 +7,7 @@ SGLang ends a request by its ``rid``, and all whose rids begin with what is name
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from itertools import count
 from typing import Any
@@ -74,6 +74,10 @@ class UnderWay:
         for name in names:
             if self._by_name.get(name) is exchange:
                 del self._by_name[name]
+
+    def ends_others(self, rid: str, own: Collection[str]) -> bool:
+        """Whether an abort of ``rid``, of a request with these ``own`` names, would end another request as well."""
+        return any(name.startswith(rid) and name not in own for name in self._by_name)
 
     def workers(self, prefix: str) -> list[Worker] | None:
         """The workers with a request that ``prefix`` ends; None when no such request is known."""

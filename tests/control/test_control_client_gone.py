@@ -177,6 +177,29 @@ async def test_samples_that_the_engine_names_anew_end_with_the_connection(start:
             await client.post("/abort_request", json={"abort_all": True})
 
 
+async def test_nobody_else_is_ended_whose_name_begins_with_that_of_the_one_who_left(start: Start) -> None:
+    """An abort of ``job-1`` would end ``job-10`` too: SGLang looks at beginnings."""
+    async with deaf_engine(start) as (engine, running):
+        ended: list[str] = []
+
+        async def stay(rid: str) -> None:
+            body = {"text": PROMPT, "rid": rid, "sampling_params": {**SAMPLING, "max_new_tokens": 100}}
+            answer = await running.client.post("/generate", json=body)
+            ended.append(answer.json()["meta_info"]["finish_reason"]["type"])
+
+        async with anyio.create_task_group() as others:
+            for rid in ("job-10", "job-1_", "other"):
+                others.start_soon(stay, rid)
+            body = {"text": PROMPT, "rid": "job-1", "sampling_params": SAMPLING}
+            await leave(running, engine, "/generate", body, 4)
+        assert ended == ["length"] * 3
+        assert not engine.aborted  # it is left to the connection
+        await leave(running, engine, "/generate", {**body, "rid": "job-2"}, 2)
+        await until(lambda: engine.aborted == [{"rid": "job-2"}])
+        async with httpx.AsyncClient(base_url=engine.url, trust_env=False) as client:
+            await client.post("/abort_request", json={"abort_all": True})
+
+
 async def test_an_answer_that_a_plugin_gives_up_is_not_generated_to_its_end(start: Start) -> None:
     async with deaf_engine(start) as (engine, running):
         payload = {"text": PROMPT, "sampling_params": SAMPLING, "stream": True}
