@@ -21,13 +21,17 @@ _OVERDUE_S = 10.0
 
 
 class Pair:
-    """What an exchange keeps: ``part`` leases the prefill worker; the servers that were ``asked`` before."""
+    """What an exchange keeps: ``part`` leases the prefill worker; the servers that were ``asked``, and ``failed``.
 
-    __slots__ = ("asked", "part")
+    Both of a pair have failed then: of a transfer that broke, the one that tells of it may not be the one to blame.
+    """
+
+    __slots__ = ("asked", "failed", "part")
 
     def __init__(self, exchange: Exchange) -> None:
         self.part = Exchange(exchange.request, session=None, asked=exchange)
         self.asked: set[Worker] = set()
+        self.failed: list[Worker] = []
         exchange.on_close(self.part.close)
 
 
@@ -79,6 +83,7 @@ class Attempt:
         if self._failure is not None:
             return self._failed(*self._failure)
         assert self._reply is not None  # narrowing: nothing has failed
+        self._pair.failed.clear()
         self._join(self._reply)
         return self._reply
 
@@ -147,6 +152,7 @@ class Attempt:
     def _failed(self, where: Exchange, how: Reply | HTTPError) -> Reply:
         """Pass on ``how`` it failed, at the worker that the exchange holds from now on, and let the other go."""
         exchange, at_prefill = self._exchange, where is self._part
+        self._pair.failed += (self._prefill.server, self._decode.server)
         if self._reply is not None and self._reply is not how:
             self._reply.close()
         self._part.release()

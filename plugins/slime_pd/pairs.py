@@ -41,10 +41,11 @@ class Pairs:
                 pair.part.release()
             return self.inner.choose(exchange, but)
         prefills, decodes = self._offered(exchange, "prefill"), self._offered(exchange, "decode")
-        prefill = self._prefill(exchange, prefills, but)
-        decode = self._one(exchange, _alike(decodes, prefill), but)
         if pair is None:
             pair = exchange.notes[_NAME] = Pair(exchange)
+        avoided = [*but, *pair.failed]
+        prefill = self._prefill(exchange, prefills, avoided)
+        decode = self._one(exchange, _alike(_left(decodes, avoided), prefill))
         pair.part.lease(prefill)
         exchange.lease(decode)
         return decode.server
@@ -55,24 +56,17 @@ class Pairs:
             raise NoWorker(f"none of the {kind} workers that can take requests may have this one")
         return workers
 
-    def _prefill(self, exchange: Exchange, prefills: Sequence[Worker], but: Collection[Worker]) -> Worker:
+    def _prefill(self, exchange: Exchange, prefills: Sequence[Worker], avoided: Sequence[Worker]) -> Worker:
         """A session keeps its prefill worker, which has the conversation in its cache."""
         session = exchange.session
         worker = self._pool.of_session(session) if session is not None else None
-        if worker is None or worker not in prefills or worker.server in but:
-            worker = self._one(exchange, prefills, but)
+        if worker is None or worker not in prefills or worker.server in avoided:
+            worker = self._one(exchange, _left(prefills, avoided))
             if session is not None:
                 self._pool.bind(session, worker)
         return worker
 
-    def _one(self, exchange: Exchange, workers: Sequence[Worker], but: Collection[Worker]) -> Worker:
-        if but:
-            last = list(but)[-1]
-            workers = (
-                [worker for worker in workers if worker.server not in but]
-                or [worker for worker in workers if worker.server is not last]
-                or workers
-            )
+    def _one(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker:
         return self._select(exchange, workers) or least_in_flight(workers)
 
     async def send(self, exchange: Exchange, request: Request, body: bytes | None = None) -> Reply:
@@ -84,6 +78,15 @@ class Pairs:
         if self.endings is not None:
             await attempt.settled(self.endings)
         return await attempt.run(request.body if body is None else body)
+
+
+def _left(workers: Sequence[Worker], avoided: Sequence[Worker]) -> Sequence[Worker]:
+    """Those of ``workers`` that are not ``avoided``, else all but the last of these, else all."""
+    servers = {worker.server for worker in workers}
+    if last := [server for server in avoided if server in servers][-1:]:
+        left = [worker for worker in workers if worker.server not in avoided]
+        return left or [worker for worker in workers if worker.server not in last] or workers
+    return workers
 
 
 def _alike(decodes: Sequence[Worker], prefill: Worker) -> Sequence[Worker]:

@@ -122,5 +122,5 @@ async def disaggregated(
 
 
 def rows(output: dict[str, Any]) -> list[tuple[float, int]]:
-    """``(logprob, id)`` of each sampled token."""
-    return [(one[0], one[1]) for one in output["meta_info"]["output_token_logprobs"]]
+    """``(logprob, id)`` of each sampled token; an output that was aborted before it began has none."""
+    return [(one[0], one[1]) for one in output["meta_info"].get("output_token_logprobs", ())]

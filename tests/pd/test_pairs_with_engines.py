@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import random
 from typing import Any
 
 import anyio
@@ -403,3 +404,94 @@ async def test_an_update_reaches_both_and_answers_are_of_one_version(start: Star
         assert "weight_versions" not in output["meta_info"]
         stats = (await pairs.running.client.get("/workers")).json()["stats"]
         assert stats == {"regular_count": 0, "prefill_count": 2, "decode_count": 2}
+
+
+async def test_generations_that_an_update_aborts_go_on_as_pairs_and_every_token_is_known(
+    start: Start, model: NgramModel, checkpoint: str
+) -> None:
+    flags = (
+        "--plugin", "radix_cache", "--hf-checkpoint", checkpoint, "--resume-aborted", "--abort-retry-wait-s", "0.2",
+    )  # fmt: skip
+    slow: dict[str, Any] = {"tokens_per_second": 60}
+    async with disaggregated(start, model, *flags, prefills=2, decodes=2, **slow) as pairs:
+        outputs: dict[str, dict[str, Any]] = {}
+
+        async def generate(number: int) -> None:
+            sampling = {"max_new_tokens": 40, "ignore_eos": True}
+            body = {"text": f"{PROMPT}{number}", "rid": f"r{number}", "sampling_params": sampling}
+            if number % 2:
+                outputs[f"r{number}"] = (await streamed(pairs.running.client, **body))[-1]
+            else:
+                outputs[f"r{number}"] = await pairs.generate(**body)
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(8):
+                tasks.start_soon(generate, number)
+            await until(
+                lambda: (
+                    sum(len(entry["output_ids"]) for half in pairs.decodes for entry in half.journal()) > 60
+                )
+            )
+            client = pairs.running.client
+            await client.post("/pause_generation", json={"mode": "abort"})
+            update = {"model_path": "/weights", "weight_version": "2"}
+            assert (await client.post("/update_weights_from_disk", json=update)).status_code == 200
+            await client.post("/continue_generation", json={})
+        for rid, output in outputs.items():
+            written = [
+                entry for half in pairs.decodes for entry in half.journal() if entry["rid"].startswith(rid)
+            ]
+            parts = sorted(written, key=lambda entry: len(entry["input_ids"]))
+            assert output["output_ids"] == [token for entry in parts for token in entry["output_ids"]]
+            versions = [version for entry in parts for version in entry["output_versions"]]
+            assert set(versions) == {"default", "2"}
+            told = (
+                await pairs.running.client.post(
+                    "/retrieve_from_text", json={"text": f"{PROMPT}{rid[1:]}{output['text']}"}
+                )
+            ).json()
+            assert told["exact"], told["inexact_reason"]
+            assert told["tokens"][-40:] == output["output_ids"]
+            assert [str(version) for version in told["generation_versions"][-40:]] == versions
+
+
+async def test_in_a_storm_all_counts_come_back(start: Start, model: NgramModel) -> None:
+    """Clients that leave at any time, aborts of others; what is answered is right."""
+    chance = random.Random(7)
+    moods: dict[str, Any] = {"tokens_per_second": 200}
+    async with disaggregated(start, model, prefills=2, decodes=2, **moods) as pairs:
+        answered: list[dict[str, Any]] = []
+
+        async def one(number: int) -> None:
+            await anyio.sleep(chance.uniform(0, 1.5))
+            rid, stream = f"r{number}_", chance.random() < 0.5
+            body = {"rid": rid, "sampling_params": SAMPLING, "return_logprob": True}
+            with anyio.move_on_after(chance.uniform(0.01, 0.1) if chance.random() < 0.4 else 20):
+                try:
+                    if stream:
+                        output = (await streamed(pairs.running.client, **body))[-1]
+                    else:
+                        output = await pairs.generate(**body)
+                except (httpx.RemoteProtocolError, AssertionError, KeyError):
+                    return  # told clearly; of a stream that broke off the end is missing
+                answered.append(output)
+
+        async def trouble() -> None:
+            for _ in range(20):
+                await anyio.sleep(0.08)
+                await pairs.running.client.post("/abort_request", json={"rid": f"r{chance.randrange(200)}_"})
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(trouble)
+            for number in range(200):
+                tasks.start_soon(one, number)
+        assert len(answered) > 80
+        for output in answered:
+            written = [entry for half in pairs.decodes for entry in half.journal(output["meta_info"]["id"])]
+            assert (output["output_ids"], rows(output)) in [
+                (
+                    entry["output_ids"],
+                    list(zip(entry["output_logprobs"], entry["output_ids"], strict=True)),
+                )
+                for entry in written
+            ]
