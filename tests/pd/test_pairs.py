@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import sys
+import types
 from typing import Any, get_args
 
 import anyio
@@ -12,6 +14,7 @@ import pytest
 import slime_pd.attempt
 from pd.stand_ins import DROP, HANG, StandIn, between, refusal, said, stream
 from plugged import until
+from router_core import Exchange, hookimpl
 from router_core.cli import build
 from router_core.errors import SettingsError
 from router_core.workers import WorkerType
@@ -414,3 +417,38 @@ async def test_without_the_flag_requests_take_the_way_they_took_before(start: St
         assert "pd" not in [name for name, _ in hooks]
         assert orjson.loads((await running.client.get("/workers")).content)["total"] == 0
     assert not {"forward", "pre_request"} & set(dir(Together()))
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_client_that_leaves_while_both_are_silent_leaves_nothing_behind(
+    start: Start, streams: bool
+) -> None:
+    """With n above 1 no name ends it: the connections are closed, which engines notice."""
+    prefill, decode = StandIn("prefill", rest=HANG), StandIn("decode", rest=HANG)
+    async with between(start, prefill, decode) as running:
+        body = {"text": "a", "stream": streams, "sampling_params": {"n": 2}}
+        with anyio.move_on_after(0.3):
+            await running.client.post("/generate", json=body)
+        with anyio.fail_after(1):
+            await until(lambda: not running.router.proxy.busy_connections)
+        assert not any(worker.load for worker in running.router.pool)
+    assert len(prefill.generations) == len(decode.generations) == 1
+
+
+async def test_a_pair_that_a_plugin_forbids_is_not_made(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Forbids:
+        @hookimpl
+        async def pre_request(self, exchange: Exchange) -> None:
+            exchange.suits = lambda worker: worker.worker_type == "prefill"
+
+    module = types.ModuleType("forbids")
+    monkeypatch.setattr(module, "make_plugin", lambda options: Forbids(), raising=False)
+    monkeypatch.setitem(sys.modules, "forbids", module)
+    flags = ("--middleware-paths", "forbids", "--disable-retries")
+    async with between(start, *pair(), flags=flags) as running:
+        answer = await running.client.post("/generate", json={"text": "a"})
+        assert answer.status_code == 503
+        said_so = "none of the decode workers that can take requests may have this one"
+        assert answer.json()["error"]["message"] == said_so

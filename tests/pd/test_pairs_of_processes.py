@@ -57,6 +57,7 @@ class Process:
         self.process.stdout.close()
 
 
+@pytest.mark.slow
 async def test_processes_that_are_killed_cost_no_answer(start: Start, tmp_path: Path) -> None:
     with ExitStack() as ends:
         readers = [

@@ -455,6 +455,7 @@ async def test_generations_that_an_update_aborts_go_on_as_pairs_and_every_token_
             assert [str(version) for version in told["generation_versions"][-40:]] == versions
 
 
+@pytest.mark.slow
 async def test_in_a_storm_all_counts_come_back(start: Start, model: NgramModel) -> None:
     """Clients that leave at any time, aborts of others; what is answered is right."""
     chance = random.Random(7)
