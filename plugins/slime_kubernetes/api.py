@@ -6,12 +6,14 @@ https://kubernetes.io/docs/reference/using-api/api-concepts/#efficient-detection
 from __future__ import annotations
 
 import random
+import re
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import httpx
 import orjson
 
@@ -27,7 +29,13 @@ _SILENCE_S = 90.0
 _WATCH_S = (240, 480)
 #: Pods are kilobytes each, and nothing else runs while a page of them is read.
 _PAGE = 100
+_MAX_PAGE_BYTES = 1 << 26
+#: More pods than a cluster may have.
+_MAX_PAGES = 2000
+#: etcd takes no object of more than 1.5 MiB.
+_MAX_EVENT_BYTES = 1 << 23
 _MAX_ERROR_BYTES = 1 << 16
+_TOKEN = re.compile(rb"[ -~]+")
 
 
 class Refused(Exception):
@@ -45,7 +53,10 @@ class _Token(httpx.Auth):
         self._file = file
 
     def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
-        request.headers["Authorization"] = f"Bearer {self._file.read_text().strip()}"
+        token = self._file.read_bytes().strip()
+        if not _TOKEN.fullmatch(token):  # httpx would tell it, when it says that no header can carry it
+            raise OSError(f"no token in {self._file}")
+        request.headers["Authorization"] = f"Bearer {token.decode('ascii')}"
         yield request
 
 
@@ -73,18 +84,25 @@ class Api:
         """All of them, and the version at which they are so."""
         pods: list[dict[str, Any]] = []
         further = ""
-        while True:
-            query = {"limit": str(_PAGE)} | ({"continue": further} if further else {})
-            answer = await client.get(
-                self._url, params=query, timeout=httpx.Timeout(_LIST_S, connect=_CONNECT_S)
-            )
-            if answer.status_code != 200:
-                raise _refusal(answer.status_code, answer.content)
-            page = orjson.loads(answer.content)
+        for _ in range(_MAX_PAGES):
+            with anyio.fail_after(_LIST_S):
+                page = await self._page(client, further)
             pods += page["items"] or ()
             further = page["metadata"].get("continue")
             if not further:
                 return pods, page["metadata"]["resourceVersion"]
+        raise ValueError("a list without end")
+
+    async def _page(self, client: httpx.AsyncClient, further: str) -> Any:
+        query = {"limit": str(_PAGE)} | ({"continue": further} if further else {})
+        timeout = httpx.Timeout(_LIST_S, connect=_CONNECT_S)
+        async with client.stream("GET", self._url, params=query, timeout=timeout) as answer:
+            if answer.status_code != 200:
+                raise _refusal(answer.status_code, await _beginning(answer, _MAX_ERROR_BYTES))
+            body = await _beginning(answer, _MAX_PAGE_BYTES)
+        if len(body) > _MAX_PAGE_BYTES:
+            raise ValueError(f"a page of more than {_MAX_PAGE_BYTES} bytes")
+        return orjson.loads(body)
 
     async def watch(
         self, client: httpx.AsyncClient, version: str
@@ -99,12 +117,14 @@ class Api:
         timeout = httpx.Timeout(_SILENCE_S, connect=_CONNECT_S)
         async with client.stream("GET", self._url, params=query, timeout=timeout) as answer:
             if answer.status_code != 200:
-                raise _refusal(answer.status_code, await _beginning(answer))
+                raise _refusal(answer.status_code, await _beginning(answer, _MAX_ERROR_BYTES))
             yield "OPEN", {}
             rest = b""
             # Not by aiter_lines(): it also breaks at U+0085 and U+2028, which annotations may have.
             async for chunk in answer.aiter_bytes():
                 *lines, rest = (rest + chunk).split(b"\n")
+                if len(rest) > _MAX_EVENT_BYTES:
+                    raise ValueError(f"an event of more than {_MAX_EVENT_BYTES} bytes")
                 for line in filter(None, lines):
                     event = orjson.loads(line)
                     if event["type"] == "ERROR":
@@ -112,13 +132,14 @@ class Api:
                     yield event["type"], event["object"]
 
 
-async def _beginning(answer: httpx.Response) -> bytes:
-    body = b""
+async def _beginning(answer: httpx.Response, size: int) -> bytes:
+    """The body; of one that is longer than ``size``, a little more than that."""
+    body = bytearray()
     async for chunk in answer.aiter_bytes():
         body += chunk
-        if len(body) > _MAX_ERROR_BYTES:
+        if len(body) > size:
             break
-    return body
+    return bytes(body)
 
 
 def _refusal(status: int, body: bytes) -> Refused:

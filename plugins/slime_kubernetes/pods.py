@@ -35,15 +35,20 @@ class Pod:
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Pod:
-        """A v1 Pod. Raises KeyError when it is none."""
+        """A v1 Pod. Raises LookupError, TypeError or AttributeError when it is none."""
         metadata, status = document["metadata"], document.get("status") or {}
+        uid, address = metadata["uid"], status.get("podIP")
+        bootstrap_port = (metadata.get("annotations") or {}).get(BOOTSTRAP_PORT)
+        for text in (uid, address or "", bootstrap_port or ""):
+            if not isinstance(text, str):
+                raise TypeError(f"wanted a string, got {type(text).__name__}")
         return cls(
-            metadata["uid"],
+            uid,
             f"{metadata.get('namespace')}/{metadata['name']}",
-            metadata.get("labels") or {},
-            status.get("podIP"),
+            dict(metadata.get("labels") or {}),
+            address,
             _state(metadata, status),
-            (metadata.get("annotations") or {}).get(BOOTSTRAP_PORT),
+            bootstrap_port,
         )
 
     def url(self, port: int) -> str:

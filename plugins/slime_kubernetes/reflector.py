@@ -71,7 +71,7 @@ class Reflector:
             return None if error.status == 410 else str(error)  # the watch lagged behind, that is all
         except (httpx.HTTPError, OSError) as error:
             return f"{type(error).__name__}: {error}"
-        except (ValueError, LookupError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
             self._version = None
             return f"it answered nonsense ({type(error).__name__}: {error})"
         return None

@@ -51,3 +51,24 @@ def test_one_that_the_scheduler_has_not_seen_has_no_status() -> None:
 
 def test_an_address_of_ipv6_stands_in_brackets() -> None:
     assert seen(ip="fd00::7").url(80) == "http://[fd00::7]:80"
+
+
+@pytest.mark.parametrize(
+    ("where", "wrong"),
+    [
+        *(("uid", 7), ("uid", ["u"]), ("labels", ["app=engine"]), ("annotations", "x")),
+        *(("annotations", {"sglang.ai/bootstrap-port": 8998}), ("podIP", 7), ("podIP", ["10.0.0.7"])),
+        *(("status", "Running"), ("conditions", ["Ready"])),
+    ],
+)
+def test_what_no_api_would_say_is_refused_here_and_not_somewhere_later(where: str, wrong: object) -> None:
+    document = a_pod("p", "10.0.0.7", labels=LABELS)
+    document["metadata"]["uid"] = "u"
+    kept = (
+        document
+        if where == "status"
+        else document["status" if where in ("podIP", "conditions") else "metadata"]
+    )
+    kept[where] = wrong
+    with pytest.raises((ValueError, TypeError, AttributeError)):
+        Pod.of(document)

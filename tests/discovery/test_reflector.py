@@ -175,10 +175,59 @@ async def test_events_are_read_however_they_are_cut(cluster: Cluster, known: Kno
 
 @pytest.mark.parametrize(
     "line",
-    [b"<html>\n", b"[]\n", b'{"type": "ADDED", "object": {}}\n', b'{"type": "ADDED", "object": null}\n'],
+    [
+        *(
+            b"<html>\n",
+            b"[]\n",
+            b"5\n",
+            b'{"type": "ADDED", "object": {}}\n',
+            b'{"type": "ADDED", "object": null}\n',
+        ),
+        *(b'{"type": "ERROR", "object": null}\n', b'{"type": "ERROR", "object": {"code": [410]}}\n'),
+        b'{"type": "ADDED", "object": {"metadata": {"uid": "u", "name": "n"}, "status": "Running"}}\n',
+        b'{"type": "ADDED", "object": {"metadata": {"uid": "u", "name": "n", "annotations": ["a"]}}}\n',
+    ],
 )
 async def test_nonsense_is_followed_by_a_list(cluster: Cluster, known: Known, line: bytes) -> None:
     cluster.say(line)
+    await until(lambda: known.lists == 2)
+    await follows(cluster, known)
+
+
+@pytest.mark.parametrize(
+    ("page", "told"),
+    [
+        (b'"x"', "it answered nonsense (TypeError"),
+        (b'{"items": [], "metadata": null}', "it answered nonsense (AttributeError"),
+        (b'{"items": [], "metadata": "x"}', "it answered nonsense (AttributeError"),
+        (b'{"items": [], "metadata": {"continue": "for ever"}}', "a list without end"),
+        (b"{}" + b" " * 9000, "a page of more than 8000 bytes"),
+    ],
+)
+async def test_a_list_that_is_none_or_has_no_end_is_asked_for_again(
+    page: bytes,
+    told: str,
+    cluster: Cluster,
+    serve_cluster: ServeCluster,
+    account: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(api, "_MAX_PAGES", 3)
+    monkeypatch.setattr(api, "_MAX_PAGE_BYTES", 8000)
+    cluster.status, cluster.page = 200, page
+    async with serve_cluster() as url, reflecting(url, account) as known:
+        await until(lambda: told in caplog.text)
+        cluster.status = None
+        await follows(cluster, known)
+
+
+async def test_an_event_without_end_is_not_kept(
+    cluster: Cluster, known: Known, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(api, "_MAX_EVENT_BYTES", 8000)
+    cluster.say(b'{"type": "ADDED", "object": "' + b"x" * 9000)
+    await until(lambda: "an event of more than 8000 bytes" in caplog.text)
     await until(lambda: known.lists == 2)
     await follows(cluster, known)
 
@@ -237,6 +286,18 @@ async def test_a_token_that_comes_late_is_waited_for(
     assert "again" in caplog.messages[-1]
     assert "another" not in caplog.text
     assert "the token" not in caplog.text
+
+
+@pytest.mark.parametrize("token", [b"", b"secret\nsecret", b"secret\x00", b"secret\xff"])
+async def test_a_token_that_no_header_can_carry_is_not_told(
+    token: bytes, cluster: Cluster, known: Known, account: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (account / "token").write_bytes(token)
+    cluster.cut()
+    await until(lambda: f"no token in {account}" in caplog.text)
+    (account / "token").write_text("the token")
+    await follows(cluster, known)
+    assert "secret" not in caplog.text
 
 
 async def test_what_the_api_forbids_is_told_once_in_its_own_words(
