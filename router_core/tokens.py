@@ -68,7 +68,7 @@ class Tokens:
         """Whom ``token`` is of. Raises Unauthorized, which tells nothing of the token, and KeysUnavailable."""
         try:
             header = self._jwt.get_unverified_header(token)
-        except self._jwt.PyJWTError:
+        except Exception:  # of a head that is nested deeply PyJWT has let through a RecursionError
             raise _no_good("it cannot be read") from None
         algorithm, kid = header.get("alg"), header.get("kid")
         if not isinstance(algorithm, str) or algorithm not in _ALGORITHMS:
@@ -109,7 +109,7 @@ class Tokens:
             raise _no_good("it is for another audience") from None
         except jwt.MissingRequiredClaimError as error:
             raise _no_good(f"it does not say {error.claim}") from None
-        except jwt.PyJWTError:
+        except Exception:  # which of them are PyJWT's own for odd keys and claims, differs between its versions
             raise _no_good("its signature is wrong, or its key cannot be used") from None
 
     def _level(self, claims: Mapping[str, Any]) -> Level:

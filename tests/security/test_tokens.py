@@ -213,6 +213,7 @@ async def test_a_signature_that_is_not_the_providers_lets_nobody_in(
         f"{segment({'alg': ['RS256'], 'kid': 'one'})}.{body}.{signature}",
         f"{segment(['RS256'])}.{body}.{signature}",
         f"{segment(b'{')}.{body}.{signature}",
+        f"{segment(b'[' * 30_000)}.{body}.{signature}",
         shared("one", public),
         shared("oct", secret),
         shared("oct", secret, "RS256"),
