@@ -63,7 +63,8 @@ class SigningKeys:
 
     async def find(self, kid: str) -> Jwk | None:
         """The key ``kid``, or None: the provider has none of that name. Raises KeysUnavailable."""
-        if self._is_due(kid):
+        held = kid in self._keys and self._age_s(self._told_at) <= _USABLE_S
+        if self._is_due(kid) and not (held and self._asking.locked()):  # a key that holds waits behind nobody
             async with self._asking:
                 if self._is_due(kid):  # who waited here finds what the first one got
                     await self._ask()

@@ -318,6 +318,20 @@ async def test_keys_hold_for_a_day_while_the_provider_is_away(
     assert await keys.find("one") is not None
 
 
+async def test_a_key_that_holds_waits_for_nobody_else_who_asks(provider: IdentityProvider) -> None:
+    now_s = 1000.0
+    keys = SigningKeys(Provider(provider.url, f"{provider.url}/keys"), lambda: now_s)
+    await keys.find("one")
+    provider.held = anyio.Event()
+    now_s += 3600.1
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(keys.find, "one")
+        await until(lambda: len(provider.asked) == 2)
+        with anyio.fail_after(1):
+            assert await keys.find("one") == signing_key().public
+        provider.held.set()
+
+
 NONSENSE = {
     "no JSON": Response(b"<html>"),
     "no object": JSONResponse([]),
