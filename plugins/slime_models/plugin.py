@@ -83,7 +83,7 @@ class Models:
         if model is None:
             if len(models) == 1:
                 exchange.suits = _of(models[0])
-            elif models and request.method == "POST":
+            elif models and request.method in ("POST", "PUT"):  # SGLang generates for both
                 exchange.suits = _undecided(models)
             return
         if model not in models:
@@ -132,7 +132,8 @@ def _undecided(models: Sequence[str]) -> Callable[[Worker], bool]:
 
 def _named(request: Request) -> str | None:
     """The ``model`` in the body of ``request``. What is no JSON is told so by a worker."""
-    if b'"model"' not in request.body:  # a look at the bytes is cheaper than parsing each body
+    # A look at the bytes is cheaper than parsing each body; all letters of the word may be written as \u006x.
+    if b'"model"' not in request.body and b"\\u006" not in request.body:
         return None
     try:
         document = request.json()

@@ -47,7 +47,7 @@ class Server:
             routes=[
                 Route("/model_info", self._model_info),
                 Route("/get_server_info", self._server_info),
-                Route("/{path:path}", self._answer, methods=["GET", "POST"]),
+                Route("/{path:path}", self._answer, methods=["GET", "POST", "PUT"]),
             ]
         )
 
@@ -60,7 +60,7 @@ class Server:
     async def _answer(self, request: Request) -> Response:
         if request.url.path == "/server_info":
             return JSONResponse({}, 404)  # as an old one
-        if request.method == "POST":  # else it is a probe
+        if request.method != "GET":  # else it is a probe
             self.called.append(request.url.path)
             self.bodies.append(await request.body())
         return JSONResponse({"success": True, "by": self.url}, self.status)
@@ -208,6 +208,7 @@ async def test_without_a_name_a_single_model_is_meant_and_of_several_none(start:
                 status, code, message = await refused(running, {"text": "x"}, path)
                 assert (status, code) == (400, "BAD_REQUEST")
                 assert message.endswith(": /alpha, /beta")
+            assert (await running.client.put("/generate", json={"text": "x"})).status_code == 400
             assert (await running.client.get("/get_load")).status_code == 200
     assert beta.bodies == []
 
@@ -222,6 +223,34 @@ async def test_a_body_that_is_no_object_names_no_model(start: Start, body: bytes
         async with serving((beta := Server("/beta")).app) as beta.url:
             await running.client.post("/workers", json={"url": beta.url})
             assert (await running.client.post("/generate", content=body)).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        (b'{"\\u006dodel": "/beta"}', "beta"),
+        (b'{"mod\\u0065l": "\\u002fbeta"}', "beta"),
+        (b'{"model": "/alpha", "m\\u006Fdel": "/beta"}', "beta"),  # the last one counts, as for the engine
+        (b'{"model": "/beta", "model": "/alpha"}', "alpha"),
+        (b'{"model": "/gamma", "text": "x"}', None),
+        (b'{"\\u006dodel": "/gamma"}', None),
+    ],
+)
+@pytest.mark.parametrize("method", ["POST", "PUT"])
+async def test_a_name_is_read_however_it_is_written(
+    method: str, body: bytes, named: str | None, start: Start
+) -> None:
+    alpha, beta = Server("/alpha"), Server("/beta")
+    async with serving_models(start, [alpha, beta]) as running:
+        wanted = {"alpha": alpha.url, "beta": beta.url, None: 404}[named]
+        for _ in range(3):
+            answer = await running.client.request(method, "/generate", content=body)
+            assert answer.json().get("by", answer.status_code) == wanted
+    async with serving_models(
+        start, [alpha]
+    ) as running:  # who serves the only model is asked for no other one
+        answer = await running.client.request(method, "/generate", content=body)
+        assert answer.status_code == (200 if named == "alpha" else 404)
 
 
 async def test_a_model_that_nobody_serves_is_told_at_once_and_once(start: Start) -> None:
