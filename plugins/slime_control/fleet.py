@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from http import HTTPStatus
 
@@ -79,6 +79,7 @@ class Fleet:
             update = self._pieces.of(
                 call, number, version, bodies, begins=begins_update(request), is_delta=is_delta(request)
             )
+        unlike = self._unlike_the_fleet(bodies, version)
         answers: Answers = {}
 
         def on_answer(worker: Worker, answer: Answer) -> None:
@@ -105,6 +106,8 @@ class Fleet:
                 took = [worker for worker, answer in answers.items() if answer.trouble is None]
                 self._pieces.learnt(update, number, version, took)
         caught_up = self._set_aside(call, answers, number, update, everybody=everybody)
+        if call.path == "/update_weight_version" and update is None:
+            self._set_renamed_aside(unlike, answers, number)
         try:
             if version is not None and _succeeded(answers):
                 if number < self._moved_by:
@@ -218,10 +221,6 @@ class Fleet:
                 if "weights" in call.settles:
                     self._pieces.has_all(worker, number)
                     caught_up.append(worker)  # also one that owed nothing
-                is_renamed = is_update and not call.settles and not call.partial
-                if is_renamed and worker.state in ("stale", "quarantined") and "weights" not in owed:
-                    # Perhaps for other weights than the fleet's: no proof.
-                    self._debts.owe(worker, "weights", number)
             elif nobody_did and (everybody or not is_update or answer.is_as_before):
                 continue
             elif update is not None:
@@ -234,6 +233,25 @@ class Fleet:
             if is_update and (answer.trouble is not None or "weights" in self._debts.of(worker)):
                 worker.weight_version = None  # it may have the old ones, the new ones, or some of each
         return caught_up
+
+    def _unlike_the_fleet(self, workers: Iterable[Worker], version: str | None) -> list[Worker]:
+        """Those that have, or may have, weights that are neither the fleet's nor ``version``."""
+        known = (None, version, self._router.weights.current)
+        return [
+            worker
+            for worker in workers
+            if worker.state in ("stale", "quarantined") or worker.weight_version not in known
+        ]
+
+    def _set_renamed_aside(self, unlike: Iterable[Worker], answers: Answers, number: int) -> None:
+        """Those that bear the fleet's new name, and had other weights before: what they say is no proof any more."""
+        for worker in unlike:
+            if answers[worker].trouble is None and "weights" not in self._debts.of(worker):
+                self._debts.owe(worker, "weights", number)
+                if worker.state not in ("stale", "quarantined"):
+                    self._debts.leave_behind(
+                        worker, "it had other weights than the fleet when they were renamed"
+                    )
 
     def _set_overtaken_aside(self, answers: Answers, version: str) -> None:
         """Those that took ``version`` after the later one that the fleet has."""

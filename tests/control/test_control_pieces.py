@@ -224,6 +224,7 @@ async def test_versions_that_engines_began_with_name_no_update() -> None:
         assert await trainer.piece(0, 3) == 207  # by one that says "default"
         other.next_up = "fail before"
         assert await trainer.piece(1, 3) == 207  # by those that say "2"
+        assert await trainer.piece(2, 3, "3") == 200
         await trainer.call(CONTINUE)
         assert [trainer.state(engine) for engine in trainer.engines] == [OUT] * 3
 
@@ -240,6 +241,22 @@ async def test_one_that_registers_before_the_name_of_an_update_does_not_get_it_b
         await trainer.call(CONTINUE)
         assert (late.version, late.slots) == ("8", [0] * SLOTS)
         assert trainer.state(late) == OUT
+
+
+async def test_a_new_name_alone_is_no_piece_and_hides_no_other_weights() -> None:
+    """One that is used with weights of its own would say then that it has the fleet's."""
+    async with fleet(3) as trainer:
+        here, anew, again = trainer.engines
+        await trainer.whole(8)
+        anew.restart()
+        await trainer.register(anew)
+        await trainer.register(again)
+        assert trainer.state(anew) == ("ready", False, "default")
+        assert await trainer.call(RENAME, new_version="best") == 200
+        assert trainer.state(here) == trainer.state(again) == ("ready", False, "best")
+        assert trainer.state(anew) == OUT
+        await trainer.whole(9)
+        assert trainer.state(anew) == ("ready", False, "9")
 
 
 async def test_without_any_name_one_that_registers_late_cannot_be_told_by_its_version() -> None:
@@ -433,6 +450,16 @@ async def test_after_silence_one_that_registered_is_there_for_the_next_update(
         await trainer.register(late)
         await anyio.sleep(0.25)
         await trainer.piece(0, 8)
+        assert trainer.state(late)[:2] == ("ready", False)
+
+
+async def test_an_update_from_disk_for_all_ends_the_one_before() -> None:
+    async with fleet() as trainer:
+        _, late = trainer.engines
+        await trainer.piece(0, 7)
+        await trainer.call(DISK, round=8)
+        await trainer.register(late)
+        await trainer.piece(0, 9)
         assert trainer.state(late)[:2] == ("ready", False)
 
 
