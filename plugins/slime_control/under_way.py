@@ -87,9 +87,10 @@ class UnderWay:
         return list(dict.fromkeys(worker for exchange in found for worker in exchange.workers))
 
     def give_up(self, prefix: str) -> None:
-        """Begin nothing more for the requests that ``prefix`` ends and that are with no worker now."""
+        """Begin nothing more for the requests that ``prefix`` ends, all of them, and that are with no worker now."""
         for exchange in self._matching(prefix):
-            if not exchange.workers:
+            rids = rids_of(exchange.request) or []
+            if not exchange.workers and all(rid.startswith(prefix) for rid in rids):
                 exchange.hang_up()
 
     def _matching(self, prefix: str) -> Iterator[Exchange]:

@@ -163,6 +163,22 @@ async def test_names_are_forgotten_with_their_requests() -> None:
     assert under_way.workers("same") is None
 
 
+async def test_one_sequence_that_is_aborted_between_two_attempts_takes_no_other_of_its_batch_along() -> None:
+    under_way = UnderWay(list)
+    named = Exchange(Asked("POST", b"/generate", [], b'{"text": ["x", "y"], "rid": ["a1", "b1"]}'))
+    numbered = Exchange(Asked("POST", b"/generate", [], b'{"text": ["x", "y"], "rid": "c"}'))
+    under_way.name(named)
+    under_way.name(numbered)
+    for prefix in ("a1", "c_0"):
+        under_way.give_up(prefix)
+    assert not named.gone
+    assert not numbered.gone
+    for prefix in ("c", ""):
+        under_way.give_up(prefix)
+    assert numbered.gone
+    assert named.gone
+
+
 async def test_a_stream_that_breaks_off_is_ended_at_its_engine() -> None:
     """It is noticed in a callback of the connection, where there is no task."""
 
