@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 Answers = dict[Worker, Answer]
 
+_IN_USE = ("ready", "joining")
+
 
 class Fleet:
     """All registered workers, also those that get no requests now: whoever may come back must have the weights."""
@@ -99,12 +101,12 @@ class Fleet:
             self._gate.undo(closed)
         note = ""
         if call.names_version and version is None:
-            version = await self._learn_version(answers)
+            version, is_told = await self._learn_version(answers)
             if version is None and _succeeded(answers):
                 note = "; the workers do not name one version, so the fleet's has not moved"
             elif version is not None and update is not None:
                 took = [worker for worker, answer in answers.items() if answer.trouble is None]
-                self._pieces.learnt(update, number, version, took)
+                self._pieces.learnt(update, number, version, took, is_told=is_told)
         caught_up = self._set_aside(call, answers, number, update, everybody=everybody)
         if call.path == "/update_weight_version" and update is None:
             self._set_renamed_aside(unlike, answers, number)
@@ -170,17 +172,21 @@ class Fleet:
             found.append((worker, size))
         return found
 
-    async def _learn_version(self, answers: Answers) -> str | None:
+    async def _learn_version(self, answers: Answers) -> tuple[str | None, bool]:
         """The version that all workers which took the update say they have; None when they do not agree.
 
-        One that does not say counts as failed from now on.
+        And whether the update has told them so: one that is in use had another before. One that does not say counts
+        as failed from now on.
         """
         said: set[str] = set()
+        is_told = False
 
         async def ask(worker: Worker) -> None:
+            nonlocal is_told
             about = await self._fan_out.question(worker, b"/model_info", b"/get_model_info")
             version = version_named(about.get("weight_version"))
             if version is not None:
+                is_told |= worker.state in _IN_USE and worker.weight_version not in (None, version)
                 worker.weight_version = version
                 said.add(version)
             else:
@@ -191,7 +197,7 @@ class Fleet:
             for worker, answer in list(answers.items()):
                 if answer.trouble is None:
                     tasks.start_soon(ask, worker)
-        return said.pop() if len(said) == 1 else None
+        return (said.pop(), is_told) if len(said) == 1 else (None, False)
 
     def _set_aside(
         self, call: Call, answers: Answers, number: int, update: Update | None, *, everybody: bool
@@ -271,7 +277,7 @@ class Fleet:
 
     async def _move(self, version: str, source: str, number: int) -> None:
         """The fleet has ``version`` as soon as every worker has that gets requests."""
-        in_use = [worker for worker in self._router.pool if worker.state in ("ready", "joining")]
+        in_use = [worker for worker in self._router.pool if worker.state in _IN_USE]
         if all(worker.weight_version == version for worker in in_use):
             self._moved_by = number
             await self._router.announce_weights(version, source)

@@ -39,24 +39,30 @@ _CURE = "it comes back with all pieces of another update, or with one from disk"
 @dataclass(eq=False, slots=True)
 class Update:
     """Pieces that belong together. ``began``: the number of the call that was the first; ``before``: what the fleet
-    had then. ``is_delta``: they change weights that are there, and so make good for none that are not.
+    had then. ``is_rest``: it may have begun before this process did. ``is_guessed``: ``version`` is what some say who
+    may have begun with it; the first that is named counts. ``is_delta``: they change weights that are there, and so
+    make good for none that are not.
     """
 
     began: int
     before: str | None
     version: str | None = None
+    is_rest: bool = False
+    is_guessed: bool = False
     is_delta: bool = False
     is_over: bool = False
     is_watched: bool = False
     ended_at: float = 0.0  # the last piece so far
     #: Who took a piece, and what was known of it after the last one.
     takers: dict[Worker, tuple[str, str | None]] = field(default_factory=dict)
+    #: Those of them that took weights, and were not only told that some come.
+    loaded: set[Worker] = field(default_factory=set)
     #: How many pieces are with them that they have not answered.
     awaited: Counter[Worker] = field(default_factory=Counter)
 
     def has(self, version: str | None) -> bool:
         """Whether a piece that names ``version`` belongs to it."""
-        if version is None or self.version is None:
+        if version is None or self.version is None or self.is_guessed:
             return not self.is_over
         return version == self.version
 
@@ -69,6 +75,7 @@ class Pieces:
         self._gate = gate
         self._debts = debts
         self._calls = 0
+        self._is_new = True  # nothing was seen yet that stands between two updates
         self._current: Update | None = None
         #: During or after which call they registered.
         self._joined: dict[Worker, int] = {}
@@ -83,6 +90,7 @@ class Pieces:
         self._joined.pop(worker, None)
         if self._current is not None:
             self._current.takers.pop(worker, None)
+            self._current.loaded.discard(worker)
 
     def joined_since(self, worker: Worker, number: int) -> bool:
         """Whether ``worker`` registered during that call or later."""
@@ -94,6 +102,7 @@ class Pieces:
         is_whole = call.path == "/update_weights_from_disk" and to_all
         if changes_gate or call.owes == "memory" or is_whole or is_quiet:
             self._end()
+            self._is_new = False
         self._calls += 1
         return self._calls
 
@@ -116,10 +125,12 @@ class Pieces:
             return None
         if begins or (call.path not in _LAST and (current is None or not current.has(version))):
             self._end()
+            self._is_new &= not begins
             current = self._begin(number)
         elif current is None or (current.is_over and not call.partial):
             return None
-        current.version = version or current.version
+        if version is not None:
+            current.version, current.is_guessed = version, False
         current.is_delta |= is_delta
         current.is_over = False  # one that was paused around each piece
         for worker in workers:
@@ -142,6 +153,8 @@ class Pieces:
             if is_out and worker not in update.takers and "weights" not in self._debts.of(worker):
                 self._debts.owe(worker, "weights", update.began - 1)  # until it has all
             update.takers[worker] = _standing(worker)
+            if call.names_version:
+                update.loaded.add(worker)
 
     def failed(self, call: Call, number: int, worker: Worker, answer: Answer) -> None:
         """``worker`` may have some of ``call``, a piece, or others have it and it has not."""
@@ -154,18 +167,24 @@ class Pieces:
         self._debts.owe(worker, "weights", number)
         self._debts.leave_behind(worker, f"{reason}; {_CURE}")
 
-    def learnt(self, update: Update, number: int, version: str, workers: Iterable[Worker]) -> None:
-        """``workers`` took a piece of ``update`` that named no version which was read, and say ``version`` now."""
+    def learnt(
+        self, update: Update, number: int, version: str, workers: Iterable[Worker], *, is_told: bool
+    ) -> None:
+        """``workers`` took a piece of ``update`` that named no version which was read, and say ``version`` now.
+
+        ``is_told``: that piece has told them, surely. If not, it may be what they began with.
+        """
         if version in self._router.weights.ordered:
             return  # some engine began with it, perhaps meanwhile: no name of an update
-        if update.version is None:
-            update.version = version
-        elif version != update.version and update is self._current:
+        if update.version is None or update.is_guessed:
+            update.version, update.is_guessed = version, not is_told
+        elif version != update.version and is_told and update is self._current:
             self._end()
             update = self._begin(number)
             update.version = version
             for worker in workers:
                 update.takers[worker] = _standing(worker)
+                update.loaded.add(worker)
                 if "weights" not in self._debts.of(worker):
                     worker.weight_version = version
 
@@ -183,7 +202,10 @@ class Pieces:
             self._joined.pop(worker, None)
 
     def _begin(self, number: int) -> Update:
-        self._current = Update(number, self._router.weights.current, ended_at=anyio.current_time())
+        self._current = Update(
+            number, self._router.weights.current, is_rest=self._is_new, ended_at=anyio.current_time()
+        )
+        self._is_new = False
         return self._current
 
     def _lacks(self, update: Update, worker: Worker) -> bool:
@@ -206,7 +228,7 @@ class Pieces:
         update.is_over = True
         for worker in update.awaited:
             self._miss(worker, self._calls, "it has not answered a piece of an update that is over")
-        whole = [worker for worker in update.takers if self._is_whole(update, worker)]
+        whole = [worker for worker in update.loaded if self._is_whole(update, worker)]
         for worker in whole:
             if "weights" in self._debts.of(worker):
                 self._debts.pay(worker, "weights")
@@ -221,8 +243,10 @@ class Pieces:
         debt = self._debts.of(worker).get("weights")
         if debt is None:
             return True
-        is_another = debt.version is None or update.version not in (None, debt.version)
-        return debt.call < update.began and is_another and not update.is_delta
+        is_old = debt.version is not None
+        if is_old and (update.is_rest or update.version in (None, debt.version)):
+            return False
+        return debt.call < update.began and not update.is_delta
 
     def _set_newcomers_aside(self, update: Update) -> None:
         """Those that registered after the last piece, before the end, and have what they began with."""

@@ -13,6 +13,7 @@ import slime_control.pieces
 from control.slotted import SLOTS, Slotted, up
 from plugged import routing, until
 from router_core import Worker
+from router_core.weights import WeightVersions
 from routers import Running
 from slime_control import Control, Settings
 
@@ -257,6 +258,30 @@ async def test_a_new_name_alone_is_no_piece_and_hides_no_other_weights() -> None
         assert trainer.state(anew) == OUT
         await trainer.whole(9)
         assert trainer.state(anew) == ("ready", False, "9")
+
+
+async def test_what_an_engine_began_with_is_not_the_name_of_an_update() -> None:
+    """Though the router has never heard of it; it divides none in two, of which the second would settle the first."""
+    async with fleet() as trainer:
+        here, fresh = trainer.engines
+        for engine in trainer.engines:
+            engine.slots, engine.version = [7] * SLOTS, "7"
+            await trainer.call("/remove_worker", url=engine.url)
+        trainer.running.router.weights = WeightVersions()  # as if it had begun after they were updated
+        for engine in trainer.engines:
+            await trainer.register(engine)
+        fresh.restart()
+        trainer.running.router.pool.quarantine(trainer.worker(fresh), "connection refused")
+        await trainer.call(PAUSE)
+        here.next_up = "fail before"
+        await trainer.piece(0, 8)  # of those that took it the only one says "default"
+        await trainer.piece(1, 8)
+        await trainer.piece(2, 8, "8")
+        await trainer.call(CONTINUE)
+        assert not here.is_whole
+        assert [trainer.state(engine) for engine in trainer.engines] == [OUT] * 2
+        await trainer.whole(9)
+        assert [trainer.state(engine) for engine in trainer.engines] == [("ready", False, "9")] * 2
 
 
 async def test_without_any_name_one_that_registers_late_cannot_be_told_by_its_version() -> None:
@@ -554,6 +579,25 @@ async def test_one_that_refuses_alone_what_was_for_it_only_is_as_it_was() -> Non
             assert trainer.state(asked) == ("ready", False, "default")
 
 
+@pytest.mark.parametrize("prelude", [BEGIN, "/post_process_weights"])
+async def test_an_update_of_which_no_weights_came_makes_good_for_none(prelude: str) -> None:
+    async with fleet() as trainer:
+        _, bad = trainer.engines
+        bad.next_up = "fail before"
+        await trainer.call(PAUSE)
+        for slot in range(SLOTS):
+            await trainer.piece(slot, 8, "8")
+        await trainer.call(CONTINUE)
+        assert trainer.state(bad) == OUT
+        await trainer.call(PAUSE)
+        assert await trainer.call(prelude, restore_weights_before_load=True) == 200
+        await trainer.call(CONTINUE)  # as of a trainer that had an error
+        assert not bad.is_whole
+        assert trainer.state(bad) == OUT
+        await trainer.whole(9)
+        assert trainer.state(bad) == ("ready", False, "9")
+
+
 async def test_worker_by_worker_each_has_its_own_pieces() -> None:
     async with fleet() as trainer:
         here, bad = trainer.engines
@@ -657,5 +701,28 @@ async def test_one_that_was_torn_before_the_router_began_is_not_mended_by_the_sa
         await trainer.piece(2, 8, "8")
         await trainer.call(CONTINUE)
         assert trainer.state(torn) == OUT
+        await trainer.whole(9)
+        assert trainer.state(torn) == ("ready", False, "9")
+
+
+async def test_one_that_was_torn_before_the_router_began_is_not_mended_by_the_rest_of_that_update() -> None:
+    """The same, and the version is told behind all pieces: the fleet had not moved when the router was killed."""
+    async with fleet() as trainer:
+        _, torn = trainer.engines
+        router = trainer.running.router
+        router.weights.move("7", "state")
+        for engine in trainer.engines:
+            engine.slots, engine.version = [8, 7, 7], "7"
+        torn.slots[0] = 7
+        router.pool.stale(trainer.worker(torn), "an update failed")
+        trainer.worker(torn).torn = True
+        for slot in (1, 2):
+            await trainer.piece(slot, 8)
+        await trainer.call(RENAME, new_version="8")
+        await trainer.call(CONTINUE)
+        await trainer.call(PAUSE)
+        assert not torn.is_whole
+        assert trainer.state(torn) == OUT
+        await trainer.call(CONTINUE)
         await trainer.whole(9)
         assert trainer.state(torn) == ("ready", False, "9")
