@@ -169,14 +169,11 @@ async def test_one_sequence_that_is_aborted_between_two_attempts_takes_no_other_
     numbered = Exchange(Asked("POST", b"/generate", [], b'{"text": ["x", "y"], "rid": "c"}'))
     under_way.name(named)
     under_way.name(numbered)
-    for prefix in ("a1", "c_0"):
+    gone = []
+    for prefix in ("a1", "c_0", "c", ""):
         under_way.give_up(prefix)
-    assert not named.gone
-    assert not numbered.gone
-    for prefix in ("c", ""):
-        under_way.give_up(prefix)
-    assert numbered.gone
-    assert named.gone
+        gone.append((named.gone, numbered.gone))
+    assert gone == [(False, False), (False, False), (False, True), (True, True)]
 
 
 async def test_a_stream_that_breaks_off_is_ended_at_its_engine() -> None:
