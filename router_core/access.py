@@ -192,7 +192,7 @@ class Guard:
             return Level.TRAFFIC
         path: str = scope["path"]
         for pattern, of_core in self._own:
-            if pattern.match(path):
+            if pattern.fullmatch(path):  # its $ would let a line break follow
                 return _of_core(path, scope["method"]) if of_core else Level.TRAFFIC
         return Level.TRAFFIC if _OPENAI.fullmatch(raw) else Level.ADMIN
 

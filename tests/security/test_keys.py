@@ -169,7 +169,7 @@ async def test_the_routes_of_plugins_are_traffic_and_what_only_looks_like_one_is
             assert await status(running, f"GET {path}") == 401, path
             assert await status(running, f"GET {path}", TRAFFIC) == 200, path
         assert await status(running, "POST /own/a", TRAFFIC) == 405
-        for path in ("/own/a/b", "/own/../flush_cache", "/own/", "/ownother", "/mounted"):
+        for path in ("/own/a/b", "/own/../flush_cache", "/own/", "/ownother", "/mounted", "/own%0A"):
             assert await status(running, f"GET {path}", TRAFFIC) == 403, path
         assert worker.arrived == []
 
