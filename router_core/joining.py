@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 #: Seconds that registering waits for a worker's first answer.
 _FIRST_LOOK_S = 2.0
 _MAX_INFO_BYTES = 1 << 20
+#: A whole fleet may register in one moment, and what a request costs the HTTP client grows with those that wait in it.
+_ASKED_AT_ONCE = 64
 
 
 class Joining:
@@ -32,6 +34,7 @@ class Joining:
     def __init__(self, router: Router) -> None:
         self._router = router
         self._expected: set[str] = set()
+        self._asking = anyio.Semaphore(_ASKED_AT_ONCE)
 
     def expect(self, worker: Worker) -> None:
         """``worker`` does not answer yet: look at it until it does."""
@@ -107,9 +110,12 @@ class Joining:
         """Status and body; of a body that is too long for what is asked, the beginning."""
         body = bytearray()
         headers = auth_headers(worker)
-        async with self._router.http.stream(
-            "GET", worker.url + path, headers=headers, timeout=_FIRST_LOOK_S
-        ) as answer:
+        async with (
+            self._asking,
+            self._router.http.stream(
+                "GET", worker.url + path, headers=headers, timeout=_FIRST_LOOK_S
+            ) as answer,
+        ):
             async for chunk in answer.aiter_bytes():
                 body += chunk
                 if len(body) > _MAX_INFO_BYTES:
