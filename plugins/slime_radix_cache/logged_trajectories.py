@@ -165,20 +165,11 @@ class LoggedTrajectories(Trajectories):
             context = parent, record.kept
             text = text_of(_end(parent))[: record.shared] + text
         replay.serial = record.serial
+        self.pin(context)  # whose age follows, also that of a prompt whose answers have gone
         if isinstance(record, Asked):
             self._prompt(context, record.ids, text)
-            return
-        sampled = Sampled(
-            record.ids,
-            record.logprobs,
-            text[record.start :].decode(),
-            record.visible,
-            record.tail,
-            tuple((sys.intern(name) if name is not None else None, count) for name, count in record.versions),
-            sys.intern(record.finish_reason),
-        )
-        self.pin(context)
-        self.record(context, b"", text[: record.start], sampled, record.session)
+        else:
+            self.record(context, b"", text[: record.start], _sampled(record, text), record.session)
         self.unpin(context)
 
     def _remove_again(self, record: Gone) -> None:
@@ -202,6 +193,18 @@ class LoggedTrajectories(Trajectories):
     def _keep_to_limits(self, newest: Segment | None = None) -> None:
         if self._replay is None:
             super()._keep_to_limits(newest)
+
+
+def _sampled(record: Answered, text: bytes) -> Sampled:
+    return Sampled(
+        record.ids,
+        record.logprobs,
+        text[record.start :].decode(),
+        record.visible,
+        record.tail,
+        tuple((sys.intern(name) if name is not None else None, count) for name, count in record.versions),
+        sys.intern(record.finish_reason),
+    )
 
 
 def _end(segment: Segment) -> Node:

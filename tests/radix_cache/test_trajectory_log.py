@@ -143,11 +143,15 @@ def picture(kept: Trajectories) -> dict[str, Any]:
 
 def ages(kept: Trajectories) -> list[Any]:
     """The segments in the order in which they would go, and since how many versions they were not used."""
-    found, segment = [], kept._ages.oldest
+    return [(told(segment), kept._generation - segment.generation) for segment in by_age(kept)]
+
+
+def by_age(kept: Trajectories) -> Iterator[Segment]:
+    """All segments that may be evicted, oldest first."""
+    segment = kept._ages.oldest
     while segment is not None:
-        found.append((told(segment), kept._generation - segment.generation))
+        yield segment
         segment = segment.newer
-    return found
 
 
 LIMITS = [
@@ -189,6 +193,36 @@ def test_what_goes_on_after_kills_is_what_goes_on_without(seed: int, tmp_path: P
     assert picture(killed) == picture(undisturbed)
     undisturbed.close()
     killed.close()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("seed", range(4))
+async def test_what_is_read_from_a_log_that_was_written_again_makes_room_like_any_other(
+    seed: int, tmp_path: Path
+) -> None:
+    """Also a prompt whose answers have gone: what it continues must not go before it."""
+    limits = Limits(tokens=400)
+    kept = opened(tmp_path / "log", limits, file_bytes=4000)
+    rollouts = Rollouts(kept, seed)
+    for _ in range(6):
+        for _ in range(150):
+            rollouts.turn()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(kept.tidy)
+            with anyio.fail_after(10):
+                while kept.log._due():  # noqa: ASYNC110  # what is waited for is on the disk
+                    await anyio.sleep(0.001)
+            tasks.cancel_scope.cancel()
+        kept.close()
+        rollouts.kept = kept = opened(tmp_path / "log", limits, file_bytes=4000)
+        place = {id(segment): number for number, segment in enumerate(by_age(kept))}
+        assert all(
+            place[id(segment)] < place[id(segment.parent)]
+            for segment in by_age(kept)
+            if segment.parent is not None
+        )
+    assert kept.tokens <= 400
+    kept.close()
 
 
 class Killed(Model):
