@@ -56,6 +56,10 @@ class Fleet:
         self._debts.forget(worker)
         self._pieces.registered(worker)
 
+    def doubted(self, worker: Worker) -> None:
+        """``worker`` was quarantined: when it comes back it may have been started anew."""
+        self._pieces.doubted(worker)
+
     def left(self, worker: Worker) -> None:
         """``worker`` was removed."""
         self._debts.forget(worker)

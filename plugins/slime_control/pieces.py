@@ -57,6 +57,8 @@ class Update:
     takers: dict[Worker, tuple[str, str | None]] = field(default_factory=dict)
     #: Those of them that took weights, and were not only told that some come.
     loaded: set[Worker] = field(default_factory=set)
+    #: Those of them that were quarantined since.
+    doubted: set[Worker] = field(default_factory=set)
     #: How many pieces are with them that they have not answered.
     awaited: Counter[Worker] = field(default_factory=Counter)
 
@@ -91,6 +93,12 @@ class Pieces:
         if self._current is not None:
             self._current.takers.pop(worker, None)
             self._current.loaded.discard(worker)
+            self._current.doubted.discard(worker)
+
+    def doubted(self, worker: Worker) -> None:
+        """``worker`` was quarantined."""
+        if self._current is not None and worker in self._current.takers:
+            self._current.doubted.add(worker)
 
     def joined_since(self, worker: Worker, number: int) -> bool:
         """Whether ``worker`` registered during that call or later."""
@@ -213,7 +221,7 @@ class Pieces:
         debt = self._debts.of(worker).get("weights")
         if debt is not None and debt.call >= update.began:
             return False  # that is known
-        if self.joined_since(worker, update.began):
+        if self.joined_since(worker, update.began) or worker in update.doubted:
             return True
         # One that is not in use, and was looked at meanwhile, may have been started anew.
         if worker not in update.takers or worker.state not in ("stale", "quarantined"):

@@ -160,6 +160,8 @@ class Control:
             self._fleet.registered(worker)
         elif self._fleet is not None and change == "removed":
             self._fleet.left(worker)
+        elif self._fleet is not None and change == "quarantined":
+            self._fleet.doubted(worker)
 
     async def _pass(self, exchange: Exchange) -> Reply | None:
         """Wait until generation continues. Raises Paused, or Aborted where no answer of SGLang's own fits."""

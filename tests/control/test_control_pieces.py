@@ -641,6 +641,23 @@ async def test_one_that_was_set_aside_between_two_pieces_may_have_been_started_a
         assert trainer.state(silent) == trainer.state(other) == OUT
 
 
+async def test_one_that_was_quarantined_between_two_pieces_is_not_trusted_for_a_version_that_all_say() -> (
+    None
+):
+    """While the pieces have no name, one that was started anew says what the others say."""
+    async with fleet() as trainer:
+        _, anew = trainer.engines
+        await trainer.call(PAUSE)
+        await trainer.piece(0, 8)
+        pool = trainer.running.router.pool
+        pool.quarantine(trainer.worker(anew), "connection refused")
+        anew.restart()
+        pool.ready(trainer.worker(anew))
+        await trainer.piece(1, 8)
+        await trainer.call(CONTINUE)
+        assert trainer.state(anew) == OUT
+
+
 async def test_one_that_is_quarantined_during_an_update_may_be_started_anew_at_any_time() -> None:
     async with fleet() as trainer:
         _, silent = trainer.engines

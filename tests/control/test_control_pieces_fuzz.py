@@ -147,11 +147,11 @@ class Trouble:
         engine.next_up = self.random.choice(["fail before", "fail after", "late", "refuse"])
 
     async def die(self, engine: Slotted) -> None:
-        """One that comes back before anybody noticed is not seen, nor one whose version is that of all others."""
+        """One that comes back before anybody noticed is the one thing that is not seen: it stays away for a while."""
         if engine.is_up:
             await engine.kill()
             await anyio.sleep(0.3)
-            if self.random.random() < 0.5 and self.naming in ("each", "session", "unpaused"):
+            if self.random.random() < 0.5:
                 await self.tasks.start(engine.serve)
 
     async def leave(self, engine: Slotted) -> None:
