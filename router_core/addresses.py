@@ -74,6 +74,18 @@ def _meant(address: Address) -> Address:
     return address
 
 
+def _is_here(address: Address) -> bool:
+    """Whether this machine has ``address``."""
+    with socket.socket(
+        socket.AF_INET if address.version == 4 else socket.AF_INET6, socket.SOCK_DGRAM
+    ) as asking:
+        try:
+            asking.connect((str(address), 9))  # sends nothing: the kernel says from where it would
+        except OSError:
+            return False
+        return address.is_loopback or ip_address(asking.getsockname()[0]) == address
+
+
 @dataclass(frozen=True, slots=True)
 class _Target:
     """A worker URL, taken apart; ``address`` is None for a name."""
@@ -155,14 +167,18 @@ class _Pattern:
 
 @dataclass(frozen=True, slots=True)
 class WorkerAddresses:
-    """What ``--allow-worker`` names; with no patterns anything but what is never meant."""
+    """What ``--allow-worker`` names; with no patterns anything but what is never meant.
+
+    ``own``: host and port at which the router listens itself.
+    """
 
     patterns: tuple[_Pattern, ...] = ()
+    own: tuple[str, int] | None = None
 
     @classmethod
-    def parse(cls, patterns: Iterable[str]) -> WorkerAddresses:
+    def parse(cls, patterns: Iterable[str], own: tuple[str, int] | None = None) -> WorkerAddresses:
         """Raises SettingsError."""
-        return cls(tuple(map(_Pattern.parse, patterns)))
+        return cls(tuple(map(_Pattern.parse, patterns)), own)
 
     def check(self, url: str) -> None:
         """Refuse what ``url`` says by itself. Raises BadRequest."""
@@ -173,6 +189,15 @@ class WorkerAddresses:
             raise BadRequest(
                 f"worker {url} is an address that no worker has; if this one has, name it by --allow-worker"
             )
+        self._check_own(url, target.port, target.address)
+
+    def _check_own(self, url: str, port: int, address: Address | None) -> None:
+        """Raises BadRequest for what would send the router its own requests, for ever."""
+        if self.own is None or self.own[1] != port or address is None:
+            return
+        listens = _literal(self.own[0])
+        if address == listens or (listens is not None and listens.is_unspecified and _is_here(address)):
+            raise BadRequest(f"worker {url} is this router itself")
 
     async def admit(self, url: str) -> None:
         """As :meth:`check`, and refuse what the name in it resolves to, if it resolves by now. Raises BadRequest."""
@@ -191,6 +216,7 @@ class WorkerAddresses:
                 raise BadRequest(
                     f"worker {url} is at {at[0]}, an address that no worker has (--allow-worker)"
                 )
+            self._check_own(url, target.port, ip_address(str(at[0])))
 
     def reachable(self, url: str, address: str) -> bool:
         """Whether ``url`` may be at ``address``, where it was connected to."""

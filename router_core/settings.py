@@ -53,7 +53,7 @@ class Settings:
     @classmethod
     def from_options(cls, options: argparse.Namespace) -> Settings:
         """Check the parsed command line. Raises SettingsError."""
-        addresses = WorkerAddresses.parse(options.allow_worker)
+        addresses = WorkerAddresses.parse(options.allow_worker, (options.host, options.port))
         try:
             urls = tuple(dict.fromkeys(worker_url(url) for url in options.worker_urls))
             for url in urls:

@@ -392,6 +392,16 @@ async def test_a_pod_that_claims_where_clouds_keep_credentials_is_none(
     assert "pod default/odder is no worker" in caplog.text
 
 
+async def test_the_routers_own_pod_is_no_worker(
+    discover: Discover, free_port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with discover("--host", "127.0.0.2", "--port", str(free_port)) as found:
+        found.pod(2)
+        found.pod(3)
+        await until(lambda: found.states() == {3: "joining"})
+    assert f"pod default/p-2 is no worker: worker {found.url(2)} is this router itself" in caplog.text
+
+
 async def test_pods_get_the_key_of_workers(discover: Discover) -> None:
     async with discover("--worker-api-key", "secret") as found:
         engine = await found.engine(2)

@@ -10,7 +10,7 @@ import pytest
 
 from core.servers import Wire, answer, on_both_loops, scripted
 from router_core.addresses import WorkerAddresses, is_loopback
-from router_core.cli import main
+from router_core.cli import build, main
 from router_core.errors import BadRequest, SettingsError, WorkerUnreachable
 from router_core.upstream import Limits, Upstream
 from router_core.workers import worker_url
@@ -103,6 +103,37 @@ def test_a_pattern_lets_in_what_it_names_and_nothing_else(pattern: str) -> None:
     for url in others:
         with pytest.raises(BadRequest, match="--allow-worker"):
             addresses.check(worker_url(url))
+
+
+@pytest.mark.parametrize(
+    ("listens", "own", "others"),
+    [
+        ("127.0.0.1", ["http://127.0.0.1:30000", "https://127.1:30000"], ["http://127.0.0.2:30000"]),
+        ("0.0.0.0", ["http://127.0.0.1:30000", "http://127.8.8.8:30000"], ["http://192.0.2.7:30000"]),
+        ("::", ["http://[::1]:30000"], ["http://[2001:db8::7]:30000"]),
+        ("a-name", [], ["http://127.0.0.1:30000"]),
+    ],
+)
+def test_no_router_is_its_own_worker(listens: str, own: list[str], others: list[str]) -> None:
+    addresses = WorkerAddresses.parse([], (listens, 30000))
+    for url in own:
+        with pytest.raises(BadRequest, match="is this router itself"):
+            addresses.check(worker_url(url))
+    for url in (*others, "http://127.0.0.1:30001", "http://localhost:30000"):
+        addresses.check(worker_url(url))
+
+
+@pytest.mark.anyio
+async def test_whoever_registers_the_router_at_itself_is_told_so(start: Start) -> None:
+    async with start(BARE, "--port", "23456") as running:
+        for url in ("http://127.0.0.1:23456", "http://localhost:23456"):
+            for reply in (
+                await running.client.post("/workers", json={"url": url}),
+                await running.client.post(f"/add_worker?url={url}"),
+            ):
+                assert (reply.status_code, "this router itself" in reply.text) == (400, True), url
+    with pytest.raises(SettingsError, match=r"--worker-urls: .* is this router itself"):
+        build([BARE, "--port", "23456", "--worker-urls", "http://127.0.0.1:23456"])
 
 
 def test_patterns_add_up() -> None:
