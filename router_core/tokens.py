@@ -109,9 +109,8 @@ class Tokens:
             raise _no_good("it is for another audience") from None
         except jwt.MissingRequiredClaimError as error:
             raise _no_good(f"it does not say {error.claim}") from None
-        except (
-            Exception
-        ):  # which of them are PyJWT's own for odd keys and claims, differs between its versions
+        except Exception:
+            # Which of those for odd keys and claims are PyJWT's own differs between its versions.
             raise _no_good("its signature is wrong, or its key cannot be used") from None
 
     def _level(self, claims: Mapping[str, Any]) -> Level:
