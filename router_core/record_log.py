@@ -178,12 +178,12 @@ class RecordLog:
     # Writing again.
 
     async def tidy(self, is_needed: Callable[[Any], bool]) -> None:
-        """Write files again that are half dead, for ever.
+        """Write files again that are half dead, until the log is given up: what is needed is not known any more then.
 
         ``is_needed``: whether a record still has a meaning that adds nothing, or tells of what is not in any file. It
         is called in a thread.
         """
-        while True:
+        while self._directory.failed is None:
             self._news = anyio.Event()
             run = self._due()
             if not run:

@@ -47,6 +47,10 @@ def opened(path: Path, take: Callable[[Any], None] = lambda record: None, reader
     return log
 
 
+def content(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
 async def tidied(log: RecordLog, is_needed: Callable[[Any], bool] = lambda record: False) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(log.tidy, is_needed)
@@ -108,6 +112,22 @@ def test_when_one_log_cannot_be_written_none_is(
     assert {**after, "failed": None} == before
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) == before["bytes"]
     assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
+@pytest.mark.anyio
+async def test_a_log_that_was_given_up_stays_as_it_is(tmp_path: Path) -> None:
+    """What is needed is asked of those who have gone on without it."""
+    log = opened(tmp_path)
+    while len(log.files) < 3:
+        last = log.number()
+        log.append([Came(last, 0, 1), Noted("needed when it was written"), Went(last, 1)])
+    log._directory.failed = "the disk is full"
+    before = content(tmp_path)
+    assert log._due()
+    with anyio.fail_after(5):
+        await log.tidy(lambda record: False)
+    assert content(tmp_path) == before
+    log.close()
 
 
 def test_what_goes_on_from_what_has_gone_is_refused(tmp_path: Path) -> None:
