@@ -41,18 +41,24 @@ class LoggedTrajectories(Trajectories):
         self.log = log
         self._serials: dict[Segment, int] = {}
         self._told_versions: set[str] = set()
+        #: Of each session that lost something, and of each response (by serial) behind which that was, the last to go.
+        self._last_gone: dict[str | int, int] = {}
         self._unwritten: list[Record] = []
         self._replay: _Replay | None = _Replay()
         log.replay(self._again)
         self._replay = None
         self._incomplete &= self._sessions.keys()
+        there = {*self._sessions, *self._serials.values()}
+        self._last_gone = {one: serial for one, serial in self._last_gone.items() if one in there}
 
     async def tidy(self) -> None:
         """Keep the log small, for ever."""
         await self.log.tidy(self._is_needed)
 
     def _is_needed(self, record: Record) -> bool:
-        return isinstance(record, Seen) or (isinstance(record, Gone) and record.session in self._sessions)
+        if not isinstance(record, Gone) or record.session is None:
+            return isinstance(record, Seen)
+        return record.serial in (self._last_gone.get(record.session), self._last_gone.get(record.before))
 
     def close(self) -> None:
         """Let go of the log."""
@@ -126,17 +132,34 @@ class LoggedTrajectories(Trajectories):
     def _remove(self, segment: Segment) -> None:
         super()._remove(segment)
         serial = self._serials.pop(segment)
+        self._last_gone.pop(serial, None)
+        if (
+            isinstance(segment, Response)
+            and segment.session is not None
+            and segment.session not in self._sessions
+        ):
+            self._last_gone.pop(segment.session, None)
         if self._replay is None:
             self._unwritten.append(Gone(serial, len(segment), evicted=False, session=None, before=0))
 
     def _evict(self, segment: Segment) -> None:
         serial = self._serials[segment]
         super()._evict(segment)
+        session = segment.session if isinstance(segment, Response) else None
+        before = said_before(segment) if isinstance(segment, Response) else None
+        place = self._serials[before] if before is not None else 0
+        self._note_gone(serial, session, place)
         if self._replay is None:
-            session = segment.session if isinstance(segment, Response) else None
-            before = said_before(segment) if isinstance(segment, Response) else None
-            place = self._serials[before] if before is not None else 0
             self._unwritten[-1] = Gone(serial, len(segment), evicted=True, session=session, before=place)
+
+    def _note_gone(self, serial: int, session: str | None, before: int) -> None:
+        """``serial`` was the last that ``session`` lost, and the last behind ``before``: who tells of it is needed."""
+        if session is None:
+            return
+        if session in self._sessions or self._replay is not None:
+            self._last_gone[session] = serial
+        if before:
+            self._last_gone[before] = serial
 
     def _see(self, version: str) -> None:
         super()._see(version)
@@ -181,6 +204,7 @@ class LoggedTrajectories(Trajectories):
             return
         if record.session is not None:  # it is told for this alone
             self._incomplete.add(record.session)
+            self._note_gone(record.serial, record.session, record.before)
             before = replay.segments.get(record.before)
             if isinstance(before, Response):
                 before.continuation_lost = True

@@ -81,12 +81,14 @@ class Rollouts:
             if kind > 0.9:
                 self.kept.withdraw(response)
 
-    def turn(self) -> Response:
+    def turn(self, session: str | None = "") -> Response:
+        """One of ``session``, "" for any."""
         some = self._random
         text = some.choice([*self._texts[-20:], "", "ab"])
         text = text[: some.randint(0, len(text))] if some.random() < 0.2 else text
         text += spell(some.choices(WORDS, k=some.randint(text == "", 4)))
-        session = some.choice(["one", "two", f"s{len(self._texts) // 10}", None])
+        any_session = some.choice(["one", "two", f"s{len(self._texts) // 10}", None])
+        session = any_session if session == "" else session
         answer = some.choices(WORDS, k=some.randint(1, 6)) + [EOS] * (some.random() < 0.5)
         match = self.kept.find_to_continue(text.encode(), session)
         rest = pack(*encode(text.encode()[match.position :].decode()))
@@ -222,6 +224,30 @@ async def test_what_is_read_from_a_log_that_was_written_again_makes_room_like_an
             if segment.parent is not None
         )
     assert kept.tokens <= 400
+    kept.close()
+
+
+@pytest.mark.anyio
+async def test_what_one_session_has_lost_in_all_its_life_does_not_make_the_log_longer(tmp_path: Path) -> None:
+    """Of all that is told of that only the last is needed, also after a kill."""
+    limits = Limits(tokens=400)
+    kept = opened(tmp_path / "log", limits, file_bytes=4000)
+    rollouts = Rollouts(kept, 5)
+    sizes = []
+    for _ in range(12):
+        for _ in range(150):
+            rollouts.turn("one")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(kept.tidy)
+            while kept.log._due():  # noqa: ASYNC110  # what is waited for is on the disk
+                await anyio.sleep(0.001)
+            tasks.cancel_scope.cancel()
+        sizes.append(kept.log._directory.as_dict()["bytes"])
+        assert picture(after_a_kill(kept, tmp_path / "log", limits)) == picture(kept)
+        kept.close()
+        rollouts.kept = kept = opened(tmp_path / "log", limits, file_bytes=4000)
+    assert kept.has_lost("one")
+    assert max(sizes) < 2.5 * min(sizes)
     kept.close()
 
 
