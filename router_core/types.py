@@ -71,6 +71,10 @@ class Breaking(Protocol):
         """``attempt`` is about to be sent to ``worker``."""
         ...
 
+    def failed(self, worker: Worker, attempt: Request, how: str) -> None:
+        """``worker`` has failed ``attempt``, which no connection tells."""
+        ...
+
     def answered(self, worker: Worker, attempt: Request, reply: Reply) -> None:
         """The head of ``reply`` is there; its end is waited for."""
         ...

@@ -77,14 +77,14 @@ class Attempt:
                 self._both = both.cancel_scope
                 both.start_soon(self._ask_prefill, body)
                 both.start_soon(self._ask_decode, to_decode)
+            if self._failure is not None:
+                return self._failed(*self._failure)
+            assert self._reply is not None  # narrowing: nothing has failed
+            self._join(self._reply)
         except BaseException:
             self._give_up()
             raise
-        if self._failure is not None:
-            return self._failed(*self._failure)
-        assert self._reply is not None  # narrowing: nothing has failed
         self._pair.failed.clear()
-        self._join(self._reply)
         return self._reply
 
     async def _ask_prefill(self, body: bytes) -> None:
@@ -122,6 +122,7 @@ class Attempt:
                 reply.pass_through(self._until)
                 if self._stream is not None:
                     await self._stream.begin()  # when it breaks off before, the prefill is in vain
+                await self._expect_prefill()
             else:
                 await reply.read()
                 await self._expect_prefill()
@@ -139,6 +140,8 @@ class Attempt:
         late = (
             f"worker {self._prefill.name} has not ended its prefill, though {self._decode.name} has answered"
         )
+        if self._breakers is not None:
+            self._breakers.failed(self._prefill.server, self._request, late)
         self._fail(self._part, WorkerTimeout(late))
 
     def _fail(self, where: Exchange, how: Reply | HTTPError) -> None:
@@ -147,6 +150,8 @@ class Attempt:
             self._failure = where, how
             self._both.cancel()
         elif isinstance(how, Reply):
+            if self._breakers is not None and where.worker is not None:
+                self._breakers.answered(where.worker.server, self._request, how)  # both have failed
             how.close()
 
     def _failed(self, where: Exchange, how: Reply | HTTPError) -> Reply:
@@ -166,6 +171,8 @@ class Attempt:
 
     def _give_up(self) -> None:
         self._part.release()
+        if self._breakers is not None:
+            self._breakers.ended(self._prefill.server, self._request, well=False)
         replies = [self._reply, self._failure[1] if self._failure is not None else None]
         for reply in replies:
             if isinstance(reply, Reply):
@@ -178,7 +185,7 @@ class Attempt:
             if prefilled.adds_to(whole):
                 reply.replace_body(prefilled.join(whole))
             self._part.release()
-        elif stream is not None and prefilled.adds_to(stream.first):
+        elif stream is not None and prefilled.adds_to_stream(stream.first):
             reply.pass_through(lambda source: Joined(source, prefilled))
 
 

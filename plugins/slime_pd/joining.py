@@ -62,6 +62,10 @@ class Prefilled:
         told = set(_VERSION.findall(beginning))
         return len(told) != 1 or told != self._versions or _SPANS in beginning
 
+    def adds_to_stream(self, first: bytes) -> bool:
+        """As above, of its ``first`` piece. Of several sequences others may begin after an update."""
+        return (len(self._metas) > 1 and bool(self._versions)) or self.adds_to(first)
+
     def join(self, body: bytes) -> bytes:
         """``body``, the decode worker's whole answer, completed. Raises WorkerBroke."""
         try:

@@ -132,6 +132,18 @@ def test_events_are_completed_by_their_index() -> None:
     assert orjson.loads(prefilled.join_event(b'{"error": {"message": "no"}}')) == {"error": {"message": "no"}}
 
 
+def test_what_one_sequence_of_a_stream_says_first_tells_nothing_of_the_others() -> None:
+    """The second one may begin after an update of the decode worker."""
+
+    def event(index: int, version: str) -> bytes:
+        meta = {"weight_version": version, "completion_tokens": 2}
+        return b"data: %b\n\n" % orjson.dumps({"index": index, "meta_info": meta})
+
+    assert Prefilled.streamed(event(0, "6") + event(1, "6")).adds_to_stream(event(0, "6"))
+    assert not Prefilled.streamed(event(0, "6")).adds_to_stream(event(0, "6"))
+    assert not Prefilled({0: {}, 1: {}}).adds_to_stream(event(0, "6"))
+
+
 def test_a_prefill_that_ends_its_stream_with_an_error_has_failed() -> None:
     with pytest.raises(WorkerBroke, match="with an error"):
         Prefilled.streamed(b'data: {"error": {"message": "out of memory"}}\n\ndata: [DONE]\n\n')
