@@ -101,7 +101,7 @@ class Attempts:
         return await self._ask(self._exchange, self._request, self._tried, self._failed)
 
     def _others(self) -> bool:
-        """True when there is a worker for it that was not tried."""
+        """True when there is a worker for it that was not tried; of a pair, for the half that failed."""
         try:
             workers = self._pool.routable()
         except NoWorker:
@@ -109,7 +109,10 @@ class Attempts:
         last = self._exchange.worker
         tried = self._tried if last is None else [*self._tried, last.server]
         return any(
-            worker.server not in tried and self._exchange.may_go_to(worker.server) for worker in workers
+            worker.server not in tried
+            and (not tried or worker.server.worker_type == tried[-1].worker_type)
+            and self._exchange.may_go_to(worker.server)
+            for worker in workers
         )
 
     def _may_repeat(self, state: RetryCallState) -> bool:

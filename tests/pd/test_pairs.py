@@ -231,6 +231,44 @@ async def test_a_prefill_that_never_ends_fails_an_answer_that_has_come(
         await until(lambda: prefill.aborted == ["mine"])
 
 
+async def test_a_prefill_that_never_ends_fails_a_stream_that_has_begun(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slime_pd.attempt, "_OVERDUE_S", 0.1)
+    prefill, decode = StandIn("prefill", rest=HANG), StandIn("decode", rest=stream({"meta_info": {}}))
+    flags = ("--cb-failure-threshold", "1")
+    async with between(start, prefill, decode, flags=flags) as running:
+        body = {"text": "a", "rid": "mine", "stream": True}
+        with anyio.fail_after(5):
+            answer = await running.client.post("/generate", json=body)
+        assert answer.status_code == 504
+        await until(lambda: prefill.aborted == ["mine"])
+        assert [worker.withheld for worker in running.router.pool] == [True, False]
+
+
+async def test_nothing_is_held_between_two_attempts(start: Start) -> None:
+    prefill, decode = (
+        StandIn("prefill", rest=said(input_token_logprobs=[])),
+        StandIn("decode", rest=said()[:-1] + b"!"),
+    )
+    flags = ("--retry-initial-backoff-ms", "60000", "--disable-circuit-breaker")
+    async with between(start, prefill, decode, flags=flags) as running, anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: running.client.post("/generate", json={"text": "a"}))
+        await until(lambda: len(decode.generations) == 1)
+        await until(lambda: not any(worker.load for worker in running.router.pool))
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("kind", ["prefill", "decode"])
+async def test_the_only_one_of_its_half_is_left_alone_as_long_as_it_wants(start: Start, kind: Any) -> None:
+    busy = b"HTTP/1.1 503 No\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
+    one, other = StandIn(kind, busy), StandIn("decode" if kind == "prefill" else "prefill")
+    async with between(start, one, other) as running:
+        began = anyio.current_time()
+        assert (await running.client.post("/generate", json={"text": "a"})).status_code == 200
+        assert anyio.current_time() - began >= 0.8
+
+
 async def test_the_breaker_of_the_one_that_failed_opens_and_a_probe_closes_it(start: Start) -> None:
     failing, well = StandIn("prefill", *[refusal(500)] * 2), StandIn("prefill")
     decode = StandIn("decode")
