@@ -127,7 +127,9 @@ class Worker:
     def split(self, size: int) -> None:
         """It has ``size`` data-parallel ranks; with one it is a single choice. Those that it has stay."""
         if len(self.choices) != size:
-            self.ranks = tuple(Worker(self.url, rank=rank, server=self) for rank in range(size) if size > 1)
+            known = self.ranks[: size if size > 1 else 0]  # with what is in flight there
+            more = range(len(known), size if size > 1 else 0)
+            self.ranks = (*known, *(Worker(self.url, rank=rank, server=self) for rank in more))
 
     def describe(self) -> dict[str, Any]:
         """The worker as ``GET /workers`` shows it."""
@@ -185,13 +187,13 @@ class WorkerPool:
         return self._workers.get(worker.url) is worker.server
 
     def find(self, id_or_url: str) -> Worker:
-        """The worker with that id or URL, or the rank with that id. Raises WorkerNotFound."""
+        """The worker with that id or URL, or the rank with that id or name. Raises WorkerNotFound."""
         worker = self._workers.get(id_or_url)
         if worker is not None:
             return worker
         for server in self._workers.values():
             for worker in (server, *server.ranks):
-                if worker.id == id_or_url:
+                if id_or_url in (worker.id, worker.name):
                     return worker
         known = ", ".join(self._workers) or "none"
         raise WorkerNotFound(f"no worker {id_or_url!r}; registered: {known}")

@@ -336,12 +336,26 @@ def test_a_pool_counts_servers_and_finds_ranks() -> None:
     assert list(pool) == [server]
     ranks = pool.routable()
     assert [rank.name for rank in ranks] == [f"http://127.0.0.1:1@{number}" for number in range(3)]
-    assert all(rank in pool and rank.server is server and pool.find(rank.id) is rank for rank in ranks)
+    assert all(rank in pool and rank.server is server for rank in ranks)
+    assert all(pool.find(rank.id) is pool.find(rank.name) is rank for rank in ranks)
     pool.stale(ranks[1], "a test")
     assert server.state == "stale"
     pool.remove(ranks[2])
     assert len(pool) == 0
     assert ranks[0] not in pool
+
+
+def test_a_server_that_gets_more_ranks_keeps_the_count_of_those_it_has() -> None:
+    server = Worker("http://127.0.0.1:1")
+    server.split(2)
+    one, two = server.ranks
+    two.in_flight += 1
+    server.split(4)
+    assert server.ranks[:2] == (one, two)
+    assert [rank.rank for rank in server.ranks] == [0, 1, 2, 3]
+    assert server.load == 1
+    server.split(1)
+    assert server.choices == (server,)
 
 
 # engines
