@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ __all__ = ["base_offset", "begins_update", "given_bodies", "is_delta", "named_ve
 _PARSED_BYTES = 1 << 20
 #: No base64 of a tensor has it in it.
 _NAMED = b'"workers"'
+_DELTA = re.compile(rb'"load_format"[ \t\r\n]*:[ \t\r\n]*"[^"]*delta')
 
 
 def given_bodies(request: Request, pool: WorkerPool) -> dict[Worker, bytes] | None:
@@ -57,9 +59,8 @@ def begins_update(request: Request) -> bool:
 
 
 def is_delta(request: Request) -> bool:
-    """Whether the body is a change to weights that are there (slime: ``distributed_delta_sparse_indices``)."""
-    formats = [body.get("load_format") for body in _each(request)]
-    return any(isinstance(load_format, str) and "delta" in load_format for load_format in formats)
+    """Whether the body, of any size, is a change to weights that are there (slime: ``distributed_delta``, ...)."""
+    return _DELTA.search(request.body) is not None
 
 
 def _each(request: Request) -> list[dict[str, Any]]:

@@ -613,14 +613,17 @@ async def test_worker_by_worker_each_has_its_own_pieces() -> None:
             assert trainer.state(bad) == (OUT if round == 8 else ("ready", False, "9"))
 
 
-async def test_changes_to_weights_make_nobody_whole_that_had_not_all_of_them() -> None:
+@pytest.mark.parametrize("pad", [0, 1 << 20], ids=["small", "large"])
+async def test_changes_to_weights_make_nobody_whole_that_had_not_all_of_them(pad: int) -> None:
     async with fleet() as trainer:
         _, bad = trainer.engines
         bad.next_up = "fail before"
         for round in (8, 9):
             await trainer.call(PAUSE)
             for slot in range(SLOTS):
-                await trainer.piece(slot, round, str(round), load_format="distributed_delta_sparse_indices")
+                await trainer.piece(
+                    slot, round, str(round), load_format="distributed_delta_sparse_indices", names="x" * pad
+                )
             await trainer.call(CONTINUE)
             assert trainer.state(bad) == OUT
         await trainer.whole(10)
