@@ -61,6 +61,7 @@ class Joining:
 
     async def look_at(self, worker: Worker) -> str | None:
         """Ask ``worker`` about itself; None when it answered, whatever it said, else what was wrong."""
+        served = None
         try:
             with anyio.fail_after(_FIRST_LOOK_S):  # httpx counts each step of a request by itself
                 for path in ("/model_info", "/get_model_info"):
@@ -71,16 +72,18 @@ class Joining:
                     told = await self._server_info(worker)
                     if self._router.settings.dp_aware:
                         self._router.pool.split(worker, ranks_told(told))
-                    if self._router.by_model and worker.model_id is None:
-                        worker.model_id = _served_model(told)
+                    if self._router.by_model:
+                        served = _served_model(told)
         except TimeoutError:
             return f"no answer within {_FIRST_LOOK_S:g} s"
         except Exception as error:  # httpcore on uvloop lets odd ones through; no worker may end the router
             return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         if status >= 500:
             return f"it answered {status}"
-        if status == 200:
-            self._learn(worker, body)
+        at = self._learn(worker, body) if status == 200 else None
+        if worker.model_id is None or worker.model_told:  # else it is what its registration says
+            model = served or at or worker.model_id
+            worker.model_id, worker.model_told = model, model is not None
         if worker.state == "joining":
             self._router.pool.ready(worker)
             logger.info("worker %s is ready", worker.url)
@@ -122,21 +125,21 @@ class Joining:
                     break
         return answer.status_code, bytes(body)
 
-    def _learn(self, worker: Worker, body: bytes) -> None:
+    def _learn(self, worker: Worker, body: bytes) -> str | None:
+        """Take over the version of the weights; returns where its model is."""
         try:
             info = orjson.loads(body)
         except orjson.JSONDecodeError:
-            return  # not an SGLang server; it can be proxied to all the same
+            return None  # not an SGLang server; it can be proxied to all the same
         if not isinstance(info, dict):
-            return
+            return None
         version, model = version_named(info.get("weight_version")), info.get("model_path")
         if version is not None:
             worker.weight_version = version
             self._router.weights.see(version)
             if self._router.weights.current is None:
                 self._router.weights.move(version, worker.url)  # learnt, not changed: no hook
-        if worker.model_id is None and isinstance(model, str):
-            worker.model_id = model
+        return model if isinstance(model, str) else None
 
 
 def _served_model(server_info: bytes) -> str | None:

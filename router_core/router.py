@@ -299,6 +299,8 @@ class Router:
             if worker.api_key is None:
                 worker.api_key = self.settings.worker_api_key
             self.proxy.authorize(worker)
+        elif change == "readmitted" and self.by_model:
+            self.tasks.start_soon(self._joining.look_at, worker)
         elif change == "readmitted" and self.settings.dp_aware:
             self.tasks.start_soon(self._joining.count_again, worker)
         logger.info("worker %s: %s", worker.url, change)

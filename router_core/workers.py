@@ -96,6 +96,8 @@ class Worker:
     withheld: bool = False
     in_flight: int = 0
     id: str = field(default_factory=lambda: str(uuid.uuid4()))
+    #: ``model_id`` is what the worker says, not what its registration did.
+    model_told: bool = False
     rank: int | None = None
     ranks: tuple[Worker, ...] = field(default=(), repr=False)
     server: Worker = field(default=None, repr=False)  # type: ignore[assignment]  # itself, unless it is a rank
@@ -205,7 +207,9 @@ class WorkerPool:
             self._workers[worker.url] = worker
         else:
             known.worker_type, known.bootstrap_port = worker.worker_type, worker.bootstrap_port
-            known.model_id, known.labels = worker.model_id or known.model_id, worker.labels
+            if worker.model_id is not None:
+                known.model_id, known.model_told = worker.model_id, False
+            known.labels = worker.labels
             known.api_key = worker.api_key or known.api_key
             known.torn = known.withheld = False
             if known.state != "ready":  # a ready one keeps its sessions

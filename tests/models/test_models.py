@@ -120,6 +120,27 @@ async def test_the_name_of_the_registration_wins(start: Start) -> None:
         assert [worker["model_id"] for worker in shown] == ["alpha", "judge"]
 
 
+@pytest.mark.parametrize("back", ["registered again", "readmitted"])
+async def test_a_server_that_comes_back_with_another_model_is_asked_for_that_one(
+    start: Start, back: str
+) -> None:
+    servers = changed, named = [Server("/alpha", served="alpha"), Server("/alpha", served="alpha")]
+    async with serving_models(start, servers, "--disable-health-check") as running:
+        await running.client.post("/workers", json={"url": named.url, "model_id": "judge"})
+        for server in servers:
+            server.served = "beta"
+            if back == "readmitted":
+                worker = running.router.pool.find(server.url)
+                running.router.pool.quarantine(worker, "it was restarted")
+                running.router.pool.ready(worker)
+            else:
+                await running.client.post("/workers", json={"url": server.url})
+        await until(lambda: running.router.pool.find(changed.url).model_id == "beta")
+        await by(running, changed, {"model": "beta"})
+        await by(running, named, {"model": "judge"})  # as its registration said
+        assert (await refused(running, {"model": "alpha"}))[:2] == (404, "model_not_found")
+
+
 async def test_a_session_that_asks_two_models_gets_both(start: Start) -> None:
     servers = first, second, beta = alphas_and_beta()
     session: dict[str, Any] = {"headers": {"x-session-id": "s"}}
