@@ -81,9 +81,12 @@ class Joining:
         if status >= 500:
             return f"it answered {status}"
         at = self._learn(worker, body) if status == 200 else None
-        if worker.model_id is None or worker.model_told:  # else it is what its registration says
-            model = served or at or worker.model_id
-            worker.model_id, worker.model_told = model, model is not None
+        if worker.model_id is None:
+            worker.model_id, worker.model_told = served or at, True
+        elif (
+            worker.model_told and served is not None
+        ):  # not ``at``, which is another after each update from disk
+            worker.model_id = served
         if worker.state == "joining":
             self._router.pool.ready(worker)
             logger.info("worker %s is ready", worker.url)

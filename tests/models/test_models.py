@@ -141,6 +141,13 @@ async def test_a_server_that_comes_back_with_another_model_is_asked_for_that_one
         assert (await refused(running, {"model": "alpha"}))[:2] == (404, "model_not_found")
 
 
+async def test_a_server_keeps_its_name_when_its_weights_come_from_elsewhere(start: Start) -> None:
+    async with serving_models(start, [alpha := Server("/alpha")]) as running:
+        alpha.path = "/checkpoints/2"  # as SGLang says it after an update from disk
+        await running.client.post("/workers", json={"url": alpha.url})
+        await by(running, alpha, {"model": "/alpha"})
+
+
 async def test_a_session_that_asks_two_models_gets_both(start: Start) -> None:
     servers = first, second, beta = alphas_and_beta()
     session: dict[str, Any] = {"headers": {"x-session-id": "s"}}
