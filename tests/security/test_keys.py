@@ -258,6 +258,20 @@ async def test_the_routers_keys_reach_no_worker_and_other_ones_do(start: Start) 
         assert worker.arrived[-1].values(b"authorization") == [b"Bearer theirs"]
 
 
+@pytest.mark.parametrize(
+    "key", ["", " ", "the-secret ", " the-secret", "the\nsecret", "the-sécret", 7, ["the-secret"]]
+)
+async def test_a_workers_key_that_no_header_can_carry_is_refused_and_not_told(
+    key: object, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with guarded(start) as (running, worker):
+        for path in ("/workers", "/add_worker"):
+            reply = await running.client.post(path, json={"url": worker.url, "api_key": key})
+            assert reply.status_code == 400
+            assert "api_key: wanted" in reply.text
+            assert "secret" not in reply.text + caplog.text
+
+
 class Looking:
     """slime's kind of middleware, which keeps the headers that it sees."""
 
