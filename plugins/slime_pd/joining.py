@@ -26,9 +26,8 @@ class Prefilled:
 
     def __init__(self, metas: dict[int, Meta]) -> None:
         self._metas = metas
-        self._versions = {
-            orjson.dumps(meta["weight_version"]) for meta in metas.values() if "weight_version" in meta
-        }
+        told = (meta for meta in metas.values() if "weight_version" in meta)
+        self._versions = {orjson.dumps(_first_version(meta)) for meta in told}
 
     @classmethod
     def whole(cls, body: bytes) -> Prefilled:
@@ -93,7 +92,7 @@ class Prefilled:
         if isinstance(experts, str) and isinstance(meta.get("routed_experts"), str):
             meta["routed_experts"] = _overlaid(experts, meta["routed_experts"])
         if "weight_version" in before:
-            _tell_first_version(meta, before["weight_version"])
+            _tell_first_version(meta, _first_version(before))
 
 
 def event_data(data: bytes) -> dict[str, Any] | None:
@@ -131,6 +130,13 @@ def _overlaid(first: str, second: str) -> str:
         raise WorkerBroke("routed_experts are not base64", answered=True) from None
     quantum = binascii.b2a_base64(head + tail[len(head) :], newline=False).decode("ascii")
     return "".join((first[:seam], quantum, second[seam + 4 :]))
+
+
+def _first_version(meta: Meta) -> object:
+    """Of the weights that the first token was sampled under; they may have changed until the answer."""
+    spans = meta.get("weight_versions")
+    first = spans[0] if isinstance(spans, list) and spans else None
+    return first["version"] if isinstance(first, dict) and "version" in first else meta["weight_version"]
 
 
 def _tell_first_version(meta: Meta, version: object) -> None:

@@ -70,6 +70,13 @@ def test_the_first_token_is_told_to_be_of_the_prefill_workers_version(
     assert meta == {**about, **spans(wanted)}
 
 
+def test_a_prefill_worker_that_was_updated_after_its_token_says_what_that_is_of() -> None:
+    first = told(weight_version="7", weight_versions=[{"version": "6", "start": 0, "end": 1}])
+    second = told(weight_version="7", completion_tokens=3)
+    assert Prefilled.whole(first).adds_to(second)
+    assert joined(first, second)["weight_versions"] == spans([("6", 0, 1), ("7", 1, 3)])["weight_versions"]
+
+
 def test_spans_that_are_not_understood_do_not_look_like_the_whole_truth() -> None:
     meta = joined(
         told(weight_version="6"), told(weight_version="7", completion_tokens=3, weight_versions="all")
