@@ -90,6 +90,7 @@ class Scheduler:
             sequence.taken_for = self.version
             told = (handover.token_id, handover.logprob, handover.top, handover.version)
             self._steps.give(sequence, *told)
+            self._begin(sequence)  # it has a token, of which an abort tells all
             self._changed.notify()
 
     async def hand_over(self, room: int, dp_rank: int | None) -> Handover:
@@ -186,9 +187,12 @@ class Scheduler:
         here = (rid for rid, sequence in self.waiting.items() if not sequence.expected)
         for rid in list(islice(here, max(0, free))):
             sequence = self.running[rid] = self.waiting.pop(rid)
-            if not sequence.started:
-                sequence.started = True
-                self.tokens["prompt"] += len(sequence.input_ids)
+            self._begin(sequence)
+
+    def _begin(self, sequence: Sequence) -> None:
+        if not sequence.started:
+            sequence.started = True
+            self.tokens["prompt"] += len(sequence.input_ids)
 
     async def _until_due(self) -> None:
         """Sleep until the next token is due, or something changed. Nothing is awaited before that."""

@@ -125,6 +125,26 @@ async def test_a_first_half_that_nobody_takes_waits_until_it_is_aborted(serve: S
         assert answers[0]["meta_info"]["finish_reason"]["type"] == "abort"
 
 
+async def test_a_second_half_that_is_aborted_with_its_first_token_tells_all_of_it(serve: Serve) -> None:
+    async with serve(disaggregation_mode="prefill") as prefill, serve(disaggregation_mode="decode") as decode:
+        await decode.post("/pause_generation", mode="in_place")
+        answers: list[Any] = []
+        body = meeting(prefill, rid="mine", return_logprob=True)
+
+        async def ask() -> None:
+            answers.append(await both(prefill, decode, body))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            await decode.until(lambda scheduler: any(one.given for one in scheduler.waiting.values()))
+            await decode.post("/abort_request", rid="mine")
+        read, written = answers[0]
+        assert written["output_ids"] == read["output_ids"]
+        for key in ("output_token_logprobs", "completion_tokens", "prompt_tokens"):
+            assert written["meta_info"][key] == read["meta_info"][key]
+        assert written["meta_info"]["finish_reason"]["type"] == "abort"
+
+
 async def test_without_a_room_a_prefill_engine_does_all(serve: Serve) -> None:
     async with serve(disaggregation_mode="prefill") as prefill:
         assert len((await prefill.generate(text=CHAT, sampling_params=SAMPLING))["output_ids"]) == 8
