@@ -152,7 +152,9 @@ class Pieces:
         update.ended_at = anyio.current_time()
         update.awaited -= Counter((worker,))
         if answer.trouble is not None:
-            if worker in update.takers or not answer.is_as_before:
+            # What owes weights is mended by all pieces only, whether or not the others refused this one too.
+            owes = "weights" in self._debts.of(worker)
+            if owes or worker in update.takers or not answer.is_as_before:
                 self.failed(call, number, worker, answer)
         elif self.joined_since(worker, number):
             self._miss(worker, number, "it registered while a piece of an update was under way")

@@ -570,6 +570,23 @@ async def test_a_later_piece_that_all_refuse_is_missing() -> None:
         assert [trainer.state(engine) for engine in trainer.engines] == [OUT] * 2
 
 
+async def test_one_that_was_out_comes_not_back_without_a_piece_that_all_refused() -> None:
+    async with fleet() as trainer:
+        _, bad = trainer.engines
+        bad.next_up = "fail before"
+        for round in (8, 9):
+            await trainer.call(PAUSE)
+            for slot in range(SLOTS):
+                await trainer.piece(slot, round, str(round))
+                for engine in trainer.engines:
+                    engine.next_up = "refuse" if (slot, round) == (SLOTS - 1, 8) else ""
+            await trainer.call(CONTINUE)
+            assert trainer.state(bad) == OUT
+        assert not bad.is_whole
+        await trainer.whole(10)
+        assert trainer.state(bad) == ("ready", False, "10")
+
+
 async def test_one_that_refuses_alone_what_was_for_it_only_is_as_it_was() -> None:
     async with fleet() as trainer:
         _, asked = trainer.engines
