@@ -165,7 +165,8 @@ def passed_on(headers: Headers) -> Headers:
             own.update(token.strip().lower() for token in value.split(b","))
         elif name == b"transfer-encoding" and value.lower() != b"chunked":
             raise BadRequest("wanted a body in no transfer coding but chunked")
-    return [pair for pair in headers if pair[0] not in own]
+    # White space around a value is none of it (RFC 9110 section 5.5); httpx would tell the value as it refuses it.
+    return [(name, value.strip(b" \t")) for name, value in headers if name not in own]
 
 
 async def _pieces(body: bytes) -> AsyncIterator[bytes]:

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from core.servers import Wire, answer, scripted
+from core.servers import Wire, answer, scripted, talk
 from router_core import Exchange, hookimpl
 from router_core.admin import admin_routes
 from router_core.cli import build
@@ -270,3 +270,22 @@ async def test_an_encoded_line_break_is_told_encoded(caplog: pytest.LogCaptureFi
     async with serving(app) as url, httpx.AsyncClient(base_url=url, trust_env=False) as client:
         assert (await client.get("/a%0aERROR%20forged")).status_code == 503
     assert "GET /a%0aERROR%20forged: 503" in caplog.text
+
+
+async def echo(wire: Wire) -> None:
+    while request := await wire.request():
+        await wire.send(answer(request.body))
+
+
+@pytest.mark.parametrize("space", [" ", "\t", " \t \t"])
+async def test_a_header_with_white_space_around_it_is_passed_on_and_not_told(
+    space: str, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with scripted(echo) as worker, start("--worker-urls", worker.url) as running:
+        head = f"POST /flush_cache HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {IN_HEADERS}{space}\r\n"
+        reply = await talk(running.url, f"{head}X-Empty:{space}\r\nConnection: close\r\n\r\n".encode())
+        assert reply.startswith(b"HTTP/1.1 200 ")
+        flushed = next(request for request in worker.arrived if b"/flush_cache" in request.line)
+        assert flushed.values(b"authorization") == [f"Bearer {IN_HEADERS}".encode()]
+        assert flushed.values(b"x-empty") == [b""]
+    assert IN_HEADERS not in caplog.text + reply.decode()
