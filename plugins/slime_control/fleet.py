@@ -48,6 +48,7 @@ class Fleet:
         self._gate = gate
         self._under_way = under_way
         self._moved_by = 0
+        self._moved_to: str | None = None  # the fleet's version, or about to be while plugins are told
         self._debts = Debts(router)
         self._pieces = Pieces(router, gate, self._debts)
 
@@ -265,11 +266,12 @@ class Fleet:
 
     def _set_overtaken_aside(self, answers: Answers, version: str) -> None:
         """Those that took ``version`` after the later one that the fleet has."""
-        current = self._router.weights.current
+        if version in (self._moved_to, self._router.weights.current):
+            return
         for worker in answers:
-            if worker.state == "ready" and worker.weight_version == version != current:
+            if worker.state == "ready" and worker.weight_version == version:
                 self._debts.leave_behind(
-                    worker, f"it took {version!r} after the fleet had moved to {current!r}"
+                    worker, f"it took {version!r} after the fleet had moved to {self._moved_to!r}"
                 )
 
     def _set_newcomers_aside(self, told: Mapping[Worker, bytes], version: str, number: int) -> None:
@@ -283,7 +285,7 @@ class Fleet:
         """The fleet has ``version`` as soon as every worker has that gets requests."""
         in_use = [worker for worker in self._router.pool if worker.state in _IN_USE]
         if all(worker.weight_version == version for worker in in_use):
-            self._moved_by = number
+            self._moved_by, self._moved_to = number, version
             await self._router.announce_weights(version, source)
 
 

@@ -213,6 +213,40 @@ async def test_an_update_that_ends_late_does_not_move_the_fleet_back() -> None:
         assert told.updates == [("default", "4", DISK)]
 
 
+async def test_pieces_at_once_that_end_in_another_order_set_nobody_aside_before_plugins_are_told() -> None:
+    class Slow:
+        def __init__(self) -> None:
+            self.is_told, self.goes_on = anyio.Event(), anyio.Event()
+
+        @hookimpl
+        async def on_weight_update(self) -> None:
+            self.is_told.set()
+            await self.goes_on.wait()
+
+    worker, slow, held, ended = Steered("7"), Slow(), anyio.Event(), anyio.Event()
+    async with steering(worker, beside={"slow": slow}) as running, anyio.create_task_group() as tasks:
+        [there] = running.router.pool
+
+        async def piece() -> None:
+            body = {"weight_version": "8"}
+            assert (await running.client.post("/update_weights_from_tensor", json=body)).status_code == 200
+            ended.set()
+
+        tasks.start_soon(running.router.announce_weights, "before", "a trainer")
+        await slow.is_told.wait()  # so "8" has to wait for its turn
+        worker.hold = held
+        tasks.start_soon(piece)
+        await until(lambda: len(worker.got) == 1)
+        worker.hold = None
+        tasks.start_soon(piece)
+        await until(lambda: there.weight_version == "8")
+        await anyio.wait_all_tasks_blocked()
+        held.set()
+        await ended.wait()
+        assert there.state == "ready"
+        slow.goes_on.set()
+
+
 async def test_a_worker_that_took_an_older_update_last_is_set_aside_and_a_newcomer_with_the_later_one_is_not() -> (
     None
 ):
