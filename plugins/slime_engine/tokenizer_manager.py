@@ -169,7 +169,7 @@ class TokenizerManager:
             ids = await self._encode(request.text or "")
         most = self._max_new_tokens(request, len(ids))
         halved = self._settings.disaggregation_mode == "prefill" and request.room is not None
-        return ids, min(most, 1) if halved else most
+        return ids, 1 if halved else most  # of which there is always one to hand over
 
     def _seed(self, request: GenerateRequest) -> int:
         seed = request.params.sampling_seed

@@ -69,7 +69,7 @@ async def test_the_journal_of_the_second_half_has_the_first_token_under_its_vers
         assert "weight_versions" not in written["meta_info"]
 
 
-@pytest.mark.parametrize("max_new_tokens", [1, 2])
+@pytest.mark.parametrize("max_new_tokens", [0, 1, 2])
 async def test_a_short_answer_may_end_with_the_first_token(serve: Serve, max_new_tokens: int) -> None:
     async with (
         serve(disaggregation_mode="prefill") as prefill,
@@ -77,7 +77,9 @@ async def test_a_short_answer_may_end_with_the_first_token(serve: Serve, max_new
     ):
         sampling = SAMPLING | {"max_new_tokens": max_new_tokens}
         _, written = await both(prefill, decode, meeting(prefill, sampling_params=sampling))
-        assert written["meta_info"]["completion_tokens"] == max_new_tokens
+        # Of none there is one all the same: the first half hands over nothing else.
+        assert written["meta_info"]["completion_tokens"] == max(max_new_tokens, 1)
+        assert written["meta_info"]["finish_reason"] == {"type": "length", "length": max_new_tokens}
 
 
 async def test_rooms_of_a_batch_are_counted_on_from_one(serve: Serve) -> None:
