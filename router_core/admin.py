@@ -172,8 +172,7 @@ def _warning(url: str, trouble: str) -> dict[str, str]:
 def _checked(content: dict[str, Any]) -> dict[str, Any]:
     """The optional fields of a registration. Raises BadRequest."""
     kind = content.get("worker_type")
-    kind = "regular" if kind is None else kind
-    if not isinstance(kind, str) or kind not in get_args(WorkerType):
+    if kind is not None and (not isinstance(kind, str) or kind not in get_args(WorkerType)):
         raise BadRequest(f"worker_type: wanted one of {', '.join(get_args(WorkerType))}, got {_shown(kind)}")
     port = content.get("bootstrap_port")
     if port is not None and (isinstance(port, bool) or not isinstance(port, int) or not 0 < port < 65536):
@@ -190,7 +189,7 @@ def _checked(content: dict[str, Any]) -> dict[str, Any]:
     if key is not None and not (isinstance(key, str) and _KEY.fullmatch(key)):
         raise BadRequest("api_key: wanted a string of printable ASCII, without a space at its ends")
     return {
-        "worker_type": cast(WorkerType, kind),
+        "worker_type": cast(WorkerType | None, kind),
         "bootstrap_port": port,
         "model_id": model,
         "labels": labels,

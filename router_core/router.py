@@ -242,19 +242,23 @@ class Router:
         self,
         url: str,
         *,
-        worker_type: WorkerType = "regular",
+        worker_type: WorkerType | None = None,
         bootstrap_port: int | None = None,
         model_id: str | None = None,
         labels: dict[str, str] | None = None,
         api_key: str | None = None,
     ) -> tuple[Worker, str | None]:
-        """Register a worker, or give a known one a fresh start.
+        """Register a worker, or give a known one a fresh start; without a ``worker_type`` it stays of its own.
 
         Returns it and what was wrong with its first answer (None: it is ready). A worker that does not
         answer yet stays ``joining`` and is looked at again until it does. Raises BadRequest.
         """
+        url = worker_url(url)
+        known = next((worker for worker in self.pool if worker.url == url), None)
+        if known is not None and worker_type is None:
+            worker_type, bootstrap_port = known.worker_type, bootstrap_port or known.bootstrap_port
         worker = self.pool.add(
-            Worker(worker_url(url), worker_type, bootstrap_port, model_id, labels or {}, api_key=api_key)
+            Worker(url, worker_type or "regular", bootstrap_port, model_id, labels or {}, api_key=api_key)
         )
         trouble = await self._joining.look_at(worker)
         if trouble is not None:

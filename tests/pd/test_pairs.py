@@ -157,6 +157,21 @@ async def test_a_worker_of_both_halves_gets_nothing(start: Start) -> None:
     assert not regular.generations
 
 
+async def test_a_worker_that_registers_again_stays_of_its_half_unless_it_says_otherwise(start: Start) -> None:
+    prefill, decode = pair()
+    async with between(start, prefill, decode) as running:
+        client, worker = running.client, prefill.worker
+        for path in ("/workers", "/add_worker"):
+            await client.post(path, json={"url": worker.url})
+            assert (worker.worker_type, worker.bootstrap_port) == ("prefill", 9000)
+        await client.post("/workers", json={"url": worker.url, "bootstrap_port": 9001})
+        assert (worker.worker_type, worker.bootstrap_port) == ("prefill", 9001)
+        await client.post("/workers", json={"url": worker.url, "worker_type": "prefill"})
+        assert (worker.worker_type, worker.bootstrap_port) == ("prefill", None)
+        await client.post("/workers", json={"url": worker.url, "worker_type": "regular"})
+        assert worker.worker_type == "regular"
+
+
 # failures
 
 
