@@ -40,8 +40,9 @@ class SavedWorker:
 
     @classmethod
     def of(cls, worker: Worker) -> SavedWorker:
-        """``worker`` as it is now."""
-        return cls(**{name: getattr(worker, name) for name in _WORKER_FIELDS})
+        """``worker`` as it is now. The name of a model that it told is not kept: it will tell it again."""
+        told = {name: getattr(worker, name) for name in _WORKER_FIELDS}
+        return cls(**(told | {"model_id": None} if worker.model_told else told))
 
     @classmethod
     def from_document(cls, document: Any) -> SavedWorker:

@@ -25,8 +25,9 @@ from routers import Running, Start
 class Engine:
     """Serves ``version``; takes updates unless it ``fails``."""
 
-    def __init__(self, version: str = "0") -> None:
+    def __init__(self, version: str = "0", model: str = "/models/a") -> None:
         self.version = version
+        self.model = model
         self.fails = False
         self.app = Starlette(
             routes=[
@@ -37,7 +38,7 @@ class Engine:
         )
 
     async def _info(self, _: Request) -> Response:
-        return JSONResponse({"weight_version": self.version})
+        return JSONResponse({"weight_version": self.version, "model_path": self.model})
 
     async def _update(self, request: Request) -> Response:
         if self.fails:
@@ -96,6 +97,20 @@ async def test_registered_workers_are_there_again_with_their_ids_and_all_that_wa
             assert (await running.client.get(registered.json()["location"])).json()["url"] == url
             assert running.router.pool.find(url).api_key == "secret"
             assert (await running.client.post("/generate", json={"text": "a"})).status_code == 200
+
+
+@pytest.mark.anyio
+async def test_a_model_that_a_worker_told_is_told_again(start: Start, tmp_path: Path) -> None:
+    engine = Engine()
+    async with engines(engine) as [url]:
+        async with start(*flags(tmp_path / "state")) as running:
+            await running.client.post("/workers", json={"url": url})
+            await until(lambda: b'"state": "ready"' in (tmp_path / "state" / "workers.json").read_bytes())
+            copy = left_by_a_kill(tmp_path / "state")
+            assert (await workers(running))[url]["model_id"] == "/models/a"
+        engine.model = "/models/b"
+        async with start(*flags(copy)) as running:
+            assert (await workers(running))[url]["model_id"] == "/models/b"
 
 
 @pytest.mark.anyio
