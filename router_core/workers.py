@@ -131,7 +131,8 @@ class Worker:
         if len(self.choices) != size:
             known = self.ranks[: size if size > 1 else 0]  # with what is in flight there
             more = range(len(known), size if size > 1 else 0)
-            self.ranks = (*known, *(Worker(self.url, rank=rank, server=self) for rank in more))
+            new = (Worker(self.url, id=f"{self.id}@{rank}", rank=rank, server=self) for rank in more)
+            self.ranks = (*known, *new)
 
     def describe(self) -> dict[str, Any]:
         """The worker as ``GET /workers`` shows it."""

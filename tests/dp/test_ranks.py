@@ -345,6 +345,13 @@ def test_a_pool_counts_servers_and_finds_ranks() -> None:
     assert ranks[0] not in pool
 
 
+def test_ranks_are_called_the_same_after_a_restart() -> None:
+    one, two = (Worker("http://127.0.0.1:1", id="known") for _ in range(2))
+    one.split(3)
+    two.split(3)
+    assert [rank.id for rank in one.ranks] == [rank.id for rank in two.ranks]
+
+
 def test_a_server_that_gets_more_ranks_keeps_the_count_of_those_it_has() -> None:
     server = Worker("http://127.0.0.1:1")
     server.split(2)
@@ -352,6 +359,7 @@ def test_a_server_that_gets_more_ranks_keeps_the_count_of_those_it_has() -> None
     two.in_flight += 1
     server.split(4)
     assert server.ranks[:2] == (one, two)
+    assert len({rank.id for rank in server.ranks}) == 4
     assert [rank.rank for rank in server.ranks] == [0, 1, 2, 3]
     assert server.load == 1
     server.split(1)
