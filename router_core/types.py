@@ -102,8 +102,11 @@ class Tokenizer(Protocol):
 class Endings(Protocol):
     """Knows of the aborts that are on their way to workers; the component ``"endings"``."""
 
-    async def settled(self, worker: Worker) -> None:
-        """Return when ``worker`` has answered those of this moment, after two seconds at the latest."""
+    async def settled(self, worker: Worker, exchange: Exchange) -> None:
+        """Return when ``worker`` has answered those of this moment, after two seconds at the latest.
+
+        Raises Aborted when ``exchange``, which waits to be sent there, has been aborted or left meanwhile.
+        """
         ...
 
 

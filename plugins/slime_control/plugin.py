@@ -72,10 +72,13 @@ class Control:
         router.components.register("endings", self)
         router.components.register("stillness", self.stillness)
 
-    async def settled(self, worker: Worker) -> None:
+    async def settled(self, worker: Worker, exchange: Exchange) -> None:
         """See :class:`router_core.types.Endings`."""
         if self._ending is not None:
-            await self._ending.settled(worker)
+            with self.under_way.waiting(exchange):
+                await self._ending.settled(worker)
+        if exchange.gone:
+            raise Aborted("the request was aborted before it was tried again")
 
     @hookimpl
     @asynccontextmanager

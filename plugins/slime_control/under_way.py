@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from typing import Any
@@ -37,6 +38,7 @@ class UnderWay:
     def __init__(self, open: Callable[[], Iterable[Exchange]]) -> None:
         self._open = open
         self._by_name: dict[str, Exchange] = {}
+        self._waiting: set[Exchange] = set()
         # Our names: the prefix and a number, all of one length. No name may be the beginning of another one.
         self._numbers = count()
         self._prefix = uuid4().hex[:20]
@@ -86,11 +88,21 @@ class UnderWay:
             return None
         return list(dict.fromkeys(worker for exchange in found for worker in exchange.workers))
 
+    @contextmanager
+    def waiting(self, exchange: Exchange) -> Iterator[None]:
+        """``exchange`` has a worker, which is not asked yet."""
+        self._waiting.add(exchange)
+        try:
+            yield
+        finally:
+            self._waiting.discard(exchange)
+
     def give_up(self, prefix: str) -> None:
-        """Begin nothing more for the requests that ``prefix`` ends, all of them, and that are with no worker now."""
+        """Begin nothing more for the requests that ``prefix`` ends, all of them, and that no worker is asked now."""
         for exchange in self._matching(prefix):
             rids = rids_of(exchange.request) or []
-            if not exchange.workers and all(rid.startswith(prefix) for rid in rids):
+            asked = exchange.workers and exchange not in self._waiting
+            if not asked and all(rid.startswith(prefix) for rid in rids):
                 exchange.hang_up()
 
     def _matching(self, prefix: str) -> Iterator[Exchange]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 
 from router_core import Exchange, Worker
-from router_core.errors import Aborted, HTTPError, WorkerTimeout
+from router_core.errors import HTTPError, WorkerTimeout
 from router_core.generation import with_fields
 from router_core.reply import BodySource, Reply
 from router_core.request import Request
@@ -60,9 +60,7 @@ class Attempt:
         """Return when workers that were asked before have ended that: it had the same name. Raises Aborted."""
         for worker in (self._prefill.server, self._decode.server):
             if worker in self._pair.asked:
-                await endings.settled(worker)
-                if self._exchange.gone:
-                    raise Aborted("the request was aborted before it was tried again")
+                await endings.settled(worker, self._exchange)
             self._pair.asked.add(worker)
 
     async def run(self, body: bytes) -> Reply:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
 from router_core import Exchange, Worker, hookimpl
-from router_core.errors import Aborted, HTTPError
+from router_core.errors import HTTPError
 from router_core.hookspecs import WorkerChange
 from router_core.reply import Reply
 from router_core.request import Request
@@ -128,9 +128,8 @@ class Retries:
             breakers.begin(worker, request)  # in one step with the choice: one probe at a time
         try:
             if worker in failed and self._endings is not None:
-                await self._endings.settled(worker)  # it may still be told to end the attempt before this one
-                if exchange.gone:
-                    raise Aborted("the request was aborted before it was tried again")
+                # It may still be told to end the attempt before this one.
+                await self._endings.settled(worker, exchange)
             reply = await dispatcher.send(exchange, request)
         except BaseException:
             breakers.ended(worker, request, well=False)

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+import anyio
 import orjson
 
 from core.servers import Arrived, Wire, answer, scripted
@@ -43,6 +44,7 @@ class StandIn:
         self.kind = kind
         self.moods = list(moods)
         self.rest = rest
+        self.abort_takes_s = 0.0
         self.generations: list[Arrived] = []
         self.others: list[Arrived] = []
         self.aborted: list[str] = []
@@ -56,6 +58,7 @@ class StandIn:
         while request := await wire.request():
             if request.line.startswith(b"POST /abort_request "):
                 self.aborted.append(orjson.loads(request.body)["rid"])
+                await anyio.sleep(self.abort_takes_s)
                 await wire.send(answer(b""))
             elif not request.line.startswith((b"POST /generate", b"POST /v1/")):
                 self.others.append(request)

@@ -374,6 +374,24 @@ async def test_an_abort_between_two_attempts_ends_the_request(start: Start) -> N
         assert len(prefill.generations) == 1
 
 
+async def test_an_abort_while_the_end_of_the_attempt_before_is_awaited_ends_the_request(start: Start) -> None:
+    prefill, decode = StandIn("prefill", refusal(503)), StandIn("decode", HANG)
+    decode.abort_takes_s = 0.5
+    async with between(start, prefill, decode) as running:
+        status: list[int] = []
+
+        async def ask() -> None:
+            answer = await running.client.post("/generate", json={"text": "a", "rid": "mine"})
+            status.append(answer.status_code)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            await until(lambda: bool(decode.aborted) and all(w.load for w in running.router.pool))
+            await running.client.post("/abort_request", json={"rid": "mine"})
+        assert status == [400]
+        assert len(prefill.generations) == len(decode.generations) == 1
+
+
 async def test_a_stream_passes_piece_by_piece(start: Start) -> None:
     """Nothing is to be added, so nothing is parsed: what is no JSON comes through."""
     data = b": comment\n\ndata: {no json\n\ndata: [DONE]\n\n"

@@ -11,6 +11,8 @@ import orjson
 import pytest
 
 from core.servers import Wire, answer, scripted
+from pd.stand_ins import DROP as STAND_IN_DROP
+from pd.stand_ins import StandIn
 from plugged import until
 from retries.moods import DROP, GARBAGE, HANG, STREAM_HEAD, Moody, nobody, refused, routed
 from router_core import Exchange, Worker, hookimpl
@@ -27,6 +29,27 @@ GENERATE = {"text": "Once", "sampling_params": {"temperature": 0}}
 
 
 # What is tried again.
+
+
+async def test_an_abort_while_the_end_of_the_attempt_before_is_awaited_ends_the_request(start: Start) -> None:
+    worker = StandIn("regular", STAND_IN_DROP)
+    worker.abort_takes_s = 0.5
+    async with scripted(worker.serve) as server, start("--health-check-interval-secs", "600") as running:
+        await running.router.add_worker(server.url)
+        (asked,) = running.router.pool
+        status: list[int] = []
+
+        async def ask() -> None:
+            answer = await running.client.post("/generate", json={**GENERATE, "rid": "mine"})
+            status.append(answer.status_code)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            await until(lambda: bool(worker.aborted) and not asked.load)
+            await until(lambda: bool(asked.load))
+            await running.client.post("/abort_request", json={"rid": "mine"})
+        assert status == [400]
+        assert len(worker.generations) == 1
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
