@@ -77,7 +77,7 @@ class StandIn:
 @asynccontextmanager
 async def between(start: Start, *workers: StandIn, flags: tuple[str, ...] = ()) -> AsyncIterator[Running]:
     """A router with ``workers``, in a hurry. At the end no lease is left and no connection busy."""
-    hurry: tuple[str, ...] = ("--retry-initial-backoff-ms", "1", "--health-check-interval-secs", "600")
+    hurry: tuple[str, ...] = ("--retry-initial-backoff-ms", "1", "--disable-health-check")
     if "--no-default-plugins" in flags:
         hurry = ()
     async with AsyncExitStack() as stack:
