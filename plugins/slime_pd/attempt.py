@@ -18,6 +18,8 @@ __all__ = ["Attempt", "Pair"]
 
 #: Seconds that a prefill worker may take to end when the decode worker, which needs what it sends, has ended.
 _OVERDUE_S = 10.0
+#: Seconds within which a prefill worker that has died is known to have, when a decode worker tells of a failure first.
+_BLAMED_S = 0.2
 
 
 class Pair:
@@ -115,6 +117,11 @@ class Attempt:
         try:
             self._reply = reply = await self._inner.send(self._exchange, self._request, body)
             if not 200 <= reply.status < 300:
+                if (
+                    reply.status >= 500
+                ):  # perhaps because the prefill worker, which is to blame then, is no more
+                    with anyio.move_on_after(_BLAMED_S):
+                        await self._prefill_done.wait()
                 self._fail(self._exchange, reply)
             elif _streams(reply):
                 reply.pass_through(self._until)

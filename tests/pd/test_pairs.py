@@ -12,6 +12,7 @@ import orjson
 import pytest
 
 import slime_pd.attempt
+from core.servers import Wire, answer
 from pd.stand_ins import DROP, HANG, StandIn, between, refusal, said, stream
 from plugged import until
 from router_core import Exchange, hookimpl
@@ -340,6 +341,22 @@ async def test_an_innocent_half_keeps_its_breaker_shut(start: Start) -> None:
     flags = ("--cb-failure-threshold", "1", "--cb-timeout-duration-secs", "60", "--disable-retries")
     async with between(start, failing, decode, flags=flags) as running:
         assert (await running.client.post("/generate", json={"text": "a"})).status_code == 500
+        assert [worker.withheld for worker in running.router.pool] == [True, False]
+
+
+async def test_a_decode_worker_is_not_blamed_for_a_prefill_worker_that_dies(start: Start) -> None:
+    class Dying(StandIn):
+        async def serve(self, wire: Wire) -> None:
+            while request := await wire.request():
+                if request.line.startswith(b"POST /generate "):
+                    await anyio.sleep(0.02)
+                    return
+                await wire.send(answer(b"{}"))
+
+    prefill, decode = Dying("prefill"), StandIn("decode", rest=refusal(500))
+    flags = ("--cb-failure-threshold", "1", "--disable-retries")
+    async with between(start, prefill, decode, flags=flags) as running:
+        assert (await running.client.post("/generate", json={"text": "a"})).status_code == 502
         assert [worker.withheld for worker in running.router.pool] == [True, False]
 
 
