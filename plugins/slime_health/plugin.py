@@ -8,7 +8,7 @@ import logging
 import math
 import random
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import anyio
 
@@ -158,12 +158,35 @@ class Health:
             watch.woken.set()  # what was asked may be older than what is known now
             return
         judge.passed()
+        if said is not None and self._all_say(router, watch, said):
+            logger.info("all workers in use say that their weights are at version %r", said)
+            with suppress(HTTPError):  # of a plugin's, and it is in the log
+                await router.announce_weights(said, "the workers")
+            return  # and all are looked at again
         self._weigh(router, watch, said)
 
     def _excused(self, error: HTTPError, began: float) -> bool:
         """Whether engines that are well may have said nothing to a probe that began at ``began``."""
         still = self._stillness
         return isinstance(error, WorkerTimeout | Unwell) and still is not None and still.excuses(began)
+
+    def _all_say(self, router: Router, watch: _Watch, said: str) -> bool:
+        """Whether the fleet has moved to what ``watch.worker`` has ``said``, and nobody has announced it.
+
+        Trainers update engines directly, and need not tell the router. What comes through it control announces.
+        """
+        weights, still = router.weights, self._stillness
+        if watch.worker.torn or router.several_models:
+            return False
+        if fit(said, weights.current, weights.ordered) != "ahead":
+            return False
+        if still is not None and still.excuses(anyio.current_time()):
+            return False
+        attended = [each for each in self._watches.values() if each is not watch]
+        in_use = [each for each in attended if each.worker.state == "ready"]
+        if not in_use and watch.worker.state != "ready":
+            in_use = [each for each in attended if each.worker.state == "stale" and not each.worker.torn]
+        return all(each.judge.said == said for each in in_use)
 
     # Verdicts.
 
@@ -200,6 +223,9 @@ class Health:
                 judge.trust()
             elif fits == "other":
                 self._leave_behind(router, worker, said)
+            elif news:  # perhaps they all have it
+                for each in self._watches.values():
+                    each.woken.set()
         elif judge.returns:
             if worker.torn or fits != "same":
                 self._leave_behind(router, worker, said)

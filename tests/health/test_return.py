@@ -10,7 +10,7 @@ import pytest
 
 from health.patient import FAST, ONLY, Changes, Patient, serving_again, the_worker, until
 from plugged import routing
-from router_core import Worker
+from router_core import WeightUpdate, Worker, hookimpl
 from router_core.serving import serving
 from routers import Running, Start
 from slime_health import Health, Settings
@@ -79,25 +79,65 @@ async def test_a_worker_with_other_weights_is_stale_until_it_has_the_fleets() ->
 @pytest.mark.slow
 async def test_a_stale_worker_returns_when_the_fleet_moves_to_its_weights() -> None:
     """A trainer that updates the engines and then tells the router. The next probe would be due in a minute."""
-    patient = Patient("7")
+    patient, other = Patient("8"), Patient("7")
     settings = Settings(interval_s=60, timeout_s=1)
-    changes = Changes()
-    async with routing({"health": Health(settings), "changes": changes}) as running:
-        async with serving(patient.app, grace_s=0.1) as url:
-            await running.router.add_worker(url)
-        for _ in range(3):
-            await running.client.get("/work")
-        assert the_worker(running).state == "quarantined"
-        patient.version = "8"
-        async with serving_again(patient, url):
-            await until(lambda: the_worker(running).state == "stale")
-            assert the_worker(running).reason == "its weights are at version '8', the fleet's at '7'"
-            await rounds(patient, 1)
-            began = anyio.current_time()
-            await running.client.post("/weight_version", json={"weight_version": "8"})
-            await until(lambda: the_worker(running).state == "ready")
-            assert anyio.current_time() - began < 2
-            assert changes.seen == ["quarantined", "stale", "readmitted"]
+    async with (
+        serving(other.app) as first,
+        serving(patient.app) as url,
+        routing({"health": Health(settings)}) as running,
+    ):
+        await running.router.add_worker(first)
+        worker, _ = await running.router.add_worker(url)
+        running.router.pool.quarantine(worker, "a bad moment")
+        await until(lambda: worker.state == "stale")
+        assert worker.reason == "its weights are at version '8', the fleet's at '7'"
+        await rounds(patient, 1)
+        began = anyio.current_time()
+        await running.client.post("/weight_version", json={"weight_version": "8"})
+        await until(lambda: worker.state == "ready")
+        assert anyio.current_time() - began < 2
+
+
+class Told:
+    """Which versions the fleet moved to."""
+
+    def __init__(self) -> None:
+        self.versions: list[str] = []
+
+    @hookimpl
+    async def on_weight_update(self, update: WeightUpdate) -> None:
+        self.versions.append(update.version)
+        if update.version == "4":
+            raise ValueError("a plugin that fails")
+
+
+async def test_a_fleet_that_is_updated_past_the_router_is_followed() -> None:
+    """As slime does: its trainer calls the engines, and tells nobody else."""
+    one, two, told = Patient("default"), Patient("default"), Told()
+    async with (
+        serving(one.app) as first,
+        serving(two.app) as second,
+        routing({"health": Health(QUICK), "told": told}) as running,
+    ):
+        workers = [(await running.router.add_worker(url))[0] for url in (first, second)]
+        for version in ("1", "2", "3", "4"):
+            one.version = version
+            await rounds(one)
+            assert version not in told.versions, "one of them is ahead: the update has not come to all yet"
+            two.version = version
+            await until(lambda: running.router.weights.current == version)  # noqa: B023
+        for version, bad in (("5", (two,)), ("6", (one, two))):
+            for patient in bad:
+                patient.status = 503
+            await until(lambda: sum(each.state == "quarantined" for each in workers) == len(bad))  # noqa: B023
+            for patient in (one, two):
+                patient.status, patient.version = 200, version
+            await until(lambda: all(each.state == "ready" for each in workers))
+        two.version = "default"  # started anew, and nobody saw it
+        await until(lambda: workers[1].state == "stale")
+        await rounds(two)
+        assert running.router.weights.current == "6"
+    assert told.versions == ["1", "2", "3", "4", "5", "6"]
 
 
 async def test_any_weights_will_do_if_the_operator_says_so() -> None:
