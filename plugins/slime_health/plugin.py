@@ -171,7 +171,7 @@ class Health:
         return isinstance(error, WorkerTimeout | Unwell) and still is not None and still.excuses(began)
 
     def _all_say(self, router: Router, watch: _Watch, said: str) -> bool:
-        """Whether the fleet has moved to what ``watch.worker`` has ``said``, and nobody has announced it.
+        """Whether all in use say what ``watch.worker`` has ``said``: the fleet has moved, and nobody has announced it.
 
         Trainers update engines directly, and need not tell the router. What comes through it control announces.
         """
@@ -182,11 +182,8 @@ class Health:
             return False
         if still is not None and still.excuses(anyio.current_time()):
             return False
-        attended = [each for each in self._watches.values() if each is not watch]
-        in_use = [each for each in attended if each.worker.state == "ready"]
-        if not in_use and watch.worker.state != "ready":
-            in_use = [each for each in attended if each.worker.state == "stale" and not each.worker.torn]
-        return all(each.judge.said == said for each in in_use)
+        others = (each for each in self._watches.values() if each is not watch)
+        return all(each.judge.said == said for each in others if each.worker.state == "ready")
 
     # Verdicts.
 

@@ -137,7 +137,12 @@ async def test_a_fleet_that_is_updated_past_the_router_is_followed() -> None:
         await until(lambda: workers[1].state == "stale")
         await rounds(two)
         assert running.router.weights.current == "6"
-    assert told.versions == ["1", "2", "3", "4", "5", "6"]
+        one.status = 503
+        await until(lambda: workers[0].state == "quarantined")
+        one.status, one.version = 200, "7"  # nobody in use says another version
+        await until(lambda: workers[0].state == "ready")
+        assert workers[1].state == "stale"
+    assert told.versions == ["1", "2", "3", "4", "5", "6", "7"]
 
 
 async def test_any_weights_will_do_if_the_operator_says_so() -> None:
