@@ -94,20 +94,23 @@ class Trouble:
                 await self.tasks.start(engine.serve)
         pool = self.running.router.pool
         await until(lambda: not any(worker.state == "quarantined" for worker in pool))
-        await self.call("/pause_generation")
-        for slot in range(SLOTS):
-            await self.call(PIECE, slot=slot, round=ROUNDS + 1, weight_version=str(ROUNDS + 1))
-        await self.call("/continue_generation")
+        for round in range(ROUNDS + 1, ROUNDS + 6):
+            statuses = [await self.call("/pause_generation")]
+            for slot in range(SLOTS):
+                statuses.append(await self.call(PIECE, slot=slot, round=round, weight_version=str(round)))
+            statuses.append(await self.call("/continue_generation"))
+            if set(statuses) == {200}:
+                break  # else the machine is busy, and the deadlines are short
         self.updating = False
         await until(lambda: all(worker.state == "ready" for worker in pool))
-        assert [engine.slots for engine in self.engines] == [[ROUNDS + 1] * SLOTS] * len(self.engines)
-        assert self.running.router.weights.current == str(ROUNDS + 1)
+        assert [engine.slots for engine in self.engines] == [[round] * SLOTS] * len(self.engines)
+        assert self.running.router.weights.current == str(round)
 
     async def update(self, round: int) -> None:
         version = str(round)
         self.updating = True
-        if self.naming != "unpaused":
-            await self.call("/pause_generation")
+        if self.naming != "unpaused" and await self.call("/pause_generation") >= 400:
+            return  # a trainer does not update what goes on generating
         if self.naming == "session":
             await self.call("/begin_weight_update")
         if self.random.random() < 0.1:
