@@ -102,7 +102,7 @@ class Proxy:
             raise
         if not answer.complete:
             answer.watch(partial(self._on_failure, worker, request))
-        return Reply(answer.status, answer.headers, answer)
+        return Reply(answer.status, answer.headers, answer, arrived=answer.complete)
 
     async def ask(self, worker: Worker, request: Request) -> Reply:
         """Ask ``worker``, registered or not, for no client: nothing is counted and no hook is called.

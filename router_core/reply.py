@@ -49,11 +49,16 @@ class Tap(Protocol):
 
 
 class Reply:
-    """What the client gets: whole (``bytes``) or a stream that is passed on as it comes."""
+    """What the client gets: whole (``bytes``) or a stream that is passed on as it comes.
 
-    __slots__ = ("_body", "_ended", "_source", "_taps", "headers", "status")
+    ``arrived``: all of the body is surely here, so nothing can break any more.
+    """
 
-    def __init__(self, status: int, headers: Headers, body: bytes | BodySource = b"") -> None:
+    __slots__ = ("_body", "_ended", "_source", "_taps", "arrived", "headers", "status")
+
+    def __init__(
+        self, status: int, headers: Headers, body: bytes | BodySource = b"", *, arrived: bool = False
+    ) -> None:
         self.status = status
         self.headers = headers
         self._taps: list[Tap] = []
@@ -61,9 +66,9 @@ class Reply:
         self._body: bytes | None
         self._source: BodySource | None
         if isinstance(body, bytes):
-            self._body, self._source = body, None
+            self._body, self._source, self.arrived = body, None, True
         else:
-            self._body, self._source = None, body
+            self._body, self._source, self.arrived = None, body, arrived
 
     @classmethod
     def from_json(cls, value: Any, status: int = 200, headers: Iterable[tuple[bytes, bytes]] = ()) -> Reply:
@@ -74,11 +79,6 @@ class Reply:
     def body(self) -> bytes | None:
         """The whole body, or None while the reply is a stream that nobody has read."""
         return self._body
-
-    @property
-    def arrived(self) -> bool:
-        """True when all of the body is surely here: nothing can break any more."""
-        return self._source is None or getattr(self._source, "complete", False)
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of header ``name`` (lower case), or None."""
@@ -101,8 +101,7 @@ class Reply:
                     raise WorkerBroke(
                         f"a worker's reply is larger than the {max_bytes} bytes that a plugin takes"
                     )
-            self._body = whole.getvalue()
-            self._source = None
+            self._body, self._source, self.arrived = whole.getvalue(), None, True
         return self._body
 
     def replace_body(self, body: bytes | BodySource) -> None:
@@ -110,9 +109,9 @@ class Reply:
         self.headers = [pair for pair in self.headers if pair[0] != b"content-length"]
         if isinstance(body, bytes):
             self._close_source()
-            self._body, self._source = body, None
+            self._body, self._source, self.arrived = body, None, True
         else:
-            self._body, self._source = None, body
+            self._body, self._source, self.arrived = None, body, False
 
     def pass_through(self, wrap: Callable[[BodySource], BodySource]) -> None:
         """Send what ``wrap`` makes of the stream, and closes with it. Does nothing when the reply is a whole one."""
