@@ -48,6 +48,7 @@ _SETTLING_S = 0.25
 _DRAINING_S = 10.0
 _IDLE_CPU = 0.05  # of one core: timers and probes, no requests
 
+_KEEPING_IT_RUNNING = ("--plugin", "health", "--plugin", "control", "--plugin", "retries")
 _COLUMNS = (
     Column("requests_per_s", "req/s", ratio=True),
     Column("cpu_us", "us CPU", 1, ratio=True),
@@ -80,6 +81,7 @@ async def _bare(options: Options, report: Report, samples: Samples, directory: P
     peers = present(
         [
             router("router, no plugins", "--no-default-plugins"),
+            router("router, health control retries", "--no-default-plugins", *_KEEPING_IT_RUNNING),
             router("router, default plugins"),
             gateway(options.gateway_python),
             nginx_proxy(),
