@@ -1,4 +1,4 @@
-"""A control call to the fleet: who gets it, what came of it, and what that means for workers and weights."""
+"""A control call to the fleet: what came of it, and what that means for workers and weights."""
 
 from __future__ import annotations
 
@@ -10,24 +10,17 @@ from http import HTTPStatus
 import anyio
 
 from router_core import Reply, Worker
-from router_core.aborts import abort_prefix
-from router_core.errors import NoWorker, WorkerBroke
+from router_core.errors import NoWorker
 from router_core.request import Request
 from router_core.router import Router
 from router_core.weights import version_named
-from slime_control.bodies import (
-    base_offset,
-    begins_update,
-    given_bodies,
-    is_delta,
-    named_version,
-    offset_bodies,
-)
+from slime_control.bodies import begins_update, is_delta, named_version
 from slime_control.calls import Call
 from slime_control.debts import Debts
 from slime_control.fan_out import Answer, FanOut, passed_on
 from slime_control.gate import Gate
 from slime_control.pieces import Pieces, Update
+from slime_control.recipients import Recipients
 from slime_control.under_way import UnderWay
 
 __all__ = ["Fleet"]
@@ -46,7 +39,7 @@ class Fleet:
         self._router = router
         self._fan_out = fan_out
         self._gate = gate
-        self._under_way = under_way
+        self._recipients = Recipients(router.pool, fan_out, under_way)
         self._moved_by = 0
         self._moved_to: str | None = None  # the fleet's version, or about to be while plugins are told
         self._debts = Debts(router)
@@ -76,7 +69,7 @@ class Fleet:
         if call.moves_weights:
             self._router.expect_one_model()
         headers = passed_on(request.headers)
-        bodies = self._only_where_it_is(call, request, await self._bodies(call, request))
+        bodies = await self._recipients.bodies(call, request)
         everybody = len(bodies) == len(self._router.pool)
         version = named_version(request) if call.names_version else None
         changes_gate = (pauses and not self._gate.closed) or (continues and self._gate.closed)
@@ -129,53 +122,6 @@ class Fleet:
             for worker in caught_up:
                 self._debts.take_back(worker)
         return _reply(call, answers, note)
-
-    def _only_where_it_is(
-        self, call: Call, request: Request, bodies: dict[Worker, bytes]
-    ) -> dict[Worker, bytes]:
-        """The abort of a request that is known goes to the worker that has it."""
-        if call.path != "/abort_request":
-            return bodies
-        prefix = abort_prefix(request)
-        workers = self._under_way.workers(prefix) if prefix else None
-        # Also one that is no longer registered, and goes on with what it has.
-        return dict.fromkeys(workers, request.body) if workers else bodies
-
-    async def _bodies(self, call: Call, request: Request) -> dict[Worker, bytes]:
-        pool = self._router.pool
-        given = given_bodies(request, pool)
-        if given is not None:
-            return given
-        workers = list(pool)
-        if (
-            call.path == "/init_weights_update_group"
-            and len(workers) > 1
-            and base_offset(request) is not None
-        ):
-            return offset_bodies(request.json(), await self._sizes(workers))
-        return dict.fromkeys(workers, request.body)  # one buffer
-
-    async def _sizes(self, workers: list[Worker]) -> list[tuple[Worker, int]]:
-        """How many ranks each of ``workers`` has. Raises WorkerBroke, before anybody was called."""
-        sizes: dict[Worker, object] = {}
-
-        async def ask(worker: Worker) -> None:
-            about = await self._fan_out.question(worker, b"/server_info", b"/get_server_info")
-            sizes[worker] = about.get("tp_size")
-
-        async with anyio.create_task_group() as tasks:
-            for worker in workers:
-                tasks.start_soon(ask, worker)
-        found = []
-        for worker in workers:
-            size = sizes[worker]
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise WorkerBroke(
-                    f"worker {worker.url} does not say its tp_size, so the ranks cannot be counted; nobody was "
-                    'called. Remove it, or give each worker its own body: {"workers": {url: body}}'
-                )
-            found.append((worker, size))
-        return found
 
     async def _learn_version(self, answers: Answers) -> tuple[str | None, bool]:
         """The version that all workers which took the update say they have; None when they do not agree.
