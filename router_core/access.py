@@ -25,6 +25,8 @@ __all__ = ["ROLES", "Caller", "Guard", "Judgement", "Keys", "Level", "NamedKey",
 
 _VISIBLE = re.compile(r"[!-~]+")
 _READING = ("GET", "HEAD")
+#: More than any scheme puts into one header.
+_MAX_WORDS = 64
 #: The core's own routes that say nothing of value, for orchestrators; reading one that says a little.
 _ANYBODYS = frozenset(("/health", "/liveness", "/readiness"))
 _TRAFFICS = frozenset(("/weight_version",))
@@ -128,8 +130,8 @@ class Keys:
     def shown(self, headers: Headers) -> tuple[Caller, Headers]:
         """Whom ``headers`` show, and the headers without keys of the router's.
 
-        A key is compared in constant time, and with all there are. It is taken away under any scheme, and counts
-        as ``Bearer`` only.
+        A key is compared in constant time, and with all there are. It is taken away under any scheme and among other
+        words, and counts as ``Bearer`` only.
         """
         caller = self._anybody
         rest = headers
@@ -139,11 +141,17 @@ class Keys:
             words = pair[1].split()
             token = words[-1] if words else b""
             found = [known for key, known in self._known if hmac.compare_digest(token, key)]
-            if found:
+            if found and len(words) == 2 and words[0].lower() == b"bearer":
+                caller = max(*found, caller, key=_level)  # the first of equals: one with a name
+            if found or ((len(words) != 2 or b"," in token) and self._among(pair[1])):
                 rest = [other for other in rest if other is not pair]
-                if len(words) == 2 and words[0].lower() == b"bearer":
-                    caller = max(*found, caller, key=_level)  # the first of equals: one with a name
         return caller, rest
+
+    def _among(self, value: bytes) -> bool:
+        """Whether a key stands among the words of ``value``; also when there are too many to look at each."""
+        words = value.replace(b",", b" ").split(None, _MAX_WORDS)
+        found = [word for word in words for key, _ in self._known if hmac.compare_digest(word, key)]
+        return bool(found) or len(words) > _MAX_WORDS
 
 
 def _level(caller: Caller) -> Level:
