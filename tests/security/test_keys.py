@@ -243,7 +243,12 @@ async def test_a_request_is_refused_before_its_body_is_there(start: Start) -> No
 async def test_the_routers_keys_reach_no_worker_and_other_ones_do(start: Start) -> None:
     async with guarded(start, "--no-default-plugins", "--admin-api-key", ADMIN) as (running, worker):
         hidden = [f"Bearer {ADMIN}", f"bearer   {ADMIN}", ADMIN, f"Basic {ADMIN}", f"Token {ADMIN}"]
-        hidden += [f"Bearer {ADMIN}, Bearer theirs", f"Bearer {ADMIN},", f"Bearer {ADMIN} x", "many " * 65 + "x"]
+        hidden += [
+            f"Bearer {ADMIN}, Bearer theirs",
+            f"Bearer {ADMIN},",
+            f"Bearer {ADMIN} x",
+            "many " * 65 + "x",
+        ]
         passed = ["Bearer theirs", "Basic dTpw", "", f"Bearer {ADMIN}x", 'Digest username="a", realm="b"']
         for value in (*hidden, *passed):
             reply = await running.client.get("/generate", headers={"authorization": value, "x-a": "1"})
