@@ -10,7 +10,7 @@ from router_core.errors import BadRequest
 from router_core.request import Request
 from router_core.types import GENERATION_PATHS
 
-__all__ = ["generates", "with_fields"]
+__all__ = ["at_generation", "generates", "with_fields"]
 
 _PATHS = frozenset(path.decode() for path in GENERATION_PATHS)
 _SPACE = b" \t\r\n"
@@ -20,7 +20,13 @@ _NAME = re.compile(rb'"([a-z_]+)":')
 
 def generates(request: Request) -> bool:
     """True when ``request`` makes an engine generate."""
-    return request.method == "POST" and (request.target in GENERATION_PATHS or request.path in _PATHS)
+    # The target: as it almost always stands there.
+    return request.method == "POST" and (request.target in GENERATION_PATHS or at_generation(request))
+
+
+def at_generation(request: Request) -> bool:
+    """True when ``request``, of any method, goes where engines generate."""
+    return request.path in _PATHS
 
 
 def with_fields(body: bytes, fields: bytes) -> bytes:

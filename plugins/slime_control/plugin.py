@@ -12,10 +12,10 @@ import anyio
 from router_core import Exchange, Reply, Worker, hookimpl
 from router_core.aborts import abort_prefix
 from router_core.errors import Aborted, BadRequest, HTTPError, ShuttingDown, WorkerUnreachable
+from router_core.generation import at_generation, generates
 from router_core.hookspecs import WorkerChange
 from router_core.request import Request
 from router_core.router import Router
-from router_core.types import GENERATION_PATHS
 from slime_control.aborted import aborted_reply, names
 from slime_control.calls import CALLS, Call
 from slime_control.ending import Ending
@@ -29,8 +29,6 @@ from slime_control.under_way import UnderWay, renamed_by_the_engine, rids_of
 __all__ = ["Control", "add_options", "make_plugin"]
 
 logger = logging.getLogger(__name__)
-
-_GENERATING = frozenset(path.decode() for path in GENERATION_PATHS)
 
 
 @hookimpl
@@ -106,14 +104,12 @@ class Control:
     @hookimpl(trylast=True)
     async def pre_request(self, exchange: Exchange) -> Reply | None:
         request = exchange.request
-        # The first: as it almost always stands there.
-        if request.target in GENERATION_PATHS or request.path in _GENERATING:
-            if request.method == "POST":
-                if self.gate.closed:
-                    reply = await self._pass(exchange)
-                    if reply is not None:
-                        return reply
-                self.under_way.name(exchange)
+        if generates(request):
+            if self.gate.closed:
+                reply = await self._pass(exchange)
+                if reply is not None:
+                    return reply
+            self.under_way.name(exchange)
             return None
         path = request.path
         call = CALLS.get(path)
@@ -149,7 +145,7 @@ class Control:
 
         Of others the engine hears by the connection that is closed, some seconds later.
         """
-        if self._ending is None or request.path not in _GENERATING:
+        if self._ending is None or not at_generation(request):
             return False
         rids = rids_of(request) or []
         ending = [rid for rid in rids if not self.under_way.ends_others(rid, rids)]
