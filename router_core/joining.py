@@ -83,10 +83,8 @@ class Joining:
         at = self._learn(worker, body) if status == 200 else None
         if worker.model_id is None:
             worker.model_id, worker.model_told = served or at, True
-        elif (
-            worker.model_told and served is not None
-        ):  # not ``at``, which is another after each update from disk
-            worker.model_id = served
+        elif worker.model_told and served is not None:
+            worker.model_id = served  # not ``at``, which is another after each update from disk
         if worker.state == "joining":
             self._router.pool.ready(worker)
             logger.info("worker %s is ready", worker.url)

@@ -47,7 +47,7 @@ class UnderWay:
     def name(self, exchange: Exchange) -> None:
         """``exchange`` begins, under the name that it has or gets."""
         request = exchange.request
-        if request.body.find(b'"rid"') >= 0:  # a fifth faster than ``in``
+        if request.body.find(b'"rid"') >= 0:  # faster than ``in``
             self._keep_name(exchange)
         elif request.target in _NAMED or request.path in _NAMED_PATHS:
             try:

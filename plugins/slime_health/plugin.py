@@ -104,6 +104,10 @@ class Health:
     @hookimpl
     async def on_weight_update(self) -> None:
         """Some may come back now; of the others it is to be known what they say before they may be started anew."""
+        self._look_soon()
+
+    def _look_soon(self) -> None:
+        """At all of them."""
         for watch in self._watches.values():
             watch.woken.set()
 
@@ -221,8 +225,7 @@ class Health:
             elif fits == "other":
                 self._leave_behind(router, worker, said)
             elif news:  # perhaps they all have it
-                for each in self._watches.values():
-                    each.woken.set()
+                self._look_soon()
         elif judge.returns:
             if worker.torn or fits != "same":
                 self._leave_behind(router, worker, said)
