@@ -1,0 +1,98 @@
+"""Fields of a ``/generate`` request that leave what its answer says about tokens true.
+
+Read off SGLang 0.5.23 (``GenerateReqInput`` in srt/managers/io_struct.py, ``SamplingParams`` in
+srt/sampling/sampling_params.py). Left out on purpose are those that put into the context, or into the output, what no
+id of the request or the answer shows: embedding overrides, custom logit processors and their parameters, a forced end
+of thinking. A name that begins with ``return_`` only asks for more in the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["unknown_field"]
+
+_TOP_LEVEL = frozenset(
+    (
+        "background",
+        "bootstrap_host",
+        "bootstrap_pair_key",
+        "bootstrap_port",
+        "bootstrap_room",
+        "cache_salt",
+        "conversation_id",
+        "custom_labels",
+        "data_parallel_rank",
+        "decode_tp_size",
+        "disagg_prefill_dp_rank",
+        "external_trace_header",
+        "extra_key",
+        "http_worker_ipc",
+        "input_ids",
+        "kv_router_hint",
+        "log_metrics",
+        "logprob_start_len",
+        "lora_path",
+        "no_logs",
+        "priority",
+        "received_time",
+        "require_reasoning",
+        "rid",
+        "routed_dp_rank",
+        "routed_experts_start_len",
+        "routing_key",
+        "sampling_params",
+        "session_id",
+        "stream",
+        "text",
+        "token_ids_logprob",
+        "top_logprobs_num",
+    )
+)
+_SAMPLING = frozenset(
+    (
+        "ebnf",
+        "frequency_penalty",
+        "ignore_eos",
+        "json_schema",
+        "logit_bias",
+        "max_new_tokens",
+        "min_new_tokens",
+        "min_p",
+        "n",
+        "no_stop_trim",
+        "presence_penalty",
+        "regex",
+        "repetition_penalty",
+        "sampling_seed",
+        "skip_special_tokens",
+        "spaces_between_special_tokens",
+        "stop",
+        "stop_regex",
+        "stop_token_ids",
+        "stream_interval",
+        "structural_tag",
+        "temperature",
+        "top_k",
+        "top_p",
+    )
+)
+_ASKS_FOR_MORE = "return_"
+
+
+def unknown_field(body: Mapping[str, Any]) -> str | None:
+    """Name the first field of ``body``, by its name, that is not known to be harmless; None: all are.
+
+    Null stands for the default, as in SGLang. Sampling parameters are looked at, too.
+    """
+    unknown = [
+        name
+        for name in body.keys() - _TOP_LEVEL
+        if body[name] is not None and not name.startswith(_ASKS_FOR_MORE)
+    ]
+    parameters = body.get("sampling_params")
+    for one in parameters if isinstance(parameters, list) else (parameters,):
+        if isinstance(one, dict):
+            unknown += [name for name in one.keys() - _SAMPLING if one[name] is not None]
+    return min(unknown, default=None)

@@ -1,0 +1,340 @@
+"""The events of one sampled sequence, put together to the answer that an unstreamed request would have got.
+
+SGLang streams cumulative events (each has all text and ids so far) or, with ``--incremental-streaming-output``, deltas
+beside cumulative counters. Aborts have shapes of their own (its ``TokenizerManager._handle_abort_req``):
+
+- Out of the waiting queue: no ``prompt_tokens``, all text, all logprobs, ``completion_tokens`` of all tokens; in a
+  stream, cumulative or incremental, ``output_ids`` is only the *last* id.
+- The same behind deltas that nobody had read yet, in one event (``_coalesce_streaming_chunks``): their ids, text and
+  logprobs, and behind them the last id again, all text and all logprobs.
+- Older versions: nothing but ``id`` and ``finish_reason``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import orjson
+
+__all__ = ["PER_TOKEN", "AnswerSoFar", "is_abort", "sampled_ids", "whole_answer"]
+
+#: Lists in ``meta_info`` with an entry for each sampled token: an incremental stream has them as deltas, too.
+PER_TOKEN = (
+    "output_token_logprobs",
+    "output_top_logprobs",
+    "output_token_ids_logprobs",
+    "output_token_sampling_mask",
+    "output_token_sampling_logprobs",
+)
+#: Figures about all tokens so far: those of an earlier event are wrong when more tokens came.
+_OF_ALL_TOKENS = frozenset(
+    (
+        *PER_TOKEN,
+        *("completion_tokens", "weight_versions"),
+        *("output_token_logprobs_length", "output_token_sampling_mask_length"),
+    )
+)
+
+
+def is_abort(meta: Mapping[str, Any]) -> bool:
+    """True for the ``meta_info`` of a sequence that was aborted, for whatever reason."""
+    reason = meta.get("finish_reason")
+    return isinstance(reason, dict) and reason.get("type") == "abort"
+
+
+def sampled_ids(answer: Mapping[str, Any]) -> list[int]:
+    """The ids that ``answer`` names, or its logprobs where it names none. A copy."""
+    return list(_ids_in(answer, answer["meta_info"]) or ())
+
+
+def _ids_in(event: Mapping[str, Any], meta: Mapping[str, Any]) -> list[int] | None:
+    ids = event.get("output_ids")
+    if ids is None:
+        logprobs = meta.get("output_token_logprobs")
+        return _ids_of(logprobs) if logprobs else None
+    if not isinstance(ids, list):
+        raise ValueError(f"wanted a list of output_ids, got {type(ids).__name__}")
+    return ids
+
+
+def _ids_of(logprobs: Any) -> list[int]:
+    try:
+        return [entry[1] for entry in logprobs]
+    except (LookupError, TypeError):
+        raise ValueError("wanted logprobs as [logprob, id, text]") from None
+
+
+def whole_answer(event: dict[str, Any]) -> dict[str, Any]:
+    """``event``, when nothing came before it, as an unstreamed answer. Raises ValueError."""
+    so_far = AnswerSoFar()
+    so_far.take(event)
+    return so_far.answer
+
+
+class _News(NamedTuple):
+    """Content of an event: the ``ids`` that are new, or all of them; all text (``is_full``) or what is new.
+
+    ``again``: how many ids at its end were told before.
+    """
+
+    ids: list[int]
+    has_all: bool
+    is_full: bool
+    again: int = 0
+
+
+class AnswerSoFar:
+    """The answer that the events of one sequence come to.
+
+    Figures that do not fit stay as the engine gave them, for :func:`slime_sglang.contradiction` to see.
+    ``cumulative``, ``incremental``: an event repeated the ones before it, or did not.
+    """
+
+    def __init__(self) -> None:
+        self.cumulative = False
+        self.incremental = False
+        self.text = ""
+        self._ids: list[int] = []
+        self._event: dict[str, Any] | None = None
+        #: Longer than those of the last event; None while that one has all.
+        self._lists: dict[str, Any] | None = None
+        self._names_ids = self._has_text = False
+        self._held: bytes | None = None
+        self._text_is_told = False
+        self._is_shared = True
+
+    @property
+    def begun(self) -> bool:
+        """True when an event has come."""
+        return self._event is not None
+
+    @property
+    def finish_reason(self) -> Any:
+        """The finish reason of the last event that was not held."""
+        return self._event["meta_info"].get("finish_reason") if self._event is not None else None
+
+    @property
+    def ids(self) -> list[int]:
+        """All ids so far, only to be read, and only before the next event."""
+        self._catch_up()
+        return self._ids
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """``meta_info`` of the answer, as :attr:`ids`; empty before the first event."""
+        self._catch_up()
+        if self._event is None:
+            return {}
+        meta: dict[str, Any] = self._event["meta_info"]
+        return meta if self._lists is None else {**meta, **self._lists}
+
+    @property
+    def answer(self) -> dict[str, Any]:
+        """The answer, as an unstreamed request would get it. Later events leave it as it is."""
+        meta = self.meta
+        if self._event is None:
+            raise LookupError("no event has come")
+        self._is_shared = True
+        answer = {**self._event, "meta_info": meta}
+        if self._names_ids:
+            answer["output_ids"] = self._ids
+        if self._has_text:
+            answer["text"] = self.text
+        return answer
+
+    def copy(self) -> AnswerSoFar:
+        """The same, apart from here on."""
+        self._catch_up()
+        twin = AnswerSoFar()
+        vars(twin).update(vars(self))
+        self._is_shared = twin._is_shared = True
+        return twin
+
+    def hold(self, event: bytes, text: str | None = None) -> None:
+        """Take an ``event`` that repeats all before it, unparsed; ``text`` is the new text in it, if that was read.
+
+        It is parsed when the next event does not repeat it: to parse every one would be quadratic.
+        """
+        self._held = event
+        self._text_is_told = text is not None
+        self.text += text or ""
+
+    def take(self, event: dict[str, Any]) -> str:
+        """Take a parsed event, or a whole answer. Return the text that is new. Raises ValueError.
+
+        O(new tokens) for a delta.
+        """
+        meta = event.get("meta_info")
+        if not isinstance(meta, dict):
+            raise ValueError("no answer about a generation")
+        text = event.get("text")
+        if not (text is None or isinstance(text, str)):
+            raise ValueError(f"wanted a text, got {type(text).__name__}")
+        ids, count = _ids_in(event, meta), meta.get("completion_tokens")
+        if self._is_next_delta(ids, count) and not is_abort(meta):
+            return self._take_delta(event, meta, ids or [], text)
+        if ids is None or len(ids) != count:
+            self._catch_up()
+        self._held = None
+        aborted = is_abort(meta)
+        news = self._read_abort(ids or [], meta, text) if aborted else self._read(ids, meta, text)
+        if aborted and self._event is not None:
+            grown = len(news.ids) > (len(self._ids) if news.has_all else 0)
+            event = _with_missing(self.answer, event, grown=grown)
+        if self._ids and news.ids:
+            self._see_mode(ids or [], news, aborted)
+        self._names_ids |= event.get("output_ids") is not None
+        if news.has_all:
+            self._ids, self._lists, self._is_shared = news.ids, None, True
+        else:
+            self._append(meta, news)
+        self._event = event
+        return self._read_text(text, news, aborted)
+
+    def _is_next_delta(self, ids: list[int] | None, count: Any) -> bool:
+        known = len(self._ids)
+        return (
+            self.incremental
+            and bool(ids and known)
+            and known + len(ids or ()) == count
+            and self._held is None
+        )
+
+    def _take_delta(
+        self, event: dict[str, Any], meta: dict[str, Any], ids: list[int], text: str | None
+    ) -> str:
+        """The same for the usual event of an incremental stream: half of the work."""
+        self._append(meta, _News(ids, has_all=False, is_full=False))
+        self._event = event
+        self._names_ids |= "output_ids" in event
+        if text is None:
+            return ""
+        self._has_text = True
+        self.text += text
+        return text
+
+    def _see_mode(self, ids: list[int], news: _News, aborted: bool) -> None:
+        """Note if the event repeats others. An abort may do so in any stream, but for those ``ids`` that are all."""
+        if news.has_all:
+            self.cumulative |= not aborted or (news.ids is ids and len(ids) > 1)
+        else:
+            self.incremental |= not aborted or not news.is_full
+
+    def _catch_up(self) -> None:
+        held, self._held = self._held, None
+        if held is None:
+            return
+        told = self.text
+        self.take(orjson.loads(held))
+        if self._text_is_told:
+            self.text = told
+
+    # What an event says, by its counter first: that is always of all tokens.
+
+    def _read(self, ids: list[int] | None, meta: dict[str, Any], text: str | None) -> _News:
+        known, count = self._ids, meta.get("completion_tokens")
+        if ids is None:  # no engine of today; older ones were cumulative
+            repeats = text is not None and not self.incremental and text.startswith(self.text)
+            return _News([], has_all=False, is_full=repeats)
+        begins = ids[: len(known)] == known
+        if begins and len(ids) == count:
+            return _News(ids, has_all=True, is_full=True)
+        if len(known) + len(ids) == count and not (begins and self._repeats_logprobs(ids, meta)):
+            return _News(ids, has_all=False, is_full=False)
+        # The counter is missing, or wrong.
+        longer = len(ids) > len(known) or self.cumulative or (count is None and not self.incremental)
+        has_all = begins and longer
+        return _News(ids, has_all=has_all, is_full=has_all)
+
+    def _repeats_logprobs(self, ids: list[int], meta: dict[str, Any]) -> bool:
+        """True when an event has a logprob for each of ``ids`` and begins with those of all tokens before."""
+        known, told = self.meta.get("output_token_logprobs"), meta.get("output_token_logprobs")
+        if not (isinstance(known, list) and isinstance(told, list) and known):
+            return False
+        return len(told) == len(ids) and len(known) == len(self._ids) and told[: len(known)] == known
+
+    def _read_abort(self, ids: list[int], meta: dict[str, Any], text: str | None) -> _News:
+        known, count = self._ids, meta.get("completion_tokens")
+        begins = ids[: len(known)] == known
+        is_again = len(known) + len(ids) - 1 == count and ids[-1:] == (ids[-2:-1] or known[-1:])
+        # Out of the waiting queue, or cumulative anyway: the text is all of it.
+        was_waiting = "prompt_tokens" not in meta and "prompt_tokens" in self.meta
+        has_all_text = was_waiting or self.cumulative
+        if ids and begins and len(ids) == count and not (was_waiting and is_again):
+            return _News(ids, has_all=True, is_full=True)
+        is_delta = len(known) + len(ids) == count
+        told = meta.get("output_token_logprobs") or []
+        if ids and len(told) == count and (has_all_text or not is_delta):
+            sampled = _ids_of(told)
+            if sampled[: len(known)] == known and sampled[-1] == ids[-1]:
+                return _News(sampled, has_all=True, is_full=True)
+        if not ids:
+            repeats = text is not None and text.startswith(self.text)
+            return _News([], has_all=False, is_full=has_all_text or repeats)
+        if is_delta:
+            return _News(ids, has_all=False, is_full=has_all_text)
+        if is_again:
+            return _News(ids[:-1], has_all=False, is_full=True, again=1)
+        has_all = begins and len(ids) > len(known)
+        return _News(ids, has_all=has_all, is_full=has_all or has_all_text)
+
+    def _read_text(self, text: str | None, news: _News, aborted: bool) -> str:
+        if text is None:
+            return ""
+        before, self._has_text = self.text, True
+        if not news.is_full:
+            self.text += text
+        elif not aborted:
+            self.text = text  # shorter than before, where a stop string was trimmed
+        elif news.again:
+            self.text = _without_queued(before, text)
+        elif len(text) > len(before):
+            self.text = text
+        return self.text[len(before) :]
+
+    def _append(self, told: dict[str, Any], news: _News) -> None:
+        """Put what an event has ``told`` of new tokens behind that of the ones before."""
+        if self._is_shared:
+            known = self.meta
+            self._ids = list(self._ids)
+            self._lists = {name: list(known[name]) for name in PER_TOKEN if isinstance(known.get(name), list)}
+            self._is_shared = False
+        assert self._lists is not None  # narrowing: it is not shared
+        self._ids += news.ids
+        for name in PER_TOKEN:
+            if told.get(name) is not None:
+                self._lists[name] = self._longer(self._lists.get(name, []), told[name], news)
+
+    def _longer(self, known: Any, told: Any, news: _News) -> Any:
+        """``known`` and, behind it, the entries for new tokens in ``told``, which may have all."""
+        total, new = len(self._ids), len(news.ids)
+        if not (isinstance(known, list) and isinstance(told, list)):
+            return told
+        if len(told) == total and told[: len(known)] == known:
+            return told  # some servers send them cumulative beside deltas
+        if news.again and len(told) == new + total:
+            return told[new:]
+        known += told[:new] if len(told) == new + news.again else told
+        return known
+
+
+def _with_missing(before: dict[str, Any], event: dict[str, Any], *, grown: bool) -> dict[str, Any]:
+    """``event``, an abort, with what was known ``before`` and it does not tell."""
+    known, told = before["meta_info"], event["meta_info"]
+    kept = {name: value for name, value in known.items() if not (grown and name in _OF_ALL_TOKENS)}
+    meta = {**kept, **told}
+    if not grown and not told.get("weight_versions") and known.get("weight_version") is not None:
+        meta["weight_version"] = known[
+            "weight_version"
+        ]  # the abort has the one of now: these tokens are older
+    return {**before, **event, "meta_info": meta}
+
+
+def _without_queued(before: str, text: str) -> str:
+    """All text, when ``text`` is that, or new text and then all text."""
+    queued = text[: (len(text) - len(before)) // 2] if len(text) >= len(before) else ""
+    whole = before + queued
+    if text == queued + whole:
+        return whole
+    return text if text.startswith(before) else before
