@@ -135,6 +135,7 @@ class Joining:
         if not isinstance(info, dict):
             return None
         version, model = version_named(info.get("weight_version")), info.get("model_path")
+        worker.said_version = version
         if version is not None:
             worker.weight_version = version
             self._router.weights.see(version)

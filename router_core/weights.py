@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 __all__ = ["MAX_VERSION", "WeightUpdate", "WeightVersions", "version_named"]
@@ -39,6 +40,7 @@ class WeightVersions:
         self.current: str | None = None
         self._seen: dict[str, None] = {}
         self._order: list[str] = []
+        self._past: dict[str, None] = {}
 
     def see(self, version: str) -> None:
         """Note that ``version`` exists."""
@@ -53,6 +55,11 @@ class WeightVersions:
         """All versions seen, oldest first."""
         return tuple(self._order)
 
+    @property
+    def past(self) -> Collection[str]:
+        """The versions that the fleet has had, the current one included; others were only seen at a worker."""
+        return self._past.keys()
+
     def move(self, version: str, source: str) -> WeightUpdate | None:
         """Make ``version`` the current one; None when it is already."""
         self.see(version)
@@ -60,6 +67,7 @@ class WeightVersions:
             return None
         update = WeightUpdate(version, self.current, source)
         self.current = version
+        self._past[version] = None
         return update
 
 

@@ -77,6 +77,8 @@ class Worker:
 
     ``torn``: it failed a control call that others did (an update of the weights, a pause), so what it says about
     itself is no proof.
+    ``weight_version``: the weights that it is taken to have. ``said_version``: what it said of them last, by itself; an
+    engine that is never told the names of its updates goes on saying the same.
     ``withheld``: ready, and not to be used now (an open circuit breaker).
 
     A server with data-parallel ranks is one worker, and each of its ``ranks`` a choice of its own: a Worker that counts
@@ -98,6 +100,7 @@ class Worker:
     id: str = field(default_factory=lambda: str(uuid.uuid4()))
     #: ``model_id`` is what the worker says, not what its registration did.
     model_told: bool = False
+    said_version: str | None = None
     rank: int | None = None
     ranks: tuple[Worker, ...] = field(default=(), repr=False)
     server: Worker = field(default=None, repr=False)  # type: ignore[assignment]  # itself, unless it is a rank

@@ -72,3 +72,12 @@ def test_a_version_that_is_only_seen_moves_nothing() -> None:
     weights = WeightVersions()
     weights.see("7")
     assert weights.current is None
+    assert not weights.past
+
+
+def test_the_past_is_what_the_fleet_has_had() -> None:
+    weights = WeightVersions()
+    weights.move("7", "announced")
+    weights.see("9")
+    weights.move("8", "announced")
+    assert list(weights.past) == ["7", "8"]

@@ -11,7 +11,7 @@ from typing import Literal
 from router_core import HTTPError
 from router_core.errors import WorkerBroke, WorkerUnreachable
 
-__all__ = ["Fit", "Judge", "Unwell", "Weight", "fit", "weight"]
+__all__ = ["AS_STARTED", "Fit", "Judge", "Unwell", "Weight", "fit", "weight"]
 
 #: What a failure proves. ``firm``: the worker, or its host, says that it is not there for us; only a good probe is an
 #: answer to that. ``soft``: something broke; whatever is heard from it later makes good for it. ``silent``: nothing
@@ -22,7 +22,7 @@ Weight = Literal["firm", "soft", "silent", "none"]
 Fit = Literal["same", "ahead", "other"]
 
 #: What SGLang says until its weights are updated for the first time: it is ahead of nobody.
-_AS_STARTED = "default"
+AS_STARTED = "default"
 #: The router has no socket left, or no port; else its own lack would be taken for the end of all workers at once.
 _OUR_LACK = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL))
 
@@ -47,10 +47,10 @@ def weight(error: HTTPError) -> Weight:
 
 
 def fit(said: str | None, fleet: str | None, seen: Container[str]) -> Fit:
-    """How the version that a worker ``said`` stands to the fleet's; ``seen`` are the versions known so far."""
+    """Compare the version that a worker ``said`` with the fleet's; ``seen`` are those that the fleet has had."""
     if fleet is None or said == fleet:
         return "same"
-    if said in (None, _AS_STARTED) or said in seen:
+    if said in (None, AS_STARTED) or said in seen:
         return "other"
     if _is_number(fleet):
         return "ahead" if _is_number(said) and int(said) > int(fleet) else "other"
@@ -66,13 +66,14 @@ class Judge:
     """Counts failures and good probes in a row. It begins with a worker that is trusted.
 
     ``verified``: its weights were looked at since the last failure; until then its process may be another one.
-    ``said``: the last version that it told.
+    ``vouched_at``: after how many moves of the fleet somebody answered for its weights, whatever it says: who
+    registered it, or who moved the fleet.
     """
 
     failure_threshold: int
     success_threshold: int
     verified: bool = True
-    said: str | None = None
+    vouched_at: int | None = None
     successes: int = field(init=False)
     _firm: int = 0
     _soft: int = 0

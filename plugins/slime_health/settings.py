@@ -17,7 +17,7 @@ Readmit = Literal["matching", "any"]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Times in seconds.
+    """Times in seconds. ``lag_s``: how long workers with newer weights wait for the others.
 
     The timeout is long because SGLang's ``/health`` generates a token: at least a second, and up to twenty under load.
     """
@@ -29,6 +29,7 @@ class Settings:
     endpoint: str = "/health"
     readmit: Readmit = "matching"
     enabled: bool = True
+    lag_s: float = 30.0
 
     @classmethod
     def from_options(cls, options: argparse.Namespace) -> Settings:

@@ -237,10 +237,10 @@ async def test_an_old_engine_is_asked_by_the_old_name() -> None:
     patient = Patient("7")
     patient.old = True
     async with watched(patient) as (running, _, url):
-        patient.version = "6"
+        patient.version = "default"
         async with serving_again(patient, url):
             await until(lambda: the_worker(running).state == "stale")
-            assert the_worker(running).weight_version == "6"
+            assert the_worker(running).weight_version == "default"
 
 
 # workers that nobody saw fail

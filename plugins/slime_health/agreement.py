@@ -1,0 +1,64 @@
+"""Which version a fleet has, by what its workers say, and which of them stay behind. Without I/O."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from router_core import Worker
+from router_core.weights import WeightVersions
+from slime_health.judge import fit
+
+__all__ = ["agreed", "newer_than_the_fleet", "others_serve", "stands_in"]
+
+
+def agreed(workers: Iterable[Worker]) -> str | None:
+    """The one version that all workers name which could serve; None when they differ, or none names any.
+
+    Those are the ready ones. When there are none, those that are set aside for nothing but their version.
+    """
+    there = list(workers)
+    could = [worker for worker in there if worker.state == "ready"]
+    could = could or [worker for worker in there if worker.state == "stale"]
+    named = {_named(worker) for worker in could} - {None}
+    return named.pop() if len(named) == 1 else None
+
+
+def newer_than_the_fleet(workers: Iterable[Worker], weights: WeightVersions) -> str | None:
+    """The newest version ahead of the fleet's that at least half of the ready workers name; None: there is none."""
+    named = Counter(_named(worker) for worker in workers if worker.state == "ready")
+    del named[None]
+    many = [
+        version
+        for version, count in named.items()
+        if 2 * count >= named.total() and fit(version, weights.current, weights.past) == "ahead"
+    ]
+    newest: str | None = None
+    for version in many:
+        if newest is None or fit(version, newest, ()) == "ahead":
+            newest = version
+    return newest
+
+
+def stands_in(workers: Iterable[Worker], worker: Worker, weights: WeightVersions) -> bool:
+    """True when another worker of its kind serves, and names the fleet's weights or newer ones."""
+    return any(
+        _named(other) is not None and fit(other.said_version, weights.current, weights.past) != "other"
+        for other in _serving_beside(workers, worker)
+    )
+
+
+def others_serve(workers: Iterable[Worker], worker: Worker) -> bool:
+    """True when any other worker of its kind serves."""
+    return any(True for _ in _serving_beside(workers, worker))
+
+
+def _serving_beside(workers: Iterable[Worker], worker: Worker) -> Iterable[Worker]:
+    kind = worker.worker_type
+    return (
+        other for other in workers if other is not worker and other.is_healthy and other.worker_type == kind
+    )
+
+
+def _named(worker: Worker) -> str | None:
+    return None if worker.torn else worker.said_version

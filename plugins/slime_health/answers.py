@@ -1,0 +1,67 @@
+"""The weight version that an answer names, found in its bytes: nothing is parsed, buffered or changed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+__all__ = ["NamedVersion", "named_in"]
+
+#: As SGLang writes it. Inside a JSON string the quotes would be escaped, so no text of a client looks like it.
+_KEY = b'"weight_version":'
+_VALUE = re.compile(rb'\s*(?:"([^"\\]{1,256})"|(\d{1,256}))')
+#: Bytes of a piece that are looked at, from its end.
+_MOST = 1 << 18
+_EVENT = b"data:"
+#: Of an answer that is no stream, larger pieces than this are not looked at once a version was found: they hold
+#: logprobs and experts.
+_LARGE = 1 << 13
+
+
+def named_in(piece: bytes) -> str | None:
+    """The last version that ``piece`` of an answer names. O(bytes), 0.1 to 0.3 us for each 1,000."""
+    place = _found_in(piece)
+    return _version_at(piece, place) if place >= 0 else None
+
+
+class NamedVersion:
+    """A tap that calls ``named`` with the last version of an answer, at its end or wherever it breaks.
+
+    Keeps one piece of the answer: the last one that names a version. One that is cut by the border of two is missed.
+    ``expected``: what is usually said; then nobody is called.
+    """
+
+    __slots__ = ("_expected", "_named", "_piece", "_place")
+
+    def __init__(self, named: Callable[[str], None], expected: bytes) -> None:
+        self._named = named
+        self._expected = expected
+        self._piece = b""
+        self._place = -1
+
+    def feed(self, chunk: bytes) -> None:
+        """See :class:`router_core.reply.Tap`."""
+        if len(chunk) > _LARGE and self._place >= 0 and not self._piece.startswith(_EVENT):
+            return
+        place = _found_in(chunk)
+        if place >= 0:
+            self._piece, self._place = chunk, place
+
+    def close(self, complete: bool) -> None:
+        """See :class:`router_core.reply.Tap`."""
+        if self._place < 0 or self._piece.startswith(self._expected, self._place):
+            return
+        version = _version_at(self._piece, self._place)
+        if version is not None:
+            self._named(version)
+
+
+def _found_in(piece: bytes) -> int:
+    size = len(piece)
+    place = piece.rfind(_KEY, size - _MOST if size > _MOST else 0)
+    return place + len(_KEY) if place >= 0 else -1
+
+
+def _version_at(piece: bytes, place: int) -> str | None:
+    found = _VALUE.match(piece, place)
+    return (found[1] or found[2]).decode("utf-8", "replace") if found is not None else None

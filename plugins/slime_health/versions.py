@@ -1,0 +1,274 @@
+"""Verdicts on the versions that workers name: a worker is stale, the fleet has moved."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+import anyio
+
+from router_core import HTTPError, WeightUpdate, Worker
+from router_core.router import Router
+from router_core.types import Stillness
+from slime_health.agreement import agreed, newer_than_the_fleet, others_serve, stands_in
+from slime_health.judge import AS_STARTED, Fit, fit
+from slime_health.questions import PROBES, Questions
+from slime_health.settings import Settings
+from slime_health.watch import JUDGED, Watch
+
+__all__ = ["Versions"]
+
+logger = logging.getLogger(__name__)
+
+#: Between two looks whether a pause, or a control call, is over.
+_STILL_S = 0.1
+
+
+class Versions:
+    """Follows the versions that workers name, in probes and in answers, as docs/operations.md says.
+
+    States change only by functions without ``await`` in between.
+    """
+
+    def __init__(
+        self, settings: Settings, watches: Mapping[Worker, Watch], turn_s: Callable[[], float]
+    ) -> None:
+        self._settings = settings
+        self._watches = watches
+        self.questions = Questions(settings.timeout_s, watches, turn_s, self._answered)
+        self._router: Router | None = None
+        self._stillness: Stillness | None = None
+        self.moves = 0
+        self._is_under_way = False  # a worker has moved ahead of the fleet
+        self._changed_at = -math.inf
+        self._left_at = -math.inf  # when a worker last ceased to serve with the fleet's version
+        self._is_named = False  # a worker has named the fleet's version since it is that
+        self._is_waiting = False
+
+    def begin(self, router: Router) -> None:
+        """The router serves."""
+        self._router = self.questions.router = router
+        self._stillness = router.components.get("stillness") if "stillness" in router.components else None
+
+    def end(self) -> None:
+        """It does no more."""
+        self._router = self.questions.router = None
+
+    def excuses(self, began: float) -> bool:
+        """See :class:`router_core.types.Stillness`."""
+        return self._stillness is not None and self._stillness.excuses(began)
+
+    # What is heard.
+
+    async def _answered(self, watch: Watch, said: str | None, source: str) -> bool:
+        return await self.heard(watch, said, source=source, is_probed=False)
+
+    async def heard(self, watch: Watch, said: str | None, *, source: str = PROBES, is_probed: bool) -> bool:
+        """A worker has just said which weights it has; ``is_probed``: and that it is well. Whether it was news."""
+        router = self._router
+        if router is None or watch.worker not in router.pool:
+            return False
+        worker = watch.worker
+        is_news = self._note(router, watch, said)
+        self._weigh(router, watch, is_news=is_news, is_probed=is_probed)
+        if is_news and worker.said_version is not None:
+            self._ask_others(worker, source)
+        if self._is_under_way:
+            self._set_laggards_aside(router)
+        await self.settle(source)
+        return is_news
+
+    def _note(self, router: Router, watch: Watch, said: str | None) -> bool:
+        worker, judge, weights = watch.worker, watch.judge, router.weights
+        before = worker.said_version
+        if not judge.verified:
+            watch.claim = None  # its process may be another one
+        if said is None and watch.claim is not None:
+            # Its answers tell what it does not say itself. They come in any order: only forwards.
+            is_late = before is not None and fit(watch.claim, before, weights.past) == "other"
+            said = before if is_late else watch.claim
+        is_news = before is not None and said != before
+        if not worker.torn and (is_news or not judge.verified or worker.weight_version is None):
+            worker.weight_version = said
+            if said is not None and weights.current is None:
+                weights.move(said, worker.url)  # learnt, not changed: no hook
+        worker.said_version = said
+        self._is_named |= said == weights.current
+        if is_news:
+            judge.vouched_at = None
+            self._changed_at = watch.changed_at = asyncio.get_running_loop().time()
+            if before == weights.current:
+                self._is_named = True
+                if worker.state == "ready":
+                    self._left_at = watch.changed_at
+            self._is_under_way |= self._fit(router, said) == "ahead"
+        return is_news
+
+    def _ask_others(self, worker: Worker, source: str) -> None:
+        """Those that say another version than ``worker``: an update may have come to them, or passed them by."""
+        for watch in self._watches.values():
+            if watch.worker.said_version != worker.said_version:
+                self.questions.ask(watch, source)
+
+    # Which weights the fleet has.
+
+    async def settle(self, source: str = PROBES) -> None:
+        """Move the fleet to the version on which its workers agree.
+
+        Trainers update engines directly, and need not tell the router. What comes through it control announces.
+        """
+        router = self._router
+        version = self._moved_to(router) if router is not None else None
+        if router is None or version is None:
+            return
+        if self.excuses(anyio.current_time()):
+            if not self._is_waiting:
+                self._is_waiting = True
+                router.tasks.start_soon(self._settle_later, source)
+            return
+        logger.info("all workers in use say that their weights are at version %r", version)
+        with suppress(HTTPError):  # of a plugin's, and it is in the log
+            await router.announce_weights(version, source)
+
+    async def _settle_later(self, source: str) -> None:
+        while self.excuses(anyio.current_time()):  # noqa: ASYNC110  # its end is no event
+            await anyio.sleep(_STILL_S)
+        self._is_waiting = False
+        await self.settle(source)
+
+    def _moved_to(self, router: Router) -> str | None:
+        """The version that the fleet has, if that is news."""
+        weights, pool = router.weights, router.pool
+        current = weights.current
+        if current is None or router.several_models:
+            return None
+        if any(each.said_version == current and each.state == "ready" and not each.torn for each in pool):
+            return None
+        version = agreed(pool)
+        fits = fit(version, current, weights.past)
+        if version in (None, AS_STARTED) or fits == "same":
+            return None
+        if fits == "other" and not self._have_moved_since(version):
+            return None
+        return version
+
+    def _have_moved_since(self, version: str | None) -> bool:
+        """True when workers have moved to ``version``, which is not new; false when they are only all that is left.
+
+        They have when one did so after the last one with the fleet's version was in use, or when that one is gone for
+        good. A version that no worker ever named was announced for workers that name none.
+        """
+        watches = self._watches.values()
+        changed_at = max(
+            (each.changed_at for each in watches if each.worker.said_version == version), default=0.0
+        )
+        return changed_at >= self._left_at or (self._is_named and not self._is_named_now())
+
+    def _is_named_now(self) -> bool:
+        router = self._router
+        return router is not None and any(
+            each.said_version == router.weights.current and each.state in JUDGED for each in router.pool
+        )
+
+    def moved(self, router: Router, update: WeightUpdate) -> None:
+        """The fleet has moved. Who moved it knows what its workers have, unless it was only announced."""
+        self.moves += 1
+        self._is_under_way = False
+        self._is_named = self._is_named_now()
+        self._left_at = asyncio.get_running_loop().time()
+        for watch in self._watches.values():
+            if update.source != "announced" and watch.worker.state == "ready":
+                watch.judge.vouched_at = self.moves
+            if watch.worker.said_version != update.version or watch.worker.state == "stale":
+                self.questions.ask(watch, update.source)
+
+    def left(self, router: Router, worker: Worker) -> None:
+        """``worker`` gets no new requests any more."""
+        if worker.said_version == router.weights.current:
+            self._left_at = asyncio.get_running_loop().time()
+            self._is_named = True
+        if not others_serve(router.pool, worker):
+            for watch in self._watches.values():
+                if watch.worker.state == "stale" and not watch.worker.torn:
+                    self.questions.ask(watch)  # better than nobody
+        if self._moved_to(router) is not None:
+            router.tasks.start_soon(self.settle)
+
+    # Which workers are used.
+
+    def _fit(self, router: Router, said: str | None) -> Fit:
+        if self._settings.readmit == "any" or router.several_models:
+            return "same"
+        return fit(said, router.weights.current, router.weights.past)
+
+    def _weigh(self, router: Router, watch: Watch, *, is_news: bool, is_probed: bool) -> None:
+        """It has said which weights it has: may it be used?"""
+        worker, judge = watch.worker, watch.judge
+        fits = self._fit(router, worker.said_version)
+        if worker.state == "ready":
+            if fits == "other" and self._is_behind(router, watch, is_news=is_news):
+                self._leave_behind(router, worker)
+            elif fits != "ahead":
+                judge.verified = True
+                if is_probed:
+                    judge.trust()
+        elif worker.state in JUDGED and (judge.returns or (worker.state == "stale" and not judge.failures)):
+            if not worker.torn and (fits == "same" or self._is_last_resort(router, worker)):
+                judge.trust()
+                router.pool.ready(worker)
+                self._ask_others(worker, PROBES)
+            elif judge.returns:
+                self._leave_behind(router, worker)
+
+    def _is_behind(self, router: Router, watch: Watch, *, is_news: bool) -> bool:
+        """True when a worker in use is to be set aside since it has not the fleet's version.
+
+        One that says what engines say when they start was started anew. Any other one is set aside when another worker
+        stands in for it, and unless it has always said so since somebody answered for its weights.
+        """
+        judge, said = watch.judge, watch.worker.said_version
+        may_be_anew = is_news or not judge.verified
+        if said in (None, AS_STARTED) and may_be_anew:
+            return True
+        if said is None or (judge.vouched_at == self.moves and not may_be_anew):
+            return False
+        return stands_in(router.pool, watch.worker, router.weights)
+
+    def _is_last_resort(self, router: Router, worker: Worker) -> bool:
+        """True when it is to be used with other weights than the fleet's, since no other worker serves."""
+        return worker.said_version not in (None, AS_STARTED) and not others_serve(router.pool, worker)
+
+    def _set_laggards_aside(self, router: Router) -> None:
+        """Half of the workers have newer weights, and nobody has followed for a while: the fleet goes on without."""
+        if anyio.current_time() < self._changed_at + self._settings.lag_s or self._settings.readmit == "any":
+            return
+        newest = newer_than_the_fleet(router.pool, router.weights)
+        if newest is None or router.several_models or self.excuses(anyio.current_time()):
+            return
+        moved = [each for each in router.pool if each.said_version == newest]
+        for worker in router.pool:
+            said = worker.said_version
+            is_named = worker.state == "ready" and said is not None
+            if is_named and said != newest and others_serve(moved, worker):
+                reason = f"its weights stayed at version {said!r}, others are at {newest!r}"
+                self._set_aside(router, worker, reason)
+
+    def _leave_behind(self, router: Router, worker: Worker) -> None:
+        said, current = worker.said_version, router.weights.current
+        if worker.torn:
+            if worker.state == "stale":
+                return  # who set it aside has said why
+            reason = "a control call failed there, so what it says about itself is no proof"
+        elif said is None:
+            reason = f"it does not say which weights it has, the fleet's are at version {current!r}"
+        else:
+            reason = f"its weights are at version {said!r}, the fleet's at {current!r}"
+        self._set_aside(router, worker, reason)
+
+    def _set_aside(self, router: Router, worker: Worker, reason: str) -> None:
+        if worker.state != "stale":
+            logger.warning("worker %s is well and gets no new requests: %s", worker.url, reason)
+        router.pool.stale(worker, reason)

@@ -1,0 +1,505 @@
+"""The fleet's version follows what workers say in their answers, and generation goes on meanwhile."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from health.naming import Naming
+from health.patient import Changes, until
+from plugged import routing
+from router_core import Exchange, WeightUpdate, Worker, hookimpl
+from router_core.serving import serving
+from routers import Running, Start
+from slime_control import Control
+from slime_control import Settings as ControlSettings
+from slime_engine.app import make_app
+from slime_engine.model import load_model
+from slime_engine.settings import Settings as EngineSettings
+from slime_health import Health, Settings
+
+pytestmark = pytest.mark.anyio
+
+#: Probes so rare that everything is learnt from answers.
+RARE = Settings(interval_s=600, timeout_s=1)
+QUICK = Settings(interval_s=0.02, timeout_s=1, lag_s=0.3)
+
+
+class Moves:
+    """A plugin that keeps the fleet's moves: the version, and who told."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str]] = []
+
+    @hookimpl
+    async def on_weight_update(self, update: WeightUpdate) -> None:
+        self.seen.append((update.version, update.source))
+
+
+class Fleet:
+    """A router before engines, and what it told."""
+
+    def __init__(self, running: Running, engines: tuple[Naming, ...], moves: Moves, changes: Changes) -> None:
+        self.router, self.client = running.router, running.client
+        self.engines, self.moves, self.changes = engines, moves, changes
+
+    @property
+    def version(self) -> str | None:
+        return self.router.weights.current
+
+    def worker(self, engine: Naming) -> Worker:
+        return self.router.pool.find(engine.url)
+
+    @property
+    def states(self) -> list[str]:
+        return [self.worker(engine).state for engine in self.engines]
+
+    @property
+    def shown(self) -> set[tuple[str, str | None]]:
+        return {(worker.state, worker.weight_version) for worker in map(self.worker, self.engines)}
+
+    async def generate(self, **more: Any) -> httpx.Response:
+        return await self.client.post("/generate", json={"text": "Hi", **more})
+
+    async def hear(self, engine: Naming, **more: Any) -> None:
+        """Let ``engine`` answer something."""
+        before = engine.generated
+        with anyio.fail_after(5):
+            while engine.generated == before:
+                assert (await self.generate(**more)).status_code == 200
+
+    async def questions_are_settled(self) -> None:
+        """Return when no engine was asked anything for a while."""
+        asked = -1
+        while asked != sum(engine.questions for engine in self.engines):
+            asked = sum(engine.questions for engine in self.engines)
+            await anyio.sleep(0.4)
+
+
+@asynccontextmanager
+async def fleet(
+    *engines: Naming, settings: Settings = RARE, beside: Mapping[str, object] | None = None
+) -> AsyncIterator[Fleet]:
+    moves, changes = Moves(), Changes()
+    plugins = {
+        "health": Health(settings),
+        "control": Control(ControlSettings(5.0, 5.0)),
+        "moves": moves,
+        "changes": changes,
+        **(beside or {}),
+    }
+    async with AsyncExitStack() as stack:
+        for engine in engines:
+            engine.url = await stack.enter_async_context(serving(engine.app, grace_s=0.1))
+        running = await stack.enter_async_context(routing(plugins))
+        for engine in engines:
+            await running.router.add_worker(engine.url)
+        yield Fleet(running, engines, moves, changes)
+
+
+# the fleet
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"stream": True}, {"text": ["a", "b"]}], ids=["whole", "streamed", "batch"]
+)
+async def test_fleet_version_follows_answers(body: dict[str, Any]) -> None:
+    one, two = Naming(), Naming()
+    async with fleet(one, two) as it:
+        one.version = "2"
+        await it.hear(one, **body)
+        await until(lambda: it.worker(one).weight_version == "2")
+        assert (it.version, it.states, it.worker(two).weight_version) == ("1", ["ready", "ready"], "1")
+        two.version = "2"
+        await it.hear(two, **body)
+        await until(lambda: it.version == "2")
+        await it.questions_are_settled()
+        assert it.moves.seen == [("2", "the workers' answers")]
+        assert (it.states, it.changes.seen) == (["ready", "ready"], [])
+
+
+async def test_chat_answers_of_engines_are_news_too() -> None:
+    engine = Naming()
+    async with fleet(engine) as it:
+        engine.version = "2"
+        await it.client.post("/v1/chat/completions", json={"messages": []})
+        await until(lambda: it.version == "2")
+
+
+class Reads:
+    """A plugin that reads each answer before health hears it."""
+
+    @hookimpl
+    async def post_response(self, exchange: Exchange) -> None:
+        assert exchange.reply is not None  # narrowing: the hook is called for replies
+        await exchange.reply.read()
+
+
+async def test_answers_that_another_plugin_has_read_are_news_too() -> None:
+    engine = Naming()
+    async with fleet(engine, beside={"reads": Reads()}) as it:
+        engine.version = "2"
+        assert (await it.client.post("/v1/completions", json={})).json()["success"]  # it names no version
+        assert it.version == "1"
+        await it.hear(engine)
+        await until(lambda: it.version == "2")
+        await it.hear(engine)
+
+
+async def test_what_a_worker_says_that_was_removed_meanwhile_is_no_news() -> None:
+    engine, other = Naming(), Naming()
+    async with fleet(engine, other) as it:
+        worker, asked = it.worker(engine), engine.questions
+        engine.version, engine.info_hold = "2", anyio.Event()
+        await it.hear(engine)
+        await until(lambda: engine.questions > asked)
+        await it.client.post("/remove_worker", json={"url": engine.url})
+        engine.info_hold.set()
+        await it.questions_are_settled()
+        assert (it.version, worker.weight_version) == ("1", "1")
+
+
+async def test_an_answer_of_a_worker_that_was_removed_is_no_news() -> None:
+    engine = Naming()
+    async with fleet(engine) as it, anyio.create_task_group() as tasks:
+        engine.hold = anyio.Event()
+        tasks.start_soon(it.generate)
+        await until(lambda: engine.generated == 1)
+        engine.version = "2"
+        await it.client.post("/remove_worker", json={"url": engine.url})
+        engine.hold.set()
+        await it.questions_are_settled()
+        assert it.version == "1"
+
+
+async def test_what_one_engine_answers_lets_the_others_be_asked() -> None:
+    """Only one of them has traffic."""
+    engines = [Naming() for _ in range(4)]
+    async with fleet(*engines) as it:
+        for engine in engines:
+            engine.version = "2"
+        await it.generate()
+        await until(lambda: it.version == "2")
+        assert len(it.moves.seen) == 1
+
+
+@pytest.mark.parametrize("versions", [("2", "3", "2", "1"), ("a", "b", "a", "c")], ids=["numbers", "names"])
+async def test_engines_updated_directly_one_after_the_other_never_leave_generation_at_503(
+    start: Start, versions: tuple[str, ...]
+) -> None:
+    """Real engines, a real command line without flags; also back to versions that the fleet has had."""
+    model = load_model()
+    async with AsyncExitStack() as stack:
+        urls = [
+            await stack.enter_async_context(
+                serving(make_app(EngineSettings(weight_version="1"), lambda: model), grace_s=0.1)
+            )
+            for _ in range(3)
+        ]
+        running = await stack.enter_async_context(start())
+        client, router = running.client, running.router
+        for url in urls:
+            await client.post("/add_worker", json={"url": url})
+        statuses: set[int] = set()
+
+        async def ask() -> None:
+            while True:
+                body = {"text": "Hi", "sampling_params": {"max_new_tokens": 2}}
+                statuses.add((await client.post("/generate", json=body)).status_code)
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(4):
+                tasks.start_soon(ask)
+            for version in versions:
+                for url in urls:
+                    update = {"model_path": "/m", "weight_version": version}
+                    assert (await client.post(f"{url}/update_weights_from_disk", json=update)).is_success
+                    await anyio.sleep(0.15)
+                await until(lambda: router.weights.current == version)  # noqa: B023
+                await until(lambda: all(each.state == "ready" for each in router.pool))
+            tasks.cancel_scope.cancel()
+        assert statuses == {200}
+        assert {each.weight_version for each in router.pool} == {versions[-1]}
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_generation_goes_on_whatever_direct_updates_come_in_whatever_order(seed: int) -> None:
+    """Forwards, backwards and half; once all engines name one version the fleet has it, and uses all of them."""
+    chance = random.Random(seed)
+    engines = [Naming("1") for _ in range(3)]
+    names = ["1", "2", "3", "10"] if seed % 2 else ["1", "a", "b", "2"]
+    settings = Settings(interval_s=chance.choice([0.02, 0.5]), timeout_s=1, lag_s=chance.choice([0.1, 30]))
+    async with fleet(*engines, settings=settings) as it:
+        for _ in range(25):
+            for _ in range(chance.randint(1, 3)):
+                chance.choice(engines).version = chance.choice(names)
+            for _ in range(chance.randint(0, 4)):
+                assert (await it.generate(stream=chance.random() < 0.5)).status_code == 200
+            await anyio.sleep(chance.choice([0, 0.01, 0.1]))
+            if chance.random() < 0.3:
+                version = chance.choice(names)
+                for engine in engines:
+                    engine.version = version
+                await until(lambda: it.version == version and it.shown == {("ready", version)})  # noqa: B023
+
+
+async def test_a_new_run_on_known_engines_is_followed_from_its_first_version() -> None:
+    """They were started anew and registered again; no version of the new run is ahead of the old one's."""
+    one, two = Naming("7"), Naming("7")
+    async with fleet(one, two) as it:
+        for engine in (one, two):
+            engine.version = "default"
+            await it.router.add_worker(engine.url)
+        for version in ("1", "2"):
+            for engine in (one, two):
+                engine.version = version
+                await it.hear(engine)
+                await it.questions_are_settled()
+                assert (await it.generate()).status_code == 200
+            await until(lambda: it.version == version)  # noqa: B023
+        assert it.states == ["ready", "ready"]
+
+
+async def test_engines_that_always_say_the_same_leave_the_announced_version_alone() -> None:
+    one, two = Naming("5"), Naming("5")
+    async with fleet(one, two) as it:
+        await it.client.post("/weight_version", json={"weight_version": "8"})
+        await it.hear(one)
+        await it.hear(two)
+        await it.questions_are_settled()
+        assert (it.version, it.states) == ("8", ["ready", "ready"])
+
+
+async def test_what_was_announced_waits_for_the_workers_that_do_not_say_it_yet() -> None:
+    """The one that has it is not in use; the other one is asked first, and says the old version again."""
+    ahead, slow = Naming("7"), Naming("7")
+    async with fleet(ahead, slow) as it:
+        ahead.version = "8"
+        it.router.pool.stale(it.worker(ahead), "its weights are at version '8', the fleet's at '7'")
+        await it.client.post("/weight_version", json={"weight_version": "8"})
+        await until(lambda: it.worker(ahead).state == "ready")
+        await it.questions_are_settled()
+        assert (it.version, [version for version, _ in it.moves.seen]) == ("8", ["8"])
+        assert it.states == ["ready", "stale"]
+
+
+async def test_as_started_is_no_version_to_move_to() -> None:
+    one, two = Naming("default"), Naming("default")
+    async with fleet(one, two) as it:
+        await it.client.post("/weight_version", json={"weight_version": "8"})
+        await it.hear(one)
+        await it.hear(two)
+        await it.questions_are_settled()
+        assert (it.version, it.states) == ("8", ["ready", "ready"])
+
+
+async def test_engines_updated_while_the_router_pauses_them_are_followed_afterwards() -> None:
+    one, two = Naming("3"), Naming("3")
+    async with fleet(one, two, settings=QUICK) as it:
+        await it.client.post("/pause_generation", json={})
+        for engine in (one, two):
+            engine.version = "2"
+            await anyio.sleep(0.2)
+        assert (it.version, it.moves.seen) == ("3", [])
+        await it.client.post("/continue_generation", json={})
+        assert (await it.generate()).status_code == 200
+        await until(lambda: it.version == "2" and it.states == ["ready", "ready"])
+        await anyio.sleep(0.3)
+        assert [version for version, _ in it.moves.seen] == ["2"]
+
+
+async def test_fleet_version_follows_answers_that_other_plugins_parse(start: Start) -> None:
+    """Of chat too, whose answer is made from one that the plugin reads."""
+    flags = ("--plugin", "engine", "--engine-workers", "2", "--plugin", "radix_cache", "--plugin", "openai")
+    chat = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+    async with start(*flags) as running:
+        client, router = running.client, running.router
+        await until(lambda: len(router.pool) == 2 and all(each.state == "ready" for each in router.pool))
+        for version, path, body in (
+            ("1", "/generate", {"text": "Hi", "sampling_params": {"max_new_tokens": 2}}),
+            ("2", "/generate", {"text": "Hi", "sampling_params": {"max_new_tokens": 2}, "stream": True}),
+            ("3", "/v1/chat/completions", chat),
+            ("4", "/v1/chat/completions", chat | {"stream": True}),
+        ):
+            for worker in router.pool:
+                update = {"model_path": "/m", "weight_version": version}
+                await client.post(f"{worker.url}/update_weights_from_disk", json=update)
+            assert (await client.post(path, json=body)).status_code == 200
+            await until(lambda: router.weights.current == version)  # noqa: B023
+
+
+# a worker with other weights
+
+
+async def test_an_engine_with_old_weights_is_set_aside() -> None:
+    """The trainer has announced the version, and one engine has not got it."""
+    good, missed = Naming(), Naming()
+    async with fleet(good, missed) as it:
+        good.version = "2"
+        await it.client.post("/weight_version", json={"weight_version": "2"})
+        await it.hear(good)
+        await until(lambda: it.states == ["ready", "stale"])
+        assert it.worker(missed).reason == "its weights are at version '1', the fleet's at '2'"
+        missed.version = "2"
+        await until(lambda: it.states == ["ready", "ready"])
+
+
+@pytest.mark.parametrize("version", ["default", "1"])
+async def test_an_engine_that_answers_with_older_weights_is_set_aside(version: str) -> None:
+    """It was started anew, between two probes."""
+    good, anew = Naming("2"), Naming("2")
+    async with fleet(good, anew) as it:
+        anew.version = version
+        await it.hear(anew)
+        await until(lambda: it.states == ["ready", "stale"])
+        assert (it.version, it.worker(anew).weight_version) == ("2", version)
+
+
+async def test_a_late_answer_of_old_weights_does_not_move_a_worker_back() -> None:
+    one, two = Naming(), Naming()
+    async with fleet(one, two) as it, anyio.create_task_group() as tasks:
+        hold = one.hold = two.hold = anyio.Event()
+        ended: list[int] = []
+
+        async def late(number: int) -> None:
+            ended.append((await it.generate(stream=number % 2 == 1)).status_code)
+
+        for number in range(4):
+            tasks.start_soon(late, number)
+        await until(lambda: one.generated + two.generated == 4)
+        for engine in (one, two):
+            engine.version, engine.hold = "2", None
+        for engine in (one, two):
+            await it.hear(engine)
+        await until(lambda: it.version == "2")
+        await it.questions_are_settled()
+        asked = one.questions + two.questions
+        hold.set()
+        await until(lambda: ended == [200] * 4)
+        await until(lambda: one.questions + two.questions > asked)  # when in doubt
+        await it.questions_are_settled()
+        assert [it.worker(engine).weight_version for engine in (one, two)] == ["2", "2"]
+        assert (it.states, it.changes.seen, it.moves.seen) == (
+            ["ready", "ready"],
+            [],
+            [("2", "the workers' answers")],
+        )
+
+
+async def test_workers_that_do_not_follow_are_set_aside_after_a_while() -> None:
+    first, second, lags = Naming(), Naming(), Naming()
+    async with fleet(first, second, lags, settings=QUICK) as it:
+        first.version = "2"
+        await anyio.sleep(0.6)
+        assert (it.version, it.states) == ("1", ["ready"] * 3)  # one of three
+        second.version = "2"
+        await until(lambda: it.version == "2")
+        await until(lambda: it.states == ["ready", "ready", "stale"])
+        assert it.worker(lags).reason is not None
+        lags.version = "2"
+        await until(lambda: it.states == ["ready"] * 3)
+        assert it.moves.seen == [("2", "the workers")]
+
+
+async def test_a_torn_worker_is_not_brought_back_by_what_all_others_say() -> None:
+    good, torn = Naming(), Naming()
+    async with fleet(good, torn, settings=QUICK) as it:
+        it.worker(torn).torn = True
+        it.router.pool.stale(it.worker(torn), "it failed an update")
+        good.version = torn.version = "2"
+        await it.hear(good)
+        await until(lambda: it.version == "2")
+        await anyio.sleep(0.3)
+        assert it.states == ["ready", "stale"]
+        assert it.worker(torn).reason == "it failed an update"
+
+
+async def test_the_last_worker_that_serves_is_not_set_aside_for_its_version() -> None:
+    """Its old weights are better than none: its answers say which they are."""
+    good, old = Naming("3"), Naming("3")
+    async with fleet(good, old, settings=QUICK) as it:
+        old.version = "2"
+        await until(lambda: it.states == ["ready", "stale"])
+        good.is_well = False
+        await until(lambda: it.states == ["quarantined", "ready"])
+        await anyio.sleep(0.3)
+        assert it.version == "3"  # to which it may come back
+        good.is_well = True
+        await until(lambda: it.states == ["ready", "stale"])
+        await it.client.post("/remove_worker", json={"url": good.url})
+        await until(lambda: it.version == "2" and it.worker(old).state == "ready")
+
+
+async def test_an_engine_that_only_its_answers_name_is_followed_forwards() -> None:
+    engine = Naming()
+    engine.is_mute = True
+    async with fleet(engine) as it:
+        await it.hear(engine)
+        await until(lambda: it.version == "1")
+        hold = engine.hold = anyio.Event()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(it.generate)
+            await until(lambda: engine.generated > 1)
+            engine.version, engine.hold = "2", None
+            await it.hear(engine)
+            await until(lambda: it.version == "2")
+            hold.set()
+        await it.questions_are_settled()
+        assert (it.version, it.worker(engine).weight_version) == ("2", "2")
+
+
+async def test_an_engine_whose_answers_contradict_it_is_asked_now_and_then_only() -> None:
+    engine = Naming()
+    async with fleet(engine) as it:
+        engine.named = "9"
+        began, asked = anyio.current_time(), engine.questions
+        for _ in range(100):
+            await it.generate()
+        took = anyio.current_time() - began
+        await it.questions_are_settled()
+        assert engine.questions - asked <= 4 + took / 0.25
+        assert it.version == "1"
+
+
+async def test_workers_that_are_not_asked_are_left_as_they_are() -> None:
+    """Failed answers, other paths, and a router that looks after nobody."""
+    engine = Naming()
+    async with fleet(engine, settings=Settings(enabled=False)) as it:
+        engine.version = "2"
+        await it.hear(engine)
+        await it.client.get("/anything")
+        await it.questions_are_settled()
+        assert (it.version, it.worker(engine).weight_version) == ("1", "1")
+        await it.client.post("/weight_version", json={"weight_version": "3"})
+        assert it.version == "3"
+
+
+async def test_streams_pass_as_they_come() -> None:
+    engine = Naming()
+    async with fleet(engine) as it:
+        engine.hold = anyio.Event()
+        async with it.client.stream("POST", "/generate", json={"text": "Hi", "stream": True}) as answer:
+            pieces = answer.aiter_raw()
+            first = await anext(pieces)
+            assert first.endswith(b"}\n\n")
+            engine.hold.set()
+            rest = b"".join([piece async for piece in pieces])
+            assert rest.endswith(b"data: [DONE]\n\n")
+
+
+async def test_an_answer_that_breaks_off_tells_what_it_named_so_far() -> None:
+    engine = Naming("0")
+    async with fleet(engine) as it:
+        engine.version = "2"
+        engine.named = "2"
+        engine.hold = anyio.Event()
+        async with it.client.stream("POST", "/generate", json={"text": "Hi", "stream": True}) as answer:
+            await anext(answer.aiter_raw())
+        await until(lambda: it.version == "2")
+        engine.hold.set()
