@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from router_core.request import Request
     from router_core.workers import Worker
 
-__all__ = ["Exchange"]
+__all__ = ["Exchange", "session_named"]
 
 logger = logging.getLogger(__name__)
 
@@ -75,9 +75,9 @@ class Exchange:
         routing_key = None
         for name, value in request.headers:
             if name == b"x-session-id" and value:
-                return value.decode("latin-1")
+                return session_named(value)
             if name == b"x-smg-routing-key" and value and routing_key is None:
-                routing_key = value.decode("latin-1")
+                routing_key = session_named(value)
         if routing_key is not None:
             return routing_key
         if b'"session_id"' in request.body:  # a look at the bytes is cheaper than parsing each body
@@ -158,3 +158,11 @@ class Exchange:
         self.asked = self.suits = None
         self.notes.clear()
         self._reply = None
+
+
+def session_named(value: bytes) -> str:
+    """The session that a header's ``value`` names: UTF-8, as in a body or a path, or Latin-1 where it is none."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")

@@ -68,6 +68,11 @@ class RecordLog:
                 os.close(fd)
         self._fd = self._lock = -1
 
+    @property
+    def is_given_up(self) -> bool:
+        """True when nothing more is written."""
+        return self._directory.failed is not None
+
     def number(self) -> int:
         """A serial for a thing, which the next :meth:`append` is to tell of."""
         self._next += 1

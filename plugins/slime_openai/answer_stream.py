@@ -37,12 +37,8 @@ class StreamedChoice(Protocol):
         """What ``answer``, an event of the engine's, adds, in OpenAI's words."""
         ...
 
-    def more(self, text: str) -> list[dict[str, Any]]:
-        """The same for an event of which only the new ``text`` is known."""
-        ...
-
-    def catch_up(self, answer: dict[str, Any]) -> None:
-        """``answer`` is the last such event: what else it says is all that there will be."""
+    def more(self, text: str, event: bytes) -> list[dict[str, Any]]:
+        """The same for an ``event`` of which only the new ``text`` was read."""
         ...
 
     def about(self) -> dict[str, Any]:
@@ -75,7 +71,6 @@ class AnswerStream:
         self._usage = usage
         self._events = EventSplitter()
         self._text = GrowingText()
-        self._unparsed: bytes | None = None
         self.finished = False
 
     async def read(self) -> bytes:
@@ -99,8 +94,6 @@ class AnswerStream:
         """See BodySource."""
         self._exchange.close()
         with suppress(WorkerBroke), understood():
-            if self._unparsed is not None and not self._choices[0].ended:
-                self._choices[0].catch_up(orjson.loads(self._unparsed))
             for choice in self._choices:
                 choice.end()
 
@@ -108,14 +101,15 @@ class AnswerStream:
         if len(self._choices) == 1 and self._choices[0].wants_text_only:
             text = self._text.new_in(data)
             if text is not None:
-                self._unparsed = data
-                return [event(self._frame.put([each])) for each in self._choices[0].more(text)]
+                return [event(self._frame.put([each])) for each in self._choices[0].more(text, data)]
         answer = orjson.loads(data)
         if "meta_info" not in answer:
             raise EngineRefused(502, data)
-        self._unparsed = None
         self._text.remember(data)
-        choice = self._choices[answer.get("index", 0)]
+        index = answer.get("index", 0)
+        if not 0 <= index < len(self._choices):
+            raise ValueError(f"wanted one of {len(self._choices)} sequences, got number {index}")
+        choice = self._choices[index]
         if choice.ended:
             return []
         chunks = choice.chunks(answer)

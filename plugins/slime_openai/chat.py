@@ -15,12 +15,13 @@ from router_core.types import Tokenizer
 from slime_openai.answer_stream import AnswerStream
 from slime_openai.chat_request import ChatRequest, read_chat
 from slime_openai.choices import Choice
+from slime_openai.evidence import JudgedAnswers, Verdicts
 from slime_openai.formats import Formats
 from slime_openai.generating import EVENT_STREAM, JSON, generate
 from slime_openai.logprobs import Logprobs
-from slime_openai.messages import for_template, has_media
+from slime_openai.messages import Message, for_template, has_media, with_exact_arguments
 from slime_openai.models import Models
-from slime_openai.outputs import answers_of, understood
+from slime_openai.outputs import Output, answers_of, understood
 from slime_openai.prompts import Prompt, Prompts
 from slime_openai.question import Question
 from slime_openai.rendering import Conversation
@@ -42,8 +43,10 @@ class Chat:
         turns: Turns,
         formats: Formats,
         models: Models,
+        verdicts: Verdicts,
     ) -> None:
         self._router = router
+        self._verdicts = verdicts
         self._tokenizer = tokenizer
         self._prompts = prompts
         self._turns = turns
@@ -56,8 +59,8 @@ class Chat:
         body = exchange.request.json()
         if isinstance(body, dict) and has_media(body.get("messages")):
             return None
-        request = read_chat(body)
-        question = Question.of(request, request.session or exchange.session)
+        request = read_chat(with_exact_arguments(body, exchange.request.body))
+        question = Question.of(request, exchange.session or request.session, self._prompts.traits)
         conversation = Conversation(
             [for_template(each) for each in request.messages],
             request.tools.shown or None,
@@ -65,10 +68,14 @@ class Chat:
             request.add_generation_prompt,
             request.continue_final_message,
         )
-        prompt = await self._prompts.of(question, conversation)
+        asking = self._turns.asking(question)
+        exchange.on_close(asking.end)
+        prompt = await self._prompts.of(question, conversation, asking)
         ids = np.frombuffer(prompt.ids(), np.int32)
-        choices = [self._choice(index, request, question, prompt, ids) for index in range(request.n)]
+        judged = JudgedAnswers(self._verdicts)
+        choices = [self._choice(index, request, question, prompt, ids, judged) for index in range(request.n)]
         inner, reply = await generate(self._router, exchange, self._payload(request, ids), question.session)
+        judged.begin(inner)
         used = partial(self._usage, request, len(ids), choices)
         kind = "chat.completion.chunk" if request.stream else "chat.completion"
         frame = Frame("chatcmpl", kind, request.model or self._models.default())
@@ -107,12 +114,21 @@ class Chat:
         return payload
 
     def _choice(
-        self, index: int, request: ChatRequest, question: Question, prompt: Prompt, ids: Any
+        self,
+        index: int,
+        request: ChatRequest,
+        question: Question,
+        prompt: Prompt,
+        ids: Any,
+        judged: JudgedAnswers,
     ) -> Choice:
+        def record(output: Output, reply: Message) -> None:
+            self._turns.record(question, prompt, output, reply, is_usable=judged.is_usable(index))
+
         parser = self._formats.parser(request, prompt.text)
-        record = partial(self._turns.record, question, prompt)
+        reason = partial(judged.inexact_reason, index)
         about = partial(self._about, request, prompt, ids)
-        return Choice(index, request, len(ids), parser, self._logprobs, record, about)
+        return Choice(index, request, parser, self._logprobs, record, reason, about)
 
     def _usage(self, request: ChatRequest, prompt_tokens: int, choices: list[Choice]) -> dict[str, Any]:
         skip = not self._formats.needs_special_tokens(request) and request.sampling.get(

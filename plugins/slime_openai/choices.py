@@ -19,17 +19,18 @@ __all__ = ["Choice"]
 class Choice:
     """Reads one sequence. ``record`` is called once with what it came to, however it ends.
 
-    ``about``: what a trainer asked to be told of the prompt.
+    ``inexact_reason``: the verdict on it, once its last event was read. ``about``: what a trainer asked to be told of
+    the prompt.
     """
 
     def __init__(
         self,
         index: int,
         request: ChatRequest,
-        prompt_tokens: int,
         parser: Parser,
         logprobs: Logprobs,
         record: Callable[[Output, Message], None],
+        inexact_reason: Callable[[], str | None],
         about: Callable[[], dict[str, Any]],
     ) -> None:
         self.output = Output()
@@ -37,10 +38,10 @@ class Choice:
         self.about = about
         self._index = index
         self._request = request
-        self._prompt_tokens = prompt_tokens
         self._parser = parser
         self._logprobs = logprobs
         self._record = record
+        self._inexact_reason = inexact_reason
         self._deltas: list[Delta] = []
         self._begun = False
         self._logprobs_told = 0
@@ -78,16 +79,12 @@ class Choice:
         told = {"index": self._index, "message": message_of(self.message()), "logprobs": self._new_logprobs()}
         return told | self._ending()
 
-    def more(self, text: str) -> list[dict[str, Any]]:
+    def more(self, text: str, event: bytes) -> list[dict[str, Any]]:
         """See StreamedChoice."""
-        self.output.text += text
+        self.output.take_text(text, event)
         deltas = self._parser.feed(text) if text else []
         self._deltas += deltas
         return [self._chunk(delta(each)) | {"finish_reason": None} for each in deltas]
-
-    def catch_up(self, answer: dict[str, Any]) -> None:
-        """See StreamedChoice."""
-        self.output.take(answer)
 
     def chunks(self, answer: dict[str, Any]) -> list[dict[str, Any]]:
         """See StreamedChoice."""
@@ -126,7 +123,7 @@ class Choice:
         told = reason_of(self.output)
         told["finish_reason"] = finish_reason(told["finish_reason"], called=self._parser.called)
         if request.return_token_ids:
-            told |= about_output(self.output, self._prompt_tokens)
+            told |= about_output(self.output, self._inexact_reason())
         if request.return_routed_experts:
             told["routed_experts"] = self.output.meta.get("routed_experts")
         return told

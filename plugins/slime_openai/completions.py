@@ -14,6 +14,7 @@ from router_core.router import Router
 from router_core.types import Tokenizer
 from slime_openai.answer_stream import AnswerStream
 from slime_openai.completion_request import CompletionRequest, Prompt, read_completion
+from slime_openai.evidence import JudgedAnswers, Verdicts
 from slime_openai.generating import EVENT_STREAM, JSON, generate
 from slime_openai.logprobs import Logprobs
 from slime_openai.models import Models
@@ -27,8 +28,9 @@ __all__ = ["Completions"]
 class Completions:
     """Answers completion requests. A text stays one until ``radix_cache`` finds its tokens."""
 
-    def __init__(self, router: Router, tokenizer: Tokenizer, models: Models) -> None:
+    def __init__(self, router: Router, tokenizer: Tokenizer, models: Models, verdicts: Verdicts) -> None:
         self._router = router
+        self._verdicts = verdicts
         self._tokenizer = tokenizer
         self._models = models
         self._logprobs = Logprobs(tokenizer)
@@ -36,12 +38,14 @@ class Completions:
     async def answer(self, exchange: Exchange) -> Reply:
         """The reply. Raises HTTPError."""
         request = read_completion(exchange.request.json())
-        session = request.session or exchange.session
+        session = exchange.session or request.session
         shown = [self._shown(prompt) for prompt in request.prompts]
         inner, reply = await generate(self._router, exchange, _payload(request), session)
+        judged = JudgedAnswers(self._verdicts)
+        judged.begin(inner)
         sent = _sent_ids(inner.request.json(), len(request.prompts))
         choices = [
-            _Choice(place * request.n + copy, request, prompt, sent[place], self._logprobs)
+            _Choice(place * request.n + copy, request, prompt, sent[place], self._logprobs, judged)
             for place, prompt in enumerate(shown)
             for copy in range(request.n)
         ]
@@ -68,7 +72,13 @@ class _Choice:
     """One sequence; ``prompt`` is shown before it with ``echo``, ``sent`` are the ids that the engine got for it."""
 
     def __init__(
-        self, index: int, request: CompletionRequest, prompt: str, sent: list[int] | None, logprobs: Logprobs
+        self,
+        index: int,
+        request: CompletionRequest,
+        prompt: str,
+        sent: list[int] | None,
+        logprobs: Logprobs,
+        judged: JudgedAnswers,
     ) -> None:
         self.output = Output()
         self.ended = False
@@ -77,6 +87,7 @@ class _Choice:
         self._request = request
         self._prompt = prompt
         self._logprobs = logprobs
+        self._judged = judged
         self._stops = StopStrings(() if request.sampling.get("no_stop_trim") else request.stop)
         self._begun = False
         self._length = 0
@@ -100,15 +111,11 @@ class _Choice:
         """See StreamedChoice."""
         return self.output.cumulative and self._request.logprobs is None
 
-    def more(self, text: str) -> list[dict[str, Any]]:
+    def more(self, text: str, event: bytes) -> list[dict[str, Any]]:
         """See StreamedChoice."""
-        self.output.text += text
+        self.output.take_text(text, event)
         text = self._stops.feed(text)
         return [self._told(text) | {"finish_reason": None}] if text else []
-
-    def catch_up(self, answer: dict[str, Any]) -> None:
-        """See StreamedChoice."""
-        self.output.take(answer)
 
     def chunks(self, answer: dict[str, Any]) -> list[dict[str, Any]]:
         """See StreamedChoice."""
@@ -146,7 +153,7 @@ class _Choice:
     def _ending(self) -> dict[str, Any]:
         request, told = self._request, reason_of(self.output)
         if request.return_token_ids:
-            told |= about_output(self.output, len(self.sent) if self.sent is not None else -1)
+            told |= about_output(self.output, self._judged.inexact_reason(self._index))
             told["prompt_token_ids"] = self.sent
         if request.return_routed_experts:
             told["routed_experts"] = self.output.meta.get("routed_experts")

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from typing import TypeAlias
 
+from slime_openai.evidence import LostSessions
 from slime_openai.identity import Key
 from slime_openai.messages import Message
+from slime_openai.speakers import Speakers
 
-__all__ = ["History", "Turn"]
+__all__ = ["Answers", "Asking", "History", "Turn"]
 
-#: Sessions of which it is known that turns of theirs had to go.
-_SESSIONS_REMEMBERED = 65_536
+#: What assistants say in the messages from the first number up to the second, to the letter.
+Answers: TypeAlias = Callable[[int, int], bytes]
 # What CPython 3.11 spends on a turn with all that hangs on it, tokens and text left out, and on a string.
-_TURN_BYTES = 900
+_TURN_BYTES = 1_280
 _STRING_BYTES = 49
 # A character beyond ASCII takes up to four, and has one to four more once its string was written as JSON.
 _WIDE = 6
@@ -26,13 +30,15 @@ _WIDE = 6
 class Turn:
     """``asked`` and ``sampled`` are packed int32 ids, ``asked`` those behind the ids of ``parent``.
 
-    ``key``: of the conversation up to the ``reply``, message number ``count``, in which the client got the answer.
+    ``key``: of the conversation up to the ``reply``, message number ``count``, in which the client got the answer;
+    ``place``: of the one that was asked; ``answers``: what other assistants say in its messages behind ``parent``.
     ``text``: of asked and sampled ids, special tokens spelt out; ``ending``: the last part of it, which no reply
     shows; ``hidden``: how many of the sampled ids say that; ``closed``: it is a special token, the end of a turn.
     ``size_bytes``: memory that it takes, roughly.
     """
 
     __slots__ = (
+        "answers",
         "asked",
         "closed",
         "count",
@@ -40,6 +46,7 @@ class Turn:
         "hidden",
         "key",
         "parent",
+        "place",
         "reply",
         "sampled",
         "session",
@@ -60,6 +67,8 @@ class Turn:
         ending: str,
         hidden: int,
         closed: bool,
+        place: Key,
+        answers: bytes,
     ) -> None:
         self.parent = parent
         self.key = key
@@ -72,6 +81,8 @@ class Turn:
         self.ending = ending
         self.hidden = hidden
         self.closed = closed
+        self.place = place
+        self.answers = answers
         words = [text, reply.content, reply.reasoning, *(call.arguments for call in reply.tool_calls)]
         self.size_bytes = _TURN_BYTES + len(asked) + len(sampled) + sum(map(_size_of, words))
 
@@ -81,6 +92,13 @@ class Turn:
         while turn is not None:
             yield turn
             turn = turn.parent
+
+    def is_behind(self, answers: Answers) -> bool:
+        """True when a conversation with these ``answers`` leads here: other assistants in it say the same."""
+        return all(
+            answers(turn.parent.count if turn.parent is not None else 0, turn.count - 1) == turn.answers
+            for turn in self.chain()
+        )
 
     def likeness(self, messages: Sequence[Message]) -> int:
         """How much of what keys leave out came back as this turn and those before it said it."""
@@ -115,43 +133,62 @@ def _likeness(reply: Message, message: Message) -> int:
 
 
 class History:
-    """Turns by their conversation, the most recently used ones kept. Synchronous: one event loop needs no lock."""
+    """Turns by their conversation, the most recently used ones kept. Synchronous: one event loop needs no lock.
 
-    def __init__(self, max_bytes: int) -> None:
+    ``lost``: the sessions of which turns had to go, among others.
+    """
+
+    def __init__(self, max_bytes: int, lost: LostSessions) -> None:
         self.size_bytes = 0
         self._max_bytes = max_bytes
+        self._lost = lost
         self._turns: dict[Key, list[Turn]] = {}
         self._used: OrderedDict[Turn, None] = OrderedDict()
-        self._incomplete: OrderedDict[str, None] = OrderedDict()
+        self._speakers: Speakers[Turn] = Speakers()
 
     def __len__(self) -> int:
         return len(self._used)
 
     def find(
-        self, keys: Sequence[Key], messages: Sequence[Message], session: str | None
-    ) -> tuple[Turn, int] | None:
-        """The turn that a conversation with these ``keys`` goes on from, and the number of messages up to it.
+        self, places: Sequence[Key], asked: Key, session: str | None, answers: Answers
+    ) -> Iterator[list[Turn]]:
+        """Turns that a conversation may go on from, those up to its longest beginning first, the newest first.
 
-        A session goes on from its own turns. Where it has none, it may go on where another one was, unless it has
-        lost some: those could be meant. Among turns that read alike the one is meant whose calls, thoughts and
-        words came back as they were; then the newest.
+        ``places``: its key behind each message, of which ``asked`` is the one to be answered; ``answers(first, last)``:
+        what assistants say in these messages. Turns of one list read alike, but for what clients change in answers.
+
+        A session goes on from its own turns. If it has asked before where this conversation passed, it may also take
+        what those requests of its own went on from. If not, the branch is new to it, and it may go on from
+        anybody's turn, unless it has lost some: those could be meant.
         """
-        if session is not None:
-            own = self._longest(keys, messages, lambda turn: turn.session == session)
-            if own is not None or session in self._incomplete:
-                return own
-        return self._longest(keys, messages, lambda turn: True)
+        if session is None:
+            return self._longest(places, answers, lambda turn: True)
+        own = self._longest(places, answers, lambda turn: turn.session == session)
+        if session in self._lost:
+            return own
+        contexts = self._speakers.contexts(session, places, asked)
+        if contexts is None:
+            return chain(own, self._longest(places, answers, lambda turn: turn.session != session))
+        taken = {turn for context in contexts if context is not None for turn in context.chain()}
+        return chain(own, self._longest(places, answers, lambda turn: turn in taken))
 
     def _longest(
-        self, keys: Sequence[Key], messages: Sequence[Message], whose: Callable[[Turn], bool]
-    ) -> tuple[Turn, int] | None:
-        for count in range(len(keys), 0, -1):
-            alike = [turn for turn in reversed(self._turns.get(keys[count - 1], ())) if whose(turn)]
-            if len(alike) > 1:
-                return max(alike, key=lambda turn: turn.likeness(messages)), count  # the first is the newest
+        self, places: Sequence[Key], answers: Answers, is_open: Callable[[Turn], bool]
+    ) -> Iterator[list[Turn]]:
+        for place in reversed(places):
+            turns = reversed(self._turns.get(place, ()))
+            alike = [turn for turn in turns if is_open(turn) and turn.is_behind(answers)]
             if alike:
-                return alike[0], count
-        return None
+                yield alike
+
+    def asking(self, session: str | None, place: Key) -> Asking:
+        """A request at ``place`` begins: the session counts as having spoken there until it ends."""
+        return Asking(self._speakers, session, place, self.lose)
+
+    def lose(self, session: str | None) -> None:
+        """Remember that something of ``session`` cannot be gone on from."""
+        if session is not None:
+            self._lost.add(session)
 
     def add(self, turn: Turn) -> None:
         """Keep ``turn`` and all that it goes on from; what was used longest ago makes room."""
@@ -162,6 +199,8 @@ class History:
                 self._used[one] = None
                 self._turns.setdefault(one.key, []).append(one)
                 self.size_bytes += one.size_bytes
+                if one.session is not None:
+                    self._speakers.add(one.session, one.place, one.parent)
         self._make_room()
 
     def _make_room(self) -> None:
@@ -176,10 +215,45 @@ class History:
         if not alike:
             del self._turns[turn.key]
         if turn.session is not None:
-            self._lose(turn.session)
+            self._speakers.remove(turn.session, turn.place, turn.parent)
+            self._lost.add(turn.session)
 
-    def _lose(self, session: str) -> None:
-        """Remember that turns of ``session`` had to go."""
-        self._incomplete[session] = None
-        if len(self._incomplete) > _SESSIONS_REMEMBERED:
-            self._incomplete.popitem(last=False)
+
+class Asking:
+    """One request on its way."""
+
+    def __init__(
+        self,
+        speakers: Speakers[Turn],
+        session: str | None,
+        place: Key,
+        lose: Callable[[str | None], None],
+    ) -> None:
+        self._end: list[Callable[[], None]] = []
+        self._lose = lose
+        self._context: tuple[str, Key, Turn | None] | None = None
+        self._speakers = speakers
+        self._session = session
+        self._place = place
+        if session is not None:
+            self._end.append(speakers.deciding(session, place))
+
+    def goes_on_from(self, parent: Turn | None) -> None:
+        """It is decided; the last decision counts."""
+        self._decided()
+        if self._session is not None:
+            if self._context is not None:
+                self._speakers.remove(*self._context)
+            self._context = (self._session, self._place, parent)
+            self._speakers.add(*self._context)
+
+    def _decided(self) -> None:
+        while self._end:
+            self._end.pop()()
+
+    def end(self) -> None:
+        """The request ends. Its session has spoken there, with a turn or without. Idempotent."""
+        self._decided()
+        context, self._context = self._context, None
+        if context is not None:
+            self._lose(self._speakers.leave(*context))

@@ -1,7 +1,8 @@
-"""When two conversations are one, whatever clients did to their messages on the way.
+"""When two conversations may be one, whatever clients did to their answers on the way.
 
-Clients serialise arguments anew, drop thoughts and call ids, strip white space, turn content into parts and back.
-None of that makes another conversation; another word does.
+What a client says is compared as the template writes it. In answers clients serialise arguments anew, drop thoughts
+and call ids, strip white space, turn content into parts and back: none of that tells keys apart, another word does.
+So conversations with one key may still differ in their answers; see Parents.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from typing import Any
 
 import orjson
 
+from slime_openai.call_arguments import canonical, write
 from slime_openai.fields import encoded
 from slime_openai.messages import Message, ToolCall
+from slime_openai.template_traits import TemplateTraits
 
-__all__ = ["Key", "beginning", "keys", "next_key"]
+__all__ = ["Key", "answers_of", "beginning", "keys", "next_key"]
 
 #: Of a conversation up to some message.
 Key = bytes
@@ -36,12 +39,12 @@ def beginning(tools: object, variables: Mapping[str, Any]) -> Key:
 
     Raises InvalidRequest for what is nested too deep to be written.
     """
-    shown = {"tools": tools, "chat_template_kwargs": dict(variables)}
-    written = [encoded(name, value, option=orjson.OPT_SORT_KEYS) for name, value in shown.items()]
+    shown = {"tools": tools, "chat_template_kwargs": dict(sorted(variables.items()))}
+    written = [encoded(name, value) for name, value in shown.items()]
     return _digest("".join(written).encode())
 
 
-def keys(start: Key, messages: Iterable[Message]) -> list[Key]:
+def keys(start: Key, messages: Iterable[Message], traits: TemplateTraits) -> list[Key]:
     """The key behind each of ``messages``. O(their text)."""
     found = []
     open_calls: list[str | None] = []
@@ -53,23 +56,54 @@ def keys(start: Key, messages: Iterable[Message]) -> list[Key]:
             call = open_calls.index(message.tool_call_id)
         if message.role in ("tool", "function") and open_calls:
             del open_calls[call]  # those without an id that is known are in the order of the calls
-        start = next_key(start, message, call)
+        start = next_key(start, message, traits, call)
         found.append(start)
     return found
 
 
-def next_key(key: Key, message: Message, call: int = 0) -> Key:
+def next_key(key: Key, message: Message, traits: TemplateTraits, call: int = 0) -> Key:
     """The key of the conversation ``key`` and ``message`` after it; ``call``: the place among open calls it answers."""
-    content, tool_calls = message.content or "", message.tool_calls
     if message.role == "assistant":
-        content = _THOUGHTS.sub("", content)
-        if not tool_calls:
-            content, tool_calls = _written_calls(content)
-    calls = [(call.name, _canonical(call.arguments)) for call in tool_calls]
+        return _digest(key + _answer(message))
     role = _ROLES.get(message.role, message.role)
-    name = message.name if role in ("system", "user") else None
-    said = [role, content.strip(), calls, name, call]
-    return _digest(key + orjson.dumps(said))
+    content = traits.content(role, message.content or "")
+    if role != "tool":
+        return _digest(key + orjson.dumps([role, content, message.name]))
+    name = message.name if traits.shows_tool_name else None
+    answered = message.tool_call_id if traits.shows_call_ids else call
+    return _digest(key + orjson.dumps([role, content, name, answered]))
+
+
+def answers_of(messages: Iterable[Message], traits: TemplateTraits) -> bytes:
+    """Digest of all that assistants say in ``messages``, to the letter; empty when there are none.
+
+    For answers that no engine is known to have given: the client's own words, of which nothing may be overlooked.
+    """
+    said = [
+        [
+            message.content or "",
+            message.reasoning,
+            [
+                [each.name, canonical(each.arguments, sort=traits.sorts_keys), each.id]
+                if traits.shows_call_ids
+                else [each.name, canonical(each.arguments, sort=traits.sorts_keys)]
+                for each in message.tool_calls
+            ],
+            message.name,
+        ]
+        for message in messages
+        if message.role == "assistant"
+    ]
+    return _digest(orjson.dumps(said)) if said else b""
+
+
+def _answer(message: Message) -> bytes:
+    """The part of an answer that all clients send back unchanged."""
+    content, tool_calls = _THOUGHTS.sub("", message.content or ""), message.tool_calls
+    if not tool_calls:
+        content, tool_calls = _written_calls(content)
+    calls = [(call.name, canonical(call.arguments, sort=True).strip()) for call in tool_calls]
+    return orjson.dumps([message.role, content.strip(), calls])
 
 
 def _written_calls(content: str) -> tuple[str, tuple[ToolCall, ...]]:
@@ -79,19 +113,18 @@ def _written_calls(content: str) -> tuple[str, tuple[ToolCall, ...]]:
     if not mark or len(written) > _LONGEST_CALLS or not (written.startswith("[") and written.endswith("]")):
         return content, ()
     try:
-        listed = [each["function"] for each in ast.literal_eval(written)]
-        functions = orjson.loads(orjson.dumps(listed))  # Python has names that JSON has not
-        calls = [ToolCall(each["name"], orjson.dumps(each["arguments"]).decode()) for each in functions]
+        functions = [each["function"] for each in ast.literal_eval(written)]
+        calls = [ToolCall(_name(each["name"]), write(each["arguments"])) for each in functions]
     except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError):
         return content, ()  # it is no such list
     return said, tuple(calls)
 
 
-def _canonical(arguments: str) -> str:
-    try:
-        return orjson.dumps(orjson.loads(arguments), option=orjson.OPT_SORT_KEYS).decode()
-    except (orjson.JSONDecodeError, orjson.JSONEncodeError):  # it reads four times as deep as it writes
-        return arguments.strip()
+def _name(name: object) -> str:
+    if not isinstance(name, str):
+        raise TypeError("a function has a name")
+    name.encode()  # Python's spelling has half surrogate pairs, which are in no text
+    return name
 
 
 def _digest(data: bytes) -> Key:

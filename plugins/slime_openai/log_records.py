@@ -8,10 +8,11 @@ from typing import NamedTuple, TypeAlias
 from router_core.fingerprint import fingerprint
 from router_core.record_files import LogKind
 from router_core.types import Tokenizer
-from slime_openai.identity import beginning, keys
+from slime_openai.identity import answers_of, beginning, keys
 from slime_openai.messages import Message, ToolCall
+from slime_openai.template_traits import TemplateTraits
 
-__all__ = ["CHATS", "Gone", "Lost", "Record", "Said", "reader"]
+__all__ = ["CHATS", "Gone", "Record", "Said", "reader"]
 
 #: A conversation of all roles, with what clients change on the way.
 _SAMPLE = (
@@ -48,6 +49,8 @@ class Said(NamedTuple):
     ending: str
     hidden: int
     closed: bool
+    place: bytes
+    answers: bytes
 
     @property
     def size(self) -> int:
@@ -61,27 +64,22 @@ class Gone(NamedTuple):
     size: int
 
 
-class Lost(NamedTuple):
-    """It was one of ``session``, the first that this one lost."""
-
-    session: str
-
-
-Record: TypeAlias = Said | Gone | Lost
+Record: TypeAlias = Said | Gone
 
 CHATS = LogKind(
     name="chats",
-    format="slime-router chats 1",
+    format="slime-router chats 2",
     adds=(Said,),
     removes=Gone,
-    others=(Lost,),
+    others=(),
     foreign="conversations of another tokenizer or chat template, or of another version of slime-router",
     what_to_move="*.chats",
 )
 
 
-def reader(tokenizer: Tokenizer, template: str) -> str:
+def reader(tokenizer: Tokenizer, template: str, traits: TemplateTraits) -> str:
     """Who can go on with what is logged: with these ids, this ``template``, and these keys of conversations."""
     start = beginning([{"name": "time"}], {"b": 1, "a": None})
-    digest = blake2b(keys(start, _SAMPLE)[-1] + template.encode(), digest_size=8).hexdigest()
+    known = keys(start, _SAMPLE, traits)[-1] + answers_of(_SAMPLE, traits) + repr(traits).encode()
+    digest = blake2b(known + template.encode(), digest_size=8).hexdigest()
     return f"{fingerprint(tokenizer)} {digest}"

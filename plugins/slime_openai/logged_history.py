@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from router_core.record_log import RecordLog
+from slime_openai.evidence import LostSessions
 from slime_openai.history import History, Turn
-from slime_openai.log_records import Gone, Lost, Record, Said
+from slime_openai.log_records import Gone, Record, Said
 from slime_openai.messages import Message, ToolCall
 
 __all__ = ["LoggedHistory"]
@@ -17,8 +18,8 @@ class LoggedHistory(History):
     holds from the next turn on.
     """
 
-    def __init__(self, max_bytes: int, log: RecordLog) -> None:
-        super().__init__(max_bytes)
+    def __init__(self, max_bytes: int, lost: LostSessions, log: RecordLog) -> None:
+        super().__init__(max_bytes, lost)
         self._log = log
         self._serials: dict[Turn, int] = {}
         self._gone: list[Record] = []
@@ -28,10 +29,7 @@ class LoggedHistory(History):
 
     async def tidy(self) -> None:
         """Keep the log small, for ever."""
-        await self._log.tidy(self._is_needed)
-
-    def _is_needed(self, record: Record) -> bool:
-        return isinstance(record, Lost) and record.session in self._incomplete
+        await self._log.tidy(lambda record: False)
 
     def close(self) -> None:
         """Let go of the log."""
@@ -51,8 +49,6 @@ class LoggedHistory(History):
     def _forget(self, turn: Turn) -> None:
         if self._replayed is None:
             self._gone.append(Gone(self._serials[turn], _tokens(turn)))
-            if turn.session is not None and turn.session not in self._incomplete:
-                self._gone.append(Lost(turn.session))
         super()._forget(turn)
         del self._serials[turn]
 
@@ -77,6 +73,8 @@ class LoggedHistory(History):
             turn.ending,
             turn.hidden,
             turn.closed,
+            turn.place,
+            turn.answers,
         )
 
     def _again(self, record: Record) -> None:
@@ -100,15 +98,14 @@ class LoggedHistory(History):
                 record.ending,
                 record.hidden,
                 record.closed,
+                record.place,
+                record.answers,
             )
             replayed[record.serial] = turn
             self._serials[turn] = record.serial
             super().add(turn)
-        elif isinstance(record, Gone):
-            if record.serial in replayed:  # if not, it was left out when its file was written again
-                self._forget(replayed.pop(record.serial))
-        else:
-            self._lose(record.session)
+        elif record.serial in replayed:  # if not, it was left out when its file was written again
+            self._forget(replayed.pop(record.serial))
 
 
 def _tokens(turn: Turn) -> int:

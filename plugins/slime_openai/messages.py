@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
+from slime_openai.call_arguments import as_object, read_exactly, write
 from slime_openai.content import has_media, read_content
 from slime_openai.errors import (
     InvalidRequest,
@@ -15,9 +14,9 @@ from slime_openai.errors import (
     UnsupportedParameter,
     wrong,
 )
-from slime_openai.fields import encoded, one_of, string, text
+from slime_openai.fields import one_of, string, text
 
-__all__ = ["Message", "ToolCall", "for_template", "has_media", "read_messages"]
+__all__ = ["Message", "ToolCall", "for_template", "has_media", "read_messages", "with_exact_arguments"]
 
 #: What clients hand back of an answer (openai's ``.parse()``, litellm) and no template reads.
 _WITHOUT_EFFECT = frozenset(("annotations", "parsed", "provider_specific_fields"))
@@ -63,6 +62,29 @@ def read_messages(value: Any, param: str = "messages") -> tuple[Message, ...]:
     if not isinstance(value, list) or not value:
         raise wrong(param, "a list of messages that is not empty", value)
     return tuple([_message(f"{param}.[{index}]", item) for index, item in enumerate(value)])
+
+
+def with_exact_arguments(body: Any, raw: bytes) -> Any:
+    """``body``, with what was lost of arguments that are objects when ``raw`` was read: digits, keys that repeat."""
+    if not isinstance(body, dict) or not _has_objects(body.get("messages")):
+        return body
+    try:
+        return {**body, "messages": read_exactly(raw)["messages"]}
+    except RecursionError:
+        raise InvalidRequest("messages", "Invalid value for 'messages': it is nested too deep.") from None
+
+
+def _has_objects(messages: Any) -> bool:
+    if not isinstance(messages, list):
+        return False
+    return any(
+        isinstance(call, dict)
+        and isinstance(function := call.get("function"), dict)
+        and isinstance(function.get("arguments"), dict)
+        for message in messages
+        if isinstance(message, dict) and isinstance(calls := message.get("tool_calls"), list)
+        for call in calls
+    )
 
 
 def _message(param: str, value: Any) -> Message:
@@ -159,7 +181,12 @@ def _arguments(param: str, value: Any) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, dict):
-        return encoded(param, value)
+        try:
+            return write(value)
+        except ValueError as error:
+            raise InvalidRequest(
+                param, f"Invalid value for '{param}': it cannot be written as JSON: {error}."
+            ) from None
     if value is None:
         raise MissingParameter(param, "a string of JSON")
     raise wrong(param, "a string of JSON", value)
@@ -169,7 +196,7 @@ def for_template(message: Message) -> dict[str, Any]:
     """``message`` as chat templates read it.
 
     The content is always a string, for templates write None as ``None``; arguments are an object where they are
-    one, for templates write ``arguments | tojson``.
+    one that keeps every digit and key, for templates write ``arguments | tojson``.
     """
     rendered: dict[str, Any] = {
         "role": _TEMPLATE_ROLES.get(message.role, message.role),
@@ -187,11 +214,8 @@ def for_template(message: Message) -> dict[str, Any]:
 
 
 def _call_for_template(call: ToolCall) -> dict[str, Any]:
-    try:
-        arguments = orjson.loads(call.arguments)
-    except orjson.JSONDecodeError:
-        arguments = None
-    function = {"name": call.name, "arguments": arguments if isinstance(arguments, dict) else call.arguments}
+    arguments = as_object(call.arguments)
+    function = {"name": call.name, "arguments": call.arguments if arguments is None else arguments}
     rendered: dict[str, Any] = {"type": "function", "function": function}
     if call.id is not None:
         rendered["id"] = call.id

@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 
 from router_core.errors import HTTPError, WorkerBroke
+from slime_sglang import AnswerSoFar
 
 __all__ = ["EngineRefused", "Output", "Triple", "answers_of", "understood", "words_of"]
 
@@ -40,52 +41,57 @@ class EngineRefused(HTTPError):
 
 
 class Output:
-    """One sequence, as far as it is known.
+    """One sequence, as far as it is known: its events, put together as an unstreamed answer.
 
-    ``ids``, ``logprobs`` (triples) and ``top_logprobs`` (triples for each token) are those of all tokens so far;
-    ``meta`` is the last ``meta_info``. ``cumulative``: its events were seen to repeat what came before.
+    ``logprobs`` are triples, ``top_logprobs`` triples for each token.
     """
 
     def __init__(self) -> None:
-        self.cumulative = False
-        self.text = ""
-        self.ids: list[int] = []
-        self.logprobs: list[Triple] = []
-        self.top_logprobs: list[Sequence[Triple] | None] = []
-        self.meta: dict[str, Any] = {}
+        self._so_far = AnswerSoFar()
+
+    @property
+    def cumulative(self) -> bool:
+        """True when events were seen to repeat the ones before."""
+        return self._so_far.cumulative
+
+    @property
+    def text(self) -> str:
+        """All text so far."""
+        return self._so_far.text
+
+    @property
+    def ids(self) -> list[int]:
+        """The ids of all tokens so far."""
+        return self._so_far.ids
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """``meta_info`` of all tokens so far."""
+        return self._so_far.meta
+
+    @property
+    def logprobs(self) -> list[Triple]:
+        """Those of all tokens so far; empty when the engine gave none."""
+        return self.meta.get("output_token_logprobs") or []
+
+    @property
+    def top_logprobs(self) -> list[Sequence[Triple] | None]:
+        """Those of all tokens so far; empty when the engine gave none."""
+        return self.meta.get("output_top_logprobs") or []
 
     @property
     def reason(self) -> dict[str, Any] | None:
         """The engine's ``finish_reason``; None while it goes on."""
-        reason = self.meta.get("finish_reason")
+        reason = self._so_far.finish_reason
         return reason if isinstance(reason, dict) else None
 
     def take(self, answer: dict[str, Any]) -> str:
-        """Take in a whole answer, a cumulative event or a delta; returns the text that is new.
+        """Take in a whole answer, or an event of any shape; return the text that is new. Raises ValueError."""
+        return self._so_far.take(answer)
 
-        Which of them it is shows in the counter: that is always of all tokens.
-        """
-        meta = answer["meta_info"]
-        ids: list[int] = answer.get("output_ids") or []
-        logprobs = meta.get("output_token_logprobs") or []
-        top = meta.get("output_top_logprobs") or []
-        count = meta.get("completion_tokens", len(ids))
-        text = answer.get("text") or ""
-        if len(ids or logprobs) == count:
-            self.cumulative = 0 < len(self.ids) < count
-            new, self.text = text[len(self.text) :], text
-            self.ids, self.logprobs, self.top_logprobs = ids, logprobs, top
-        else:
-            new = text
-            self.text += text
-            self.ids = self.ids + ids
-            whole = len(logprobs) == count  # some servers send them cumulative beside deltas
-            self.logprobs = logprobs if whole else [*self.logprobs, *logprobs]
-            self.top_logprobs = top if whole else [*self.top_logprobs, *top]
-        if not self.ids and self.logprobs:
-            self.ids = [triple[1] for triple in self.logprobs]
-        self.meta = meta
-        return new
+    def take_text(self, text: str, event: bytes) -> None:
+        """Take in the new ``text`` of an ``event`` that repeats all before it, and leave the rest of it unparsed."""
+        self._so_far.hold(event, text)
 
 
 def answers_of(body: bytes, count: int) -> list[dict[str, Any]]:

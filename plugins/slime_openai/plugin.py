@@ -18,6 +18,7 @@ from router_core.types import Tokenizer
 from slime_openai.chat import Chat
 from slime_openai.completions import Completions
 from slime_openai.errors import error_body, error_object
+from slime_openai.evidence import LostSessions
 from slime_openai.formats import Formats
 from slime_openai.generating import JSON
 from slime_openai.history import History
@@ -25,6 +26,7 @@ from slime_openai.log_records import CHATS, reader
 from slime_openai.logged_history import LoggedHistory
 from slime_openai.models import Models
 from slime_openai.outputs import words_of
+from slime_openai.parents import Parents
 from slime_openai.prompts import Prompts
 from slime_openai.rendering import Renderer
 from slime_openai.settings import Settings
@@ -53,13 +55,14 @@ class OpenAI:
         settings = self._settings
         encoder = router.components.get("encoder")
         tokenizer = router.components.get("tokenizer")
+        verdicts = router.components.get("verdicts")
         renderer = Renderer(tokenizer, settings.chat_template)
-        history = self._begin_history(router, tokenizer, renderer.source)
+        history = self._begin_history(router, tokenizer, renderer)
         self._models = Models(router)
         self._chat = Chat(
             router,
             tokenizer,
-            Prompts(renderer, encoder, tokenizer, history, settings.history),
+            Prompts(renderer, encoder, tokenizer, Parents(history, renderer), settings.history),
             Turns(history, tokenizer),
             Formats(
                 renderer.source,
@@ -68,16 +71,19 @@ class OpenAI:
                 reasoning=settings.reasoning_parser,
             ),
             self._models,
+            verdicts,
         )
-        self._completions = Completions(router, tokenizer, self._models)
+        self._completions = Completions(router, tokenizer, self._models, verdicts)
 
-    def _begin_history(self, router: Router, tokenizer: Tokenizer, template: str) -> History:
+    def _begin_history(self, router: Router, tokenizer: Tokenizer, renderer: Renderer) -> History:
         """An empty one, or that of the log, which is where ``radix_cache`` keeps the tokens. Raises StartupError."""
         limit = self._settings.history_max_bytes
+        lost: LostSessions = router.components.get("lost_sessions")
         if "log_directory" not in router.components:
-            return History(limit)
-        log = RecordLog(router.components.get("log_directory"), CHATS, reader(tokenizer, template))
-        self._logged = LoggedHistory(limit, log)
+            return History(limit, lost)
+        who = reader(tokenizer, renderer.source, renderer.traits)
+        log = RecordLog(router.components.get("log_directory"), CHATS, who)
+        self._logged = LoggedHistory(limit, lost, log)
         return self._logged
 
     @hookimpl

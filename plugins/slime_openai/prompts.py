@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from router_core.types import TextEncoder, Tokenizer
 from slime_openai.errors import InvalidRequest
-from slime_openai.history import History, Turn
-from slime_openai.messages import for_template
+from slime_openai.history import Asking, Turn
+from slime_openai.messages import Message
+from slime_openai.parents import Parents, as_recorded
 from slime_openai.question import Question
 from slime_openai.rendering import Conversation, Renderer
 
@@ -17,19 +18,24 @@ __all__ = ["HistoryMode", "Origin", "Prompt", "Prompts"]
 
 #: What is done where a template would write old turns in another way than the model did.
 HistoryMode = Literal["exact", "template"]
-#: Where the first tokens come from: ``exact``, the turn before; ``template``, some turn before that (or none), and
-#: the template's words for all that came after it, answers too; ``fresh``, no turn is known.
-Origin = Literal["exact", "template", "fresh"]
+#: Where the first tokens come from: ``exact``, the turn before; ``restored``, that too, although the client changed an
+#: answer on the way; ``template``, some turn before that (or none), and the template's words for all that came after
+#: it, answers too; ``fresh``, no turn is known.
+Origin = Literal["exact", "restored", "template", "fresh"]
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """``asked`` are the packed ids behind those of ``parent``, ``text`` is what they say."""
+    """``asked`` are the packed ids behind those of ``parent``, ``text`` is what they say.
+
+    ``begun``: the answer that they end within, as it was given.
+    """
 
     parent: Turn | None
     asked: bytes
     text: str
     origin: Origin
+    begun: Message | None = None
 
     def ids(self) -> bytes:
         """All packed ids. O(tokens)."""
@@ -44,30 +50,39 @@ class Prompts:
         renderer: Renderer,
         encoder: TextEncoder,
         tokenizer: Tokenizer,
-        history: History,
+        parents: Parents,
         mode: HistoryMode,
     ) -> None:
+        self.traits = renderer.traits
         self._renderer = renderer
         self._tokenizer = tokenizer
         self._encoder = encoder
-        self._history = history
+        self._parents = parents
         self._mode = mode
 
-    async def of(self, question: Question, chat: Conversation) -> Prompt:
+    async def of(self, question: Question, chat: Conversation, asking: Asking) -> Prompt:
         """The prompt for ``question``, which a template gets as ``chat``. Raises InvalidRequest."""
-        found = self._history.find(question.keys[1:], question.messages, question.session)
+        prompt = await self._of(question, chat, asking)
+        asking.goes_on_from(prompt.parent)
+        return prompt
+
+    async def _of(self, question: Question, chat: Conversation, asking: Asking) -> Prompt:
+        found = await self._parents.of(question, chat)
+        asking.goes_on_from(found.turn if found is not None else None)
         if found is None:
             return await self._anew(chat, "fresh")
-        turn, count = found
-        if chat.continues and count == len(chat.messages):
-            within = _within(turn)
+        turn = found.turn
+        known: Origin = "exact" if found.is_verbatim else "restored"
+        if chat.continues and turn.count == len(chat.messages):
+            within = _within(turn, known)
             return within if within is not None else await self._anew(chat, "fresh")
+        origin: Origin = "template" if _is_torn(question, turn.count) else known
         if self._mode == "template":
-            return await self._as_the_template_says(chat, turn, torn=_is_torn(question, count))
-        suffix = await self._suffix(chat, turn, count - 1)
+            return await self._as_the_template_says(chat, turn, origin)
+        suffix = await self._suffix(chat, turn, turn.count - 1)
         if suffix is None:
             return await self._anew(chat, "fresh")
-        return await self._behind(turn, suffix, "template" if _is_torn(question, count) else "exact")
+        return await self._behind(turn, suffix, origin)
 
     async def _anew(self, chat: Conversation, origin: Origin) -> Prompt:
         text = await self._renderer.render(chat)
@@ -113,17 +128,13 @@ class Prompts:
             return ended.removeprefix(self._tokenizer.decode(first, skip_special_tokens=False))
         return ended
 
-    async def _as_the_template_says(self, chat: Conversation, turn: Turn, *, torn: bool) -> Prompt:
+    async def _as_the_template_says(self, chat: Conversation, turn: Turn, origin: Origin) -> Prompt:
         """Go on from the last turn that the template leaves as it was, if there is one."""
-        messages = list(chat.messages)
-        for one in turn.chain():
-            messages[one.count - 1] = for_template(one.reply)
-        text = await self._renderer.render(replace(chat, messages=messages))
+        text = await self._renderer.render(as_recorded(chat, turn))
         for one in turn.chain():
             known = one.whole_text()
             if text.startswith(known):
-                whole = one is turn and not torn
-                return await self._behind(one, text[len(known) :], "exact" if whole else "template")
+                return await self._behind(one, text[len(known) :], origin if one is turn else "template")
         return Prompt(None, await self._encoder.encode(text, begins=True), text, "template")
 
 
@@ -133,12 +144,13 @@ def _is_torn(question: Question, count: int) -> bool:
     return any(message.role == "assistant" for message in behind)
 
 
-def _within(turn: Turn) -> Prompt | None:
+def _within(turn: Turn, origin: Origin) -> Prompt | None:
     """Go on in the reply itself, which ended before the model's end of turn. None where no token ends there."""
-    if turn.ending and (turn.reply.content or "").endswith(turn.ending):  # no_stop_trim: the client saw it
-        return Prompt(turn.parent, turn.asked + turn.sampled, turn.text, "exact")
-    if turn.ending and not turn.hidden:
-        return None
-    size = len(turn.sampled) - 4 * turn.hidden
-    said = turn.asked + turn.sampled[:size]
-    return Prompt(turn.parent, said, turn.text.removesuffix(turn.ending), "exact")
+    said, text = turn.asked + turn.sampled, turn.text
+    is_seen = turn.ending and (turn.reply.content or "").endswith(turn.ending)  # no_stop_trim
+    if not is_seen:
+        if turn.ending and not turn.hidden:
+            return None
+        said = said[: len(said) - 4 * turn.hidden]
+        text = text.removesuffix(turn.ending)
+    return Prompt(turn.parent, said, text, origin, turn.reply)

@@ -12,7 +12,9 @@ import anyio.to_thread
 
 from router_core.errors import SettingsError
 from router_core.types import Tokenizer
+from slime_openai.call_arguments import as_written
 from slime_openai.errors import InvalidRequest
+from slime_openai.template_traits import TemplateTraits, probe
 
 __all__ = ["Conversation", "Renderer"]
 
@@ -20,6 +22,10 @@ __all__ = ["Conversation", "Renderer"]
 _MANY_MESSAGES = 32
 #: Marks a place in a message; nobody can know it beforehand.
 _MARK = f"mark{secrets.token_hex(12)}"
+_TOOL = {
+    "type": "function",
+    "function": {"name": "probed", "parameters": {"type": "object", "properties": {}}},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +85,7 @@ class Renderer:
         self.source: str = source if source is not None else _text_of(known)
         self._form = _FORMS[0]
         self._form = self._form_of_calls()
+        self.traits: TemplateTraits = probe(self._probed)
 
     async def render(self, conversation: Conversation) -> str:
         """The text of ``conversation``. Raises InvalidRequest."""
@@ -118,6 +125,12 @@ class Renderer:
                 return form
         return _FORMS[0]
 
+    def _probed(self, messages: Sequence[Mapping[str, Any]], with_tools: bool) -> str | None:
+        try:
+            return self._render(Conversation(messages, [_TOOL] if with_tools else None))
+        except InvalidRequest:
+            return None
+
     def _render(self, conversation: Conversation) -> str:
         messages = list(conversation.messages)
         if conversation.continues:
@@ -136,6 +149,7 @@ class Renderer:
             why = str(error) or type(error).__name__
             raise InvalidRequest("messages", f"The chat template refuses these messages: {why}") from None
         assert isinstance(text, str), "tokenize=False gives text"
+        text = as_written(text)
         if not conversation.continues:
             return text
         before, mark, _ = text.rpartition(_MARK)

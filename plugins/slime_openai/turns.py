@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 
 from router_core.types import Tokenizer
-from slime_openai.history import History, Turn
+from slime_openai.history import Asking, History, Turn
 from slime_openai.messages import Message
 from slime_openai.outputs import Output
 from slime_openai.prompts import Prompt
@@ -21,11 +21,25 @@ class Turns:
         self._history = history
         self._tokenizer = tokenizer
 
-    def record(self, question: Question, prompt: Prompt, output: Output, reply: Message) -> None:
-        """``reply`` is the message in which the client got ``output``."""
+    def asking(self, question: Question) -> Asking:
+        """``question`` is on its way."""
+        return self._history.asking(question.session, question.place)
+
+    def record(
+        self, question: Question, prompt: Prompt, output: Output, reply: Message, *, is_usable: bool
+    ) -> None:
+        """``reply`` is the message in which the client got ``output``.
+
+        One that is not usable is no turn: its tokens are not what the engine sampled, or nobody knows.
+        """
+        if not is_usable:
+            if output.ids or output.text:
+                self._history.lose(question.session)
+            return
         if not output.ids:
             return
-        key, count, whole = question.with_reply(reply)
+        key, count, whole = question.with_reply(reply, prompt.begun)
+        first = prompt.parent.count if prompt.parent is not None else 0
         text = self._decode(output.ids)
         hidden, ending = self._ending(output, text)
         matched = (output.reason or {}).get("matched")
@@ -45,6 +59,8 @@ class Turns:
                 ending,
                 hidden,
                 closed,
+                question.place,
+                question.answers(first, count - 1),
             )
         )
 

@@ -93,21 +93,14 @@ def usage(prompt_tokens: int, outputs: Sequence[Output], reasoning_tokens: int) 
     }
 
 
-def about_output(output: Output, prompt_tokens: int) -> dict[str, Any]:
-    """What a trainer wants to know of one answer.
-
-    ``exact``: the engine says that it consumed as many tokens as it was sent, and names every token that it sampled.
-    """
+def about_output(output: Output, inexact_reason: str | None) -> dict[str, Any]:
+    """Fields of one answer for a trainer. ``inexact_reason``: the verdict on its record."""
     meta = output.meta
-    sampled = [triple[1] for triple in output.logprobs]
     told: dict[str, Any] = {
         "token_ids": output.ids,
         "weight_version": meta.get("weight_version"),
-        "exact": (
-            meta.get("completion_tokens", len(output.ids)) == len(output.ids)
-            and meta.get("prompt_tokens", prompt_tokens) == prompt_tokens
-            and sampled in ([], output.ids)
-        ),
+        "exact": inexact_reason is None,
+        "inexact_reason": inexact_reason,
     }
     if meta.get("weight_versions"):
         told["weight_versions"] = meta["weight_versions"]

@@ -30,6 +30,7 @@ _PROBES = (
     "Hello World",
     " a  b",
     "x\n\ny\t z ",
+    "x\r\ny\rz\r\n",
     "isn't it , or . ?",
     "naïve Ångström x² ﬁ ①",
     "日本語 😀",

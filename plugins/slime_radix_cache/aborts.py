@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
@@ -18,14 +18,24 @@ from router_core.types import Tokenizer
 from slime_radix_cache.continuing import can_go_on, continuation
 from slime_radix_cache.endings import Endings
 from slime_radix_cache.interruptions import Interruptions, Watch
-from slime_radix_cache.joining import JoinedResponse, is_aborted, read_event, sampled_ids
+from slime_radix_cache.joining import JoinedResponse, is_aborted, read_event
 from slime_radix_cache.replies import EVENTS, JSON, media_type, parsed
 from slime_radix_cache.retries import NoUse, Retries
+from slime_radix_cache.spelling import Spelling
 from slime_radix_cache.tally import Tally
+from slime_sglang import sampled_ids
 
-__all__ = ["Aborts", "Generation"]
+__all__ = ["Aborts", "Generation", "Mended"]
 
 T = TypeVar("T")
+
+
+class Mended(NamedTuple):
+    """An answer instead of an aborted one, and encoded. ``doubt``: why it is no evidence, None if it may be."""
+
+    answer: dict[str, Any]
+    body: bytes
+    doubt: str | None
 
 
 class Aborts:
@@ -37,6 +47,7 @@ class Aborts:
         interruptions: Interruptions,
         tokenizer: Tokenizer,
         eos_ids: Collection[int],
+        spelling: Spelling,
         tally: Tally,
         *,
         count: int,
@@ -47,6 +58,7 @@ class Aborts:
         self.interruptions = interruptions
         self.tokenizer = tokenizer
         self.endings = Endings(tokenizer, eos_ids)
+        self.spelling = spelling
         self.tally = tally
         self.retries = Retries(count, wait_s, interruptions)
         self._count = count
@@ -95,7 +107,12 @@ class Generation:
         """
         aborts = self._aborts
         joined = JoinedResponse(
-            self._exchange.request.json(), aborts.tokenizer, self._began, aborts.endings, self._was_asked
+            self._exchange.request.json(),
+            aborts.tokenizer,
+            self._began,
+            aborts.endings,
+            aborts.spelling,
+            self._was_asked,
         )
         joined.start_with(output)
         if joined.ended:
@@ -113,51 +130,54 @@ class Generation:
         return self._aborts.interruptions.was_asked(self._watch)
 
     async def finish(
-        self, output: dict[str, Any], keep: Callable[[dict[str, Any]], None]
-    ) -> tuple[dict[str, Any], bytes] | None:
-        """What to answer instead of ``output``, which was aborted, parsed and encoded; None: nothing better.
+        self, output: dict[str, Any], keep: Callable[[dict[str, Any], str | None], None]
+    ) -> Mended | None:
+        """The answer to give instead of ``output``, which was aborted; None: nothing better.
 
-        ``keep`` is called with each aborted answer that has tokens: they are a fact.
+        ``keep`` is called with each aborted answer that has tokens, since they are a fact, and a doubt about it.
         """
         joined = self.join(output) if self.goes_on else None
         if joined is not None and joined.ended:
-            return joined.answer(), orjson.dumps(joined.answer())
-        better: tuple[dict[str, Any], bytes] | None = None
+            return _mended(joined)
+        better: Mended | None = None
 
         async def attempt() -> bool | None:
             nonlocal better
-            body = await self._whole_answer(joined.ids if joined is not None else (), latest)
+            body = await self._whole_answer(joined)
             if body is None:
                 return None
             try:
                 answer = read_event(parsed(body))
+                ids = sampled_ids(answer)
+                if joined is not None:
+                    joined.begin()
+                    news = joined.take(answer)
             except ValueError as error:
                 self._aborts.tally.unrecorded("answer_not_understood", error)
                 return None
             if joined is None:
-                better = answer, body
+                better = Mended(answer, body, None)
                 progress = not is_aborted(answer)
-                if not progress and sampled_ids(answer):
-                    keep(answer)
+                if not progress and ids:
+                    keep(answer, None)
             else:
-                joined.begin()
-                progress = joined.take(answer) > 0 or not is_aborted(answer)
-                better = joined.answer(), orjson.dumps(joined.answer())
+                progress = news > 0 or not is_aborted(answer)
+                better = _mended(joined)
             return progress or None
 
         latest = output
         while is_aborted(latest):
             if sampled_ids(latest):
-                keep(latest)
+                keep(latest, joined.doubt() if joined is not None else None)
             going_on = joined is not None and bool(joined.ids)
             if await self.try_again(latest, attempt, at_once=going_on) is None:
                 break
             assert better is not None  # narrowing: an attempt has succeeded
-            latest = better[0]
+            latest = better.answer
         return better
 
-    async def _whole_answer(self, sampled: Iterable[int], aborted: dict[str, Any]) -> bytes | None:
-        reply = await self.ask_again(list(sampled), aborted)
+    async def _whole_answer(self, joined: JoinedResponse | None) -> bytes | None:
+        reply = await self.ask_again(*((joined.ids, joined.rid) if joined is not None else ((), None)))
         if reply is None:
             return None
         try:
@@ -188,8 +208,8 @@ class Generation:
         self._aborts.tally.aborted(outcome if result is not None else "passed_on")
         return result
 
-    async def ask_again(self, sampled: list[int], aborted: dict[str, Any]) -> Reply | None:
-        """A worker's answer to the request, continued behind ``sampled``; None when there was none.
+    async def ask_again(self, sampled: Sequence[int], rid: str | None) -> Reply | None:
+        """A worker's answer to the request, continued behind ``sampled`` as ``rid``; None when there was none.
 
         The caller closes it. Raises NoUse.
         """
@@ -197,7 +217,7 @@ class Generation:
             raise NoUse
         request = self._exchange.request
         if sampled:
-            document = continuation(request.json(), sampled, aborted["meta_info"].get("id"))
+            document = continuation(request.json(), sampled, rid)
             request = Request(request.method, request.target, request.headers)
             request.replace_json(document)
         try:
@@ -211,3 +231,8 @@ class Generation:
         if reply.status != 200 and reply.status < 500:
             raise NoUse
         return None
+
+
+def _mended(joined: JoinedResponse) -> Mended:
+    answer = joined.answer()
+    return Mended(answer, orjson.dumps(answer), joined.doubt())

@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from slime_radix_cache.losses import Count
 from slime_radix_cache.matching import Match
-from slime_radix_cache.segments import Context, Response, Versions, last_response, links
+from slime_radix_cache.segments import (
+    Context,
+    Response,
+    Segment,
+    Versions,
+    doubt_of,
+    links,
+)
 
-__all__ = ["PROMPT", "Answer", "Record", "about_record", "inexact_reason", "record_of"]
+__all__ = [
+    "PROMPT",
+    "Answer",
+    "Lost",
+    "Record",
+    "about_record",
+    "inexact_reason",
+    "reason_of_record",
+    "record_of",
+]
 
 #: The version of tokens that no engine sampled. An engine's own versions are strings.
 PROMPT = -1
@@ -61,15 +79,22 @@ class Answer:
     logprobs: bool = True
 
 
-def record_of(context: Context, rest: bytes = b"") -> Record:
-    """``context``, and the packed ids ``rest`` behind it as a prompt. O(tokens), a few array operations a segment."""
+def record_of(context: Context, rest: bytes = b"", session: str | None = None) -> Record:
+    """``context``, and the packed ids ``rest`` behind it as a prompt. O(tokens), a few array operations a segment.
+
+    The mask is 1 where ``session`` sampled, or continued what another one had sampled (None: wherever an engine did),
+    with the adapter that sampled last. What a contradictory answer claims is not known to be sampled.
+    """
+    chain = list(links(context))
+    trained = _trained(chain, session)
     ids: list[bytes] = []
     spans: list[tuple[str | int | None, int]] = []
     sampled: list[tuple[Response, int, int]] = []
     position = 0
-    for segment, length in reversed(list(links(context))):
+    for segment, length in reversed(chain):
         ids.append(segment.ids if 4 * length == len(segment.ids) else segment.ids[: 4 * length])
-        if isinstance(segment, Response):
+        if segment in trained:
+            assert isinstance(segment, Response)  # narrowing: no prompt is
             sampled.append((segment, position, length))
             spans += segment.versions if length == len(segment) else _first(segment.versions, length)
         else:
@@ -86,6 +111,15 @@ def record_of(context: Context, rest: bytes = b"") -> Record:
     return Record(tokens, mask, logprobs, tuple(spans), not np.isnan(logprobs).any())
 
 
+def _trained(chain: Sequence[tuple[Segment, int]], session: str | None) -> set[Segment]:
+    """The responses of ``chain``, which begins with the last segment, that a sample of ``session`` trains on."""
+    responses = [segment for segment, _ in chain if isinstance(segment, Response)]
+    if session is not None:
+        last = next((place for place, one in enumerate(responses) if one.session == session), len(responses))
+        responses = responses[last:]
+    return {one for one in responses if one.adapter == responses[0].adapter and one.is_fact}
+
+
 def _first(versions: Versions, length: int) -> Versions:
     """The runs of the first ``length`` tokens."""
     runs: list[tuple[str | None, int]] = []
@@ -97,7 +131,7 @@ def _first(versions: Versions, length: int) -> Versions:
     return tuple(runs)
 
 
-def about_record(record: Record, reason: str | None, matched: int, candidates: int) -> dict[str, Any]:
+def about_record(record: Record, reason: str | None, matched: int, candidates: Count) -> dict[str, Any]:
     """What every answer says beside its tokens; ``reason`` is why they are not exact."""
     length = len(record.tokens)
     return {
@@ -106,27 +140,43 @@ def about_record(record: Record, reason: str | None, matched: int, candidates: i
         "exact": reason is None,
         "inexact_reason": reason,
         "matched_length": matched,
-        "candidates": candidates,
+        "candidates": candidates.number,
+        "candidates_relation": "gte" if candidates.at_least else "eq",
     }
 
 
-def inexact_reason(
-    match: Match, text: bytes, record: Record, session: str | None, *, evicted: bool
-) -> str | None:
+def reason_of_record(context: Context, record: Record) -> str | None:
+    """Why ``record``, of all of ``context``, is not exact; None when it is.
+
+    - ``engine_contradicts_itself``, ``unknown_field:NAME``: the doubt in the earliest response that has one.
+    - ``no_logprobs``: a sampled token has none.
+    """
+    return doubt_of(context) or (None if record.has_logprobs else "no_logprobs")
+
+
+def inexact_reason(match: Match, text: bytes, record: Record, lost: Lost) -> str | None:
     """Why ``record``, made from ``match`` for ``text``, is not exact; None when it is.
 
     - ``cut_inside_token``: the text ends within a sampled token; what is left of it was tokenised again.
-    - ``evicted``: the text was recorded, and had to go.
+    - ``evicted``: the text was recorded, and had to go; or the session has lost something, and only others have this.
     - ``uncovered_text``: no engine has consumed the end of the text behind its beginning.
     - ``other_session``: only another session has said this.
-    - ``no_logprobs``: a sampled token has none.
+    - and what :func:`reason_of_record` gives.
     """
-    if match.position < len(text):
+    if match.others is not None:
+        if lost.session and (lost.text or match.others == "asked"):
+            return "evicted"
+        if match.others == "sampled" or match.position < len(text):
+            return "other_session"
+    elif match.position < len(text):
         if match.inside_response:
             return "cut_inside_token"
-        return "evicted" if evicted else "uncovered_text"
-    if session is not None and match.context is not None:
-        sampled = last_response(match.context[0])
-        if match.passes_over or (sampled is not None and sampled.session not in (session, None)):
-            return "other_session"
-    return None if record.has_logprobs else "no_logprobs"
+        return "evicted" if lost.text else "uncovered_text"
+    return reason_of_record(match.context, record)
+
+
+class Lost(NamedTuple):
+    """Losses that concern a question: something of its ``session``, something with its ``text``."""
+
+    session: bool
+    text: bool

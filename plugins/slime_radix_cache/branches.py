@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 
 import orjson
 
-from slime_radix_cache.answer import Answer, about_record, record_of
+from slime_radix_cache.answer import Answer, about_record, reason_of_record, record_of
+from slime_radix_cache.losses import Count
 from slime_radix_cache.segments import Response, Segment, links
 from slime_radix_cache.text_index import text_of
 
@@ -29,7 +30,8 @@ class Branch:
     ``text``: all of it in UTF-8, as a client saw it; its first ``prompt_bytes`` and ``prompt_tokens`` come before
     anything that was sampled. No bytes are known where ids were given whose text is not what was said before.
     ``parent``: the earlier branch that it shares most with; None for the first of a tree.
-    ``candidates``: recorded contexts with this text. ``cut_short``: the session did go on, and that had to make room.
+    ``candidates``: contexts that this text may stand for, lost ones included. ``cut_short``: the session did go on, and
+    that had to make room.
     """
 
     leaf: Response
@@ -38,21 +40,22 @@ class Branch:
     prompt_bytes: int | None
     prompt_tokens: int
     parent: Shared | None
-    candidates: int
+    candidates: Count
     cut_short: bool
 
 
-def branches(responses: Sequence[Response]) -> list[Branch]:
+def branches(responses: Sequence[Response], candidates: Callable[[bytes], Count]) -> list[Branch]:
     """The branches of ``responses``, which are all of one session, oldest first. O(their segments and text).
 
-    A response that was continued is no leaf, even where only a part of it was kept.
+    A response that was continued is no leaf, even where only a part of it was kept. ``candidates``: how many contexts
+    a text may stand for.
     """
     continued = _continued(responses)
     seen: dict[Segment, list[tuple[int, int]]] = {}
     found: list[Branch] = []
     for leaf in responses:
         if leaf not in continued:
-            found.append(_branch(leaf, len(found), seen))
+            found.append(_branch(leaf, len(found), seen, candidates))
     return found
 
 
@@ -68,7 +71,12 @@ def _continued(responses: Sequence[Response]) -> set[Segment]:
     return continued
 
 
-def _branch(leaf: Response, index: int, seen: dict[Segment, list[tuple[int, int]]]) -> Branch:
+def _branch(
+    leaf: Response,
+    index: int,
+    seen: dict[Segment, list[tuple[int, int]]],
+    candidates: Callable[[bytes], Count],
+) -> Branch:
     """``seen``: for each segment the branches it is in, and how many of its tokens each has."""
     chain = list(links((leaf, len(leaf))))
     position = sum(length for _, length in chain)
@@ -93,7 +101,7 @@ def _branch(leaf: Response, index: int, seen: dict[Segment, list[tuple[int, int]
         prompt_bytes,
         prompt_tokens,
         parent,
-        len(leaf.node.ends),
+        candidates(text),
         leaf.continuation_lost,
     )
 
@@ -104,10 +112,9 @@ def answer_of(branch: Branch, spell: Callable[[Sequence[int]], str]) -> Answer:
     ``spell``: the text of tokens, for prompts that have none of their own in the text.
     """
     leaf = branch.leaf
-    record = record_of((leaf, len(leaf)))
-    reason = None if record.has_logprobs else "no_logprobs"
-    if branch.cut_short:
-        reason = "evicted"
+    context = leaf, len(leaf)
+    record = record_of(context, session=leaf.session)
+    reason = "evicted" if branch.cut_short else reason_of_record(context, record)
     text = branch.text.decode()
     if branch.prompt_bytes is not None:
         prompt = branch.text[: branch.prompt_bytes].decode()

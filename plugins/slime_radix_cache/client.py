@@ -61,9 +61,13 @@ class Client:
             _answer(self._http.post("/retrieve_from_text", json=_text(text, session), headers=_ACCEPT))
         )
 
+    def session(self, session: str) -> dict[str, Any]:
+        """``trajectories``, a record for each leaf of ``session``; ``complete``: none of its responses is lost."""
+        return _session(_answer(self._http.get(_path(session), headers=_ACCEPT)))
+
     def trajectories(self, session: str) -> list[dict[str, Any]]:
-        """A record for each leaf of ``session``."""
-        return _records(_answer(self._http.get(_path(session), headers=_ACCEPT)))
+        """A record for each leaf of ``session`` that is kept; :meth:`session` says if that is all."""
+        return list(self.session(session)["trajectories"])
 
     def fill(self, sample: _SampleT, *, session: str | None = None, allow_inexact: bool = False) -> _SampleT:
         """Retrieve ``sample.prompt + sample.response``, and fill in the tokens: see :func:`fill_sample`."""
@@ -102,9 +106,13 @@ class AsyncClient:
             _answer(await self._http.post("/retrieve_from_text", json=_text(text, session), headers=_ACCEPT))
         )
 
+    async def session(self, session: str) -> dict[str, Any]:
+        """See :meth:`Client.session`."""
+        return _session(_answer(await self._http.get(_path(session), headers=_ACCEPT)))
+
     async def trajectories(self, session: str) -> list[dict[str, Any]]:
         """See :meth:`Client.trajectories`."""
-        return _records(_answer(await self._http.get(_path(session), headers=_ACCEPT)))
+        return list((await self.session(session))["trajectories"])
 
     async def fill(
         self, sample: _SampleT, *, session: str | None = None, allow_inexact: bool = False
@@ -165,8 +173,8 @@ def _answer(reply: httpx.Response) -> Any:
     raise RequestFailed(reply.status_code, str(message))
 
 
-def _records(answer: dict[str, Any]) -> list[dict[str, Any]]:
-    return [_record(record) for record in answer["trajectories"]]
+def _session(answer: dict[str, Any]) -> dict[str, Any]:
+    return {**answer, "trajectories": [_record(record) for record in answer["trajectories"]]}
 
 
 def _record(packed: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -11,8 +10,10 @@ from router_core.errors import HTTPError, WorkerBroke
 from router_core.events import EventSplitter
 from router_core.reply import Reply
 from slime_radix_cache.aborts import Generation
-from slime_radix_cache.joining import is_aborted, read_event, sampled_ids
+from slime_radix_cache.joining import JoinedResponse, is_aborted, read_event
+from slime_radix_cache.recorder import StreamRecorder
 from slime_radix_cache.replies import parsed, rest_of
+from slime_sglang import AnswerSoFar
 
 __all__ = ["ContinuedStream"]
 
@@ -20,24 +21,22 @@ _DONE = b"[DONE]"
 
 
 class ContinuedStream:
-    """The rest of a response that begins with ``whole``, of which the client was ``told`` a part by an answer like
-    ``last``. Cumulative or incremental as that was. ``keep`` is called with all of it when it is aborted again."""
+    """The rest of a response that begins with ``so_far``, of which the client was ``told`` a part.
+
+    It is cumulative or incremental as that was. While that is unknown, nothing is told: it might be said twice.
+    ``recorder`` gets all of it when it is aborted again.
+    """
 
     def __init__(
-        self,
-        generation: Generation,
-        whole: dict[str, Any],
-        told: dict[str, Any] | None,
-        last: dict[str, Any],
-        keep: Callable[[dict[str, Any]], None],
+        self, generation: Generation, told: AnswerSoFar, so_far: AnswerSoFar, recorder: StreamRecorder
     ) -> None:
         self._generation = generation
-        self._keep = keep
-        self._joined = generation.join(whole)
-        self._tokens = len(sampled_ids(told)) if told is not None else 0
-        self._characters = len(told.get("text") or "") if told is not None else 0
-        self._joined.incremental = len(sampled_ids(last)) < len(self._joined.ids)
-        self._aborted: dict[str, Any] | None = whole
+        self._recorder = recorder
+        self._joined = generation.join(so_far.answer)
+        self._joined.see_mode(so_far)
+        recorder.doubt = self._joined.doubt
+        self._tokens, self._characters = len(told.ids), len(told.text)
+        self._aborted: dict[str, Any] | None = so_far.answer
         self._reply: Reply | None = None
         self._events = EventSplitter()
         self._ready: list[bytes] = []
@@ -65,7 +64,7 @@ class ContinuedStream:
         before = len(self._joined.ids)
 
         async def attempt() -> bool | None:
-            reply = await self._generation.ask_again(self._joined.ids, aborted)
+            reply = await self._generation.ask_again(self._joined.ids, self._joined.rid)
             if reply is None:
                 return None
             self._reply, self._events = reply, EventSplitter()
@@ -95,18 +94,20 @@ class ContinuedStream:
             if event is None:
                 self._ready.append(b"data: %s\n\n" % data)
                 continue
-            news = self._joined.take(event)
+            news = _taken(self._joined, event)
             if is_aborted(event) and not self._joined.ended:
                 if self._joined.ids:
-                    self._keep(self._joined.answer())
+                    self._recorder.keep(self._joined.answer())
                 await rest_of(self._reply)
                 self._aborted = event
                 return
-            if news or self._joined.ended:
+            if self._joined.ended or (news and not (self._tokens and self._joined.incremental is None)):
                 self._tell()
             if self._joined.stopped or is_aborted(event):
                 self._end()  # the engine does not know
                 return
+        if last and self._tokens < len(self._joined.ids):
+            self._tell()
         self.finished = last
 
     def _tell(self) -> None:
@@ -123,6 +124,14 @@ class ContinuedStream:
         self.close()
         self._ready.append(b"data: %s\n\n" % _DONE)
         self.finished = True
+
+
+def _taken(joined: JoinedResponse, event: dict[str, Any]) -> int:
+    """As :meth:`JoinedResponse.take`. Raises WorkerBroke."""
+    try:
+        return joined.take(event)
+    except ValueError as error:
+        raise WorkerBroke(f"a worker's stream is not understood: {error}", answered=True) from None
 
 
 def _event_in(data: bytes) -> dict[str, Any] | None:

@@ -22,6 +22,8 @@ def can_go_on(body: dict[str, Any]) -> bool:
     parameters = body.get("sampling_params")
     if not isinstance(parameters, dict | None) or any(body.get(name) for name in _MORE_PER_TOKEN):
         return False
+    if np.ndim(body["input_ids"][0]):
+        return False  # a batch, if only of one
     known = parameters or {}
     return not any(known.get(name) for name in _NEEDS_THE_BEGINNING) and all(
         known.get(name) in (None, neutral) for name, neutral in _PENALTIES.items()

@@ -10,16 +10,15 @@ from router_core.types import Tokenizer
 from slime_radix_cache.continuing import max_new_tokens
 from slime_radix_cache.endings import Endings
 from slime_radix_cache.seams import SeamlessText, StopAcross
+from slime_radix_cache.spelling import Spelling
+from slime_sglang import CONTRADICTION, PER_TOKEN, AnswerSoFar, contradiction
 
-__all__ = ["JoinedResponse", "is_aborted", "read_event", "sampled_ids"]
+__all__ = ["JoinedResponse", "is_aborted", "read_event"]
 
-#: Lists in ``meta_info`` with an entry for each sampled token.
-_PER_TOKEN = (
-    "output_token_logprobs",
-    "output_top_logprobs",
-    "output_token_ids_logprobs",
-)
-_LENGTH = "output_token_logprobs_length"
+_BROKEN = "\ufffd"
+_BYTES_OF_CHARACTER = 4
+#: Behind the name of a list with an entry for each token: its length.
+_LENGTH = "_length"
 
 
 def is_aborted(output: Any) -> bool:
@@ -32,19 +31,12 @@ def is_aborted(output: Any) -> bool:
     return not (isinstance(status, int) and 400 <= status < 500)
 
 
-def sampled_ids(output: dict[str, Any]) -> list[int]:
-    """The ids that ``output`` names."""
-    ids = output.get("output_ids")
-    if ids is None:
-        ids = [triple[1] for triple in output["meta_info"].get("output_token_logprobs") or ()]
-    return list(ids)
-
-
 class JoinedResponse:
     """What was sampled for ``body`` in all attempts; it says so as if it had been one.
 
     ``began`` is when the client asked, on the monotonic clock. ``asked`` says of an aborted answer that somebody wanted
     the abort; any other one whose last token ends the response is the end of it.
+    ``incremental``: True when its events are deltas, None while that is unknown.
     """
 
     def __init__(
@@ -53,17 +45,23 @@ class JoinedResponse:
         tokenizer: Tokenizer,
         began: float,
         endings: Endings,
+        spelling: Spelling,
         asked: Callable[[dict[str, Any]], bool],
     ) -> None:
+        self._sent = len(body["input_ids"])
+        self._own_rid = body.get("rid")
         self._limit = max_new_tokens(body)
         self._parameters = body.get("sampling_params") or {}
         self._tokenizer = tokenizer
         self._began = began
         self._endings = endings
+        self._spelling = spelling
         self._asked = asked
         self.ids: list[int] = []
-        self.incremental = False
+        self.incremental: bool | None = None
         self.stopped = False
+        self._prompt_tokens: int | None = None
+        self._doubt: str | None = None
         self._lists: dict[str, list[Any]] = {}
         self._spans: list[dict[str, Any]] = []
         self._first: dict[str, Any] = {}
@@ -73,25 +71,39 @@ class JoinedResponse:
 
     def start_with(self, output: dict[str, Any]) -> None:
         """``output``, whole, is what the first attempt gave."""
+        self._kept, self._attempt, self._attempt_rid = 0, AnswerSoFar(), _name(self._own_rid)
+        self._attempt.take(output)
         meta = output["meta_info"]
-        self.ids = sampled_ids(output)
-        self._text = output.get("text") or ""
-        self._first = self._latest = output
+        self.ids = list(self._attempt.ids)
+        self._text = self._attempt.text if self.ids else ""
+        self._see_meta(output, meta)
         self._reason = self._ending(output, self.ids)
         if self._reason is None:
             self._reason = meta.get("finish_reason")
         else:
             self._text = self._endings.trimmed(self._text, self.ids, self._parameters, self._reason)
         self._spans = _spans(meta, 0, len(self.ids))
-        self._lists = {name: list(meta[name]) for name in _PER_TOKEN if isinstance(meta.get(name), list)}
+        self._lists = {name: list(meta[name]) for name in PER_TOKEN if isinstance(meta.get(name), list)}
         self.begin()
+
+    def see_mode(self, told: AnswerSoFar) -> None:
+        """Note if what was ``told`` of the response was cumulative or incremental."""
+        if told.cumulative or told.incremental:
+            self.incremental = told.incremental
 
     def begin(self) -> None:
         """Another attempt begins; what it samples comes after all that is here."""
+        self._doubt = self.doubt() if self.ids else None  # what begins anew has nothing of the attempt
         self._kept = len(self.ids)
+        self._attempt, self._attempt_rid = AnswerSoFar(), self.rid or _name(self._own_rid)
         self._spans_kept = self._spans
         self._seamless = SeamlessText(self._tokenizer, self._parameters, self.ids, self._text)
         self._across = StopAcross(self._tokenizer, self._parameters, self.ids)
+
+    @property
+    def rid(self) -> str | None:
+        """The name under which the engine goes on from tokens; None: the request's own, if it has one."""
+        return _name(self._first["meta_info"].get("id")) if self.ids else None
 
     @property
     def ended(self) -> bool:
@@ -100,18 +112,12 @@ class JoinedResponse:
 
     def take(self, output: dict[str, Any]) -> int:
         """Take in what the attempt says, all of it so far or what is new. Returns the number of new tokens."""
-        meta = output["meta_info"]
-        seen = len(self.ids) - self._kept
-        ids = sampled_ids(output)
-        count = meta.get("completion_tokens")
-        repeats = seen > 0 and (
-            len(ids) == count if count is not None else ids[:seen] == self.ids[self._kept :]
-        )
-        new = ids[seen:] if repeats else ids
-        if seen > 0:
-            self.incremental = not repeats
-        if not self._kept:
-            self._first = output
+        attempt = self._attempt
+        attempt.take(output)
+        self.see_mode(attempt)
+        meta = attempt.meta
+        self._see_meta(output, meta)
+        new = attempt.ids[len(self.ids) - self._kept :]
         reason = meta.get("finish_reason")
         if not new and reason is None:
             return 0
@@ -122,17 +128,45 @@ class JoinedResponse:
             reason = {"type": "stop", "matched": stop}
             self.stopped = True
         else:
-            reason = self._ending(output, [*self.ids, *new]) or reason
+            reason = self._ending(output, [*self.ids, *new] if is_aborted(output) else ()) or reason
+        before = len(self.ids) - self._kept
         self.ids += new
-        for name in _PER_TOKEN:
+        for name in PER_TOKEN:
             if isinstance(meta.get(name), list):
-                kept = self._lists.setdefault(name, [])
-                told = meta[name][seen:] if len(meta[name]) != len(ids) or repeats else meta[name]
-                kept += told[: len(new)]
+                self._lists.setdefault(name, []).extend(meta[name][before : len(self.ids) - self._kept])
         self._spans = self._spans_kept + _spans(meta, self._kept, len(self.ids))
-        self._latest, self._reason = output, self._whole(reason)
+        self._reason = self._whole(reason)
         self._text = self._seamless.add(new, self._reason)
         return len(new)
+
+    def _see_meta(self, output: dict[str, Any], meta: dict[str, Any]) -> None:
+        """Remember what an attempt says of itself; the first one with tokens speaks for the response."""
+        self._latest = {**output, "meta_info": meta}
+        if not self._kept:
+            self._first = self._latest
+        told = meta.get("prompt_tokens")
+        if self._prompt_tokens is None and isinstance(told, int):
+            self._prompt_tokens = told - self._kept
+
+    def doubt(self) -> str | None:
+        """Name why the response is no evidence: an attempt, judged by itself, contradicts itself. None: it is."""
+        if self._doubt is None and self._attempt.begun:
+            answer = self._attempt.answer
+            sent = self._sent + self._kept
+            if contradiction(answer, prompt_tokens=sent, rid=self._attempt_rid) or not self._is_spelt():
+                return CONTRADICTION
+        return self._doubt
+
+    def _is_spelt(self) -> bool:
+        """True when the text of the attempt is that of its ids, but for a character that was begun before it."""
+        ids, text, reason = self._attempt.ids, self._attempt.text, self._attempt.finish_reason
+        if not ids:
+            return not text
+        if self._spelling.tail(ids, text, reason) is not None:
+            return True
+        text = text.lstrip(_BROKEN)
+        inside = range(1, min(_BYTES_OF_CHARACTER, len(ids) + 1)) if self._kept else ()
+        return any(self._spelling.tail(ids[skipped:], text, reason) is not None for skipped in inside)
 
     def _ending(self, output: dict[str, Any], ids: Sequence[int]) -> dict[str, Any] | None:
         """Why ``ids`` are a whole response, though ``output`` says that it was aborted; None if they are not."""
@@ -159,6 +193,8 @@ class JoinedResponse:
         first, latest = self._first, self._latest
         meta = {**latest["meta_info"], **first["meta_info"]}
         meta |= {"finish_reason": self._reason, "completion_tokens": len(self.ids)}
+        if self._prompt_tokens is not None and "prompt_tokens" not in first["meta_info"]:
+            meta["prompt_tokens"] = self._prompt_tokens  # an abort out of the waiting queue does not tell
         meta.pop("weight_versions", None)
         spans = _merged(self._spans)
         if spans:
@@ -166,11 +202,12 @@ class JoinedResponse:
         if len(spans) > 1:
             meta["weight_versions"] = spans
         for name, values in self._lists.items():
-            meta[name] = values[
-                max(0, len(values) + tokens - len(self.ids)) :
-            ]  # of some, a delta is all there is
-        if _LENGTH in meta:
-            meta[_LENGTH] = len(self.ids)
+            if len(values) == len(self.ids):
+                meta[name] = values[tokens:]
+            else:
+                meta.pop(name, None)  # an attempt lacks it: the entries would be those of other tokens
+            if name + _LENGTH in meta:
+                meta[name + _LENGTH] = len(values)
         if self._reason is not None:
             meta["e2e_latency"] = time.monotonic() - self._began
         else:
@@ -188,11 +225,20 @@ def _spans(meta: dict[str, Any], start: int, end: int) -> list[dict[str, Any]]:
     """Weight versions of the tokens ``start`` to ``end``, of an attempt that counts its own from 0."""
     if start == end:
         return []
-    told = meta.get("weight_versions") or [
-        {"version": meta.get("weight_version"), "start": 0, "end": end - start}
-    ]
-    moved = [{**span, "start": span["start"] + start, "end": min(span["end"] + start, end)} for span in told]
-    return [span for span in moved if span["start"] < span["end"]]
+    whole: list[dict[str, Any]] = [{"version": meta.get("weight_version"), "start": 0, "end": end - start}]
+    try:
+        moved = [
+            {
+                **span,
+                "version": span["version"],
+                "start": span["start"] + start,
+                "end": min(span["end"] + start, end),
+            }
+            for span in meta.get("weight_versions") or whole
+        ]
+        return [span for span in moved if span["start"] < span["end"]]
+    except (LookupError, TypeError):
+        return [{"version": None, "start": start, "end": end}]  # it is doubted anyway
 
 
 def _merged(spans: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -203,6 +249,10 @@ def _merged(spans: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         else:
             merged.append(span)
     return merged
+
+
+def _name(rid: Any) -> str | None:
+    return rid if isinstance(rid, str) else None
 
 
 def read_event(output: Any) -> dict[str, Any]:

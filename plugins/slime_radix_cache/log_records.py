@@ -11,9 +11,10 @@ __all__ = ["TRAJECTORIES", "Answered", "Asked", "Gone", "Record", "Seen"]
 
 
 class Asked(NamedTuple):
-    """A prompt segment became a fact: ``ids`` behind the first ``kept`` tokens of segment ``parent`` (0: none).
+    """A prompt segment was consumed: ``ids`` behind the first ``kept`` tokens of segment ``parent`` (0: none).
 
-    Its text is the first ``shared`` bytes of the parent's, and then ``text``.
+    Its text is the first ``shared`` bytes of the parent's, and then ``text``. ``giver``: the sessions of
+    the clients that gave the ids. ``doubt`` as in Segment. Earlier versions wrote neither.
     """
 
     serial: int
@@ -22,6 +23,8 @@ class Asked(NamedTuple):
     shared: int
     text: bytes
     ids: bytes
+    giver: tuple[str, ...] | None = None
+    doubt: str | None = None
 
     @property
     def size(self) -> int:
@@ -29,7 +32,7 @@ class Asked(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """A response became a fact; ``start``: where in the text it begins. The other fields as in Asked and Sampled."""
+    """A response was sampled; ``start``: where in the text it begins. The other fields as in Asked and Sampled."""
 
     serial: int
     parent: int
@@ -44,6 +47,8 @@ class Answered(NamedTuple):
     versions: Versions
     finish_reason: str
     session: str | None
+    doubt: str | None = None
+    adapter: str | None = None
 
     @property
     def size(self) -> int:
@@ -53,7 +58,8 @@ class Answered(NamedTuple):
 class Gone(NamedTuple):
     """A segment of this ``size`` was evicted, or withdrawn since all of it is told elsewhere.
 
-    ``session``: the one that lost something by it; ``before``: the last that is left of it there (0: nothing).
+    ``session``: the one that lost something by it; ``before``: the last that is left of it there (0: nothing). That
+    it has lost something is in the marks too.
     """
 
     serial: int

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from router_core.record_log import RecordLog
 from slime_radix_cache.log_records import Answered, Asked, Gone, Record, Seen
+from slime_radix_cache.losses import Losses
 from slime_radix_cache.matching import Around, Cut
-from slime_radix_cache.segments import Context, Response, Segment, said_before
+from slime_radix_cache.segments import Context, Giver, Prompt, Response, Segment, said_before
 from slime_radix_cache.text_index import Node, text_of
 from slime_radix_cache.trajectories import Limits, Sampled, Trajectories
 
@@ -36,19 +37,19 @@ class LoggedTrajectories(Trajectories):
         cut: Cut,
         log: RecordLog,
         around: Around = lambda text, position: None,
+        losses: Losses | None = None,
     ) -> None:
-        super().__init__(limits, cut, around)
+        super().__init__(limits, cut, around, losses)
         self.log = log
         self._serials: dict[Segment, int] = {}
         self._told_versions: set[str] = set()
-        #: Of each session that lost something, and of each response (by serial) behind which that was, the last to go.
-        self._last_gone: dict[str | int, int] = {}
+        #: Of each response (by serial) behind which its session lost something, the last to go.
+        self._last_gone: dict[int, int] = {}
         self._unwritten: list[Record] = []
         self._replay: _Replay | None = _Replay()
         log.replay(self._again)
         self._replay = None
-        self._incomplete &= self._sessions.keys()
-        there = {*self._sessions, *self._serials.values()}
+        there = set(self._serials.values())
         self._last_gone = {one: serial for one, serial in self._last_gone.items() if one in there}
 
     async def tidy(self) -> None:
@@ -56,9 +57,9 @@ class LoggedTrajectories(Trajectories):
         await self.log.tidy(self._is_needed)
 
     def _is_needed(self, record: Record) -> bool:
-        if not isinstance(record, Gone) or record.session is None:
+        if not isinstance(record, Gone):
             return isinstance(record, Seen)
-        return record.serial in (self._last_gone.get(record.session), self._last_gone.get(record.before))
+        return record.serial == self._last_gone.get(record.before)
 
     def close(self) -> None:
         """Let go of the log."""
@@ -73,9 +74,11 @@ class LoggedTrajectories(Trajectories):
         prompt: bytes,
         sampled: Sampled,
         session: str | None = None,
+        giver: Giver | None = None,
+        again: Response | None = None,
     ) -> Response:
         """See Trajectories."""
-        response = super().record(context, prompt_ids, prompt, sampled, session)
+        response = super().record(context, prompt_ids, prompt, sampled, session, giver, again)
         self._write()
         return response
 
@@ -92,7 +95,15 @@ class LoggedTrajectories(Trajectories):
     def _write(self) -> None:
         if self._unwritten:
             self.log.append(self._unwritten)
+            if self.log.is_given_up:
+                self._lose_unwritten()
             self._unwritten = []
+
+    def _lose_unwritten(self) -> None:
+        """Mark the sessions of answers that the log lacks: they will be lost with the process."""
+        for record in self._unwritten:
+            if isinstance(record, Answered):
+                self.lose(record.session, b"")
 
     # What that comes to is noted as it happens.
 
@@ -111,8 +122,12 @@ class LoggedTrajectories(Trajectories):
         fork = _fork(_end(parent), segment.node) if parent is not None else None
         shared = fork.depth if fork is not None else 0
         text = text_of(segment.node, fork)
-        if not isinstance(segment, Response):
-            return Asked(self._serials[segment], place, segment.kept, shared, text, segment.ids)
+        if isinstance(segment, Prompt):
+            giver = segment.giver.sessions if segment.giver is not None else None
+            return Asked(
+                self._serials[segment], place, segment.kept, shared, text, segment.ids, giver, segment.doubt
+            )
+        assert isinstance(segment, Response)  # there are no others
         return Answered(
             self._serials[segment],
             place,
@@ -127,18 +142,14 @@ class LoggedTrajectories(Trajectories):
             segment.versions,
             segment.finish_reason,
             segment.session,
+            segment.doubt,
+            segment.adapter,
         )
 
     def _remove(self, segment: Segment) -> None:
         super()._remove(segment)
         serial = self._serials.pop(segment)
         self._last_gone.pop(serial, None)
-        if (
-            isinstance(segment, Response)
-            and segment.session is not None
-            and segment.session not in self._sessions
-        ):
-            self._last_gone.pop(segment.session, None)
         if self._replay is None:
             self._unwritten.append(Gone(serial, len(segment), evicted=False, session=None, before=0))
 
@@ -148,18 +159,10 @@ class LoggedTrajectories(Trajectories):
         session = segment.session if isinstance(segment, Response) else None
         before = said_before(segment) if isinstance(segment, Response) else None
         place = self._serials[before] if before is not None else 0
-        self._note_gone(serial, session, place)
+        if place:
+            self._last_gone[place] = serial
         if self._replay is None:
             self._unwritten[-1] = Gone(serial, len(segment), evicted=True, session=session, before=place)
-
-    def _note_gone(self, serial: int, session: str | None, before: int) -> None:
-        """``serial`` was the last that ``session`` lost, and the last behind ``before``: who tells of it is needed."""
-        if session is None:
-            return
-        if session in self._sessions or self._replay is not None:
-            self._last_gone[session] = serial
-        if before:
-            self._last_gone[before] = serial
 
     def _see(self, version: str) -> None:
         super()._see(version)
@@ -190,7 +193,8 @@ class LoggedTrajectories(Trajectories):
         replay.serial = record.serial
         self.pin(context)  # whose age follows, also that of a prompt whose answers have gone
         if isinstance(record, Asked):
-            self._prompt(context, record.ids, text)
+            giver = Giver(record.giver) if record.giver is not None else None
+            self._prompt(context, record.ids, text, record.doubt, giver)
         else:
             self.record(context, b"", text[: record.start], _sampled(record, text), record.session)
         self.unpin(context)
@@ -203,16 +207,11 @@ class LoggedTrajectories(Trajectories):
             self._evict(segment) if record.evicted else self._remove(segment)
             return
         if record.session is not None:  # it is told for this alone
-            self._incomplete.add(record.session)
-            self._note_gone(record.serial, record.session, record.before)
+            self.losses.sessions.add(record.session)
             before = replay.segments.get(record.before)
             if isinstance(before, Response):
+                self._last_gone[record.before] = record.serial
                 before.continuation_lost = True
-
-    def _is_told_again(
-        self, newest: Response, context: Context, sampled: Sampled, session: str | None
-    ) -> bool:
-        return self._replay is None and super()._is_told_again(newest, context, sampled, session)
 
     def _keep_to_limits(self, newest: Segment | None = None) -> None:
         if self._replay is None:
@@ -228,6 +227,8 @@ def _sampled(record: Answered, text: bytes) -> Sampled:
         record.tail,
         tuple((sys.intern(name) if name is not None else None, count) for name, count in record.versions),
         sys.intern(record.finish_reason),
+        record.doubt,
+        record.adapter,
     )
 
 

@@ -8,14 +8,15 @@ beginning and its rest. *Reading* wants to know what was consumed and sampled, w
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from slime_radix_cache.segments import Context, Response, Segment, ids_before, last_response
+from slime_radix_cache.ownership import ContextFilter, SpellingCheck, anybodys, inherited, owned_by
+from slime_radix_cache.segments import Context, Prompt, Response, Segment, ids_before, last_response
 from slime_radix_cache.text_index import Node, Path
 
 __all__ = ["Around", "Cut", "Match", "find_given", "find_to_continue", "find_to_read"]
@@ -25,82 +26,88 @@ __all__ = ["Around", "Cut", "Match", "find_given", "find_to_continue", "find_to_
 Cut: TypeAlias = Callable[[bytes, bytes], tuple[int, int]]
 #: Where the special token begins that a place in a text lies inside of; None when no token is torn there.
 Around: TypeAlias = "Callable[[bytes, int], int | None]"
-#: Whether a context may be taken, by the last response in it.
-Whose: TypeAlias = "Callable[[Response | None], bool]"
-#: What a session went on from, of others' responses, in a text in which it has spoken; None when it has not.
-Inherited: TypeAlias = "Callable[[], Collection[Response] | None]"
 
 #: A context, and where it ends.
 _Found: TypeAlias = "tuple[tuple[Segment, int], int]"
 
-#: Ways to spell a text that are cut, at most, in search of the longest cut; and responses that are looked at.
+#: Of responses that are not the session's own: ways to spell a text that are cut, at most, in search of the longest
+#: cut; and responses that are looked at. Of its own all are.
 _CUTS_TRIED = 32
 _LOOKED_AT = 1024
 #: Bytes of ids behind a cut on which it depended: of the token that it would have gone through, and of those that may
 #: complete a character.
 _AROUND_CUT = 4 * 4
+#: The finish reason of a response that is still being sampled.
+_RUNNING = "null"
 
 
 class Match(NamedTuple):
     """The longest known context: ``context`` covers the first ``position`` bytes of the text.
 
-    ``candidates``: recorded contexts with exactly this text. ``inside_response``: all of the text is recorded, and
-    it ends within a response. ``passes_over``: it is another session's, and lacks what the one that asks has said.
+    ``candidates``: recorded contexts that this text may stand for; with ``at_least`` there may be more.
+    ``inside_response``: all of the text is recorded, and it ends within a response. ``others``: all of the text was
+    ``asked``, or a part of it ``sampled``, but not in a context of the session that wants to know. ``is_asked``: that
+    session asked with this context, and so continued all of it. ``unknown``: see SpellingCheck; contexts with one of
+    these prompts were left out.
     """
 
     context: Context
     position: int
-    candidates: int
-    inside_response: bool
-    passes_over: bool = False
-
-
-def _anyones(sampled: Response | None) -> bool:
-    return True
-
-
-def _owned_by(session: str) -> Whose:
-    return lambda sampled: sampled is not None and sampled.session == session
-
-
-def _nobodys_or(inherited: Collection[Response]) -> Whose:
-    """Prompts alone say nothing in anybody's name."""
-    return lambda sampled: sampled is None or sampled in inherited
-
-
-def _others(session: str | None, inherited: Inherited) -> Whose:
-    """Whose contexts to go on from where there is none of the session's own, which come before longer ones.
-
-    What follows its own words is not another one's, however alike it reads, so a session that has spoken in this
-    text already takes only what it went on from then. One that has not may go on where another one was.
-    """
-    known = inherited() if session is not None else None
-    return _anyones if known is None else _nobodys_or(known)
+    candidates: int = 0
+    at_least: bool = False
+    inside_response: bool = False
+    others: Literal["asked", "sampled"] | None = None
+    is_asked: bool = False
+    unknown: Sequence[Prompt] = ()
 
 
 def find_to_continue(
-    path: Path, text: bytes, cut: Cut, around: Around, session: str | None, inherited: Inherited
+    path: Path,
+    text: bytes,
+    cut: Cut,
+    around: Around,
+    session: str | None,
+    others: Callable[[], ContextFilter],
+    check: SpellingCheck | None,
 ) -> Match:
-    """Where generating from ``text`` goes on."""
+    """The context to continue for ``text``: one of the session's own, else one of the ``others``.
+
+    Its own come before longer ones.
+    """
     search = _Search(path, text, cut, around, reading=False)
-    own = search.own(session) if session is not None else None
-    return own or search.longest(_others(session, inherited)) or search.nothing()
+    found = search.own(session, check) if session is not None else None
+    found = found or search.longest(others())
+    context, position = found or (None, 0)
+    return Match(context, position, unknown=check.unknown if check is not None else ())
 
 
 def find_to_read(path: Path, text: bytes, cut: Cut, around: Around, session: str | None) -> Match:
     """The context that ``text`` stands for: the session's own, else one that covers all of it, else the longest."""
     search = _Search(path, text, cut, around, reading=True)
-    own = search.own(session) if session is not None else None
-    if own is not None and own.position == len(text):
-        return own
-    other = search.longest(_anyones)
-    if other is not None and other.position == len(text):
-        return other._replace(passes_over=session is not None and _is_of(session, other.context))
-    return own or other or search.nothing()
+    check = SpellingCheck(session)
+    own = search.own(session, check) if session is not None else search.longest(anybodys())
+    if own is None or own[1] < len(text):
+        if session is not None and (asked := search.asked(session)) is not None:
+            return search.matched(asked)._replace(is_asked=True)
+        own = search.contradictory(session) or own
+    if session is None or (own is not None and own[1] == len(text)):
+        return search.matched(own)
+    if own is not None and path.position < len(text):
+        return search.matched(own)  # nobody has all of it
+    other, kind = search.alone(check), "asked"
+    if other is None:
+        other, kind = search.longest(anybodys(check)), "sampled"
+    match = search.matched(own or other)._replace(unknown=check.unknown)
+    if other is None or other[1] < len(text):
+        return match
+    return match._replace(others="asked" if kind == "asked" else "sampled")
 
 
 def find_given(
-    along: Sequence[tuple[Response, int]], ids: bytes, session: str | None, inherited: Inherited
+    along: Sequence[tuple[Response, int]],
+    ids: bytes,
+    session: str | None,
+    others: Callable[[], ContextFilter],
 ) -> Context:
     """The longest context whose tokens are the first of ``ids`` (packed).
 
@@ -108,30 +115,30 @@ def find_given(
     given ids may go on from anywhere.
     """
 
-    def longest(whose: Whose, since: float = 0) -> _Found | None:
+    def longest(fitting: ContextFilter, since: float = 0) -> _Found | None:
         best: _Found | None = None
         for response, place in along:
-            shared = _shared(response, ids[4 * place :], whose, since)
+            shared = _shared(response, ids[4 * place :], fitting, since)
             if shared is not None and place + shared[1] > (best[1] if best is not None else 0):
                 best = shared[0], place + shared[1]
         return best
 
     found = None
     if session is not None:
-        found = _with_all_said(partial(longest, _owned_by(session)), lambda said: len(ids_before(said)))
-    found = found or longest(_others(session, inherited))
+        found = _with_all_said(partial(longest, owned_by(session)), lambda said: len(ids_before(said)))
+    found = found or longest(others())
     return found[0] if found is not None else None
 
 
-def _shared(response: Response, ids: bytes, whose: Whose, since: float) -> _Found | None:
+def _shared(response: Response, ids: bytes, fitting: ContextFilter, since: float) -> _Found | None:
     """What of ``response`` begins as ``ids`` do, or else what it continues; and how many of ``ids`` that has."""
     common = _common_tokens(response.ids, ids) if response.ids[:4] == ids[:4] else 0
-    if common and whose(response):
-        return (response, common), common
+    if common and (length := fitting(response, common)):
+        return (response, length), length
     before = response.parent
-    if before is None or not whose(said := last_response(before)):
+    if before is None or not fitting(before, response.kept):
         return None
-    if since and (said is None or len(ids_before(said)) < since):
+    if since and ((said := last_response(before)) is None or len(ids_before(said)) < since):
         return None
     return (before, response.kept), 0
 
@@ -141,11 +148,6 @@ def _common_tokens(sampled: bytes, given: bytes) -> int:
     length = min(len(ours), len(theirs))
     differing = np.flatnonzero(ours[:length] != theirs[:length])
     return int(differing[0]) if len(differing) else length
-
-
-def _is_of(session: str, context: Context) -> bool:
-    """True when ``session`` spoke last in ``context``."""
-    return context is not None and _owned_by(session)(last_response(context[0]))
 
 
 def _with_all_said(
@@ -176,63 +178,95 @@ class _Search:
         self._around = around
         self._reading = reading
 
-    def longest(self, whose: Whose) -> Match | None:
-        """The longest context among those; None without any."""
-        return self._match(self._longest(whose))
-
-    def own(self, session: str) -> Match | None:
+    def own(self, session: str, check: SpellingCheck | None) -> _Found | None:
         """The longest context of ``session``; None without any."""
-        longest = partial(self._longest, _owned_by(session))
-        return self._match(_with_all_said(longest, lambda said: said.start))
+        longest = partial(self.longest, owned_by(session, check), exhaustive=True)
+        return _with_all_said(lambda since: longest(since=since), lambda said: said.start)
 
-    def _longest(self, whose: Whose, since: float = 0) -> _Found | None:
-        """The longest one, and where it ends. Of prompts only those whose last response begins ``since`` there."""
+    def longest(self, fitting: ContextFilter, since: float = 0, *, exhaustive: bool = False) -> _Found | None:
+        """The longest one, and where it ends. Of prompts only those whose last response begins ``since`` there.
+
+        ``exhaustive``: of responses that begin there all are looked at.
+        """
         found: _Found | None = None
         floor = 0
-        for node in reversed(self._path.ended):
-            context = self._ending_at(node, whose, since)
+        for node in reversed(self._path.stops):
+            context = self._ending_at(node, fitting, since)
             if context is not None and self._around(self._text, node.depth) is None:
                 found, floor = (context, node.depth), node.depth
                 break
         if floor < self._path.position:
-            found = self._longer_cut(floor, whose) or found
+            found = self._longer_cut(floor, fitting, exhaustive=exhaustive) or found
         return found
 
-    def nothing(self) -> Match:
-        """No context at all: the text begins a new one."""
-        return self._matched(None, 0)
+    def alone(self, check: SpellingCheck) -> _Found | None:
+        """A context of prompts alone with exactly this text: nobody sampled any of it."""
+        context = self._ending_at(self._path.node, inherited({}, check), 0) if self._is_at_node else None
+        return (context, len(self._text)) if context is not None else None
 
-    def _match(self, found: _Found | None) -> Match | None:
-        return self._matched(*found) if found is not None else None
+    def asked(self, session: str) -> _Found | None:
+        """The context with which ``session`` asked for an answer to exactly this text."""
+        for response in reversed(self._path.node.begun_by(session) if self._is_at_node else ()):
+            if response.is_fact and response.parent is not None:
+                return (response.parent, response.kept), len(self._text)
+        return None
 
-    def _matched(self, context: Context, position: int) -> Match:
-        path = self._path
-        ends = path.node.ends if path.node.depth == path.position == len(self._text) else ()
-        inside = path.position == len(self._text) and any(
-            response.start < path.position for response in path.node.through
-        )
-        candidates = len(ends) if ends else int(context is not None and position == len(self._text))
-        return Match(context, position, candidates, inside)
+    @property
+    def _is_at_node(self) -> bool:
+        return self._path.node.depth == self._path.position == len(self._text)
 
-    def _ending_at(self, node: Node, whose: Whose, since: float) -> Context:
+    def contradictory(self, session: str | None) -> _Found | None:
+        """The contradictory response to ``session`` (None: to anybody) with exactly this text."""
+        if self._path.node.depth == len(self._text) == self._path.position:
+            for segment in reversed(self._path.node.ends):
+                if (
+                    isinstance(segment, Response)
+                    and not segment.is_fact
+                    and session in (None, segment.session)
+                ):
+                    return (segment, len(segment)), len(self._text)
+        return None
+
+    def matched(self, found: _Found | None) -> Match:
+        """``found`` with what there is to be said of it."""
+        path, size = self._path, len(self._text)
+        context, position = found if found is not None else (None, 0)
+        if path.position < size:
+            return Match(context, position)
+        ends = path.node.ends if path.node.depth == size else ()
+        inside = any(response.start < size for response in path.node.through)
+        cuts, at_least = self._cuts(ends)
+        candidates = max(len(ends) + cuts, int(context is not None and position == size))
+        return Match(context, position, candidates, at_least, inside)
+
+    def _cuts(self, ends: Sequence[Segment]) -> tuple[int, bool]:
+        """Responses that go on behind the text and have a token's end there; and whether there may be more."""
+        count = 0
+        passing = [one for one in self._path.node.through if one.start < len(self._text) and one not in ends]
+        for response in passing[:_CUTS_TRIED]:
+            _, covered = self._cut(response.ids, self._text[response.start :])
+            count += response.start + covered == len(self._text)
+        return count, len(passing) > _CUTS_TRIED
+
+    def _ending_at(self, node: Node, fitting: ContextFilter, since: float) -> Context:
         """The newest context that ends at ``node`` and may be the answer, or go on there."""
         whole = node.depth == len(self._text)
         for segment in reversed(node.ends):
-            said = last_response(segment)
-            if not whose(said):
-                continue
             if not isinstance(segment, Response):
-                if (whole or self._reading) and (not since or (said is not None and said.start >= since)):
-                    return segment, len(segment)
-            elif whole and self._reading:
-                return segment, len(segment)  # the hidden tail too: the model chose to stop
+                if not (whole or self._reading):
+                    continue
+                if since and ((said := last_response(segment)) is None or said.start < since):
+                    continue
+                length = len(segment)
+            elif whole and self._reading and segment.finish_reason != _RUNNING:
+                length = len(segment)  # the hidden tail too: the model chose to stop
             else:
                 length = segment.visible if node is segment.node else len(segment)
-                if length > 0:
-                    return segment, length
+            if length > 0 and fitting(segment, length) == length:
+                return segment, length
         return None
 
-    def _longer_cut(self, floor: int, whose: Whose) -> _Found | None:
+    def _longer_cut(self, floor: int, fitting: ContextFilter, *, exhaustive: bool) -> _Found | None:
         """A response that the text leaves on its way, cut where its last whole token ends beyond ``floor``.
 
         Looks where the text ends first and then upwards: a response that left it earlier may have a
@@ -242,17 +276,16 @@ class _Search:
         spelt: list[tuple[int, bytes]] = []
         node: Node | None = self._path.node
         while node is not None and (end := min(self._path.position, node.depth)) > floor:
-            fitting = (one for one in reversed(node.through) if one.start < end and whose(one))
-            for response in islice(fitting, _LOOKED_AT):
-                start = response.start
-                if any(start == begin and response.ids.startswith(ids) for begin, ids in spelt):
+            for response, size in self._cuttable(node, end, fitting, exhaustive=exhaustive):
+                start, ids = response.start, response.ids[: 4 * size]
+                if any(start == begin and ids.startswith(known) for begin, known in spelt):
                     continue  # it was cut already, or one that begins with the same tokens
-                if len(spelt) == _CUTS_TRIED:
+                if len(spelt) == _CUTS_TRIED and not exhaustive:
                     return best
-                length, covered = self._cut(response.ids, self._text[start:end])
-                spelt.append((start, response.ids[: 4 * length + _AROUND_CUT]))
+                length, covered = self._cut(ids, self._text[start:end])
+                spelt.append((start, ids[: 4 * length + _AROUND_CUT]))
                 while length and (special := self._around(self._text, start + covered)) is not None:
-                    length, covered = self._cut(response.ids, self._text[start:special])
+                    length, covered = self._cut(ids, self._text[start:special])
                 if length and start + covered > floor:
                     floor = start + covered
                     best = (response, length), floor
@@ -260,3 +293,14 @@ class _Search:
                         return best
             node = node.parent
         return best
+
+    def _cuttable(
+        self, node: Node, end: int, fitting: ContextFilter, *, exhaustive: bool
+    ) -> Iterable[tuple[Response, int]]:
+        """Responses that may be cut on the edge to ``node``, newest first, and how many tokens of each are allowed."""
+        found = (
+            (one, size)
+            for one in reversed(node.through)
+            if one.start < end and (size := fitting(one, len(one)))
+        )
+        return found if exhaustive else islice(found, _LOOKED_AT)

@@ -11,10 +11,10 @@ from router_core.events import EventSplitter
 from router_core.reply import BodySource, Reply
 from slime_radix_cache.aborts import Generation
 from slime_radix_cache.continued_stream import ContinuedStream
-from slime_radix_cache.joining import is_aborted, sampled_ids
+from slime_radix_cache.joining import is_aborted
 from slime_radix_cache.recorder import StreamRecorder
 from slime_radix_cache.replies import parsed, rest_of
-from slime_radix_cache.streams import put_together
+from slime_sglang import sampled_ids, whole_answer
 
 __all__ = ["MendedStream"]
 
@@ -106,18 +106,18 @@ class MendedStream:
 
     def _look_at_abort(self) -> tuple[dict[str, Any], bool]:
         """All that was sampled until now, and whether it may be sampled again: the client has not seen any."""
-        output = _first_event(self._abort)
         told = self._recorder.so_far()
-        whole = put_together(told, output) if told is not None else output
-        going_on = self._generation.goes_on and bool(sampled_ids(whole))
-        self._recorder.keep(whole)
+        so_far = told.copy()
+        so_far.take(_first_event(self._abort))
+        going_on = self._generation.goes_on and bool(so_far.ids)
+        self._recorder.keep(so_far.answer)
         if going_on:
-            self._continued = ContinuedStream(self._generation, whole, told, output, self._recorder.keep)
-        return whole, told is None or not (sampled_ids(told) or told.get("text"))
+            self._continued = ContinuedStream(self._generation, told, so_far, self._recorder)
+        return so_far.answer, not (told.ids or told.text)
 
     async def _attempt(self) -> bool | None:
         """Another stream; None when it ended, or was aborted, too, before it gave anything."""
-        reply = await self._generation.ask_again([], _first_event(self._abort))
+        reply = await self._generation.ask_again((), None)
         if reply is None:
             return None
         self._reply = reply
@@ -132,8 +132,8 @@ class MendedStream:
             self._recorder.begin_anew()
             return True
         if self._abort:
-            output = _first_event(self._abort)
-            if sampled_ids(output):
+            output = _read_alone(_first_event(self._abort))
+            if output is not None and sampled_ids(output):
                 self._recorder.begin_anew()
                 if self._generation.goes_on:
                     return True
@@ -157,6 +157,14 @@ def _abort_in(data: bytes) -> int:
             pass  # no event of a generation
         place = data.find(_ABORT, place + len(_ABORT))
     return -1
+
+
+def _read_alone(event: Any) -> dict[str, Any] | None:
+    """``event``, the first one, as an unstreamed answer; None when it makes no sense."""
+    try:
+        return whole_answer(event)
+    except ValueError:
+        return None
 
 
 def _with_end(data: bytes) -> bytes:

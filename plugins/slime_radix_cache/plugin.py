@@ -16,6 +16,7 @@ from router_core import hookimpl
 from router_core.errors import BadRequest, HTTPError
 from router_core.exchange import Exchange
 from router_core.fingerprint import fingerprint
+from router_core.generation import at_generation
 from router_core.record_files import LogDirectory
 from router_core.record_log import RecordLog
 from router_core.router import Router
@@ -24,15 +25,17 @@ from router_core.weights import WeightUpdate
 from slime_radix_cache.aborts import Aborts, Generation
 from slime_radix_cache.checkpoint import eos_ids, load_tokenizer
 from slime_radix_cache.encoding import Encoder
+from slime_radix_cache.given_prompts import GivenPrompts
 from slime_radix_cache.interruptions import Interruptions
 from slime_radix_cache.log_records import TRAJECTORIES
 from slime_radix_cache.logged_trajectories import LoggedTrajectories
+from slime_radix_cache.losses import Losses, Marks, opened
 from slime_radix_cache.matching import Around, Cut
 from slime_radix_cache.mending import MendedStream
 from slime_radix_cache.open_streams import OpenStreams
 from slime_radix_cache.recorder import StreamRecorder
 from slime_radix_cache.replies import EVENTS, JSON, media_type
-from slime_radix_cache.requests import Ask, names, read_ask, rewritten
+from slime_radix_cache.requests import MALFORMED, Ask, names, read_ask, rewritten
 from slime_radix_cache.retrieval import Retrieval
 from slime_radix_cache.settings import Settings
 from slime_radix_cache.spelling import Spelling
@@ -40,20 +43,23 @@ from slime_radix_cache.tally import Tally
 from slime_radix_cache.templates import ChatTemplate
 from slime_radix_cache.trajectories import Limits, Trajectories
 from slime_radix_cache.turns import Turn, Turns
+from slime_radix_cache.unfinished import UnfinishedStreams
+from slime_radix_cache.verdicts import NOTE, Verdicts
 from slime_radix_cache.whole_answers import WholeAnswers
 
 __all__ = ["RadixCache"]
 
 logger = logging.getLogger(__name__)
 
-_NAME = "radix_cache"
+#: The mark of an answer whose tokens are not known.
+_NOT_EXACT = (b"x-slime-exact", b"false")
 #: Both of which SGLang takes for ``/generate``.
 _METHODS = ("POST", "PUT")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Noted:
-    """What is known of an exchange: what it asks for, the prompt of each sequence of its answer, who mends it."""
+    """State of one exchange: its request, and ``turns``: the prompts, then one for each sequence of the answer."""
 
     ask: Ask
     turns: list[Turn]
@@ -72,6 +78,7 @@ class RadixCache:
         self._interruptions = Interruptions()
         self._logs: LogDirectory | None = None
         self._logged: LoggedTrajectories | None = None
+        self._unfinished: UnfinishedStreams | None = None
 
     @hookimpl
     def setup(self, router: Router) -> None:
@@ -83,17 +90,32 @@ class RadixCache:
         encoder = Encoder(tokenizer, add_special_tokens=settings.add_special_tokens)
         self._encoder = encoder
         router.components.register("encoder", encoder)
+        router.components.register("verdicts", Verdicts())
         spelling = Spelling(tokenizer, encoder.abilities.lead)
         limits = Limits(settings.max_tokens, settings.max_bytes, settings.gc_threshold_k)
         around = encoder.abilities.special.around
         self._trajectories = self._begin_trajectories(router, limits, spelling.cut, around)
+        router.components.register("lost_sessions", self._trajectories.losses.sessions)
+        given_prompts = GivenPrompts(encoder, spelling)
         self._streams = OpenStreams()
         self._turns = Turns(
-            self._trajectories, encoder, spelling, self._tally, self._streams, verbose=settings.verbose
+            self._trajectories,
+            encoder,
+            spelling,
+            given_prompts,
+            self._tally,
+            self._streams,
+            verbose=settings.verbose,
         )
         template = ChatTemplate(tokenizer)
         self.retrieval = Retrieval(
-            self._trajectories, encoder, template, self._tally, self._streams, spelling.text_of
+            self._trajectories,
+            encoder,
+            template,
+            self._tally,
+            self._streams,
+            spelling.text_of,
+            given_prompts,
         )
         router.components.register("trajectories", self.retrieval)
         self._aborts = Aborts(
@@ -101,6 +123,7 @@ class RadixCache:
             self._interruptions,
             tokenizer,
             eos_ids(tokenizer, settings.hf_checkpoint),
+            spelling,
             self._tally,
             count=settings.abort_retries,
             wait_s=settings.abort_retry_wait_s,
@@ -118,7 +141,11 @@ class RadixCache:
         self._logs = LogDirectory(path, "--trajectory-log")
         router.components.register("log_directory", self._logs)
         log = RecordLog(self._logs, TRAJECTORIES, fingerprint(router.components.get("tokenizer")))
-        self._logged = LoggedTrajectories(limits, cut, log, around)
+        sessions, texts = (opened(self._logs, f"lost-{name}.marks", Marks) for name in ("sessions", "texts"))
+        self._unfinished = opened(
+            self._logs, "running-streams.marks", lambda file: UnfinishedStreams(file, sessions)
+        )
+        self._logged = LoggedTrajectories(limits, cut, log, around, Losses(sessions, texts))
         return self._logged
 
     @hookimpl
@@ -144,11 +171,13 @@ class RadixCache:
     def get_stats(self) -> dict[str, Any]:
         """What is kept, and what was done so far."""
         kept = self._trajectories
+        losses = kept.losses
         return {
             "entries": kept.segments,
             "tokens": kept.tokens,
             "bytes": kept.size_bytes,
             "evictions": dict(kept.evicted),
+            "lost": {"sessions": losses.sessions.as_dict(), "texts": losses.texts.as_dict()},
             **self._tally.as_dict(),
             "tokenizer": self._encoder.as_dict(),
             **({"log": self._logs.as_dict()} if self._logs is not None else {}),
@@ -168,7 +197,7 @@ class RadixCache:
         try:
             body = request.json()
         except BadRequest:
-            self._tally.untouched("malformed")
+            self._tally.untouched(MALFORMED)
             return
         ask = read_ask(body)
         if isinstance(ask, str):
@@ -183,16 +212,17 @@ class RadixCache:
             return
         if document is not None:
             request.replace_json(document)
-        exchange.notes[_NAME] = _Noted(
+        exchange.notes[NOTE] = _Noted(
             ask,
-            [turn for turn in turns for _ in range(ask.copies)],
+            turns,
             self._aborts.begin(exchange, body.get("rid")),
         )
 
     async def _begin(self, exchange: Exchange, ask: Ask) -> list[Turn]:
         turns = []
-        for prompt in ask.prompts:
-            turn = self._turns.begin(prompt, exchange.session)
+        prompts: Sequence[str | bytes] = ask.prompts
+        for prompt, adapter in zip(prompts, ask.adapters, strict=True):
+            turn = await self._turns.begin(prompt, exchange.session, adapter=adapter, doubt=ask.doubt)
             exchange.on_close(partial(self._turns.end, turn))
             turns.append(turn)
         for turn in turns:
@@ -202,16 +232,22 @@ class RadixCache:
     @hookimpl
     async def post_response(self, exchange: Exchange) -> None:
         """Record the answer; a stream's when its last event passes."""
-        noted: _Noted | None = exchange.notes.get(_NAME)
+        noted: _Noted | None = exchange.notes.get(NOTE)
         reply = exchange.reply
-        if noted is None or reply is None or reply.status != 200:
+        if noted is None:
+            self._mark(exchange)
             return
+        if reply is None or reply.status != 200:
+            return
+        noted.turns = [sequence for turn in noted.turns for sequence in turn.sequences(noted.ask.copies)]
         if noted.ask.copies == 1:  # by now it has a name: the last plugin may have given one
             for turn, rid in zip(noted.turns, names(exchange.request.json(), noted.ask), strict=True):
                 turn.rid = rid
         worker = exchange.worker.url if exchange.worker is not None else "unknown"
         kind = media_type(reply)
         if kind == EVENTS:
+            if self._unfinished is not None and exchange.session is not None:
+                exchange.on_close(self._unfinished.begin(exchange.session))
             recorder = StreamRecorder(noted.turns, self._turns, self._tally, self._streams, worker)
             generation = noted.generation
             if generation is not None and len(noted.turns) == 1:
@@ -225,9 +261,22 @@ class RadixCache:
                 raise
             except Exception as error:
                 self._tally.unrecorded("answer_not_understood", error, worker)
+                self._turns.lose(noted.turns[0])
         else:
             wrong = ValueError(f"wanted JSON or events, got {kind.decode('latin-1')!r}")
             self._tally.unrecorded("answer_not_understood", wrong, worker)
+            self._turns.lose(noted.turns[0])
+
+    def _mark(self, exchange: Exchange) -> None:
+        """Say of an answer to a request that was passed on untouched that its tokens are not known; remember that."""
+        reply, request = exchange.reply, exchange.request
+        if reply is None or exchange.worker is None or reply.status >= 400 or not at_generation(request):
+            return
+        self._trajectories.lose(exchange.session)
+        if request.path != "/generate":  # whose reason was counted
+            self._tally.untouched(request.path)
+        if reply.header(_NOT_EXACT[0]) is None:
+            reply.headers = [*reply.headers, _NOT_EXACT]
 
     @hookimpl
     async def on_weight_update(self, update: WeightUpdate) -> None:

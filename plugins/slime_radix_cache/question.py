@@ -24,7 +24,7 @@ class Question:
 
     @classmethod
     def from_json(cls, body: bytes, session: str | None) -> Question:
-        """From the body of ``/retrieve_from_text``; ``session`` is what its headers say. Raises BadRequest."""
+        """From the body of ``/retrieve_from_text``; ``session``, of its headers, wins. Raises BadRequest."""
         document = read_object(body, "text")
         text = document.get("text")
         if not isinstance(text, str):
@@ -39,7 +39,7 @@ class Question:
             raise BadRequest(f'"session_id" must be a string, got {_kind(named)}')
         return cls(
             text,
-            named or session,
+            session or named or None,
             logprobs=_flag(document, "return_logp", default=True),
             routed_experts=_flag(document, "return_routed_experts", default=False),
         )

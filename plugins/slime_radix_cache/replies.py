@@ -17,9 +17,22 @@ from router_core.errors import HTTPError
 from router_core.reply import Reply
 from slime_radix_cache.segments import Versions, pack_logprobs
 
-__all__ = ["EVENTS", "JSON", "Output", "Unusable", "media_type", "parsed", "read_output", "rest_of"]
+__all__ = [
+    "EVENTS",
+    "JSON",
+    "NOTHING_SAMPLED",
+    "Output",
+    "Unusable",
+    "media_type",
+    "parsed",
+    "read_output",
+    "rest_of",
+]
 
 JSON, EVENTS = b"application/json", b"text/event-stream"
+
+#: The kind of an answer without tokens that claims none.
+NOTHING_SAMPLED = "nothing_sampled"
 
 #: In JSON this cannot stand inside a string: there the quotes would be escaped.
 _EXPERTS = b'"routed_experts":'
@@ -90,8 +103,7 @@ def _without_experts(body: bytes) -> bytes:
 class Output:
     """One sampled sequence. ``ids`` and ``logprobs`` are packed (see segments); ``ids`` is not empty.
 
-    ``prompt_tokens`` and ``rid``: how many tokens, and of which request, the engine says it consumed.
-    ``doubts``: what could not be believed.
+    Figures that contradict each other are left out; :func:`slime_sglang.contradiction` names them.
     """
 
     text: str
@@ -99,9 +111,6 @@ class Output:
     logprobs: bytes | None
     versions: Versions
     finish_reason: str
-    prompt_tokens: int | None
-    rid: str | None
-    doubts: tuple[str, ...]
 
 
 def read_output(output: Any) -> Output:
@@ -110,43 +119,43 @@ def read_output(output: Any) -> Output:
         raise Unusable("answer_not_understood")
     meta = output.get("meta_info")
     meta = meta if isinstance(meta, dict) else {}
-    doubts: list[str] = []
+    text = output.get("text")
     try:
-        ids, logprobs = _tokens(output.get("output_ids"), meta.get("output_token_logprobs"), doubts)
+        ids, logprobs = _tokens(output.get("output_ids"), meta.get("output_token_logprobs"))
     except (TypeError, ValueError, OverflowError, IndexError):
         raise Unusable("answer_not_understood") from None
     if not ids:
-        raise Unusable("nothing_sampled" if meta.get("completion_tokens", 0) == 0 else "answer_without_ids")
-    text = output.get("text")
+        claims_some = meta.get("completion_tokens", 0) != 0 or bool(text)
+        raise Unusable("answer_without_ids" if claims_some else NOTHING_SAMPLED)
     if not isinstance(text, str):
         raise Unusable("answer_without_text")
-    prompt_tokens, rid = meta.get("prompt_tokens"), meta.get("id")
     return Output(
         text,
         ids,
         logprobs,
-        _versions(meta, len(ids) // 4, doubts),
+        _versions(meta, len(ids) // 4),
         sys.intern(orjson.dumps(meta.get("finish_reason")).decode()),
-        prompt_tokens if isinstance(prompt_tokens, int) else None,
-        rid if isinstance(rid, str) else None,
-        tuple(doubts),
     )
 
 
-def _tokens(ids: Any, triples: Any, doubts: list[str]) -> tuple[bytes, bytes | None]:
+def _tokens(ids: Any, triples: Any) -> tuple[bytes, bytes | None]:
     """Packed ids and logprobs from ``output_ids`` and ``[logprob, id, text]``; each may be missing."""
-    told = array("i", ids).tobytes() if ids is not None else None
+    if ids is None:
+        ids = [triple[1] for triple in triples or ()]
+    packed = array("i", ids).tobytes()
     if not triples:
-        return told or b"", None
-    sampled = array("i", [triple[1] for triple in triples]).tobytes()
-    if told is not None and told != sampled:
-        doubts.append("logprobs_of_other_tokens")
-        return told, None
-    return sampled, pack_logprobs([triple[0] for triple in triples])
+        return packed, None
+    try:
+        logprobs = pack_logprobs([triple[0] for triple in triples])
+        if [triple[1] for triple in triples] == ids:
+            return packed, logprobs
+    except (TypeError, LookupError):
+        pass  # they are of other tokens, or no logprobs
+    return packed, None
 
 
-def _versions(meta: dict[str, Any], count: int, doubts: list[str]) -> Versions:
-    """Versions of ``count`` tokens: from spans ``[{version, start, end}]`` when they cover all, else one for all."""
+def _versions(meta: dict[str, Any], count: int) -> Versions:
+    """Versions of ``count`` tokens: from spans ``[{version, start, end}]`` when they cover all; else one for all."""
     spans = meta.get("weight_versions")
     if spans:
         runs: list[tuple[str | None, int]] = []
@@ -161,7 +170,6 @@ def _versions(meta: dict[str, Any], count: int, doubts: list[str]) -> Versions:
             position = -1
         if position == count:
             return tuple(runs)
-        doubts.append("version_spans_do_not_cover")
         return ((None, count),)
     return ((_name(meta.get("weight_version")), count),)
 

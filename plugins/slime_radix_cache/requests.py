@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,8 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Ask", "names", "read_ask", "rewritten", "single"]
+from slime_sglang.request_fields import unknown_field
 
+__all__ = ["MALFORMED", "Ask", "names", "read_ask", "rewritten", "single"]
+
+#: Why a request is passed on that an engine will refuse.
+MALFORMED = "malformed"
 #: Fields that put more into an engine's context than the prompt says: such a request is passed on as it is.
 _MORE_THAN_PROMPT = ("input_embeds", "image_data", "video_data", "audio_data", "session_params")
 
@@ -39,12 +44,15 @@ _PER_PROMPT = (
 class Ask:
     """Prompts to continue, ``copies`` times each: texts, or token ids (packed) that stay as they are.
 
-    ``batch``: the body has a list of prompts.
+    ``batch``: the body has a list of prompts. ``adapters``: the LoRA adapter for each prompt. ``doubt``: why no answer
+    is exact, a field that is not known to be harmless.
     """
 
     prompts: tuple[str, ...] | tuple[bytes, ...]
     batch: bool
     copies: int
+    adapters: tuple[str | None, ...]
+    doubt: str | None
 
 
 def read_ask(body: Any) -> Ask | str:
@@ -53,18 +61,31 @@ def read_ask(body: Any) -> Ask | str:
     Malformed bodies are among these: the worker says in its own words what is wrong with them.
     """
     if not isinstance(body, dict):
-        return "malformed"
+        return MALFORMED
     for name in _MORE_THAN_PROMPT:
         if body.get(name):
             return name
     text, ids = body.get("text"), body.get("input_ids")
     copies = _copies(body.get("sampling_params"))
     if (text is None) == (ids is None) or copies is None:
-        return "malformed"
+        return MALFORMED
     prompts = _texts(text) if ids is None else _packed(ids)
     if not prompts:
-        return "malformed"
-    return Ask(prompts, isinstance(text, list) or (ids is not None and isinstance(ids[0], list)), copies)
+        return MALFORMED
+    batch = isinstance(text, list) or (ids is not None and isinstance(ids[0], list))
+    adapters = _adapters(body.get("lora_path"), len(prompts))
+    if adapters is None:
+        return MALFORMED
+    unknown = unknown_field(body)
+    return Ask(prompts, batch, copies, adapters, f"unknown_field:{unknown}" if unknown is not None else None)
+
+
+def _adapters(paths: Any, prompts: int) -> tuple[str | None, ...] | None:
+    """The adapter of each prompt; an empty name is the base model, as in SGLang."""
+    each = paths if isinstance(paths, list) else [paths] * prompts
+    if len(each) != prompts or not all(isinstance(one, str | None) for one in each):
+        return None
+    return tuple(sys.intern(one) if one else None for one in each)
 
 
 def _copies(parameters: Any) -> int | None:

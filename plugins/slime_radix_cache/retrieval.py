@@ -13,10 +13,12 @@ from starlette.responses import Response as HTTPResponse
 from starlette.routing import Route
 
 from router_core.errors import HTTPError
-from slime_radix_cache.answer import Answer, about_record, inexact_reason, record_of
+from router_core.exchange import session_named
+from slime_radix_cache.answer import Answer, Lost, about_record, inexact_reason, record_of
 from slime_radix_cache.branches import Branch, answer_of, branches
 from slime_radix_cache.encoding import Encoder
 from slime_radix_cache.formats import JSON, Format, format_for
+from slime_radix_cache.given_prompts import GivenPrompts
 from slime_radix_cache.matching import Match
 from slime_radix_cache.open_streams import OpenStreams
 from slime_radix_cache.question import Conversation, Question, read_object
@@ -53,6 +55,7 @@ class Retrieval:
         tally: Tally,
         streams: OpenStreams,
         spell: Callable[[Sequence[int]], str],
+        given_prompts: GivenPrompts,
     ) -> None:
         self._trajectories = trajectories
         self._encoder = encoder
@@ -60,28 +63,32 @@ class Retrieval:
         self._tally = tally
         self._streams = streams
         self._spell = spell
+        self._given_prompts = given_prompts
 
     async def retrieve(self, question: Question) -> Answer:
         """The answer that is documented for ``/retrieve_from_text``."""
         text = question.text.encode()
         self._streams.catch_up(text, question.session)
-        match = self._trajectories.find_to_read(text, question.session)
+        kept = self._trajectories
+        match = kept.find_to_read(text, question.session)
+        while match.unknown:
+            for prompt in match.unknown:
+                await self._given_prompts.find_out(prompt)
+            match = kept.find_to_read(text, question.session)
         rest = b""
-        evicted = False
         matched = len(question.text)
         if match.position < len(text):
-            evicted = self._trajectories.was_evicted(text)
             remainder = text[match.position :].decode()
             matched -= len(remainder)
             rest = await self._encoder.encode(remainder, begins=match.context is None)
-        record = record_of(match.context, rest)
-        reason = self._encoder.refused or inexact_reason(
-            match, text, record, question.session, evicted=evicted
-        )
+        record = record_of(match.context, rest, None if match.is_asked else question.session)
+        candidates = kept.candidates(text, match)
+        lost = Lost(question.session is not None and kept.has_lost(question.session), kept.is_lost(text))
+        reason = self._encoder.refused or inexact_reason(match, text, record, lost)
         self._tally.answered(reason)
         about = {
             "response": question.text,
-            **about_record(record, reason, matched, match.candidates),
+            **about_record(record, reason, matched, candidates),
             "finish_reason": _finish_reason(match, text),
         }
         if question.routed_experts:
@@ -94,28 +101,31 @@ class Retrieval:
         conversation = Conversation.from_document(document)
         question = Question.about("", document, session)
         text = await self._template.text_of(conversation, len(body))
-        if not conversation.add_generation_prompt:
-            text = self._without_unseen_space(text, question.session)
+        if not conversation.add_generation_prompt and text[-1:].isspace():
+            space = await self._template.closing_space(conversation, len(body))
+            text = self._without_unseen(space, text, question.session)
         return await self.retrieve(replace(question, text=text))
 
-    def _without_unseen_space(self, text: str, session: str | None) -> str:
-        """``text`` without the line break that a template writes behind the last turn, if no engine consumed it."""
+    def _without_unseen(self, space: str, text: str, session: str | None) -> str:
+        """``text`` without what no engine consumed of the ``space`` that the template writes behind the last turn."""
         whole = text.encode()
         self._streams.catch_up(whole, session)
         position = self._trajectories.find_to_read(whole, session).position
-        return whole[:position].decode() if whole[position:].isspace() else text
+        return whole[:position].decode() if space.endswith(whole[position:].decode()) else text
 
     def session(self, session: str) -> tuple[dict[str, Any], list[Branch]]:
         """What is said of ``session``, and its leaves. Raises SessionNotFound."""
         self._streams.catch_up_session(session)
         responses = self._trajectories.responses_of(session)
         if not responses:
-            raise SessionNotFound(
-                f"nothing is kept of session {session!r}: it was not answered yet, was not recorded "
-                "(/cache_stats says why), or had to make room"
+            why = (
+                "what it was answered had to make room, or was not recorded (/cache_stats says why)"
+                if self._trajectories.has_lost(session)
+                else "it was not answered yet"
             )
+            raise SessionNotFound(f"nothing is kept of session {session!r}: {why}")
         about = {"session_id": session, "complete": not self._trajectories.has_lost(session)}
-        return about, branches(responses)
+        return about, branches(responses, self._trajectories.candidates)
 
     def routes(self, stats: Callable[[], dict[str, Any]]) -> list[Route]:
         """The plugin's routes."""
@@ -156,7 +166,8 @@ def _finish_reason(match: Match, text: bytes) -> Any:
 
 
 def _session(request: Request) -> str | None:
-    return next(filter(None, map(request.headers.get, _SESSION_HEADERS)), None)
+    named = next(filter(None, map(request.headers.get, _SESSION_HEADERS)), None)
+    return session_named(named.encode("latin-1")) if named is not None else None
 
 
 async def _one(request: Request, answer: Answer) -> HTTPResponse:

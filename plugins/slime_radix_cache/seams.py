@@ -22,7 +22,8 @@ _WINDOW = 16
 class SeamlessText:
     """The text of a growing response of which an engine has spelt the beginning, by the engine's rules.
 
-    ``ids`` are its tokens so far, ``text`` is what the engine gave for them.
+    ``ids`` are its tokens so far, ``text`` is what the engine gave for them; it may have withheld the end, which could
+    have become a stop string.
     """
 
     def __init__(
@@ -38,7 +39,14 @@ class SeamlessText:
         self._window = window.rstrip(_BROKEN)
         broken = min(len(window) - len(self._window), len(text) - len(text.rstrip(_BROKEN)))
         self._text = text[: len(text) - broken]
+        self._text += self._withheld()
         self._seam = len(self._text)
+
+    def _withheld(self) -> str:
+        """Text of the last tokens that the engine has not shown."""
+        window = self._window
+        told = next((size for size in range(len(window), 0, -1) if self._text.endswith(window[:size])), 0)
+        return window[told:] if told or not (self._start or self._text) else ""
 
     def add(self, ids: Sequence[int], reason: dict[str, Any] | None) -> str:
         """All that is to be seen after ``ids``; with ``reason`` they are the last ones. O(new tokens).

@@ -1,4 +1,4 @@
-"""The truth: segments of tokens, each knowing what came before it.
+"""Recorded segments of tokens, each with a pointer to what came before it.
 
 A *context* is a pair ``(segment, length)``: the first ``length`` tokens of ``segment`` and, by parent
 pointers, everything before them. A parent may be kept in part (a client cut a response), so cutting
@@ -10,23 +10,28 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from slime_sglang.evidence import CONTRADICTION
 
 if TYPE_CHECKING:
     from slime_radix_cache.text_index import Node
 
 __all__ = [
     "Context",
+    "Giver",
     "Prompt",
     "Response",
     "Segment",
     "Versions",
     "context_ids",
+    "doubt_of",
     "ids_before",
     "last_response",
+    "last_sampled",
     "links",
     "pack_logprobs",
     "said_before",
@@ -38,24 +43,28 @@ Versions: TypeAlias = tuple[tuple[str | None, int], ...]
 Context: TypeAlias = "tuple[Segment, int] | None"
 
 _ID_BYTES = 4
+#: Givers of one prompt that are remembered: for others the tokenizer is asked.
+_GIVERS = 64
 
 
 class Segment:
     """Tokens that entered a context in one step.
 
     ``kept``: how many tokens of ``parent`` precede it. ``ids``: packed int32. ``node``: where the text up to
-    its visible end lies in the index. The other fields belong to the cache: ``children`` counts segments that
-    continue it, ``pins`` contexts in flight, ``generation`` is that of its last use, ``older`` and ``newer`` are
-    its neighbours by age.
+    its visible end lies in the index. ``doubt``: the ``inexact_reason`` of all that has it; None for a fact. A
+    segment of a contradictory answer is never continued. The other fields belong to the cache: ``children`` counts
+    segments that continue it, ``pins`` contexts in flight, ``generation`` is that of its last use, ``older`` and
+    ``newer`` are its neighbours by age.
     """
 
-    __slots__ = ("children", "generation", "ids", "kept", "newer", "node", "older", "parent", "pins")
+    __slots__ = ("children", "doubt", "generation", "ids", "kept", "newer", "node", "older", "parent", "pins")
 
-    def __init__(self, context: Context, ids: bytes, node: Node) -> None:
+    def __init__(self, context: Context, ids: bytes, node: Node, doubt: str | None = None) -> None:
         self.parent: Segment | None = context[0] if context is not None else None
         self.kept = context[1] if context is not None else 0
         self.ids = ids
         self.node = node
+        self.doubt = doubt
         self.children = 0
         self.pins = 0
         self.generation = 0
@@ -70,11 +79,42 @@ class Segment:
         """Bytes of the packed values."""
         return len(self.ids)
 
+    @property
+    def is_fact(self) -> bool:
+        """True unless only contradictory answers tell of it."""
+        return self.doubt is None or self.doubt != CONTRADICTION
+
+
+class Giver(NamedTuple):
+    """The sessions that gave the tokens of a prompt as ids, as far as they are known; anonymous clients are not.
+
+    ``is_odd``: the tokenizer spells their text in other tokens. None while nobody has asked it.
+    """
+
+    sessions: tuple[str, ...]
+    is_odd: bool | None = None
+
+    def with_another(self, sessions: tuple[str, ...]) -> Giver:
+        """``sessions`` gave them, too."""
+        new = [one for one in sessions if one not in self.sessions]
+        return (
+            self._replace(sessions=(*self.sessions, *new)) if new and len(self.sessions) < _GIVERS else self
+        )
+
 
 class Prompt(Segment):
-    """Tokens that the router made from text, or was given: loss mask 0, logprob 0.0."""
+    """Tokens that the router made from text, or was given: loss mask 0, logprob 0.0.
 
-    __slots__ = ()
+    ``giver`` is None for tokens that the tokenizer makes of their text.
+    """
+
+    __slots__ = ("giver",)
+
+    def __init__(
+        self, context: Context, ids: bytes, node: Node, doubt: str | None = None, giver: Giver | None = None
+    ) -> None:
+        super().__init__(context, ids, node, doubt)
+        self.giver = giver
 
 
 class Response(Segment):
@@ -85,10 +125,12 @@ class Response(Segment):
     ``end``: where visible text plus decoded hidden tail lies in the index, ``node`` when there is no tail.
     ``start``: bytes of text before the response. ``before``: digest of the ids before it.
     ``version``: of all tokens, or runs of versions. ``finish_reason``: the engine's JSON value, as JSON.
-    ``continuation_lost``: the session went on from here, and what it got had to make room.
+    ``adapter``: name of the LoRA adapter that sampled it. ``continuation_lost``: the session went on from here, and
+    what it got is lost.
     """
 
     __slots__ = (
+        "adapter",
         "before",
         "continuation_lost",
         "end",
@@ -113,8 +155,10 @@ class Response(Segment):
         versions: Versions,
         session: str | None,
         finish_reason: str,
+        doubt: str | None = None,
+        adapter: str | None = None,
     ) -> None:
-        super().__init__(context, ids, node)
+        super().__init__(context, ids, node, doubt)
         self.end = end
         self.visible = visible
         self.start = start
@@ -122,6 +166,7 @@ class Response(Segment):
         self.version = versions[0][0] if len(versions) == 1 else versions
         self.session = session
         self.finish_reason = finish_reason
+        self.adapter = adapter
         self.continuation_lost = False
         self.before = 0
 
@@ -175,6 +220,26 @@ def last_response(segment: Segment) -> Response | None:
     while here is not None and not isinstance(here, Response):
         here = here.parent
     return here
+
+
+def last_sampled(context: Context) -> tuple[Response, int] | None:
+    """The last response of ``context`` and how many tokens of it are kept; None when there are only prompts."""
+    while context is not None:
+        segment, length = context
+        if isinstance(segment, Response):
+            return segment, length
+        context = (segment.parent, segment.kept) if segment.parent is not None else None
+    return None
+
+
+def doubt_of(context: Context) -> str | None:
+    """The doubt in the earliest segment of ``context`` that has one. O(segments)."""
+    found = None
+    while context is not None:
+        segment = context[0]
+        found = segment.doubt or found
+        context = (segment.parent, segment.kept) if segment.parent is not None else None
+    return found
 
 
 def said_before(response: Response) -> Response | None:

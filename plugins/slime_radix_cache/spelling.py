@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from router_core.types import Tokenizer
 from slime_radix_cache.backend import Decode, decoder_of
@@ -54,10 +55,11 @@ class Spelling:
                     return best
         return best
 
-    def tail(self, ids: Sequence[int], text: str) -> tuple[int, str] | None:
+    def tail(self, ids: Sequence[int], text: str, reason: Any = None) -> tuple[int, str] | None:
         """``(visible, tail)`` of a response that reads ``text``: see Sampled. None when ``ids`` do not spell it.
 
-        Two decodings in the usual case.
+        A text may lack no more than its finish ``reason`` explains: a trimmed stop token or stop string, and whatever
+        an engine withholds while it has none, or when it aborts. Two decodings in the usual case.
         """
         for reading in self._readings:
             if (shown := reading.text(ids, True)) == text:
@@ -65,11 +67,29 @@ class Spelling:
                 return visible, reading.behind(ids, visible)
             if reading.text(ids, False) == text:
                 return len(ids), ""
+        if not self._explains(reason, ids, text):
+            return None
         for reading in self._readings:
             found = self._ends_early(reading, ids, text)
             if found is not None:
                 return found
         return None
+
+    def _explains(self, reason: Any, ids: Sequence[int], text: str) -> bool:
+        """True when ``reason`` says why ``text`` may lack what the last of ``ids`` say."""
+        if reason is None:
+            return True
+        kind, matched = (
+            (reason.get("type"), reason.get("matched")) if isinstance(reason, dict) else (None, None)
+        )
+        both = [(reading, skip) for reading in self._readings for skip in (True, False)]
+        if kind == "stop" and isinstance(matched, int):
+            return ids[-1] == matched and text in (reading.text(ids[:-1], skip) for reading, skip in both)
+        if kind == "stop" and isinstance(matched, str) and matched:
+            # The text may end in half a character, which whole tokens show as another one.
+            start = max(0, len(text) - 1)
+            return any(reading.text(ids, skip).find(matched, start) >= 0 for reading, skip in both)
+        return bool(kind == "abort")
 
     def _ends_early(self, reading: _Reading, ids: Sequence[int], text: str) -> tuple[int, str] | None:
         visible, covered = self._cut(ids, text.encode(), (reading,))

@@ -25,6 +25,7 @@ class Tally:
         self._hits: Counter[int] = Counter()
         self._untouched: Counter[str] = Counter()
         self._unrecorded: Counter[str] = Counter()
+        self._contradictions: Counter[str] = Counter()
         self._answers: Counter[str] = Counter()
         self._aborts: Counter[str] = Counter()
 
@@ -56,6 +57,16 @@ class Tally:
             exc_info=None if told else error,
         )
 
+    def contradicted(self, figure: str) -> None:
+        """An engine's ``figure`` contradicts another one, or the request. The first of a kind is logged."""
+        self._contradictions[figure] += 1
+        if self._contradictions[figure] == 1:
+            logger.warning(
+                "an engine contradicts itself in %r: the answer is recorded as not exact "
+                "(further ones are only counted)",
+                figure,
+            )
+
     def aborted(self, outcome: str) -> None:
         """An engine aborted a generation by itself: ``tried_again``, ``resumed``, ``completed`` as it
         was, or ``passed_on`` to the client."""
@@ -85,6 +96,7 @@ class Tally:
             "tokens_encoded": self.tokens_encoded,
             "untouched": dict(self._untouched),
             "unrecorded": dict(self._unrecorded),
+            "contradictions": dict(self._contradictions),
             "aborts": dict(self._aborts),
             "retrieved": self._answers.total(),
             "inexact": {reason: count for reason, count in self._answers.items() if reason != "exact"},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+from dataclasses import replace
 from typing import Any
 
 import anyio.to_thread
@@ -34,6 +36,8 @@ _NOT_VARIABLES = frozenset(
         "truncation",
     )
 )
+#: Marks the end of a message; nobody can know it beforehand.
+_MARK = f"mark{secrets.token_hex(12)}"
 
 
 class ChatTemplate:
@@ -55,6 +59,18 @@ class ChatTemplate:
             return await anyio.to_thread.run_sync(self._text_of, conversation)
         return self._text_of(conversation)
 
+    async def closing_space(self, conversation: Conversation, body_bytes: int) -> str:
+        """The white space that the template itself writes at the end, behind the last message. Raises BadRequest.
+
+        Empty when the template does not show where the message ends.
+        """
+        *others, last = conversation.messages
+        marked = replace(
+            conversation, messages=[*others, {**last, "content": _with_mark(last.get("content"))}]
+        )
+        _, mark, behind = (await self.text_of(marked, body_bytes)).rpartition(_MARK)
+        return behind[len(behind.rstrip()) :] if mark else ""
+
     def _text_of(self, conversation: Conversation) -> str:
         try:
             text = self._render(
@@ -72,3 +88,9 @@ class ChatTemplate:
             ) from None
         assert isinstance(text, str), "tokenize=False gives text"
         return text
+
+
+def _with_mark(content: Any) -> Any:
+    if isinstance(content, list):
+        return [*content, {"type": "text", "text": _MARK}]
+    return f"{content or ''}{_MARK}"

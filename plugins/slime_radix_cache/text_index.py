@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 if TYPE_CHECKING:
     from slime_radix_cache.segments import Response, Segment
 
-__all__ = ["Node", "Path", "TextIndex", "text_of"]
+__all__ = ["Node", "Path", "TextIndex", "prompt_end", "text_of"]
 
 _T = TypeVar("_T")
+#: So many responses to one prompt are looked through.
+_MANY = 64
 
 
 class Node:
@@ -23,10 +25,11 @@ class Node:
     ``kid`` is the only one, or None; of several, ``kids[i]`` is reached over an edge that begins with the byte
     ``keys[i]``. ``ends``: segments whose text ends here, newest last. ``through``: responses whose text covers some
     of the edge, newest last; only they can be cut inside it. All are short and change seldom: a tuple takes half the
-    memory of a list.
+    memory of a list. ``begun``: the only response whose prompt ends here, nearly always, or several, or many by
+    session, or None.
     """
 
-    __slots__ = ("depth", "edge", "ends", "keys", "kid", "kids", "parent", "through")
+    __slots__ = ("begun", "depth", "edge", "ends", "keys", "kid", "kids", "parent", "through")
 
     def __init__(self, parent: Node | None, edge: bytes, depth: int) -> None:
         self.parent = parent
@@ -36,6 +39,7 @@ class Node:
         self.keys = b""
         self.kids: tuple[Node, ...] = ()
         self.ends: tuple[Segment, ...] = ()
+        self.begun: Response | tuple[Response, ...] | dict[str | None, tuple[Response, ...]] | None = None
         self.through: tuple[Response, ...] = ()
 
     def kid_at(self, byte: int) -> Node | None:
@@ -49,6 +53,45 @@ class Node:
     def all_kids(self) -> tuple[Node, ...]:
         """One, several, or none."""
         return (self.kid,) if self.kid is not None else self.kids
+
+    @property
+    def begins(self) -> tuple[Response, ...]:
+        """Responses whose prompt ends here; of each session the newest last."""
+        begun = self.begun
+        if isinstance(begun, dict):
+            return tuple(response for some in begun.values() for response in some)
+        return () if begun is None else begun if isinstance(begun, tuple) else (begun,)
+
+    def begun_by(self, session: str) -> tuple[Response, ...]:
+        """Those of ``session``. O(its own, and a few others)."""
+        if isinstance(self.begun, dict):
+            return self.begun.get(session, ())
+        return tuple([response for response in self.begins if response.session == session])
+
+    def begin(self, response: Response) -> None:
+        """The prompt of ``response`` ends here."""
+        if isinstance(self.begun, dict):
+            self.begun[response.session] = (*self.begun.get(response.session, ()), response)
+            return
+        known = self.begins
+        if len(known) < _MANY:
+            self.begun = (*known, response) if known else response
+            return
+        self.begun = {}
+        for one in (*known, response):
+            self.begin(one)
+
+    def unbegin(self, response: Response) -> None:
+        """Undo :meth:`begin`."""
+        if not isinstance(self.begun, dict):
+            rest = _without(self.begins, response)
+            self.begun = rest if len(rest) > 1 else rest[0] if rest else None
+            return
+        own = _without(self.begun.pop(response.session), response)
+        if own:
+            self.begun[response.session] = own
+        if not self.begun:
+            self.begun = None
 
     def add(self, kid: Node) -> None:
         """``kid`` begins as none of the others does."""
@@ -86,12 +129,12 @@ class Node:
 class Path(NamedTuple):
     """How far a text leads: ``position`` bytes, into the edge of ``node``.
 
-    ``ended`` are the nodes passed in full at which segments end, shallowest first.
+    ``stops`` are the nodes passed in full at which segments end or responses begin, shallowest first.
     """
 
     position: int
     node: Node
-    ended: list[Node]
+    stops: list[Node]
 
 
 class TextIndex:
@@ -106,7 +149,7 @@ class TextIndex:
         """Follow ``text`` as far as it is known. O(edges on the way); changes nothing."""
         node = self.root
         position = 0
-        ended: list[Node] = []
+        stops: list[Node] = []
         size = len(text)
         while position < size:
             kid = node.kid
@@ -120,12 +163,12 @@ class TextIndex:
                 common = _common(edge, text, position)
                 if not common:
                     break
-                return Path(position + common, kid, ended)
+                return Path(position + common, kid, stops)
             node = kid
             position += len(edge)
-            if node.ends:
-                ended.append(node)
-        return Path(position, node, ended)
+            if node.ends or node.begun is not None:
+                stops.append(node)
+        return Path(position, node, stops)
 
     def insert(self, text: bytes, below: Node | None = None) -> Node:
         """The node at which ``text``, read on from ``below`` (default: the root), ends; made if need be."""
@@ -165,6 +208,16 @@ class TextIndex:
         """Note that the text of ``segment`` ends at ``node``."""
         node.ends += (segment,)
 
+    def begin(self, response: Response, node: Node) -> None:
+        """Note that the prompt of ``response`` ends at ``node``."""
+        node.begin(response)
+
+    def unbegin(self, response: Response, node: Node) -> None:
+        """Undo :meth:`begin`, and drop the text that nothing needs any more."""
+        node.unbegin(response)
+        if node.begun is None and not node.ends:
+            self._prune(node)
+
     def cover(self, response: Response) -> None:
         """Note that ``response`` may be cut anywhere in its text."""
         for node in _covered(response):
@@ -178,11 +231,11 @@ class TextIndex:
     def detach(self, segment: Segment, node: Node) -> None:
         """Undo :meth:`attach`, and drop the text that nothing needs any more."""
         node.ends = _without(node.ends, segment)
-        if not node.ends:
+        if not node.ends and node.begun is None:
             self._prune(node)
 
     def _prune(self, node: Node) -> None:
-        while node.parent is not None and not node.ends and not node.kids:
+        while node.parent is not None and not node.ends and node.begun is None and not node.kids:
             parent, kid = node.parent, node.kid
             self.nodes -= 1
             if kid is not None:
@@ -203,6 +256,15 @@ def text_of(node: Node, above: Node | None = None) -> bytes:
         node = node.parent
     edges.reverse()
     return b"".join(edges)
+
+
+def prompt_end(response: Response) -> Node:
+    """The node at which the prompt of ``response`` ends."""
+    node = response.node
+    while node.depth > response.start:
+        assert node.parent is not None  # depth > start >= 0: not the root
+        node = node.parent
+    return node
 
 
 def _covered(response: Response) -> Iterator[Node]:

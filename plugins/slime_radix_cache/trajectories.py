@@ -1,40 +1,38 @@
-"""The trajectories of all rollouts: truth, index, ages and limits behind one small set of verbs."""
+"""The trajectories of all rollouts: segments, index, ages, ownership and limits behind one small set of verbs."""
 
 from __future__ import annotations
 
 import sys
-from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections import Counter
 from dataclasses import dataclass
-from functools import partial
 
 from router_core.weights import WeightVersions
 from slime_radix_cache.ages import Ages
-from slime_radix_cache.matching import Around, Cut, Match, find_given, find_to_continue, find_to_read
+from slime_radix_cache.finding import Finder
+from slime_radix_cache.losses import Count, Losses
+from slime_radix_cache.matching import Around, Cut, Match
 from slime_radix_cache.segments import (
     Context,
+    Giver,
     Prompt,
     Response,
     Segment,
     Versions,
-    ids_before,
     links,
     said_before,
 )
+from slime_radix_cache.sessions import Running, Sessions
 from slime_radix_cache.starts import Starts
-from slime_radix_cache.text_index import Node, TextIndex, text_of
+from slime_radix_cache.text_index import Node, TextIndex, prompt_end, text_of
+from slime_sglang.evidence import CONTRADICTION
 
 __all__ = ["Limits", "Sampled", "Trajectories"]
 
 # What CPython 3.11 spends on an object of each kind with all that hangs on it, packed values and text left out.
-_NODE_BYTES = 190
-_PROMPT_BYTES = 210
-_RESPONSE_BYTES = 620
+_NODE_BYTES = 198
+_PROMPT_BYTES = 226
+_RESPONSE_BYTES = 636
 _SESSION_BYTES = 240
-#: Turns of a session that are looked at to see whether a text is a continuation of one.
-_TURNS_LOOKED_AT = 16
-#: Texts remembered, as hashes, after they were evicted: so that an answer can say why it is not exact.
-_LOST_TEXTS = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +49,8 @@ class Sampled:
     """What an engine answered, ready to be kept.
 
     ``ids`` and ``logprobs`` are packed (see Response). ``text`` is what the client saw; the first ``visible``
-    tokens spell it (-1: it ends inside a token), the others spell ``tail``.
+    tokens spell it (-1: it ends inside a token), the others spell ``tail``. ``doubt``: why its record is not exact;
+    ``adapter``: the LoRA adapter that sampled it.
     """
 
     ids: bytes
@@ -61,27 +60,33 @@ class Sampled:
     tail: str
     versions: Versions
     finish_reason: str
+    doubt: str | None = None
+    adapter: str | None = None
 
 
 class Trajectories:
     """Contexts by text. Every method is synchronous and leaves it whole: one event loop needs no lock."""
 
-    def __init__(self, limits: Limits, cut: Cut, around: Around = lambda text, position: None) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        cut: Cut,
+        around: Around = lambda text, position: None,
+        losses: Losses | None = None,
+    ) -> None:
         self.tokens = 0
         self.segments = 0
         self.evicted: Counter[str] = Counter()
+        self.losses = losses if losses is not None else Losses()
         self._limits = limits
-        self._cut = cut
-        self._around = around
         self._index = TextIndex()
         self._starts = Starts()
         self._ages = Ages()
         self._payload_bytes = 0
-        self._sessions: dict[str, list[Response]] = {}
-        self._incomplete: set[str] = set()
+        self._sessions = Sessions()
+        self._finder = Finder(self._index, self._starts, self._sessions, self.losses, cut, around)
         self._versions = WeightVersions()
         self._generation = 0
-        self._lost: OrderedDict[int, None] = OrderedDict()
 
     @property
     def size_bytes(self) -> int:
@@ -89,58 +94,35 @@ class Trajectories:
         counts = self._index.nodes * _NODE_BYTES + len(self._sessions) * _SESSION_BYTES
         return self._payload_bytes + self._index.size_bytes + counts
 
-    # Looking: nothing is changed.
+    # Looking: nothing is changed. See Finder.
 
     def find_to_continue(self, text: bytes, session: str | None = None) -> Match:
-        """Where generating from ``text`` goes on; what lies behind the match is to be tokenised."""
-        own = self._known(session)
+        """See :meth:`Finder.to_continue`."""
+        return self._finder.to_continue(text, session)
 
-        def follows(response: Response) -> bool:
-            start = response.start
-            return start < len(text) and text.startswith(text_of(response.node)[:start])
-
-        inherited = partial(self._inherited, own, follows)
-        return find_to_continue(self._index.walk(text), text, self._cut, self._around, own, inherited)
-
-    def find_given(self, ids: bytes, session: str | None = None) -> Context:
-        """The longest context that ``ids`` (packed) begin with."""
-        own = self._known(session)
-
-        def follows(response: Response) -> bool:
-            before = ids_before(response)
-            return len(before) < len(ids) and ids.startswith(before)
-
-        return find_given(list(self._starts.along(ids)), ids, own, partial(self._inherited, own, follows))
+    def find_given(self, ids: bytes, session: str | None = None, text: bytes = b"") -> Context:
+        """See :meth:`Finder.given`."""
+        return self._finder.given(ids, session, text)
 
     def find_to_read(self, text: bytes, session: str | None = None) -> Match:
-        """The context that ``text`` stands for."""
-        return find_to_read(self._index.walk(text), text, self._cut, self._around, self._known(session))
+        """See :meth:`Finder.to_read`."""
+        return self._finder.to_read(text, session)
 
-    def _known(self, session: str | None) -> str | None:
-        return session if session in self._sessions else None
+    def candidates(self, text: bytes, match: Match | None = None) -> Count:
+        """See :meth:`Finder.candidates`."""
+        return self._finder.candidates(text, match)
 
-    def _inherited(self, session: str | None, follows: Callable[[Response], bool]) -> set[Response] | None:
-        """Responses in the contexts in which ``session`` spoke (of late) where what is asked now ``follows``.
-
-        None when it has not spoken there.
-        """
-        if session is None:
-            return None
-        spoken = list(filter(follows, self._sessions[session][-_TURNS_LOOKED_AT:]))
-        chains = (links((response, len(response))) for response in spoken)
-        return {one for chain in chains for one, _ in chain if isinstance(one, Response)} if spoken else None
-
-    def was_evicted(self, text: bytes) -> bool:
-        """True when a context with this text was recorded and had to go (of late: old losses are forgotten)."""
-        return hash(text) in self._lost
+    def is_lost(self, text: bytes) -> bool:
+        """True when a context with this text was recorded and had to go, or could not be recorded."""
+        return text in self.losses.texts
 
     def responses_of(self, session: str) -> list[Response]:
         """What ``session`` was answered and is kept, oldest first."""
-        return list(self._sessions.get(session, ()))
+        return self._sessions.of(session)
 
     def has_lost(self, session: str) -> bool:
-        """True when something of ``session``, of which more is kept, had to go."""
-        return session in self._incomplete
+        """True when a response of ``session`` had to go, or could not be recorded. O(1); rarely true without that."""
+        return session in self.losses.sessions
 
     # Contexts in flight.
 
@@ -158,6 +140,16 @@ class Trajectories:
             if segment.pins == 0:
                 self._append(segment)
 
+    def begin(self, running: Running) -> None:
+        """A request is on its way; to be given to :meth:`end`. Its session speaks there from now on."""
+        self._sessions.begin(running)
+
+    def end(self, running: Running, *, is_recorded: bool) -> None:
+        """It is over. Without a record, too, its session has spoken there."""
+        forgotten = self._sessions.end(running, is_recorded=is_recorded)
+        if forgotten is not None:
+            self.losses.sessions.add(forgotten)
+
     # Recording.
 
     def record(
@@ -167,16 +159,27 @@ class Trajectories:
         prompt: bytes,
         sampled: Sampled,
         session: str | None = None,
+        giver: Giver | None = None,
+        again: Response | None = None,
     ) -> Response:
-        """Keep what an engine consumed and sampled, as facts.
+        """Keep what an engine consumed and sampled.
 
-        It consumed ``context``, which is pinned, and then ``prompt_ids``; the text of both is ``prompt``. The same
-        fact told twice is kept once.
+        It consumed ``context``, which is pinned, and then ``prompt_ids``; the text of both is ``prompt``. ``giver``:
+        the client that gave these ids. ``again``: what was recorded of the same sequence before; if that was all, it
+        stays.
         """
-        asked = self._prompt(context, prompt_ids, prompt) if prompt_ids else None
+        doubt = CONTRADICTION if sampled.doubt == CONTRADICTION else None
+        asked = self._prompt(context, prompt_ids, prompt, doubt, giver) if prompt_ids else None
         if asked is not None:
+            begin = asked.node
             context = asked, len(asked)
-        response = self._response(context, prompt, sampled, session)
+        else:
+            if context is not None and isinstance(context[0], Prompt):
+                _confirm(context[0], doubt)
+            begin = self._prompt_end(context, prompt)
+        response = self._response(context, begin, sampled, session, again)
+        if doubt is not None and session is not None:
+            self.losses.sessions.add(session)
         for version, _ in sampled.versions:
             if version is not None:
                 self._see(version)
@@ -187,7 +190,16 @@ class Trajectories:
         self._keep_to_limits(response)
         return response
 
-    def _prompt(self, context: Context, ids: bytes, text: bytes) -> Prompt:
+    def lose(self, session: str | None, *texts: bytes) -> None:
+        """Remember that something of ``session`` is lost, with one of these texts, or none that is known."""
+        if session is not None:
+            self.losses.sessions.add(session)
+        for text in texts or (b"",):  # one mark at least: nobody can count all candidates any more
+            self.losses.texts.add(text)
+
+    def _prompt(
+        self, context: Context, ids: bytes, text: bytes, doubt: str | None, giver: Giver | None
+    ) -> Prompt:
         node = self._index.insert(text)
         parent, kept = context if context is not None else (None, 0)
         for segment in node.ends:
@@ -197,17 +209,29 @@ class Trajectories:
                 and segment.kept == kept
                 and segment.ids == ids
             ):
+                _confirm(segment, doubt)
+                if segment.giver is not None:  # else the tokenizer makes these tokens of the text
+                    segment.giver = segment.giver.with_another(giver.sessions) if giver is not None else None
                 return segment
-        prompt = Prompt(context, ids, node)
+        prompt = Prompt(context, ids, node, doubt, giver)
         self._index.attach(prompt, node)
         self._add(prompt, _PROMPT_BYTES)
         return prompt
 
-    def _response(self, context: Context, prompt: bytes, sampled: Sampled, session: str | None) -> Response:
-        node = self._visible_end(context, prompt, sampled.text.encode())
-        newest = node.ends[-1] if node.ends else None
-        if isinstance(newest, Response) and self._is_told_again(newest, context, sampled, session):
-            return newest
+    def _prompt_end(self, context: Context, prompt: bytes) -> Node:
+        """The node at which ``prompt`` ends, of which ``context`` has all tokens."""
+        before = context[0].node if context is not None else None
+        if before is not None and before.depth == len(prompt) and text_of(before) == prompt:
+            return before
+        return self._index.insert(prompt)  # the context is cut, has a hidden tail, or was found by its ids
+
+    def _response(
+        self, context: Context, begin: Node, sampled: Sampled, session: str | None, again: Response | None
+    ) -> Response:
+        """``begin`` is where its prompt ends."""
+        node = self._index.insert(sampled.text.encode(), begin)
+        if again is not None and again in node.ends and _is_all(again, context, sampled, session):
+            return again
         if session is not None:
             session = sys.intern(session)  # each request brings its own
         end = self._index.insert(sampled.tail.encode(), node)
@@ -217,41 +241,24 @@ class Trajectories:
             node,
             end=end,
             visible=sampled.visible,
-            start=len(prompt),
+            start=begin.depth,
             logprobs=sampled.logprobs,
             versions=sampled.versions,
             session=session,
             finish_reason=sampled.finish_reason,
+            doubt=sampled.doubt,
+            adapter=sampled.adapter,
         )
         self._index.attach(response, node)
         if end is not node:
             self._index.attach(response, end)
+        self._index.begin(response, begin)
         self._index.cover(response)
         self._starts.add(response)
         if session is not None:
-            self._sessions.setdefault(session, []).append(response)
+            self._sessions.add(session, response)
         self._add(response, _RESPONSE_BYTES)
         return response
-
-    def _is_told_again(
-        self, newest: Response, context: Context, sampled: Sampled, session: str | None
-    ) -> bool:
-        return (
-            (newest.parent, newest.kept) == (context if context is not None else (None, 0))
-            and newest.session == session
-            and newest.ids == sampled.ids
-            and newest.logprobs == sampled.logprobs
-            and newest.versions == sampled.versions
-            and newest.finish_reason == sampled.finish_reason
-        )
-
-    def _visible_end(self, context: Context, prompt: bytes, text: bytes) -> Node:
-        before = context[0].node if context is not None else None
-        if before is not None and before.depth == len(
-            prompt
-        ):  # and not at the visible end of a hidden tail, or a cut
-            return self._index.insert(text, before)
-        return self._index.insert(prompt + text)
 
     def _add(self, segment: Segment, overhead: int) -> None:
         if segment.parent is not None:
@@ -301,31 +308,29 @@ class Trajectories:
 
     def _evict(self, segment: Segment) -> None:
         assert segment.children == 0, "a segment is older than what it continues, so a leaf goes first"
-        self._remember(text_of(segment.node))
+        session = None
+        texts = [text_of(segment.node)]
         if isinstance(segment, Response):
+            session = segment.session
             if segment.end is not segment.node:
-                self._remember(text_of(segment.end))
+                texts.append(text_of(segment.end))
             self._note_loss(segment)
+        self.lose(session, *texts)
         self._remove(segment)
 
     def _note_loss(self, response: Response) -> None:
         """What the session got before is a leaf from now on, but not where the session ended."""
-        if response.session is None:
-            return
-        self._incomplete.add(response.session)
-        before = said_before(response)
+        before = said_before(response) if response.session is not None else None
         if before is not None:
             before.continuation_lost = True
 
     def _remove(self, segment: Segment) -> None:
         self._ages.remove(segment)
+        self._sessions.unanswered.evicted(segment)
         if isinstance(segment, Response):
-            self._index.uncover(segment)
-            self._starts.remove(segment)
-            if segment.end is not segment.node:
-                self._index.detach(segment, segment.end)
-            self._leave_session(segment)
-        self._index.detach(segment, segment.node)
+            self._remove_response(segment)
+        else:
+            self._index.detach(segment, segment.node)
         if segment.parent is not None:
             segment.parent.children -= 1
         self.segments -= 1
@@ -333,15 +338,32 @@ class Trajectories:
         overhead = _RESPONSE_BYTES if isinstance(segment, Response) else _PROMPT_BYTES
         self._payload_bytes -= segment.size_bytes + overhead
 
-    def _leave_session(self, response: Response) -> None:
+    def _remove_response(self, response: Response) -> None:
+        begin = prompt_end(response)
+        self._index.uncover(response)
+        self._starts.remove(response)
+        if response.end is not response.node:
+            self._index.detach(response, response.end)
+        self._index.detach(response, response.node)
+        self._index.unbegin(response, begin)
         if response.session is not None:
-            remaining = self._sessions[response.session]
-            remaining.remove(response)
-            if not remaining:
-                del self._sessions[response.session]
-                self._incomplete.discard(response.session)
+            self._sessions.remove(response.session, response)
 
-    def _remember(self, text: bytes) -> None:
-        self._lost[hash(text)] = None
-        if len(self._lost) > _LOST_TEXTS:
-            self._lost.popitem(last=False)
+
+def _confirm(prompt: Prompt, doubt: str | None) -> None:
+    """Another answer tells of ``prompt``: one that does not contradict itself makes it a fact."""
+    if doubt is None:
+        prompt.doubt = None
+
+
+def _is_all(known: Response, context: Context, sampled: Sampled, session: str | None) -> bool:
+    """True when ``known`` is all that was ``sampled``."""
+    return (
+        (known.parent, known.kept) == (context if context is not None else (None, 0))
+        and known.session == session
+        and known.ids == sampled.ids
+        and known.logprobs == sampled.logprobs
+        and known.versions == sampled.versions
+        and known.finish_reason == sampled.finish_reason
+        and (known.doubt, known.adapter) == (sampled.doubt, sampled.adapter)
+    )

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import logging
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import orjson
+
 from slime_radix_cache.encoding import Encoder
-from slime_radix_cache.joining import sampled_ids
+from slime_radix_cache.given_prompts import GivenPrompts
 from slime_radix_cache.open_streams import OpenStreams
-from slime_radix_cache.replies import Unusable, read_output
-from slime_radix_cache.segments import Context, Response, context_ids, links
+from slime_radix_cache.replies import NOTHING_SAMPLED, Unusable, read_output
+from slime_radix_cache.segments import Context, Giver, Response, context_ids, links
+from slime_radix_cache.sessions import Running
 from slime_radix_cache.spelling import Spelling
 from slime_radix_cache.tally import Tally
 from slime_radix_cache.trajectories import Sampled, Trajectories
+from slime_sglang import CONTRADICTION, contradiction, sampled_ids
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +29,9 @@ __all__ = ["Growing", "Turn", "Turns"]
 class Turn:
     """A prompt, in UTF-8: ``context`` is known and pinned, and has the first ``position`` bytes.
 
-    ``rest`` are the packed ids behind it, ``tokens`` counts both. ``rid``: what the engine calls it, if known.
+    ``rest`` are the packed ids behind it, ``tokens`` counts both; ``giver``: the client that gave them as ids.
+    ``adapter`` samples the answer; ``doubt``: why its record will not be exact. ``rid``: what the engine calls it, if
+    known. ``response``: what was recorded last.
     """
 
     prompt: bytes
@@ -34,7 +40,16 @@ class Turn:
     position: int
     rest: bytes = b""
     tokens: int = 0
+    giver: Giver | None = None
+    adapter: str | None = None
+    doubt: str | None = None
     rid: str | None = None
+    running: Running | None = None
+    response: Response | None = None
+
+    def sequences(self, number: int) -> list[Turn]:
+        """This turn, and copies for further sequences that are sampled for the same prompt."""
+        return [self, *(replace(self) for _ in range(number - 1))]
 
     @property
     def ids(self) -> bytes:
@@ -50,6 +65,7 @@ class Turns:
         trajectories: Trajectories,
         encoder: Encoder,
         spelling: Spelling,
+        given_prompts: GivenPrompts,
         tally: Tally,
         streams: OpenStreams,
         *,
@@ -58,25 +74,49 @@ class Turns:
         self._trajectories = trajectories
         self._encoder = encoder
         self._spelling = spelling
+        self._given_prompts = given_prompts
         self._tally = tally
         self._streams = streams
         self._verbose = verbose
 
-    def begin(self, prompt: str | bytes, session: str | None) -> Turn:
+    async def begin(
+        self,
+        prompt: str | bytes,
+        session: str | None,
+        *,
+        adapter: str | None = None,
+        doubt: str | None = None,
+    ) -> Turn:
         """A turn for a text, or for packed ids; its context is pinned until :meth:`end`."""
-        given = b"" if isinstance(prompt, str) else prompt
-        text = (
-            prompt.encode() if isinstance(prompt, str) else self._spelling.text_of(array("i", given)).encode()
+        turn = (
+            self._given(prompt, session) if isinstance(prompt, bytes) else await self._asked(prompt, session)
         )
-        self._streams.catch_up(text, session)
-        if given:
-            context = self._trajectories.find_given(given, session)
-            turn = Turn(text, context, session, len(text), given[len(context_ids(context)) :])
-        else:
-            match = self._trajectories.find_to_continue(text, session)
-            turn = Turn(text, match.context, session, match.position)
+        turn.adapter, turn.doubt = adapter, doubt
         self._trajectories.pin(turn.context)
+        if session is not None:
+            ids = prompt if isinstance(prompt, bytes) else None
+            turn.running = Running(session, turn.prompt, turn.context, ids)
+            self._trajectories.begin(turn.running)
         return turn
+
+    def _given(self, ids: bytes, session: str | None) -> Turn:
+        text = self._spelling.text_of(array("i", ids)).encode()
+        self._streams.catch_up(text, session)
+        context = self._trajectories.find_given(ids, session, text)
+        rest = ids[len(context_ids(context)) :]
+        return Turn(
+            text, context, session, len(text), rest, giver=Giver((session,) if session is not None else ())
+        )
+
+    async def _asked(self, prompt: str, session: str | None) -> Turn:
+        text = prompt.encode()
+        self._streams.catch_up(text, session)
+        match = self._trajectories.find_to_continue(text, session)
+        while match.unknown:
+            for one in match.unknown:
+                await self._given_prompts.find_out(one)
+            match = self._trajectories.find_to_continue(text, session)
+        return Turn(text, match.context, session, match.position)
 
     async def encode(self, turn: Turn) -> None:
         """Tokenise what is not known."""
@@ -92,25 +132,53 @@ class Turns:
     def end(self, turn: Turn) -> None:
         """The turn is over, however it went; to be called once."""
         self._trajectories.unpin(turn.context)
+        if turn.running is not None:
+            self._trajectories.end(turn.running, is_recorded=turn.response is not None)
 
-    def record(self, turn: Turn, answer: Any) -> Response | None:
-        """Keep ``answer``, one object of the engine's; None, and counted, when there is nothing to be kept."""
+    def lose(self, turn: Turn, answer: Any = None) -> None:
+        """Remember that the ``answer`` to ``turn``, as far as it is known, is not recorded."""
+        text = answer.get("text") if isinstance(answer, dict) else None
+        told = text.encode("utf-8", "replace") if isinstance(text, str) else b""
+        turn.response = None
+        self._trajectories.lose(turn.session, turn.prompt + told)
+
+    def record(
+        self, turn: Turn, answer: Any, doubt: str | None = None, *, is_whole: bool = True
+    ) -> Response | None:
+        """Keep ``answer``, one object of the engine's; None, and counted, when there is nothing to be kept.
+
+        ``doubt``: why it is no evidence, if an attempt that it was made of was none. ``is_whole``: nothing more comes.
+        """
         try:
             output = read_output(answer)
-            if output.prompt_tokens not in (None, turn.tokens):
-                raise Unusable("engine_consumed_other_tokens")
-            if turn.rid is not None and output.rid not in (None, turn.rid):
-                raise Unusable("answer_to_another_request")
-        except Unusable as reason:
-            self._tally.unrecorded(reason.kind)
+        except Unusable as error:
+            self._tally.unrecorded(error.kind)
+            turn.response = None
+            if error.kind != NOTHING_SAMPLED:
+                self.lose(turn, answer)
             return None
         ids = array("i", output.ids)
-        spelt = self._spelling.tail(ids, output.text)
-        for doubt in (*output.doubts, *(() if spelt is not None else ("text_is_not_of_these_tokens",))):
-            self._tally.unrecorded(doubt)
+        reason = orjson.loads(output.finish_reason)
+        spelt = self._spelling.tail(ids, output.text, reason if reason is not None or not is_whole else {})
+        figure = contradiction(answer, prompt_tokens=turn.tokens, rid=turn.rid)
+        if figure is None and spelt is None:
+            figure = "text"
+        if figure is None and doubt == CONTRADICTION:
+            figure = "attempt"
+        if figure is not None:
+            self._tally.contradicted(figure)
+            doubt = CONTRADICTION
         visible, tail = spelt if spelt is not None else (len(ids), "")
         sampled = Sampled(
-            output.ids, output.logprobs, output.text, visible, tail, output.versions, output.finish_reason
+            output.ids,
+            output.logprobs,
+            output.text,
+            visible,
+            tail,
+            output.versions,
+            output.finish_reason,
+            doubt or turn.doubt,
+            turn.adapter,
         )
         if self._verbose:
             logger.info(
@@ -120,7 +188,10 @@ class Turns:
                 turn.tokens,
                 output.finish_reason,
             )
-        return self._trajectories.record(turn.context, turn.rest, turn.prompt, sampled, turn.session)
+        turn.response = self._trajectories.record(
+            turn.context, turn.rest, turn.prompt, sampled, turn.session, turn.giver, turn.response
+        )
+        return turn.response
 
     def take_back(self, part: Response) -> None:
         """Forget ``part``, the beginning of a response that is recorded whole, unless somebody went on from it."""
@@ -138,12 +209,12 @@ class Growing:
         self._turn = turn
         self._part: Response | None = None
 
-    def record(self, answer: Any) -> None:
-        """Keep ``answer``, unless as much is known."""
+    def record(self, answer: Any, doubt: str | None = None, *, is_whole: bool = True) -> None:
+        """Keep ``answer``, unless as much is known. The others: see :meth:`Turns.record`."""
         part = self._part
         if part is not None and len(part) > len(sampled_ids(answer)):
             return
-        response = self._recorder.record(self._turn, answer)
+        response = self._recorder.record(self._turn, answer, doubt, is_whole=is_whole)
         if response is None:
             return
         if part is not None and part is not response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import Any
 
 import anyio
@@ -32,11 +33,19 @@ class WholeAnswers:
         self._generation = generation
 
     async def pass_on(self, reply: Reply) -> None:
-        """Read ``reply``, mend it and record it. Raises what reading raises, and ValueError for what is no answer."""
+        """Read ``reply``, mend it and record it. Raises what reading raises, and ValueError for what is no answer.
+
+        Sequences that it does not have, or has beyond those asked for, count as lost.
+        """
         body = await reply.read()
-        answer = parsed(body)
+        try:
+            answer = parsed(body)
+        except ValueError:
+            self._lose([])
+            raise
         answers = answer if isinstance(answer, list) else [answer]
         if len(answers) != len(self._turns):
+            self._lose(answers)
             raise ValueError(f"{len(answers)} sequences instead of {len(self._turns)}")
         generation = self._generation
         aborted = [number for number, each in enumerate(answers) if is_aborted(each)] if generation else []
@@ -53,6 +62,10 @@ class WholeAnswers:
             better = await self._mended(0, answer, generation)
             if better is not None:
                 reply.replace_body(better)
+
+    def _lose(self, answers: list[Any]) -> None:
+        for turn, answer in zip_longest(self._turns, answers):
+            self._recorder.lose(turn if turn is not None else self._turns[-1], answer)
 
     async def _mend_some(self, answers: list[Any], aborted: list[int], generation: Generation) -> None:
         """Mend those in ``answers`` that were ``aborted``, all at once, each as a request of its own."""
@@ -78,15 +91,18 @@ class WholeAnswers:
         grows = generation.goes_on
         kept: Any = None
 
-        def keep(answer: Any) -> None:
+        def keep(answer: Any, doubt: str | None) -> None:
             nonlocal kept
             if not grows:
                 response.begin_anew()
-            response.record(answer)
+            response.record(answer, doubt)
             kept = answer
 
         better = await generation.finish(aborted, keep)
-        last, body = better if better is not None else (aborted, None)
-        if last is not kept:
-            keep(last)
-        return body
+        if better is None:
+            if kept is not aborted:
+                keep(aborted, None)
+            return None
+        if better.answer is not kept:
+            keep(better.answer, better.doubt)
+        return better.body

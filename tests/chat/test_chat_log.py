@@ -26,14 +26,15 @@ from router_core.record_frames import Frames
 from router_core.record_log import RecordLog
 from slime_openai import identity
 from slime_openai.history import History, Turn
-from slime_openai.log_records import CHATS, Gone, Lost, Said, reader
+from slime_openai.log_records import CHATS, Gone, Said, reader
 from slime_openai.logged_history import LoggedHistory
 from slime_openai.messages import Message, ToolCall
+from slime_openai.template_traits import STRICT, TemplateTraits, Trim
 
 if TYPE_CHECKING:
     from routers import Start
 
-FRAMES = Frames([Header, Said, Gone, Lost])
+FRAMES = Frames([Header, Said, Gone])
 CALL = '<tool_call>\n{"name": "time", "arguments": {"place": "東京"}}\n</tool_call>'
 
 
@@ -41,7 +42,7 @@ def opened(
     directory: Path, max_bytes: int = 0, *, file_bytes: int = 1 << 20, who: str = "toy"
 ) -> LoggedHistory:
     log = RecordLog(LogDirectory(directory, "--trajectory-log"), CHATS, who, file_bytes)
-    return LoggedHistory(max_bytes, log)
+    return LoggedHistory(max_bytes, set(), log)
 
 
 def after_a_kill(directory: Path, max_bytes: int = 0) -> LoggedHistory:
@@ -75,11 +76,13 @@ class Talks:
             "assistant", some.choice([None, words]), tuple(calls), reasoning=some.choice([None, "", words])
         )
         number = parent.count + 2 if parent is not None else 1
-        key = identity.next_key(parent.key if parent is not None else b"", reply)
+        place = parent.key if parent is not None else b"?"
+        key = identity.next_key(place, reply, STRICT)
         session = some.choice(["one", "two", f"s{len(self._turns) // 8}", None])
         asked, sampled = some.randbytes(4 * some.randint(0, 9)), some.randbytes(4 * some.randint(1, 9))
         turn = Turn(
-            parent, key, number, session, asked, sampled, reply, f"?{words}", words[-1:], 1, some.random() < 0.5
+            parent, key, number, session, asked, sampled, reply, f"?{words}", words[-1:], 1, some.random() < 0.5,
+            place, some.choice([b"", some.randbytes(16)]),
         )  # fmt: skip
         self.history.add(turn)
         self._turns.append(turn)
@@ -90,7 +93,7 @@ def told(turn: Turn) -> Any:
     return [
         (
             each.key, each.count, each.session, each.asked, each.sampled, each.reply,
-            each.text, each.ending, each.hidden, each.closed, each.size_bytes,
+            each.text, each.ending, each.hidden, each.closed, each.size_bytes, each.place, each.answers,
         )
         for each in turn.chain()
     ]  # fmt: skip
@@ -101,7 +104,10 @@ def picture(history: History) -> dict[str, Any]:
     return {
         "turns": {key: [told(turn) for turn in alike] for key, alike in history._turns.items()},
         "ages": [told(turn) for turn in history._used],
-        "incomplete": list(history._incomplete),
+        "spoken": {
+            at: sorted(repr(told(context)) if context is not None else "" for context in contexts)
+            for at, contexts in history._speakers._asked.items()
+        },
         "bytes": history.size_bytes,
     }
 
@@ -115,21 +121,8 @@ def test_after_a_kill_the_conversations_are_what_they_were(max_bytes: int, seed:
         talks.turn()
         if number % 7 == 0:
             assert picture(after_a_kill(tmp_path / "log", max_bytes)) == picture(history)
-    assert bool(history._incomplete) == bool(max_bytes)
+    assert bool(history._lost) == bool(max_bytes)
     assert len(files(tmp_path / "log")) > 5
-    history.close()
-
-
-def test_of_as_many_sessions_it_is_known_that_they_lost_turns_as_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("slime_openai.history._SESSIONS_REMEMBERED", 3)
-    history = opened(tmp_path / "log", 6_000)
-    talks = Talks(history, 6)
-    for _ in range(80):
-        talks.turn()
-        assert picture(after_a_kill(tmp_path / "log", 6_000)) == picture(history)
-    assert len(history._incomplete) == 3
     history.close()
 
 
@@ -224,13 +217,17 @@ def test_whatever_is_damaged_ends_the_start_and_says_what_to_do(tmp_path: Path) 
 def test_conversations_are_read_by_nobody_who_would_go_on_in_another_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mine = reader(QWEN3.tokenizer, QWEN3.template)
+    mine = reader(QWEN3.tokenizer, QWEN3.template, STRICT)
     opened(tmp_path / "log", who=mine).close()
-    opened(tmp_path / "log", who=reader(QWEN3.tokenizer, QWEN3.template)).close()
-    others = [reader(QWEN3.tokenizer, QWEN3.template + " "), reader(LLAMA.tokenizer, QWEN3.template)]
+    opened(tmp_path / "log", who=reader(QWEN3.tokenizer, QWEN3.template, STRICT)).close()
+    others = [
+        reader(QWEN3.tokenizer, QWEN3.template + " ", STRICT),
+        reader(LLAMA.tokenizer, QWEN3.template, STRICT),
+        reader(QWEN3.tokenizer, QWEN3.template, TemplateTraits({"user": Trim(None, None)})),
+    ]
     with monkeypatch.context() as patched:
         patched.setattr(identity, "_THOUGHTS", re.compile("never"))  # other keys for the same messages
-        others.append(reader(QWEN3.tokenizer, QWEN3.template))
+        others.append(reader(QWEN3.tokenizer, QWEN3.template, STRICT))
     for other in others:
         with pytest.raises(StartupError, match="conversations of another tokenizer or chat template"):
             opened(tmp_path / "log", who=other)
@@ -389,7 +386,7 @@ async def test_a_router_says_how_long_its_logs_are_and_refuses_those_of_another_
     async with lives.life("One.") as chat:
         await chat.post(messages=[user("a")], **ASK)
         log = (await chat.running.client.get("/cache_stats")).json()["log"]
-        there = [path for path in lives.log.iterdir() if path.suffix != ".lock"]
+        there = [path for path in lives.log.iterdir() if path.suffix not in (".lock", ".marks")]
         assert {path.suffix for path in there} == {".trajectories", ".chats"}
         assert log == {"files": 2, "bytes": sum(path.stat().st_size for path in there), "failed": None}
         lives.kill()

@@ -32,7 +32,7 @@ def is_continued(document: dict[str, Any], before: dict[str, Any], index: int = 
     """Whether the prompt begins with all tokens of ``before``, and says so."""
     known = before["prompt_token_ids"] + before["choices"][index]["token_ids"]
     continued: bool = document["prompt_token_ids"][: len(known)] == known
-    assert continued == (document["history"] == "exact")
+    assert continued == (document["history"] in ("exact", "restored"))
     return continued
 
 

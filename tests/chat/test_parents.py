@@ -92,8 +92,24 @@ class TestAlike:
             assert not is_continued(swapped, second)
             again = await chat.post(messages=[*results(one, two), *more], tools=TOOLS, session_id="s", **ASK)
             assert is_continued(again, second)
-            unknown = [*results("x00000000", "y00000000"), *more]
-            assert is_continued(await chat.post(messages=unknown, tools=TOOLS, session_id="s", **ASK), second)
+            unknown = [*results("x00000000", "y00000000"), *more]  # it writes the ids of results
+            assert not is_continued(
+                await chat.post(messages=unknown, tools=TOOLS, session_id="s", **ASK), second
+            )
+
+    async def test_ids_of_results_that_no_template_writes_may_change(self, start: Start) -> None:
+        async with chatting(start, f"{CALL}\n{CALL}", "Two.", "Three.") as chat:
+            first = await chat.post(messages=[user("a")], tools=TOOLS, session_id="s", **ASK)
+            message = first["choices"][0]["message"]
+
+            def results(*ids: str) -> list[dict[str, Any]]:
+                told = [{"role": "tool", "content": each[-1], "tool_call_id": each} for each in ids]
+                return [user("a"), message, *told]
+
+            second = await chat.post(messages=results("x1", "x2"), tools=TOOLS, session_id="s", **ASK)
+            assert is_continued(second, first)
+            more = [*results("y1", "y2"), said(second), user("b")]
+            assert is_continued(await chat.post(messages=more, tools=TOOLS, session_id="s", **ASK), second)
 
 
 class TestTorn:
@@ -180,12 +196,12 @@ class TestEnds:
 
 
 def test_a_parent_that_had_to_go_is_counted_again_with_what_goes_on_from_it() -> None:
-    history, size = History(20_000), 1_000
+    history, size = History(20_000, set()), 1_000
 
     def a_turn(parent: Turn | None, number: int) -> Turn:
         reply = Message("assistant", "")
         key = number.to_bytes(16, "big")
-        return Turn(parent, key, 1, "s", b"x" * size, b"", reply, "", "", 0, False)
+        return Turn(parent, key, 1, "s", b"x" * size, b"", reply, "", "", 0, False, b"", b"")
 
     agents = [a_turn(None, number) for number in range(20)]
     for step in range(20):
@@ -200,10 +216,11 @@ def test_a_parent_that_had_to_go_is_counted_again_with_what_goes_on_from_it() ->
 
 def test_what_a_turn_takes_does_not_change_when_its_answer_is_written() -> None:
     """CPython keeps the UTF-8 of a string that was written as JSON: what goes must count as what came."""
-    history = History(20_000)
+    history = History(20_000, set())
     for number in range(100):
         reply = Message("assistant", f"日本語{number}" * 100, reasoning=f"größer{number}" * 50)
-        history.add(Turn(None, number.to_bytes(16, "big"), 1, None, b"", b"", reply, "text", "", 0, False))
+        key = number.to_bytes(16, "big")
+        history.add(Turn(None, key, 1, None, b"", b"", reply, "text", "", 0, False, b"", b""))
         orjson.dumps([reply.content, reply.reasoning])
         assert history.size_bytes == sum(turn.size_bytes for turn in history._used)
     assert 1 <= len(history) < 20

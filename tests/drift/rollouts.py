@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -63,7 +64,10 @@ class Plan:
 
 @dataclass
 class Rollout:
-    """One conversation of a client with such a ``habit``. ``replies`` are the choices that it got."""
+    """One conversation of a client with such a ``habit``. ``replies`` are the choices that it got.
+
+    ``verbatim``: the messages, if it had no habit. ``reads_alike``: for each turn, the template writes both alike.
+    """
 
     client: httpx.AsyncClient
     family: Family
@@ -73,13 +77,15 @@ class Rollout:
     stream: bool
     tools: bool
     messages: list[Message] = field(default_factory=list)
+    verbatim: list[Message] = field(default_factory=list)
+    reads_alike: list[bool] = field(default_factory=list)
     prompts: list[list[int]] = field(default_factory=list)
     replies: list[dict[str, Any]] = field(default_factory=list)
     origins: list[str] = field(default_factory=list)
 
     async def run(self) -> None:
         """All turns."""
-        self.messages = [{"role": "user", "content": f"This is {self.session}, who are you?"}]
+        self._say({"role": "user", "content": f"This is {self.session}, who are you?"})
         for words in WITH_TOOLS if self.tools else PLAIN:
             if not self.family.parallel_calls:
                 words = Words(words.content, words.thoughts, words.calls[:1])
@@ -107,11 +113,13 @@ class Rollout:
             document = answer.json()
         (choice,) = document["choices"]
         assert choice["exact"]
+        self.reads_alike.append(self._rendered(self.messages) == self._rendered(self.verbatim))
         self.prompts.append(document["prompt_token_ids"])
         self.origins.append(document["history"])
         self.replies.append(choice)
         self._check(words, choice)
         message = {key: value for key, value in choice["message"].items() if key != "refusal"}
+        self.verbatim.append(copy.deepcopy(message))
         self.habit(message)
         self.messages.append(message)
 
@@ -149,9 +157,13 @@ class Rollout:
         calls = self.messages[-1].get("tool_calls") or ()
         for call in calls:
             result = f'{{"place of": "{call["function"]["name"]}"}}'
-            self.messages.append({"role": "tool", "content": result, "tool_call_id": call["id"]})
+            self._say({"role": "tool", "content": result, "tool_call_id": call["id"]})
         if not calls:
-            self.messages.append({"role": "user", "content": "And then?"})
+            self._say({"role": "user", "content": "And then?"})
+
+    def _say(self, message: Message) -> None:
+        self.messages.append(message)
+        self.verbatim.append(message)
 
     @property
     def tokens(self) -> list[int]:
@@ -164,12 +176,14 @@ class Rollout:
         messages = [*self.messages]
         while messages[-1]["role"] != "assistant":
             messages.pop()
-        text = self.family.tokenizer.apply_chat_template(
+        return list(self.family.tokenizer.encode(self._rendered(messages), add_special_tokens=False))
+
+    def _rendered(self, messages: Sequence[Message]) -> str:
+        return self.family.tokenizer.apply_chat_template(
             [_for_template(message, as_text=self.family is DEEPSEEK) for message in messages],
             tools=TOOLS if self.tools else None,
             **self.family.variables,
         )
-        return list(self.family.tokenizer.encode(text, add_special_tokens=False))
 
 
 def _fold(message: Message, calls: list[dict[str, Any]], delta: dict[str, Any]) -> None:
@@ -203,8 +217,8 @@ def _for_template(message: Message, *, as_text: bool) -> Message:
 
 def _function(function: dict[str, Any], *, as_text: bool) -> dict[str, Any]:
     arguments = function["arguments"]
-    if isinstance(arguments, str) and not as_text:
+    if isinstance(arguments, str):
         arguments = orjson.loads(arguments)
-    elif as_text and not isinstance(arguments, str):
+    if as_text:
         arguments = orjson.dumps(arguments).decode()
     return {**function, "arguments": arguments}

@@ -49,9 +49,10 @@ async def judged(rollout: Rollout, running: Running, engine: Steered) -> Counter
     for number, (prompt, reply) in enumerate(zip(rollout.prompts, rollout.replies, strict=True)):
         tokens = prompt + reply["token_ids"]
         assert tuple(tokens) in journal
-        if rollout.origins[number] == "exact":
+        if rollout.origins[number] in ("exact", "restored"):
             before = known[-1][0]
             assert prompt[: len(before)] == before, "not the stored tokens of the turn before"
+            assert rollout.reads_alike[number] == (rollout.origins[number] == "exact")
         else:
             assert rollout.origins[number] == ("fresh" if number == 0 else "template")
         mask = inherited(prompt, known) + [1] * len(reply["token_ids"])
@@ -67,6 +68,7 @@ async def judged(rollout: Rollout, running: Running, engine: Steered) -> Counter
         {
             "conversations": 1,
             "one exact sample": len(leaves) == 1,
+            "restored": "restored" in rollout.origins,
             "broken by rendering anew": rollout.rendered_anew()[: len(rollout.tokens)] != rollout.tokens,
         }
     )

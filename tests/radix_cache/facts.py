@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from radix_cache.adversary import Attempt
+from radix_cache.lies import NOTHING_LEFT
 from radix_cache.reading import Detokenizer, finish_reason
 
-__all__ = ["Anchor", "Fact", "Row", "facts_of", "goes_on", "is_prompt"]
+__all__ = ["Anchor", "Asked", "Fact", "Row", "facts_of", "goes_on", "is_prompt"]
 
 
 class Row(NamedTuple):
@@ -36,26 +37,53 @@ class Anchor(NamedTuple):
     certain: bool
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What a request asked for: ``text`` to continue, of which the tokens may be ``given``.
+
+    ``adapter``: the policy that samples. ``fields``: those that no router knows.
+    """
+
+    text: str
+    session: str | None
+    parameters: dict[str, Any]
+    given: bool = False
+    adapter: str | None = None
+    fields: tuple[str, ...] = ()
+
+
 @dataclass(eq=False, repr=False)
 class Fact:
     """One response: ``prompt`` is the text it was asked with, ``text`` what a client could see of ``sampled``.
 
     ``number``: of its first attempt. ``sure``: so many tokens are certain to be recorded, the text's end if all are.
+    ``ended``: an engine said that it ends there, so its last tokens may show nothing. ``lies``: the figures in which
+    an engine contradicts itself. ``in_flight``: its answer has not ended. Without ``sampled``, it is only a request.
     """
 
     number: int
-    session: str | None
-    prompt: str
+    asked: Asked
     consumed: list[int]
     sampled: list[int]
     rows: list[Row]
     text: str
-    parameters: dict[str, Any]
     reader: Detokenizer
-    sure: int
+    sure: int = 0
+    ended: bool = True
+    lies: tuple[str, ...] = ()
+    in_flight: bool = False
+    was_in_flight: bool = False
 
     def __post_init__(self) -> None:
+        self.prompt, self.session, self.parameters = (
+            self.asked.text,
+            self.asked.session,
+            self.asked.parameters,
+        )
         self.comes_from([])
+        self._look()
+
+    def _look(self) -> None:
         self.places = list(self._places())
         self.visible = self._visible()
         hidden = self.reader.decode(self.sampled[self.visible :]) if self.visible is not None else ""
@@ -64,23 +92,43 @@ class Fact:
     def __repr__(self) -> str:
         parents = [(parent.number if parent is not None else None, kept) for parent, kept in self.parents]
         asked = f"{self.prompt[-40:]!r} {self.consumed[-6:]} behind {parents}"
-        return f"<{self.number} of {self.session}: {asked} -> {self.sampled} {self.text!r} {self.sure}>"
+        marks = "".join(f" {mark}" for mark in (self.asked.adapter, *self.asked.fields, *self.lies) if mark)
+        return (
+            f"<{self.number} of {self.session}: {asked} -> {self.sampled} {self.text!r} {self.sure}{marks}>"
+        )
+
+    def retell(self, text: str) -> bool:
+        """Take what the client heard for the text, where an abort may have held back some of it."""
+        told = self.reader.text(self.consumed, self.sampled, self.parameters, {"type": "abort"})
+        if text != self.text and not self.ended and text == told:
+            self.text, self.ended = text, True
+            self._look()
+        return text == self.text
 
     @property
     def complete(self) -> bool:
-        return self.sure == len(self.sampled)
+        return 0 < self.sure == len(self.sampled)
+
+    @property
+    def on_record(self) -> bool:
+        """True when it is certain that the router knows of the request."""
+        return self.in_flight or self.sure > 0 or (bool(self.lies) and NOTHING_LEFT not in self.lies)
 
     def _read(self, kept: int, skip_special: bool) -> str:
         return self.reader.read(self.consumed, self.sampled[:kept], skip_special)
 
-    def _places(self) -> Iterator[tuple[str, int]]:
-        """Texts that whole tokens spell, and how many: the fewest, where that does not depend on how they are read."""
+    def _places(self) -> Iterator[tuple[str, int, bool]]:
+        """Texts that whole tokens spell, and how many: the fewest, where that does not depend on how they are read.
+
+        With it goes whether the client has read them so.
+        """
         for skip_special in (False, True):
             before = ""
+            is_told = self._read(len(self.sampled), skip_special).startswith(self.text)
             for kept in range(1, len(self.sampled) + 1):
                 shown = self._read(kept, skip_special)
                 if (shown != before or not self.reader.one_reading) and not shown.endswith("\ufffd"):
-                    yield shown, kept
+                    yield shown, kept, is_told
                 before = shown
 
     def _visible(self) -> int | None:
@@ -92,7 +140,7 @@ class Fact:
             return size
         if self._read(size, False) == self.text:
             return size
-        found = dict(self.places).get(self.text)
+        found = {shown: kept for shown, kept, _ in self.places}.get(self.text)
         if found is None and self.text.endswith("\ufffd"):  # half a character before what was trimmed
             for kept in range(size - 1, 0, -1):
                 if self.text in (self._read(kept, True), self._read(kept, False)):
@@ -100,25 +148,28 @@ class Fact:
         return found
 
     def anchors(self, text: str, *, reading: bool) -> Iterator[Anchor]:
-        """Where ``text`` may be gone on from; or, for reading, what it may stand for."""
+        """Where ``text`` may be gone on from; or, for reading, what it may stand for.
+
+        Nobody goes on from a response whose engine contradicts itself; its prompt was sent all the same.
+        """
         if not text.startswith(self.prompt):
             return
         start, size = len(self.prompt), len(self.sampled)
         if reading or len(text) == start:
-            yield Anchor(start, self, 0, self.reader.one_reading and self.sure > 0)
+            is_known = self.sure > 0 and not self.lies and not self.in_flight
+            yield Anchor(start, self, 0, self.reader.one_reading and is_known)
+        if self.lies or not size:
+            return
         rest = text[start:]
-        if reading and rest == self.text:  # the hidden tokens too
+        if reading and rest == self.text and self.ended:  # the hidden tokens too
             yield Anchor(len(text), self, size, self.complete)
             return
-        for told in range(
-            max(1, self.sure), size if reading else 0
-        ):  # the client left with what was shown then
-            if rest == self.reader.text(self.consumed, self.sampled[:told], self.parameters, None):
-                yield Anchor(len(text), self, told, False)
+        if reading:
+            yield from self._told(rest, len(text))
         one = self.reader.one_reading
-        for shown, kept in self.places:
+        for shown, kept, is_told in self.places:
             if rest.startswith(shown) and not (one and shown == self.text and kept != self.visible):
-                certain = one and kept <= self.sure and self.text.startswith(shown)
+                certain = one and kept <= self.sure and is_told and self.text.startswith(shown)
                 yield Anchor(start + len(shown), self, kept, certain)
         if self.visible and rest.startswith(self.text):
             yield Anchor(start + len(self.text), self, self.visible, one and self.complete)
@@ -126,9 +177,22 @@ class Fact:
         if self.tail and rest.startswith(whole):
             yield Anchor(start + len(whole), self, size, one and self.complete)
 
+    def _told(self, rest: str, end: int) -> Iterator[Anchor]:
+        """The client left, or an abort came, with what was shown then. Half a character is of no text."""
+        for told in range(1 if self.in_flight else max(1, self.sure), len(self.sampled) + 1):
+            ids = self.sampled[:told]
+            if rest in (self._read(told, True), self._read(told, False)):
+                yield Anchor(end, self, told, False)
+            if self.in_flight and self._read(told, False).endswith("\ufffd"):
+                continue
+            if rest == self.reader.text(self.consumed, ids, self.parameters, None):
+                yield Anchor(end, self, told, False)
+
     def given(self, ids: list[int]) -> Iterator[Anchor]:
         """Where ``ids`` may be gone on from; positions are in tokens."""
         start = len(self.consumed)
+        if self.lies or not self.sampled:
+            return
         if ids[:start] == self.consumed and len(ids) > start:
             pairs = zip(self.sampled, ids[start:], strict=False)
             kept = next((place for place, (one, other) in enumerate(pairs) if one != other), -1)
@@ -151,22 +215,60 @@ class Fact:
             self._spoken |= parent.speakers(kept) if parent is not None else {None}
             if parent is not None:
                 self.ancestors |= parent.ancestors if kept else parent.ancestors - {parent}
+        self.is_spelt, self.is_surely_spelt = True, True
 
-    def tells(self, rows: list[Row], kept: int, seen: dict[tuple[Fact, int], bool] | None = None) -> bool:
+    def is_usable(self, session: str | None, *, surely: bool = False) -> bool:
+        """True when the tokens of its context may be sent for a text of ``session``.
+
+        Tokens that a client gave are its own spelling, unless the tokenizer spells the text so.
+        """
+        if session is not None and self.session == session and self.asked.given:
+            return True
+        if not (self.is_surely_spelt if surely else self.is_spelt) and (
+            session is None or session != self.session
+        ):
+            return False
+        return (all if surely else any)(
+            parent is None or parent.is_usable(session, surely=surely) for parent, _ in self.parents
+        )
+
+    def tells(
+        self,
+        rows: list[Row],
+        kept: int,
+        seen: dict[tuple[Fact, int, str | None], bool] | None = None,
+        adapter: str | None = "",
+    ) -> bool:
         """True when ``rows`` may be said of all tokens up to the first ``kept`` that were sampled.
 
-        Logprobs that are equal and not 0 are equal bit for bit. ``seen``: what was found for the same ``rows``.
+        Logprobs that are equal and not 0 are equal bit for bit. ``adapter``: of the last response; what another one
+        sampled is no sample. ``seen``: what was found for the same ``rows``.
         """
         seen = seen if seen is not None else {}
         size = len(self.consumed)
-        if (self, kept) not in seen:
-            seen[self, kept] = rows[size : size + kept] == self.rows[:kept] and any(
+        if kept and adapter == "":
+            adapter = self.asked.adapter
+        if (self, kept, adapter) not in seen:
+            own = self.rows[:kept]
+            if adapter != self.asked.adapter:
+                own = [Row(row.token, 0, 0.0, -1) for row in own]
+            seen[self, kept, adapter] = rows[size : size + kept] == own and any(
                 is_prompt(rows[start:size], self.consumed[start:])
-                and (parent is None or parent.tells(rows, length, seen))
+                and (parent is None or parent.tells(rows, length, seen, adapter))
                 for parent, length in self.parents
                 for start in [len(parent.consumed) + length if parent is not None else 0]
             )
-        return seen[self, kept]
+        return seen[self, kept, adapter]
+
+    def fields(self, kept: int) -> tuple[set[str], set[str]]:
+        """Unknown fields of the requests whose responses are in the context: possible ones, and certain ones."""
+        possible, certain = set(), None
+        for parent, length in self.parents:
+            some, surely = parent.fields(length) if parent is not None else (set(), set())
+            possible |= some
+            certain = surely if certain is None else certain & surely
+        own = set(self.asked.fields[:1]) if kept else set()
+        return possible | own, (certain or set()) | own
 
     def speakers(self, kept: int) -> set[Fact | None]:
         """Whose may be the last response in the context of so many tokens."""
@@ -178,15 +280,7 @@ def is_prompt(rows: list[Row], ids: list[int]) -> bool:
     return rows == [Row(token, 0, 0.0, -1) for token in ids]
 
 
-def facts_of(
-    attempts: Sequence[Attempt],
-    reader: Detokenizer,
-    prompt: str,
-    session: str | None,
-    parameters: dict[str, Any],
-    *,
-    resume: bool,
-) -> list[Fact]:
+def facts_of(attempts: Sequence[Attempt], reader: Detokenizer, asked: Asked, *, resume: bool) -> list[Fact]:
     """The responses that were made by ``attempts`` of one prompt; with ``resume`` one may go on from another."""
     chains: list[list[Attempt]] = []
     for attempt in (attempt for attempt in attempts if attempt.sampled):
@@ -195,7 +289,10 @@ def facts_of(
             before.append(attempt)
         else:
             chains.append([attempt])
-    return [_fact(chain, reader, prompt, session, parameters, resume=resume) for chain in chains]
+    found = [_fact(chain, reader, asked, resume=resume) for chain in chains]
+    if not found and attempts:
+        found.append(Fact(attempts[0].number, asked, attempts[0].consumed, [], [], "", reader))
+    return found
 
 
 def goes_on(before: Attempt, attempt: Attempt, *, resume: bool) -> bool:
@@ -209,27 +306,23 @@ def _continues(before: Attempt, attempt: Attempt) -> bool:
     return bool(aborted) and attempt.consumed == before.consumed + before.sampled
 
 
-def _fact(
-    chain: list[Attempt],
-    reader: Detokenizer,
-    prompt: str,
-    session: str | None,
-    parameters: dict[str, Any],
-    *,
-    resume: bool,
-) -> Fact:
+def _fact(chain: list[Attempt], reader: Detokenizer, asked: Asked, *, resume: bool) -> Fact:
     rows = [
         Row(token, 1, logprob if attempt.told else None, version)
         for attempt in chain
         for token, logprob, version in zip(attempt.sampled, attempt.logprobs, attempt.versions, strict=True)
     ]
-    reason = chain[-1].reason
+    last = chain[-1]
+    reason: dict[str, Any] | None = last.reason if last.shape == "plain" else None
     ids = [row.token for row in rows]
     for size in range(1, len(ids) + 1 if resume else 0):
-        ended = finish_reason(reader, ids[:size], parameters)
+        ended = finish_reason(reader, ids[:size], asked.parameters)
         if ended is not None:  # as if it had been sampled in one go
             ids, rows, reason = ids[:size], rows[:size], ended
             break
     consumed = chain[0].consumed
-    text = reader.text(consumed, ids, parameters, reason)
-    return Fact(chain[0].number, session, prompt, consumed, ids, rows, text, parameters, reader, sure=0)
+    text = reader.text(consumed, ids, asked.parameters, reason)
+    lies = tuple(attempt.lie for attempt in chain if attempt.lie is not None)
+    return Fact(
+        chain[0].number, asked, consumed, ids, rows, text, reader, ended=reason is not None, lies=lies
+    )

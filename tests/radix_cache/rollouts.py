@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, cycle
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -18,11 +18,14 @@ import msgpack  # type: ignore[import-untyped]  # it has no annotations
 import numpy as np
 import orjson
 
-from radix_cache.adversary import Adversary
+from radix_cache.adversary import Adversary, Attempt, Pause
+from radix_cache.audit import Audit
 from radix_cache.facts import Fact, facts_of, goes_on
 from radix_cache.judge import Judge
+from radix_cache.lies import LIES, NOTHING_LEFT
 from radix_cache.reading import Detokenizer
 from radix_cache.turns import Turn, parameters_of, say
+from radix_cache.worlds import CALM, World
 from router_core.cli import build
 from router_core.serving import serving
 from slime_radix_cache.checkpoint import eos_ids
@@ -31,13 +34,15 @@ from slime_radix_cache.encoding import Encoder
 if TYPE_CHECKING:
     from router_core.types import Tokenizer
 
-__all__ = ["CHATML", "Conversation", "Markup", "Stage", "staged"]
+__all__ = ["BORROWS", "CHATML", "Conversation", "Markup", "Stage", "acting", "routed", "stage_of", "staged"]
 
 #: How a client makes its next prompt out of what it got.
 MANNERS = (
     *("template", "template", "template", "strip", "cut", "close"),
     *("append", "bare", "replace", "repeat", "ids"),
 )
+#: The same where a client writes what was answered to another one.
+BORROWS = ("borrow", "borrow", "borrow_bare", "borrow_ids")
 
 
 @dataclass(frozen=True)
@@ -85,18 +90,24 @@ class Stage:
         *,
         resume: bool,
         spaces: bool,
+        world: World = CALM,
     ) -> None:
         self.client = client
         self.engine = engine
         self.markup = markup
         self.resume = resume
+        self.world = world
         self.reader = engine.reader
         self.judge = Judge(self._reads if spaces else self._is_exactly, special)
+        self.audit = Audit(self.judge)
         self.conversations: list[Conversation] = []
         self.outcomes: Counter[str] = Counter()
         self.shapes: Counter[str] = Counter()
         self.turns = 0
         self._names = count()
+        self._answers: dict[str, list[str]] = {}
+        first = engine.luck.randrange(len(LIES))
+        self._lies = cycle(LIES[first:] + LIES[:first])
 
     def _is_exactly(self, before: list[int], ids: list[int], text: str) -> bool:
         return ids == list(self.reader.tokenizer.encode(text, add_special_tokens=False))
@@ -119,27 +130,37 @@ class Stage:
         )
 
     async def all_turn(self, conversations: Sequence[Conversation], random: Random) -> None:
-        """A turn of each at once, one conversation of a session, and those without one in batches of their own."""
+        """A turn of each at once, one conversation of a session or a batch, and those without one in a batch."""
         turns: list[Turn] = []
-        spoken: set[str] = set()
-        batch = {one.text: one for one in conversations if one.name is None and one.given is None}
-        if batch:
-            turns.append(self._turn(list(batch.values()), random))
-        for one in conversations:
-            if one.name is None and one.given is None:
-                continue
-            if one.name is not None and one.name in spoken:
-                continue
-            spoken.add(one.name or "")
-            turns.append(self._turn([one], random))
+        for name in dict.fromkeys(one.name for one in conversations):
+            same = [one for one in conversations if one.name == name]
+            texts = {one.text: one for one in same if one.given is None}
+            if texts and (name is None or (len(texts) > 1 and random.random() < self.world.crowds)):
+                turns.append(self.turn(list(texts.values()), random))
+                same = [one for one in same if one.given is not None]
+            elif name is not None:
+                same = same[: 1 if random.random() >= self.world.crowds else None]
+            turns += [self.turn([one], random) for one in same]
         async with anyio.create_task_group() as tasks:
             for turn in turns:
-                tasks.start_soon(self._speak, turn)
+                tasks.start_soon(self.speak, turn)
+        if self.resume and any(turn.leave is not None for turn in turns):
+            await self._quiet()
         await self.settle(turns)
 
-    def _turn(self, conversations: list[Conversation], random: Random) -> Turn:
+    async def _quiet(self) -> None:
+        """Wait until nothing is asked any more for clients that have left."""
+        known = -1
+        while known != len(self.engine.attempts):
+            known = len(self.engine.attempts)
+            await anyio.sleep(0.03)
+
+    def turn(self, conversations: list[Conversation], random: Random, *, calm: bool = False) -> Turn:
+        """A request of these, the first of which may ask for some answers; a ``calm`` one ends well, and has one."""
         self.turns += 1
-        copies = random.choice((1, 1, 1, 1, 1, 1, 1, 3)) if conversations[0].name is not None else 1
+        copies = 1
+        if conversations[0].name is not None and len(conversations) == 1 and not calm:
+            copies = random.choice((1, 1, 1, 1, 1, 1, 1, 3))
         each = [parameters_of(random, self.reader, self.markup.special) for _ in conversations]
         if copies > 1:
             each[0]["n"] = copies
@@ -153,55 +174,146 @@ class Stage:
             known=len(self.judge.facts),
             luck=Random(random.random()),
         )
-        turn.decide(aborts=self.engine.aborts)
+        turn.decide(CALM if calm else self.world, self._lies, aborts=self.engine.aborts and not calm)
+        if calm:
+            turn.leave = None
         for _ in range(copies - 1):
             conversations.append(self.begin(conversations[0].text, conversations[0].name))
         turn.conversations = conversations
         self.shapes.update(turn.shapes())
         return turn
 
-    async def _speak(self, turn: Turn) -> None:
+    async def speak(self, turn: Turn) -> None:
+        """Let a turn be made, to its end."""
         with anyio.fail_after(30):
             turn.heard = await say(turn, self.client, self.engine)
 
     async def settle(self, turns: Sequence[Turn]) -> None:
         """Hold what was sent and heard against the facts that came of it."""
-        stats = (await self.client.get("/cache_stats")).json()
-        self.judge.evicted = bool(stats["evictions"])
-        assert stats["unrecorded"].keys() <= {"nothing_sampled"}, stats["unrecorded"]
+        judge, stats = self.judge, await self.look()
+        if not any(attempt.lie for attempt in self.engine.attempts):
+            assert stats["unrecorded"].keys() <= {"nothing_sampled"}, stats["unrecorded"]
+            assert not stats["contradictions"], stats["contradictions"]
+        asking = Counter(turn.session for turn in turns for _ in turn.prompts)
         new: dict[Fact, Turn] = {}
         for turn in turns:
-            facts = self._facts(turn)
-            turn.check(facts, self.reader)
+            facts = self.facts(turn)
+            turn.check(facts, self.engine.of(turn.name), self.reader)
+            for conversation in turn.conversations:
+                self._answers.setdefault(conversation.prompt, []).append(
+                    conversation.text[len(conversation.prompt) :]
+                )
             new |= dict.fromkeys(facts, turn)
-        if stats["tokenizer"]["refused"]:
-            return
-        for fact, turn in sorted(new.items(), key=lambda pair: pair[0].number):
-            self.judge.take(fact, turn.known, given=turn.given is not None)
+        if not stats["tokenizer"]["refused"]:
+            for fact, turn in sorted(new.items(), key=lambda pair: pair[0].number):
+                judge.take(fact, turn.known, alone=asking[turn.session] == 1)
+        for turn in turns:
+            self.note_losses(turn)
 
-    def _facts(self, turn: Turn) -> list[Fact]:
+    async def look(self) -> dict[str, Any]:
+        """What the router counts; notes that something is gone."""
+        stats: dict[str, Any] = (await self.client.get("/cache_stats")).json()
+        self.judge.evicted = self.judge.evicted or bool(stats["evictions"])
+        self.shapes["evicted"] += bool(stats["evictions"])
+        return stats
+
+    async def overlap(
+        self, conversation: Conversation, random: Random, *, borrows: bool | None = None
+    ) -> None:
+        """A session reads and asks while an answer to it is under way; it may write what another one was answered."""
+        session, engine = conversation.name, self.engine
+        turn = self.turn([conversation], random, calm=True)
+        pause = engine.pauses[turn.name] = Pause(random.randint(0, 6))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.speak, turn)
+            await pause.reached.wait()
+            await anyio.sleep(0.01)  # what was sent is heard
+            (fact,) = self.facts(turn)
+            (heard,) = turn.so_far
+            fact.in_flight, fact.was_in_flight, ended, fact.ended = True, True, fact.ended, False
+            fact.sure = len(heard.ids)
+            self.judge.take(fact, turn.known)
+            await self.read(fact.prompt + heard.text, session)
+            other = Conversation(session, fact.prompt, prompt=fact.prompt)
+            if borrows if borrows is not None else random.random() < 0.4:
+                other.text += self._borrowed(fact.prompt, random) + self.markup.end
+            elif random.random() < 0.7:
+                other.text += heard.text + random.choice(("x", "\n", self.markup.end))
+            await self.all_turn([other], random)
+            await self.read(other.text, session)
+            pause.go.set()
+        fact.in_flight, fact.ended = False, ended
+        turn.check([fact], engine.of(turn.name), self.reader)
+
+    async def calm_turn(self, conversation: Conversation, random: Random) -> None:
+        """A turn that is answered well, and heard to its end."""
+        turn = self.turn([conversation], random, calm=True)
+        await self.speak(turn)
+        await self.settle([turn])
+
+    async def talk(self, session: str, calls: int, random: Random) -> None:
+        """So many calls of a session that have nothing to do with what it said."""
+        each = [Conversation(session, f"{place} {self.turns}") for place in range(calls)]
+        turns = [self.turn([one], random, calm=True) for one in each]
+        async with anyio.create_task_group() as tasks:
+            for turn in turns:
+                tasks.start_soon(self.speak, turn)
+        await self.settle(turns)
+
+    def note_losses(self, turn: Turn) -> None:
+        """What the router could not believe, or never saw, its session has lost."""
+        lies = [attempt for attempt in self.engine.of(turn.name) if attempt.lie is not None]
+        if not lies and not (turn.media and turn.heard is not None):
+            return
+        self.judge.marked = True
+        if turn.session is None:
+            return
+        # An abort without tokens that is made again: nobody has heard of it.
+        if all(one.lie == NOTHING_LEFT and one.reason["type"] == "abort" for one in lies) and not turn.media:
+            self.judge.doubted.add(turn.session)
+        else:
+            self.judge.lost.add(turn.session)
+
+    def facts(self, turn: Turn) -> list[Fact]:
+        """What came of a turn until now; nothing when it was passed on untouched."""
+        if turn.media:
+            return []
         attempts = self.engine.of(turn.name)
         resume = self.resume and not turn.abort and not (turn.stream and turn.size > 1)
         found: list[Fact] = []
-        for place, text in enumerate(turn.texts(self.reader)):
+        explained: list[Attempt] = []
+        for place in range(len(turn.prompts)):
             own = attempts[place * turn.copies : (place + 1) * turn.copies]
             for attempt in attempts[turn.size :]:  # aborted ones made again, or continued
                 if any(goes_on(before, attempt, resume=resume) for before in own):
                     own.append(attempt)
-            parameters = turn.parameters[place]
-            found += facts_of(own, self.reader, text, turn.session, parameters, resume=resume)
+            explained += own
+            found += facts_of(own, self.reader, turn.asked(place, self.reader), resume=resume)
+        for attempt in attempts:
+            if all(attempt is not one for one in explained):  # it goes on from what was not so
+                assert turn.lie, (turn, attempt)
+                for fact in facts_of([attempt], self.reader, turn.asked(0, self.reader), resume=False):
+                    fact.lies = ("the attempt before",)
+                    self.judge.know(fact)
         return found
 
-    async def go_on(self, conversation: Conversation, random: Random) -> None:
-        """Make the next prompt in one of the manners of clients."""
+    async def go_on(
+        self, conversation: Conversation, random: Random, manners: Sequence[str] | None = None
+    ) -> None:
+        """Make the next prompt in one of the ``manners`` of clients."""
         if conversation.failed:
             return  # the same again
         conversation.given = None
         prompt = conversation.prompt
         answer = conversation.text[len(prompt) :]
-        manner = random.choice(MANNERS)
-        if manner == "ids":
-            known = await self.retrieve(conversation.text, conversation.name)
+        if manners is None:
+            manners = BORROWS if random.random() < self.world.borrows else MANNERS
+        manner = random.choice(manners)
+        if manner.startswith("borrow"):
+            answer = self._borrowed(prompt, random, answer)
+        if manner in ("ids", "borrow_ids"):
+            own = manner == "ids" or random.random() < 0.5
+            known = await self.retrieve(prompt + answer, conversation.name if own else None)
             size = len(known["tokens"])
             kept = known["tokens"][: random.choice((size, size, random.randint(1, size)))]
             conversation.given = kept + list(
@@ -224,23 +336,34 @@ class Stage:
         conversation.text = prompt + answer
         if manner in ("cut", "append"):
             conversation.text += "\n<tool_response>42</tool_response>\n"
-        elif manner == "bare":
+        elif manner in ("bare", "borrow_bare"):
             conversation.text += random.choice(("x", " the", "\n", "語"))
         else:
             conversation.text += self.markup.end + "\n" + self.asked(random)
 
-    async def retrieve(self, text: str, session: str | None) -> dict[str, Any]:
-        """What the router says of ``text``."""
-        asked = {"text": text} | ({"session_id": session} if session is not None else {})
-        answer = await self.client.post("/retrieve_from_text", json=asked)
+    def _borrowed(self, prompt: str, random: Random, own: str = "") -> str:
+        """What another one was answered to the same prompt, or else to any, but not its ``own`` answer."""
+        same = [answer for answer in self._answers.get(prompt, ()) if answer != own]
+        return random.choice(same or random.choice(list(self._answers.values())))
+
+    async def retrieve(self, text: str, session: str | None, *, body: bool = True) -> dict[str, Any]:
+        """What the router says of ``text`` when ``session`` asks, named in the ``body`` or in a header."""
+        asked = {"text": text}
+        headers = {}
+        if session is not None and body:
+            asked["session_id"] = session
+        elif session is not None:
+            asked["session_id"], headers["x-session-id"] = "nobody", session
+        answer = await self.client.post("/retrieve_from_text", json=asked, headers=headers)
         assert answer.status_code == 200, answer.text
         document: dict[str, Any] = orjson.loads(answer.content)
         return document
 
-    async def read(self, text: str, session: str | None) -> str | None:
-        """Ask for ``text`` and judge what is said; returns why it is not exact."""
-        answer = await self.retrieve(text, session)
-        self.judge.judge(answer, text, session)
+    async def read(self, text: str, session: str | None, *, body: bool = True) -> str | None:
+        """Ask for ``text`` and audit what is said; returns why it is not exact."""
+        answer = await self.retrieve(text, session, body=body)
+        await self.look()  # a stream was recorded for this question, which may need room
+        self.audit.check_text(answer, text, session)
         await self._read_packed(text, session, answer)
         reason: str | None = answer["inexact_reason"]
         return reason
@@ -268,14 +391,19 @@ class Stage:
         await self.settle([])
         for conversation in self.conversations:
             reason = await self.read(conversation.text, conversation.name)
-            self.outcomes[reason or "exact"] += 1
-        for name in {one.name for one in self.conversations} - {None}:
-            answer = await self.client.get(f"/trajectories/{name}")
-            if answer.status_code == 404:
-                facts = [fact for fact in self.judge.facts if fact.session == name and fact.sure]
-                assert self.judge.evicted or not facts
-            else:
-                self.judge.judge_session(answer.json()["trajectories"], str(name))
+            self.outcomes[(reason or "exact").partition(":")[0]] += 1
+        for name in {fact.session for fact in self.judge.facts} - {None}:
+            await self.judge_session(str(name))
+
+    async def judge_session(self, name: str) -> None:
+        """What is kept of a session, and whether that is all."""
+        judge = self.judge
+        answer = await self.client.get(f"/trajectories/{name}")
+        if answer.status_code == 404:
+            facts = [fact for fact in judge.facts if fact.session == name and fact.sure]
+            assert judge.evicted or not facts, (name, facts)
+        else:
+            self.audit.check_session(answer.json(), name)
 
 
 def _squeezed(text: str) -> str:
@@ -288,28 +416,58 @@ def _special(checkpoint: str) -> list[str]:
 
 
 @asynccontextmanager
+async def acting(
+    tokenizer: Tokenizer, markup: Markup, world: World = CALM, *, seed: int = 0, retries: int = 0
+) -> AsyncIterator[tuple[Adversary, str]]:
+    """An adversary with ``tokenizer`` on a loopback port, and its address."""
+    reader = Detokenizer(tokenizer, eos_ids(tokenizer), one_reading=not Encoder(tokenizer).abilities.lead)
+    engine = Adversary(reader, Random(seed), markup.special, aborts=retries > 0 or seed % 2 > 0)
+    engine.twins, engine.shapes = world.twins, world.shapes
+    async with serving(engine.app) as worker:
+        yield engine, worker
+
+
+@asynccontextmanager
+async def routed(
+    worker: str, checkpoint: str, *flags: str, retries: int = 0, resume: bool = False
+) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a router with ``checkpoint`` in front of ``worker``."""
+    arguments = ["--plugin", "radix_cache", "--hf-checkpoint", checkpoint, "--worker-urls", worker]
+    arguments += ["--abort-retries", str(retries), "--abort-retry-wait-s", "0", *flags]
+    arguments += ["--resume-aborted"] if resume else []
+    _, app = build(["--no-default-plugins", *arguments])
+    async with (
+        serving(app) as url,
+        httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as client,
+    ):
+        yield client
+
+
+def stage_of(
+    engine: Adversary,
+    client: httpx.AsyncClient,
+    checkpoint: str,
+    markup: Markup,
+    world: World,
+    *,
+    resume: bool,
+) -> Stage:
+    """What is said between ``client`` and ``engine``."""
+    spaces = bool(Encoder(engine.reader.tokenizer).abilities.guards)
+    return Stage(client, engine, markup, _special(checkpoint), resume=resume, spaces=spaces, world=world)
+
+
+@asynccontextmanager
 async def staged(
     tokenizer: Tokenizer,
     checkpoint: str,
     markup: Markup,
     *flags: str,
     seed: int = 0,
-    retries: int = 0,
-    resume: bool = False,
 ) -> AsyncIterator[Stage]:
     """A router with ``checkpoint`` in front of an adversary with ``tokenizer``, both on loopback ports."""
-    abilities = Encoder(tokenizer).abilities
-    reader = Detokenizer(tokenizer, eos_ids(tokenizer), one_reading=not abilities.lead)
-    engine = Adversary(reader, Random(seed), markup.special, aborts=retries > 0 or seed % 2 > 0)
-    async with serving(engine.app) as worker:
-        arguments = ["--plugin", "radix_cache", "--hf-checkpoint", checkpoint, "--worker-urls", worker]
-        arguments += ["--abort-retries", str(retries), "--abort-retry-wait-s", "0", *flags]
-        arguments += ["--resume-aborted"] if resume else []
-        _, app = build(["--no-default-plugins", *arguments])
-        async with (
-            serving(app) as url,
-            httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as client,
-        ):
-            spaces = bool(abilities.guards)
-            resumes = resume and retries > 0
-            yield Stage(client, engine, markup, _special(checkpoint), resume=resumes, spaces=spaces)
+    async with (
+        acting(tokenizer, markup, seed=seed) as (engine, worker),
+        routed(worker, checkpoint, *flags) as client,
+    ):
+        yield stage_of(engine, client, checkpoint, markup, CALM, resume=False)

@@ -78,7 +78,7 @@ class ScriptedEngine:
         text = self.tokenizer.decode(shown, skip_special_tokens=parameters.get("skip_special_tokens", True))
         reason = {"type": "stop", "matched": self.eos} if stopped else {"type": "length", "length": len(ids)}
         meta: dict[str, Any] = {
-            "id": "r",
+            "id": body["rid"] if isinstance(body.get("rid"), str) else "r",
             "finish_reason": reason if last else None,
             "prompt_tokens": len(self.consumed[-1]),
             "weight_version": "1",

@@ -204,7 +204,7 @@ class TestAnAttemptThatIsNone:
     """What comes instead of a stream, or of an answer, is no reason to end what the client waits for."""
 
     @pytest.mark.parametrize("resume", [False, True])
-    @pytest.mark.parametrize("other", ["json", "nothing", "nonsense", "broken", "503"])
+    @pytest.mark.parametrize("other", ["json", "nothing", "nonsense", "ids", "broken", "503"])
     async def test_of_a_stream(
         self, start: Start, checkpoint: str, said: Said, resume: bool, other: str
     ) -> None:
@@ -212,6 +212,7 @@ class TestAnAttemptThatIsNone:
             "json": json({"text": "Once upon"}),
             "nothing": stream(),
             "nonsense": stream(b"data: {\n\n") if resume else stream(breaks=True),
+            "ids": stream(b"data: %s\n\n" % orjson.dumps({**said.output([], ABORT), "output_ids": 5})),
             "broken": stream(b'data: {"text', breaks=True),
             "503": [answer(b"{}", status=b"503 Busy")],
         }
@@ -232,7 +233,7 @@ class TestAnAttemptThatIsNone:
         assert tokens_of(leaf) == [*first, 6, 7]
 
     @pytest.mark.parametrize("resume", [False, True])
-    @pytest.mark.parametrize("other", ["stream", "nonsense", "text", "503"])
+    @pytest.mark.parametrize("other", ["stream", "nonsense", "ids", "text", "503"])
     async def test_of_an_answer(
         self,
         start: Start,
@@ -245,6 +246,7 @@ class TestAnAttemptThatIsNone:
         answers: dict[str, list[Step]] = {
             "stream": stream(DONE),
             "nonsense": json({"text": "Once upon"}),
+            "ids": json({**said.output([], ABORT), "output_ids": 5}),
             "text": [answer(b"Once upon", b"Content-Type: application/json")],
             "503": [answer(b"{}", status=b"503 Busy")],
         }

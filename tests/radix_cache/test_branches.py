@@ -30,7 +30,7 @@ def give(kept: Trajectories, ids: list[int], answer: Sampled) -> None:
 
 
 def leaves(kept: Trajectories, session: str = "s") -> list[Branch]:
-    return branches(kept.responses_of(session))
+    return branches(kept.responses_of(session), kept.candidates)
 
 
 def record(branch: Branch) -> dict[str, Any]:

@@ -138,6 +138,7 @@ async def test_synchronous_code_gets_the_same(client: Rollout) -> None:
 async def test_a_record_of_a_session_makes_a_sample_with_prompt_and_response(client: Rollout) -> None:
     answer = await client.generate(PROMPT, [5, 6], session="s")
     async with AsyncClient(client.running.url) as router:
+        assert (await router.session("s"))["complete"] is True
         (record,) = await router.trajectories("s")
     sample = fill_sample(Sample(prompt="", response=""), record)
     assert (sample.prompt, sample.response) == (PROMPT, answer["text"])

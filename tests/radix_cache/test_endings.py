@@ -110,6 +110,7 @@ async def test_an_abort_that_was_asked_for_stays_one(
     engine.delay = anyio.Event()
     async with routed(start, engine, checkpoint, *FLAGS) as client, anyio.create_task_group() as tasks:
         output = _aborted(engine, [5, 6, engine.eos], PROMPT)
+        output["meta_info"]["id"] = "mine"
         body = orjson.dumps(output)
         if stream:
             engine.media_type, body = "text/event-stream", b"data: %s\n\ndata: [DONE]\n\n" % body

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from radix_cache.toy import EOS, TOKENS, encode, pack, sampled, spell, trajectories, unpack
-from slime_radix_cache.answer import inexact_reason, record_of
-from slime_radix_cache.segments import Context, Prompt, Response, Segment, context_ids, last_response, links
+from slime_radix_cache.answer import Lost, inexact_reason, record_of
+from slime_radix_cache.segments import Context, Prompt, Response, Segment, context_ids, last_sampled, links
+from slime_radix_cache.sessions import Running
 from slime_radix_cache.text_index import Node, text_of
 from slime_radix_cache.trajectories import Limits
 
@@ -29,9 +31,13 @@ class Fact:
     consumed_mask: list[int]
     sampled: list[int]
     session: str | None
-    before: Response | None
     response: Response
     used: int
+
+    @property
+    def asked(self) -> Context:
+        """The context with which it was asked."""
+        return (self.response.parent, self.response.kept) if self.response.parent is not None else None
 
     @property
     def visible(self) -> list[int]:
@@ -47,43 +53,70 @@ class Fact:
         return {self.prompt + spell(self.sampled[:end]): self.consumed + self.sampled[:end] for end in ends}
 
 
+class Flight(NamedTuple):
+    """A request on its way."""
+
+    context: Context
+    text: str
+    consumed: list[int]
+    mask: list[int]
+    session: str | None
+    running: Running | None
+
+
 class Model(RuleBasedStateMachine):
     @initialize(tokens=st.sampled_from([0, 0, 12, 40]), versions=st.sampled_from([0, 2]))
     def begin(self, tokens: int, versions: int) -> None:
         self.kept = trajectories(Limits(tokens=tokens, versions=versions))
         self.limit = tokens
         self.facts: list[Fact] = []
-        self.flying: list[tuple[Context, str, list[int], list[int], str | None]] = []
+        self.flying: list[Flight] = []
+        self.lost: set[str] = set()
+        self.unanswered: list[Flight] = []
         self.version = 0
         self.clock = 0
 
     # What is asked of the model.
 
-    def _in_order(self, text: str, session: str | None) -> list[Callable[[Response | None], bool]]:
-        """Whose words may be gone on from: first its own; then, if it has not spoken yet, anyone's."""
-        own = [fact for fact in self.facts if fact.session == session]
-        if not own or session is None:
-            return [lambda said: True]
-        spoken = [fact for fact in own if len(fact.prompt) < len(text) and text.startswith(fact.prompt)]
-        inherited = [one for fact in spoken for one, _ in links((fact.response, 0))]
+    def _in_order(self, text: str, session: str | None) -> list[Callable[[Response | None, int], bool]]:
+        """Contexts to go on from, by their last response and how much of it there is.
+
+        First its own; then, if it has not spoken yet, anyone's; else what it went on from when it spoke.
+        """
+        if session is None:
+            return [lambda said, kept: True]
+        spoken: list[Context] = [
+            (fact.response.parent, fact.response.kept) if fact.response.parent is not None else None
+            for fact in self.facts
+            if fact.session == session and text.startswith(fact.prompt)
+        ]
+        spoken += [
+            flight.context
+            for flight in [*self.flying, *self.unanswered]
+            if text.startswith(flight.text) and flight.session == session
+        ]
+        inherited = {
+            (one, size) for context in spoken for one, kept in links(context) for size in range(kept + 1)
+        }
+        free = not spoken and session not in self.lost
         return [
-            lambda said: said is not None and said.session == session,
-            (lambda said: said is None or said in inherited) if spoken else (lambda said: True),
+            lambda said, kept: said is not None and said.session == session,
+            lambda said, kept: free or said is None or (said, kept) in inherited,
         ]
 
     def _expected(self, text: str, session: str | None) -> tuple[int, list[list[int]]]:
         """The longest place to continue ``text`` from, and all token runs that are right there."""
-        for whose in self._in_order(text, session):
+        for fits in self._in_order(text, session):
             found: dict[str, list[list[int]]] = {}
             for fact in self.facts:
-                if whose(fact.response):
-                    for until, tokens in fact.goes_on().items():
-                        if text.startswith(until):
-                            found.setdefault(until, []).append(tokens)
-                if fact.prompt == text and whose(fact.before):
+                for until, tokens in fact.goes_on().items():
+                    if text.startswith(until) and fits(fact.response, len(tokens) - len(fact.consumed)):
+                        found.setdefault(until, []).append(tokens)
+                if fact.prompt == text and fits(*(last_sampled(fact.asked) or (None, 0))):
                     found.setdefault(text, []).append(fact.consumed)
             for prompt in self._lonely_prompts():
-                if text_of(prompt.node).decode() == text and whose(last_response(prompt)):
+                last = last_sampled((prompt, len(prompt))) or (None, 0)
+                if text_of(prompt.node).decode() == text and fits(*last):
                     found.setdefault(text, []).append(unpack(context_ids((prompt, len(prompt)))))
             if found:
                 longest = max(found, key=len)
@@ -133,8 +166,10 @@ class Model(RuleBasedStateMachine):
         if answer:
             self._arrive(flight, answer)
         else:
-            self.kept.unpin(flight[0])  # the worker broke
-            self._used(flight[0])
+            self._land(flight, is_recorded=False)  # the worker broke
+            if flight.session is not None:
+                self.unanswered.append(flight)
+            self._used(flight.context)
 
     @rule()
     def update_weights(self) -> None:
@@ -147,13 +182,15 @@ class Model(RuleBasedStateMachine):
         text = (data.draw(st.sampled_from(self._texts())) + added) or "a"
         prompt = text.encode()
         match = self.kept.find_to_read(prompt, session)
-        record = record_of(match.context, pack(*encode(prompt[match.position :].decode())))
+        rest = pack(*encode(prompt[match.position :].decode()))
+        record = record_of(match.context, rest, None if match.is_asked else session)
         lengths = {len(record.tokens), len(record.loss_mask), len(record.logprobs), len(record.versions)}
         assert len(lengths) == 1
-        reason = inexact_reason(match, prompt, record, session, evicted=False)
+        assert session is None or self.kept.has_lost(session) == (session in self.lost)
+        lost = Lost(session in self.lost, self.kept.is_lost(prompt))
+        reason = inexact_reason(match, prompt, record, lost)
         tokens, mask = record.tokens.tolist(), record.loss_mask.tolist()
-        exact = self._exact(text)
-        assert (reason is None) <= ((tokens, mask) in exact)
+        assert (reason is None) <= ((tokens, mask) in self._exact(text, session))
         ended = [fact for fact in self.facts if text in self._ends(fact)]
         own = [fact for fact in ended if fact.session == session] if session is not None else ended
         if own:
@@ -175,10 +212,16 @@ class Model(RuleBasedStateMachine):
     def _mask(fact: Fact) -> list[int]:
         return fact.consumed_mask + [1] * len(fact.sampled)
 
-    def _exact(self, text: str) -> list[tuple[list[int], list[int]]]:
-        """All that is true of ``text``."""
+    def _exact(self, text: str, session: str | None) -> list[tuple[list[int], list[int]]]:
+        """All that is true of ``text``; for a session all that it sampled or went on from, and prompts alone."""
         true = []
         for fact in self.facts:
+            own = session in (None, fact.session)
+            if not own:
+                before = last_sampled(fact.asked)
+                if text == fact.prompt and (before is None or before[0].session == session):
+                    true.append((fact.consumed, fact.consumed_mask))
+                continue
             if text in self._ends(fact):
                 true.append((fact.tokens, self._mask(fact)))
             if text == fact.prompt:
@@ -188,7 +231,7 @@ class Model(RuleBasedStateMachine):
                 true.append((tokens, self._mask(fact)[: len(tokens)]))
         for prompt in self._lonely_prompts():
             if text_of(prompt.node).decode() == text:
-                record = record_of((prompt, len(prompt)))
+                record = record_of((prompt, len(prompt)), session=session)
                 true.append((record.tokens.tolist(), record.loss_mask.tolist()))
         return true
 
@@ -203,14 +246,20 @@ class Model(RuleBasedStateMachine):
             assert len(prompt[: match.position].decode()) == length
             assert known in right
         self.kept.pin(match.context)
+        running = Running(session, prompt, match.context) if session is not None else None
+        if running is not None:
+            self.kept.begin(running)
         rest = encode(prompt[match.position :].decode())
         mask = record_of(match.context).loss_mask.tolist() + [0] * len(rest)
-        self.flying.append((match.context, text, known + rest, mask, session))
+        self.flying.append(Flight(match.context, text, known + rest, mask, session, running))
 
-    def _arrive(
-        self, flight: tuple[Context, str, list[int], list[int], str | None], answer: list[int]
-    ) -> None:
-        context, text, consumed, mask, session = flight
+    def _land(self, flight: Flight, *, is_recorded: bool) -> None:
+        self.kept.unpin(flight.context)
+        if flight.running is not None:
+            self.kept.end(flight.running, is_recorded=is_recorded)
+
+    def _arrive(self, flight: Flight, answer: list[int]) -> None:
+        context, text, consumed, mask, session, _ = flight
         rest = pack(*consumed[len(context_ids(context)) // 4 :])
         said = sampled(*answer, version=str(self.version))
         response = self.kept.record(context, rest, text.encode(), said, session)
@@ -219,11 +268,10 @@ class Model(RuleBasedStateMachine):
         if self.limit and self.kept.tokens > self.limit:
             whole = {id(segment) for segment, _ in links((response, 0))}
             assert all(id(segment) in pinned | whole for segment in self._segments())
-        self.kept.unpin(context)
+        self._land(flight, is_recorded=True)
         known = [fact for fact in self.facts if fact.response is response]
         if not known:
-            before = last_response(context[0]) if context is not None else None
-            self.facts.append(Fact(text, consumed, mask, answer, session, before, response, 0))
+            self.facts.append(Fact(text, consumed, mask, answer, session, response, 0))
         self._used((response, 0))
         self._used(context)
         self._forget()
@@ -243,6 +291,8 @@ class Model(RuleBasedStateMachine):
         pinned = {id(segment) for context, *_ in self.flying for segment, _ in links(context)}
         kept = [fact.used for fact in self.facts if id(fact.response) not in pinned]
         for fact in gone:
+            if fact.session is not None:
+                self.lost.add(fact.session)
             assert id(fact.response) not in pinned
             assert not kept or fact.used <= min(kept)
 
@@ -277,7 +327,7 @@ class Model(RuleBasedStateMachine):
                 assert kid.parent is node
                 assert kid.depth == node.depth + len(kid.edge)
             if node.parent is not None:
-                assert node.ends or len(kids) > 1, "a node that nothing needs"
+                assert node.ends or node.begins or len(kids) > 1, "a node that nothing needs"
 
     @invariant()
     def each_response_covers_its_text_and_nothing_else(self) -> None:
@@ -292,6 +342,11 @@ class Model(RuleBasedStateMachine):
                 and text_of(response.reach).startswith(text_of(node))
             }
             assert {id(response) for response in node.through} == expected
+
+    @invariant()
+    def each_response_begins_where_its_prompt_ends(self) -> None:
+        begins = {id(one): text_of(node).decode() for node in self._nodes() for one in node.begins}
+        assert begins == {id(fact.response): fact.prompt for fact in self.facts}
 
     @invariant()
     def the_counters_are_right(self) -> None:

@@ -38,8 +38,9 @@ def test_so_it_does_when_it_asks_again_and_the_other_one_was_last(kept: Trajecto
     assert read(kept, THIRD, "own") == ([1, 1, 2, 6, 2, 1, 6], [0, 1, 1, 0, 1, 1, 0], None)
 
 
-def test_what_only_the_other_one_was_asked_is_said_to_be_its(kept: Trajectories) -> None:
-    assert read(kept, THIRD, "own") == ([1, 1, 2, 6, 4, 6], [0, 1, 1, 0, 0, 0], "other_session")
+def test_what_only_the_other_one_was_asked_is_not_read_as_its_own(kept: Trajectories) -> None:
+    own = ([1, 1, 2, 6, 2, 1, 6], [0, 1, 1, 0, 1, 1, 0], "other_session")
+    assert read(kept, THIRD, "own") == own
     assert read(kept, THIRD) == ([1, 1, 2, 6, 4, 6], [0, 1, 1, 0, 0, 0], None)
 
 

@@ -365,7 +365,7 @@ async def test_an_answer_that_makes_no_sense_passes_and_is_counted(
     assert (await client.stats())["unrecorded"] == {kind: 1}
 
 
-async def test_text_that_is_not_of_its_tokens_is_recorded_and_counted(
+async def test_text_that_is_not_of_its_tokens_is_recorded_as_not_exact(
     client: Client, engine: ScriptedEngine
 ) -> None:
     told = {
@@ -377,8 +377,9 @@ async def test_text_that_is_not_of_its_tokens_is_recorded_and_counted(
     await client.running.client.post("/generate", json={"text": PROMPT})
     answer = await client.retrieve(PROMPT + "something else")
     assert answer["tokens"] == [*engine.tokenizer.encode(PROMPT), 5, 6]
-    assert answer["exact"]
-    assert (await client.stats())["unrecorded"] == {"text_is_not_of_these_tokens": 1}
+    assert not any(answer["loss_mask"])
+    assert (answer["exact"], answer["inexact_reason"]) == (False, "engine_contradicts_itself")
+    assert (await client.stats())["contradictions"] == {"text": 1}
     assert (await client.retrieve(PROMPT + "something"))["inexact_reason"] == "cut_inside_token"
 
 
@@ -401,8 +402,8 @@ async def test_an_engine_that_consumed_other_tokens_is_not_believed(
 ) -> None:
     engine.meta = {"prompt_tokens": 1}
     text = PROMPT + (await client.generate(PROMPT, [5, 6]))["text"]
-    assert (await client.retrieve(text))["exact"] is False
-    assert (await client.stats())["unrecorded"] == {"engine_consumed_other_tokens": 1}
+    assert (await client.retrieve(text))["inexact_reason"] == "engine_contradicts_itself"
+    assert (await client.stats())["contradictions"] == {"prompt_tokens": 1}
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -417,7 +418,7 @@ async def test_an_answer_to_another_request_is_not_believed(
         assert (await client.running.client.post("/generate", json=body)).status_code == 200
         answer = await client.retrieve(PROMPT + engine.tokenizer.decode(ids))
         assert answer["exact"] is (rid == "a")
-    assert (await client.stats())["unrecorded"] == {"answer_to_another_request": 1}
+    assert (await client.stats())["contradictions"] == {"id": 1}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -105,3 +106,27 @@ def test_no_tokens_at_all_are_ever_cut_wrongly(
     visible, _ = found
     assert visible >= 0
     assert tokenizer.decode(ids[:visible], skip_special_tokens=True) == shown
+
+
+@pytest.mark.parametrize(
+    ("ids", "text", "reason", "fits"),
+    [
+        ("harbour wakes", "harbour wakes", {"type": "length", "length": 2}, True),
+        ("harbour wakes", "harbour", {"type": "length", "length": 2}, False),
+        ("harbour wakes", "", {"type": "length", "length": 2}, False),
+        ("harbour wakes", "harbour", {"type": "stop", "matched": " wakes"}, True),
+        ("harbour wakes", "harbour", {"type": "stop", "matched": "tide"}, False),
+        ("harbour<|im_end|>", "harbour", {"type": "stop", "matched": "EOS"}, True),
+        ("harbour wakes<|im_end|>", "harbour", {"type": "stop", "matched": "EOS"}, False),
+        ("harbour wakes", "harbour", {"type": "stop", "matched": "EOS"}, False),
+        ("harbour wakes", "harbour", {"type": "abort"}, True),
+        ("harbour wakes", "harbour", None, True),  # it goes on: a stop string may begin there
+        ("harbour wakes", "tide", None, False),
+    ],
+)
+def test_a_text_lacks_only_what_its_finish_reason_explains(
+    spelling: Spelling, tokenizer: EngineTokenizer, ids: str, text: str, reason: Any, fits: bool
+) -> None:
+    if reason and reason.get("matched") == "EOS":
+        reason = {**reason, "matched": tokenizer.encode("<|im_end|>")[0]}
+    assert (spelling.tail(tokenizer.encode(ids), text, reason) is not None) is fits

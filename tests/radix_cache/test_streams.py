@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from router_core.events import EventSplitter
 from slime_radix_cache.streams import GenerationStream
+from slime_sglang import contradiction
 
 DATA = b': comment\n\ndata: {"a":1}\n\nevent: x\ndata: one\ndata:two\r\n\r\ndata: [DONE]\n\n'
 
@@ -142,8 +143,19 @@ def test_a_failure_to_record_is_told() -> None:
     assert [str(error) for error in errors] == ["out of order"]
 
 
-def test_deltas_that_do_not_add_up_are_not_believed() -> None:
+def test_deltas_that_do_not_add_up_are_recorded_with_the_counter_that_says_so() -> None:
     recorded = Recorded()
     recorded.send(**event("a", [1], 1))
     recorded.send(**event("b", [2], 3, last=True))
-    assert (len(recorded.errors), recorded.answers) == (1, [])
+    ((_, answer),) = recorded.answers
+    assert (answer["text"], answer["output_ids"]) == ("ab", [1, 2])
+    assert contradiction(answer, prompt_tokens=None, rid=None) == "completion_tokens"
+    assert recorded.errors == []
+
+
+def test_an_event_that_is_nonsense_does_not_hide_the_next() -> None:
+    recorded = Recorded()
+    last = orjson.dumps(event("a", [1], 1, last=True))
+    recorded.stream.feed(b"data: 5\n\ndata: %s\n\n" % last)
+    recorded.stream.record_all()
+    assert (len(recorded.errors), len(recorded.answers)) == (1, 1)

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from radix_cache.toy import EOS, encode, pack, sampled, trajectories, unpack
-from slime_radix_cache.answer import inexact_reason, record_of
+from slime_radix_cache.answer import Lost, inexact_reason, record_of
+from slime_radix_cache.losses import Losses, Marks
 from slime_radix_cache.segments import Prompt, Response, context_ids
 from slime_radix_cache.trajectories import Limits, Sampled, Trajectories
 
@@ -27,9 +28,9 @@ def read(
     prompt = text.encode()
     match = kept.find_to_read(prompt, session)
     rest = pack(*encode(prompt[match.position :].decode()))
-    record = record_of(match.context, rest)
-    evicted = kept.was_evicted(prompt)
-    reason = inexact_reason(match, prompt, record, session, evicted=evicted)
+    record = record_of(match.context, rest, None if match.is_asked else session)
+    lost = Lost(session is not None and kept.has_lost(session), kept.is_lost(prompt))
+    reason = inexact_reason(match, prompt, record, lost)
     return record.tokens.tolist(), record.loss_mask.tolist(), reason
 
 
@@ -61,12 +62,21 @@ def test_the_same_prompt_is_kept_once() -> None:
     assert (kept.segments, kept.tokens) == (3, 3)
 
 
-def test_the_same_answer_told_twice_is_kept_once() -> None:
+def test_equal_samples_are_samples_each() -> None:
     kept = trajectories()
     for _ in range(3):
-        generate(kept, "ab", sampled(1, EOS))
+        generate(kept, "ab", sampled(1, EOS), "one")
+    assert (kept.segments, kept.tokens) == (4, 7)
+    assert kept.find_to_read(b"aba").candidates == 3
+    assert len(kept.responses_of("one")) == 3
+
+
+def test_a_sequence_that_is_told_twice_is_kept_once() -> None:
+    kept = trajectories()
+    kept.pin(None)
+    first = kept.record(None, pack(3), b"ab", sampled(1, EOS), "one")
+    assert kept.record(None, pack(3), b"ab", sampled(1, EOS), "one", again=first) is first
     assert (kept.segments, kept.tokens) == (2, 3)
-    assert kept.find_to_read(b"aba").candidates == 1
 
 
 def test_the_same_tokens_with_other_logprobs_are_another_sample() -> None:
@@ -122,9 +132,8 @@ class TestCutText:
 
     def test_a_text_that_ends_inside_a_token_is_continued_from_the_token_before(self) -> None:
         kept = trajectories()
-        stopped = Sampled(
-            pack(1, 5), None, "ab", -1, "ab", ((None, 2),), "null"
-        )  # "ab" + "ab": cut in token 5
+        reason = '{"type":"stop","matched":"ab"}'  # "ab" + "ab": cut in token 5
+        stopped = Sampled(pack(1, 5), None, "ab", -1, "ab", ((None, 2),), reason)
         generate(kept, "a", stopped)
         assert read(kept, "aab")[0] == [1, 1, 5]
         assert read(kept, "aabab")[0] == [1, 1, 5]
@@ -170,13 +179,13 @@ class TestSameTextOtherTokens:
     def test_what_only_another_session_said_is_not_exact_for_this_one(self) -> None:
         kept = self.kept()
         generate(kept, "b", sampled(1), "three")
-        assert read(kept, "aab", "three") == ([1, 3], [0, 1], "other_session")
-        assert read(kept, "aab", "never seen") == ([1, 3], [0, 1], "other_session")
+        assert read(kept, "aab", "three") == ([1, 3], [0, 0], "other_session")
+        assert read(kept, "aab", "never seen") == ([1, 3], [0, 0], "other_session")
 
-    def test_what_was_said_outside_of_sessions_is_everybodys(self) -> None:
+    def test_what_was_said_outside_of_sessions_is_no_sessions(self) -> None:
         kept = trajectories()
         generate(kept, "a", sampled(1))
-        assert read(kept, "aa", "one")[2] is None
+        assert read(kept, "aa", "one") == ([1, 1], [0, 0], "other_session")
 
     def test_a_session_goes_on_from_its_own_shorter_context(self) -> None:
         kept = trajectories()
@@ -204,6 +213,8 @@ class TestSameTextOtherTokens:
         kept = self.kept()
         assert generate(kept, "aabb", sampled(6), "three") == [1, 3, 2]
         assert read(kept, "aabbé", "three") == ([1, 3, 2, 6], [0, 1, 0, 1], None)
+        assert read(kept, "aabb", "three") == ([1, 3, 2], [0, 1, 0], None)
+        assert read(kept, "aab", "three") == ([1, 3], [0, 0], "other_session")
 
 
 class TestGivenIds:
@@ -311,12 +322,11 @@ class TestNotExact:
         assert read(kept, "aab")[2] == "evicted"
         assert read(kept, "bé")[2] == "uncovered_text"
 
-    def test_old_losses_are_forgotten(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("slime_radix_cache.trajectories._LOST_TEXTS", 2)
-        kept = trajectories(Limits(tokens=2))
+    def test_no_loss_is_ever_forgotten(self) -> None:
+        kept = trajectories(Limits(tokens=2), losses=Losses(texts=Marks(exact=1)))
         for text in ("a", "b", "é"):
             generate(kept, text, sampled(1))
-        assert [read(kept, text)[2] for text in ("aa", "ba", "éa")] == ["uncovered_text", "evicted", None]
+        assert [read(kept, text)[2] for text in ("aa", "ba", "éa")] == ["evicted", "evicted", None]
 
     def test_what_was_evicted_is_known_by_its_hidden_end_too(self) -> None:
         kept = trajectories(Limits(versions=1))
@@ -429,7 +439,8 @@ class TestEviction:
             generate(kept, text + "aba", sampled(3, EOS, version="1"), "two")
         kept.see_version("2")
         assert (kept.segments, kept.tokens, kept.size_bytes) == (0, 0, 0)
-        assert kept._sessions == {}
+        assert len(kept._sessions) == 0
+        assert kept.has_lost("one")
 
 
 def test_what_is_recorded_tells_prompts_from_responses() -> None:

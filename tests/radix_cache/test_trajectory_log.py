@@ -28,6 +28,7 @@ from router_core.record_log import RecordLog
 from routers import Running, Start
 from slime_radix_cache.log_records import TRAJECTORIES, Answered, Asked, Gone, Seen
 from slime_radix_cache.logged_trajectories import LoggedTrajectories
+from slime_radix_cache.losses import Losses, Marks
 from slime_radix_cache.segments import Response, Segment, context_ids, links
 from slime_radix_cache.text_index import Node, text_of
 from slime_radix_cache.trajectories import Limits, Trajectories
@@ -46,7 +47,8 @@ def opened(
     directory: Path, limits: Limits | None = None, *, file_bytes: int = 1 << 20, tokenizer: str = "toy"
 ) -> LoggedTrajectories:
     log = RecordLog(LogDirectory(directory, "--trajectory-log"), TRAJECTORIES, tokenizer, file_bytes)
-    return LoggedTrajectories(limits if limits is not None else Limits(), cut, log)
+    marks = [Marks(directory / f"{name}.marks", bits=1 << 14) for name in ("sessions", "texts")]
+    return LoggedTrajectories(limits if limits is not None else Limits(), cut, log, losses=Losses(*marks))
 
 
 def after_a_kill(
@@ -112,7 +114,7 @@ def told(segment: Segment) -> Any:
         return chain
     return (
         chain, segment.start, segment.visible, segment.logprobs, segment.versions, segment.session,
-        segment.finish_reason, text_of(segment.end), segment.continuation_lost,
+        segment.finish_reason, text_of(segment.end), segment.continuation_lost, segment.doubt, segment.adapter,
     )  # fmt: skip
 
 
@@ -125,18 +127,24 @@ def nodes(node: Node) -> Iterator[Node]:
 def picture(kept: Trajectories) -> dict[str, Any]:
     """Everything that an answer may depend on."""
     index = kept._index
+    sessions = kept._sessions._responses
     return {
         "texts": sorted(
-            (text_of(node), [told(one) for one in node.ends], [told(one) for one in node.through])
+            (
+                text_of(node),
+                [told(one) for one in node.ends],
+                [told(one) for one in node.begins],
+                [told(one) for one in node.through],
+            )
             for node in nodes(index.root)
         ),
-        "sessions": {name: [told(one) for one in said] for name, said in sorted(kept._sessions.items())},
-        "incomplete": kept._incomplete,
+        "sessions": {name: [told(one) for one in said] for name, said in sorted(sessions.items())},
+        "incomplete": {name for name in sessions if kept.has_lost(name)},
         "versions": kept._versions.ordered,
         "sizes": (kept.segments, kept.tokens, kept.size_bytes, index.nodes),
         "starts": sorted(
             (context_ids((one, len(one))), place)
-            for said in kept._sessions.values()
+            for said in sessions.values()
             for one in said
             for _, place in kept._starts.along(context_ids((one, len(one))))
         ),
@@ -453,11 +461,9 @@ def test_one_log_has_one_writer_and_nobody_else_may_read_it(tmp_path: Path) -> N
     Rollouts(kept, 4).turn()
     with pytest.raises(StartupError, match="another router"):
         opened(tmp_path / "log")
-    assert [path.stat().st_mode & 0o077 for path in [tmp_path / "log", *(tmp_path / "log").iterdir()]] == [
-        0,
-        0,
-        0,
-    ]
+    paths = [tmp_path / "log", *(tmp_path / "log").iterdir()]
+    assert not any(path.stat().st_mode & 0o077 for path in paths)
+    assert len(paths) == 5  # itself, a file of the log, its lock, and the marks of what is lost
     kept.close()
     opened(tmp_path / "log").close()
 

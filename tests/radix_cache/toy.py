@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
+from slime_radix_cache.losses import Losses
 from slime_radix_cache.special_tokens import SpecialTokens
 from slime_radix_cache.trajectories import Limits, Sampled, Trajectories
 
@@ -63,6 +64,6 @@ def sampled(*ids: int, logprobs: Sequence[float] | None = None, version: str | N
     )
 
 
-def trajectories(limits: Limits | None = None) -> Trajectories:
+def trajectories(limits: Limits | None = None, losses: Losses | None = None) -> Trajectories:
     special = SpecialTokens([TOKENS[EOS]])
-    return Trajectories(limits if limits is not None else Limits(), cut, special.around)
+    return Trajectories(limits if limits is not None else Limits(), cut, special.around, losses)

@@ -1,0 +1,63 @@
+"""Verdicts and losses that ``radix_cache`` reports to chats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Protocol
+
+from router_core.exchange import Exchange
+
+__all__ = ["NOT_RECORDED", "JudgedAnswers", "LostSessions", "Verdicts"]
+
+NOT_RECORDED = "not_recorded"
+#: Answers for which no turn is kept: nothing may go on from their tokens.
+_UNUSABLE = frozenset(("engine_contradicts_itself", NOT_RECORDED))
+
+
+class LostSessions(Protocol):
+    """The sessions of which something was lost; a name may be in it that was never added."""
+
+    def add(self, name: str, /) -> object:
+        """Remember ``name``, for ever."""
+        ...
+
+    def __contains__(self, name: str, /) -> bool: ...
+
+
+class Verdicts(Protocol):
+    """The component ``"verdicts"``."""
+
+    def of(self, exchange: Exchange) -> Sequence[str | None]:
+        """Why each sequence of the answer to a ``/generate`` is not exact, None where it is, as far as it has come."""
+        ...
+
+
+class JudgedAnswers:
+    """The verdicts on one answer, also when its exchange has ended."""
+
+    def __init__(self, verdicts: Verdicts) -> None:
+        self._verdicts = verdicts
+        self._exchange: Exchange | None = None
+        self._last: Sequence[str | None] = ()
+        self._known: dict[int, str | None] = {}
+
+    def begin(self, exchange: Exchange) -> None:
+        """It is the answer to this ``/generate``."""
+        self._exchange = exchange
+        exchange.on_close(partial(self._end, exchange))
+
+    def _end(self, exchange: Exchange) -> None:
+        """Keep the verdicts: the exchange drops its notes when it has closed."""
+        self._last, self._exchange = tuple(self._verdicts.of(exchange)), None
+
+    def inexact_reason(self, index: int) -> str | None:
+        """Why sequence ``index`` is not exact. To be asked when its last event was read."""
+        if index not in self._known:
+            reasons = self._verdicts.of(self._exchange) if self._exchange is not None else self._last
+            self._known[index] = reasons[index] if index < len(reasons) else NOT_RECORDED
+        return self._known[index]
+
+    def is_usable(self, index: int) -> bool:
+        """True when a conversation may continue from the tokens of sequence ``index``."""
+        return self.inexact_reason(index) not in _UNUSABLE

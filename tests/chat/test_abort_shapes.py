@@ -1,0 +1,282 @@
+"""Aborts as SGLang really writes them: nobody sees a text twice, and ids and ``exact`` agree."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import pytest
+
+from chat_models.families import QWEN3_PLAIN
+from radix_cache.aborting import SHAPES, AbortingEngine, Shape
+from router_core.serving import serving
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from routers import Running, Start
+
+pytestmark = pytest.mark.anyio
+
+TOKENIZER = QWEN3_PLAIN.tokenizer
+PROMPT = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+TAPE = [
+    token
+    for word in ("one", " two", " three", " four", " five", " six")
+    for token in TOKENIZER.encode(word)[:1]
+]
+MESSAGES = [{"role": "user", "content": "hello"}]
+CUT = 4
+SAID = TOKENIZER.decode(TAPE[:CUT])
+ALL = TOKENIZER.decode(TAPE)
+
+
+@asynccontextmanager
+async def aborting(
+    start: Start, checkpoint: Path, engine: AbortingEngine, *flags: str
+) -> AsyncIterator[Running]:
+    TOKENIZER.save(checkpoint)
+    async with (
+        serving(engine.app) as url,
+        start(
+            *("--plugin", "radix_cache", "--hf-checkpoint", str(checkpoint), "--plugin", "openai"),
+            *("--worker-urls", url, "--disable-health-check", "--abort-retry-wait-s", "0", *flags),
+        ) as running,
+    ):
+        yield running
+
+
+async def events_of(running: Running, path: str, **body: Any) -> list[dict[str, Any]]:
+    headers = {"x-session-id": "s"}
+    async with running.client.stream("POST", path, json={**body, "stream": True}, headers=headers) as answer:
+        assert answer.status_code == 200, await answer.aread()
+        lines = [line.removeprefix("data: ") async for line in answer.aiter_lines() if line]
+    assert lines[-1] == "[DONE]"
+    return [orjson.loads(line) for line in lines[:-1]]
+
+
+async def answer_of(running: Running, path: str, **body: Any) -> Any:
+    answer = await running.client.post(path, json=body, headers={"x-session-id": "s"})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def records(running: Running) -> list[dict[str, Any]]:
+    document = (await running.client.get("/trajectories/s")).json()
+    found: list[dict[str, Any]] = document.get("trajectories", [])
+    return found
+
+
+async def contradictions(running: Running) -> Any:
+    stats = (await running.client.get("/cache_stats")).json()
+    return stats["unrecorded"]
+
+
+def sampled(record: dict[str, Any]) -> list[int]:
+    return [token for token, mask in zip(record["tokens"], record["loss_mask"], strict=True) if mask]
+
+
+def assert_recorded(record: dict[str, Any], ids: list[int]) -> None:
+    """It has exactly ``ids`` behind its prompt, with the logprobs that the engine gave for them."""
+    assert (record["inexact_reason"], sampled(record)) == (None, ids)
+    size = len(ids)
+    assert record["rollout_logp"][-size:] == [-(place + 1) / 7 for place in range(size)]
+
+
+def engine_of(shape: Shape, mode: str, *cuts: int | None) -> AbortingEngine:
+    engine = AbortingEngine(TOKENIZER, TAPE, shape, incremental=mode == "incremental")
+    engine.cuts = list(cuts)
+    return engine
+
+
+MODES = pytest.mark.parametrize("mode", ["cumulative", "incremental"])
+EACH_SHAPE = pytest.mark.parametrize("shape", SHAPES)
+
+
+@MODES
+@EACH_SHAPE
+@pytest.mark.parametrize("logprobs", [False, True])
+async def test_a_chat_stream_that_is_aborted_says_everything_once(
+    start: Start, tmp_path: Path, shape: Shape, mode: str, logprobs: bool
+) -> None:
+    engine = engine_of(shape, mode, CUT)
+    async with aborting(start, tmp_path, engine) as running:
+        chunks = await events_of(
+            running, "/v1/chat/completions", messages=MESSAGES, return_token_ids=True, logprobs=logprobs
+        )
+        [record] = await records(running)
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    assert "".join(choice["delta"].get("content") or "" for choice in choices) == SAID
+    assert (choices[-1]["token_ids"], choices[-1]["exact"]) == (TAPE[:CUT], True)
+    told = [entry["logprob"] for choice in choices for entry in (choice["logprobs"] or {}).get("content", ())]
+    assert told == [-(place + 1) / 7 for place in range(CUT)]
+    assert_recorded(record, TAPE[:CUT])
+
+
+@MODES
+@EACH_SHAPE
+async def test_a_completion_stream_that_is_aborted_says_everything_once(
+    start: Start, tmp_path: Path, shape: Shape, mode: str
+) -> None:
+    engine = engine_of(shape, mode, CUT)
+    async with aborting(start, tmp_path, engine) as running:
+        chunks = await events_of(running, "/v1/completions", prompt=PROMPT, return_token_ids=True)
+        [record] = await records(running)
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    assert "".join(choice["text"] for choice in choices) == SAID
+    assert (choices[-1]["token_ids"], choices[-1]["exact"]) == (TAPE[:CUT], True)
+    assert_recorded(record, TAPE[:CUT])
+
+
+@MODES
+@EACH_SHAPE
+@pytest.mark.parametrize(
+    "body", [{"text": [PROMPT, PROMPT + "a"]}, {"text": PROMPT, "sampling_params": {"n": 2}}]
+)
+async def test_aborted_streams_of_several_sequences_are_recorded_whole(
+    start: Start, tmp_path: Path, shape: Shape, mode: str, body: dict[str, Any]
+) -> None:
+    engine = engine_of(shape, mode, CUT)
+    async with aborting(start, tmp_path, engine) as running:
+        await events_of(running, "/generate", **body)
+        found = await records(running)
+    assert len(found) == 2  # equal samples are samples each
+    for record in found:
+        assert_recorded(record, TAPE[:CUT])
+
+
+@MODES
+@EACH_SHAPE
+async def test_an_aborted_stream_without_logprobs_is_recorded_whole(
+    start: Start, tmp_path: Path, shape: Shape, mode: str
+) -> None:
+    engine = engine_of(shape, mode, CUT)
+    async with aborting(start, tmp_path, engine) as running:
+        await events_of(running, "/generate", text=PROMPT, return_logprob=False)
+        [record] = await records(running)
+        doubts = await contradictions(running)
+    assert (record["inexact_reason"], sampled(record), record["response"]) == (
+        "no_logprobs",
+        TAPE[:CUT],
+        SAID,
+    )
+    assert doubts == {}
+
+
+@pytest.mark.parametrize(
+    ("shape", "mode"),
+    [
+        (shape, mode)
+        for shape in SHAPES
+        for mode in ("cumulative", "incremental", "whole")
+        if (shape, mode) != ("bare", "whole")  # it has no tokens to go on from
+    ],
+)
+@pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions"])
+@pytest.mark.parametrize("cuts", [(CUT, 5), (1, 2), (3, 3, 3)])
+async def test_a_resumed_generation_is_one_whatever_its_aborts_look_like(
+    start: Start, tmp_path: Path, shape: Shape, mode: str, path: str, cuts: tuple[int, ...]
+) -> None:
+    engine = engine_of(shape, mode, *cuts)
+    body: dict[str, Any] = {"rid": "r"}
+    body |= {"text": PROMPT} if path == "/generate" else {"messages": MESSAGES, "return_token_ids": True}
+    async with aborting(start, tmp_path, engine, "--resume-aborted") as running:
+        if mode == "whole":
+            told = await answer_of(running, path, **body)
+            events = [told]
+        else:
+            events = await events_of(running, path, **body)
+        found = await records(running)
+        doubts = await contradictions(running)
+    assert doubts == {}
+    if path == "/generate":
+        parts = events if mode == "incremental" else events[-1:]
+        assert "".join(event["text"] for event in parts) == ALL
+        assert [token for event in parts for token in event["output_ids"]] == TAPE
+        assert events[-1]["meta_info"]["prompt_tokens"] == len(engine.asked[0]["input_ids"])
+        assert events[-1]["meta_info"]["completion_tokens"] == len(TAPE)
+    else:
+        choices = [choice for event in events for choice in event["choices"]]
+        pieces = [choice["message"] if "message" in choice else choice["delta"] for choice in choices]
+        assert "".join(piece.get("content") or "" for piece in pieces) == ALL
+        assert (choices[-1]["token_ids"], choices[-1]["exact"]) == (TAPE, True)
+    assert len(found) == 1
+    assert_recorded(found[0], TAPE)
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions"])
+@pytest.mark.parametrize("shape", ["running", "waiting"])
+async def test_an_aborted_answer_of_several_sequences_is_resumed_whole(
+    start: Start, tmp_path: Path, shape: Shape, path: str
+) -> None:
+    engine = engine_of(shape, "whole", CUT, 5)
+    body: dict[str, Any] = (
+        {"n": 2, "messages": MESSAGES} if path != "/generate" else {"text": [PROMPT, PROMPT + "a"]}
+    )
+    async with aborting(start, tmp_path, engine, "--resume-aborted") as running:
+        told = await answer_of(running, path, return_token_ids=True, **body)
+        found = await records(running)
+        doubts = await contradictions(running)
+    if path == "/generate":
+        assert [(one["text"], one["output_ids"]) for one in told] == [(ALL, TAPE)] * 2
+        sent = [len(ids) for ids in engine.asked[0]["input_ids"]]
+        assert [one["meta_info"]["prompt_tokens"] for one in told] == sent
+    else:
+        assert [choice["token_ids"] for choice in told["choices"]] == [TAPE] * 2
+        assert [choice["message"]["content"] for choice in told["choices"]] == [ALL] * 2
+    assert doubts == {}
+    for record in found:
+        assert_recorded(record, TAPE)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_an_aborted_answer_that_is_passed_on_is_recorded(
+    start: Start, tmp_path: Path, shape: Shape
+) -> None:
+    engine = engine_of(shape, "whole", CUT)
+    async with aborting(start, tmp_path, engine, "--abort-retries", "0") as running:
+        told = await answer_of(running, "/v1/chat/completions", messages=MESSAGES, return_token_ids=True)
+        found = await records(running)
+    [choice] = told["choices"]
+    ids = TAPE[:CUT] if shape != "bare" else []
+    assert (choice["message"]["content"] or "", choice["token_ids"]) == (TOKENIZER.decode(ids), ids)
+    assert [sampled(record) for record in found] == ([ids] if ids else [])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_batch_of_one_is_passed_on_or_resumed_alone(
+    start: Start, tmp_path: Path, stream: bool
+) -> None:
+    engine = engine_of("running", "whole", CUT)
+    async with aborting(start, tmp_path, engine, "--resume-aborted") as running:
+        if stream:
+            told = (await events_of(running, "/generate", text=[PROMPT]))[-1]
+        else:
+            [told] = await answer_of(running, "/generate", text=[PROMPT])
+        [record] = await records(running)
+    assert told["output_ids"] == (TAPE[:CUT] if stream else TAPE)
+    assert_recorded(record, told["output_ids"])
+
+
+@pytest.mark.parametrize("first", [-1, 1])
+async def test_events_of_sequences_that_nobody_asked_for_are_nobodys(
+    start: Start, tmp_path: Path, first: int
+) -> None:
+    engine = engine_of("running", "cumulative", CUT)
+    engine.first_index = first
+    async with aborting(start, tmp_path, engine) as running:
+        await events_of(running, "/generate", text=[PROMPT, PROMPT + "a"])
+        found = await records(running)
+        doubts = await contradictions(running)
+    assert doubts["stream_not_understood"] == 1
+    assert not any(record["exact"] for record in found)  # the other event is that of another prompt
+
+
+async def test_a_chat_does_not_take_one_choice_for_another(start: Start, tmp_path: Path) -> None:
+    engine = engine_of("running", "cumulative", CUT)
+    engine.first_index = -1
+    async with aborting(start, tmp_path, engine) as running:
+        *_, last = await events_of(running, "/v1/chat/completions", messages=MESSAGES, n=2)
+    assert last["error"]["message"] == "the engine's answer was not understood"

@@ -1,0 +1,133 @@
+"""Each attempt of a resumed generation is evidence by itself, or the response made of them is doubted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from chat.test_abort_shapes import ALL, MESSAGES, PROMPT, TAPE, aborting, answer_of, engine_of, events_of
+from slime_radix_cache.turns import Turns
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from routers import Start
+
+pytestmark = pytest.mark.anyio
+
+DOUBT = "engine_contradicts_itself"
+LIES: dict[str, dict[str, Any]] = {
+    "prompt": {"prompt_tokens": 3},
+    "prompt as text": {"prompt_tokens": "13"},
+    "name": {"id": "of another one"},
+    "count": {"completion_tokens": 9},
+    "versions": {"weight_versions": [{"version": "1", "start": 0, "end": 1}]},
+    "broken versions": {"weight_versions": [{"begin": 0}]},
+    "logprobs": {"output_token_logprobs": [[-1.0, 5, None]] * 9},
+    "broken logprobs": {"output_token_logprobs": [[None]]},
+    "length": {"output_token_logprobs_length": 77},
+}
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str | None]]:
+    """How many tokens the answers had that were recorded, and why they were doubted before they were looked at."""
+    found: list[tuple[int, str | None]] = []
+    record = Turns.record
+
+    def spy(turns: Turns, turn: Any, answer: Any, doubt: str | None = None, **more: Any) -> Any:
+        found.append((len(answer["output_ids"]), doubt))
+        return record(turns, turn, answer, doubt, **more)
+
+    monkeypatch.setattr(Turns, "record", spy)
+    return found
+
+
+def text_of(told: list[dict[str, Any]], mode: str) -> str:
+    if "choices" not in told[0]:
+        return "".join(event["text"] for event in (told if mode == "incremental" else told[-1:]))
+    choices = [choice for event in told for choice in event["choices"]]
+    pieces = [choice["message"] if "message" in choice else choice["delta"] for choice in choices]
+    return "".join(piece.get("content") or "" for piece in pieces)
+
+
+@pytest.mark.parametrize(
+    ("path", "mode", "liar"),
+    [
+        ("/generate", "cumulative", 2),
+        ("/generate", "incremental", 2),
+        ("/generate", "whole", 2),
+        ("/generate", "incremental", 3),
+        ("/v1/chat/completions", "cumulative", 2),
+    ],
+)
+@pytest.mark.parametrize("lie", [*LIES, "text"])
+async def test_a_lie_of_one_attempt_makes_the_joined_answer_doubtful(
+    start: Start,
+    tmp_path: Path,
+    recorded: list[tuple[int, str | None]],
+    lie: str,
+    path: str,
+    mode: str,
+    liar: int,
+) -> None:
+    engine = engine_of("running", mode, 2, 4)
+    if lie == "text":
+        engine.misspelt = {liar}
+    else:
+        engine.lies = {liar: LIES[lie]}
+    body: dict[str, Any] = {"rid": "r"} | (
+        {"text": PROMPT} if path == "/generate" else {"messages": MESSAGES}
+    )
+    async with aborting(start, tmp_path, engine, "--resume-aborted") as running:
+        told = (
+            [await answer_of(running, path, **body)]
+            if mode == "whole"
+            else await events_of(running, path, **body)
+        )
+    assert text_of(told, mode) == ALL
+    assert len(engine.asked) == 3
+    assert recorded[-1] == (len(TAPE), DOUBT)
+    assert {doubt for size, doubt in recorded if size <= 2} == {None}
+    assert {doubt for size, doubt in recorded if size == 4} == ({None} if liar == 3 else {DOUBT})
+
+
+@pytest.mark.parametrize("mode", ["cumulative", "incremental", "whole"])
+@pytest.mark.parametrize("lie", [*LIES, "text"])
+async def test_a_lie_of_the_first_attempt_makes_the_joined_answer_doubtful(
+    start: Start, tmp_path: Path, recorded: list[tuple[int, str | None]], lie: str, mode: str
+) -> None:
+    engine = engine_of("running", mode, 2)
+    if lie == "text":
+        engine.misspelt = {1}
+    else:
+        engine.lies = {1: LIES[lie]}
+    async with aborting(start, tmp_path, engine, "--resume-aborted") as running:
+        if mode == "whole":
+            await answer_of(running, "/generate", text=PROMPT, rid="r")
+        else:
+            await events_of(running, "/generate", text=PROMPT, rid="r")
+    assert recorded[-1] == (len(TAPE), DOUBT)
+
+
+@pytest.mark.parametrize("mode", ["cumulative", "incremental", "whole"])
+async def test_an_attempt_without_logprobs_leaves_none_to_the_others(
+    start: Start, tmp_path: Path, recorded: list[tuple[int, str | None]], mode: str
+) -> None:
+    """They would be those of other tokens."""
+    engine = engine_of("running", mode, 2)
+    engine.lies = {1: {"output_token_logprobs": None, "output_token_logprobs_length": None}}
+    async with aborting(start, tmp_path, engine, "--resume-aborted") as running:
+        if mode == "whole":
+            told = await answer_of(running, "/generate", text=PROMPT, session_id="s")
+        else:
+            told = (await events_of(running, "/generate", text=PROMPT))[-1]
+        document = (await running.client.get("/trajectories/s")).json()
+    assert "output_token_logprobs" not in told["meta_info"]
+    assert recorded[-1] == (len(TAPE), None)
+    [record] = document["trajectories"]
+    assert (record["inexact_reason"], record["rollout_logp"][-len(TAPE) :]) == (
+        "no_logprobs",
+        [None] * len(TAPE),
+    )

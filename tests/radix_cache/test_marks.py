@@ -1,0 +1,106 @@
+"""Marks of what was lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from router_core.errors import StartupError
+from router_core.record_files import LogDirectory
+from slime_radix_cache.losses import Count, Marks, opened
+from slime_radix_cache.unfinished import UnfinishedStreams
+
+
+def _marks(path: Path | None = None) -> Marks:
+    return Marks(path, exact=100, bits=1 << 16)
+
+
+def test_no_mark_is_ever_forgotten() -> None:
+    marks = _marks()
+    names = [f"session-{number}" for number in range(5_000)]
+    for name in names:
+        marks.add(name)
+    assert all(name in marks for name in names)
+    assert marks.size_bytes < (1 << 13) + 100 * 200
+
+
+def test_false_alarms_are_as_rare_as_said() -> None:
+    marks = _marks()
+    for number in range(5_000):
+        marks.add(f"session-{number}")
+    alarms = sum(f"other-{number}" in marks for number in range(20_000)) / 20_000
+    assert marks.false_alarm_rate / 2 < alarms < 2 * marks.false_alarm_rate
+
+
+def test_marks_are_counted_while_there_are_few() -> None:
+    marks = _marks()
+    assert marks.count("never") == Count(0, at_least=False)
+    for _ in range(3):
+        marks.add("text")
+    assert marks.count("text") == Count(3, at_least=False)
+    assert marks.count("never") == Count(0, at_least=False)
+
+
+def test_what_is_not_counted_any_more_is_said_to_be_at_least_one() -> None:
+    marks = _marks()
+    for _ in range(3):
+        marks.add("text")
+    for number in range(200):
+        marks.add(f"session-{number}")
+    assert marks.count("text") == Count(1, at_least=True)
+    marks.add("text")
+    marks.add("text")
+    assert marks.count("text") == Count(2, at_least=True)
+
+
+def test_marks_in_a_file_outlive_the_process(tmp_path: Path) -> None:
+    marks = _marks(tmp_path / "marks")
+    marks.add("lost")
+    again = _marks(tmp_path / "marks")  # nothing was closed: as after SIGKILL
+    assert "lost" in again
+    assert "kept" not in again
+    assert again.count("lost") == Count(1, at_least=True)
+    assert again.number == 1
+    assert (tmp_path / "marks").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("content", [b"too short", b"x" * (56 + (1 << 23))])
+def test_a_file_that_has_no_marks_ends_the_start(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "sessions.marks").write_bytes(content)
+    with pytest.raises(StartupError, match=r"sessions\.marks: wanted"):
+        opened(LogDirectory(tmp_path, "--trajectory-log"), "sessions.marks", Marks)
+
+
+def test_a_directory_that_is_not_there_ends_the_start(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match="No such file"):
+        opened(LogDirectory(tmp_path / "none", "--trajectory-log"), "sessions.marks", Marks)
+
+
+def test_a_stream_that_a_kill_cuts_off_is_lost_to_its_session(tmp_path: Path) -> None:
+    streams = UnfinishedStreams(tmp_path / "streams", _marks(), slots=8)
+    ends = {name: streams.begin(name) for name in ("ended", "cut", "cut again")}
+    ends["ended"]()
+    lost = _marks()
+    UnfinishedStreams(tmp_path / "streams", lost, slots=8)
+    assert [name in lost for name in ends] == [False, True, True]
+    later = _marks()
+    UnfinishedStreams(tmp_path / "streams", later, slots=8)
+    assert later.number == 0
+
+
+def test_a_stream_for_which_there_is_no_room_counts_as_lost(tmp_path: Path) -> None:
+    lost = _marks()
+    streams = UnfinishedStreams(tmp_path / "streams", lost, slots=1)
+    end = streams.begin("first")
+    streams.begin("second")()
+    assert ("first" in lost, "second" in lost) == (False, True)
+    end()
+    streams.begin("third")()
+    assert "third" not in lost
+
+
+def test_a_file_of_streams_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "streams").write_bytes(b"short")
+    with pytest.raises(ValueError, match="wanted 128 bytes of sessions, got 5"):
+        UnfinishedStreams(tmp_path / "streams", _marks(), slots=8)

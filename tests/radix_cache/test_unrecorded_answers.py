@@ -1,0 +1,154 @@
+"""Answers of which nothing, or less than all, was recorded: they are never taken for what was."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import orjson
+import pytest
+
+from radix_cache.claims import NEXT, PROMPT, ask, in_pieces, session_of, trained
+from radix_cache.scripted import Client, ScriptedEngine, routed
+
+if TYPE_CHECKING:
+    from routers import Start
+
+pytestmark = pytest.mark.anyio
+
+MINE, LAST = [5, 6], [7, 8]
+
+
+def output(client: Client, ids: list[int], **changes: Any) -> dict[str, Any]:
+    """What the engine says of ``ids``; ``changes`` of None leave a key out."""
+    logprobs = [[-0.5, token, None] for token in ids]
+    meta = {
+        "finish_reason": {"type": "length", "length": len(ids)},
+        "completion_tokens": len(ids),
+        "output_token_logprobs": logprobs,
+    }
+    told = {"text": client.engine.tokenizer.decode(ids), "output_ids": ids, "meta_info": meta} | changes
+    return {key: value for key, value in told.items() if value is not None}
+
+
+def events(*told: dict[str, Any]) -> tuple[int, bytes]:
+    """A stream of them."""
+    return 200, b"".join(b"data: %s\n\n" % orjson.dumps(one) for one in told) + b"data: [DONE]\n\n"
+
+
+async def stream(client: Client, session: str, told: tuple[int, bytes], **body: Any) -> None:
+    client.engine.media_type = "text/event-stream"
+    await ask(client, PROMPT, told, session, streamed=True, **body)
+    client.engine.media_type = "application/json"
+
+
+async def test_a_streamed_answer_without_meta_info_is_a_loss(client: Client) -> None:
+    await ask(client, PROMPT, MINE, "a")
+    await stream(client, "a", events(output(client, LAST, meta_info=None)))
+    assert not (await session_of(client, "a"))["complete"]
+
+
+async def test_a_sequence_that_never_comes_is_a_loss(client: Client) -> None:
+    told = events(output(client, MINE) | {"index": 0})
+    await stream(client, "a", told, sampling_params={"n": 2})
+    assert not (await session_of(client, "a"))["complete"]
+    assert (await client.stats())["unrecorded"] == {"sequence_missing": 1}
+
+
+async def test_an_engine_that_fails_in_a_stream_is_no_loss(client: Client) -> None:
+    await ask(client, PROMPT, MINE, "a")
+    await stream(client, "a", events({"error": {"message": "out of memory"}}))
+    assert (await session_of(client, "a"))["complete"]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_an_anonymous_answer_that_is_not_understood_is_counted(client: Client, streamed: bool) -> None:
+    await ask(client, PROMPT, in_pieces(client, "harbour"))
+    odd = output(client, LAST, text="harbour", output_ids="xx")
+    if streamed:
+        await stream(client, "", events(odd))
+    else:
+        await ask(client, PROMPT, (200, orjson.dumps([odd, odd])))  # one was asked for
+    answer = await client.retrieve(PROMPT + "harbour")
+    assert (answer["candidates"], answer["candidates_relation"]) != (1, "eq")
+
+
+@pytest.mark.parametrize("how", ["cancelled", "refused", "empty"])
+async def test_a_request_without_a_record_has_spoken(client: Client, how: str) -> None:
+    """What its client writes behind that prompt is prompt, though another session sampled the like."""
+    await ask(client, PROMPT, in_pieces(client, "harbour"), "b")
+    if how == "cancelled":
+        client.engine.delay = anyio.Event()
+        with anyio.move_on_after(0.3):
+            await ask(client, PROMPT, MINE, "a")
+        client.engine.delay.set()
+        client.engine.delay = None
+    elif how == "refused":
+        client.engine.script.append((400, b'{"error": {"message": "too long"}}'))
+        headers = {"x-session-id": "a"}
+        await client.running.client.post("/generate", json={"text": PROMPT}, headers=headers)
+    else:
+        await ask(client, PROMPT, (200, orjson.dumps(output(client, []))), "a")
+    await ask(client, PROMPT + "harbour" + NEXT, LAST, "a")
+    text = PROMPT + "harbour" + NEXT + client.engine.tokenizer.decode(LAST)
+    answer = await client.retrieve(text, session_id="a")
+    assert (answer["exact"], trained(answer)) == (True, LAST)
+
+
+async def test_a_fork_that_is_tried_again_goes_on_where_it_forked(client: Client) -> None:
+    words = in_pieces(client, "harbour")
+    await ask(client, PROMPT, words, "b")
+    fork = PROMPT + "harbour" + NEXT
+    client.engine.script.append((500, b"{}"))
+    headers = {"x-session-id": "a"}
+    await client.running.client.post("/generate", json={"text": fork}, headers=headers)
+    await ask(client, fork, LAST, "a")
+    answer = await client.retrieve(fork + client.engine.tokenizer.decode(LAST), session_id="a")
+    assert (answer["exact"], trained(answer)) == (True, [*words, *LAST])
+
+
+async def test_equal_samples_of_one_request_are_leaves_each(client: Client) -> None:
+    one = output(client, MINE)
+    await ask(client, PROMPT, (200, orjson.dumps([one, one, one])), "a", sampling_params={"n": 3})
+    assert len((await session_of(client, "a"))["trajectories"]) == 3
+
+
+async def test_a_log_that_is_given_up_remembers_what_it_lacks(
+    start: Start, engine: ScriptedEngine, checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(fd: int, pieces: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    flags = ("--trajectory-log", str(tmp_path / "log"))
+    async with routed(start, engine, checkpoint, *flags) as client:
+        await ask(client, "first " + PROMPT, MINE, "a")
+        with monkeypatch.context() as patched:
+            patched.setattr("os.writev", full)
+            await ask(client, PROMPT, LAST, "a")
+    async with routed(start, engine, checkpoint, *flags) as client:
+        document = await session_of(client, "a")
+    assert (document["complete"], len(document["trajectories"])) == (False, 1)
+
+
+async def test_a_stream_that_a_kill_cuts_off_is_a_loss(
+    start: Start, engine: ScriptedEngine, checkpoint: str, tmp_path: Path
+) -> None:
+    log, copy = tmp_path / "log", tmp_path / "copy"
+    async with routed(start, engine, checkpoint, "--trajectory-log", str(log)) as client:
+        await ask(client, "first " + PROMPT, MINE, "a")
+        engine.hold, engine.hold_after = anyio.Event(), 1
+        engine.script.append([*LAST, 9])
+        body = {"text": PROMPT, "stream": True}
+        headers = {"x-session-id": "a"}
+        async with client.running.client.stream("POST", "/generate", json=body, headers=headers) as reply:
+            async for line in reply.aiter_lines():
+                if line.startswith("data: {"):
+                    break
+            shutil.copytree(log, copy)  # what another process would find after SIGKILL
+        engine.hold.set()
+    engine.hold = None
+    async with routed(start, engine, checkpoint, "--trajectory-log", str(copy)) as client:
+        document = await session_of(client, "a")
+    assert (document["complete"], len(document["trajectories"])) == (False, 1)
