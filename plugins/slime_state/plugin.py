@@ -116,10 +116,12 @@ class State:
         for version in snapshot.versions:
             router.weights.see(version)
         if snapshot.current is not None:
-            router.weights.move(snapshot.current, "state")  # known, not changed: no hook
+            for version in (*snapshot.versions, snapshot.current):
+                router.weights.move(version, "state")  # known, not changed: no hook
         there = [
             saved for saved in snapshot.workers if saved.state != "draining" and _is_allowed(router, saved)
         ]
+        behind: list[Worker] = []
         async with anyio.create_task_group() as tasks:
             for saved in there:
                 worker = router.pool.add(saved.restored())
@@ -129,7 +131,13 @@ class State:
                 elif saved.state == "quarantined":
                     router.pool.quarantine(worker, saved.reason or "it was quarantined")
                 else:
-                    tasks.start_soon(_join, router, saved)
+                    tasks.start_soon(_join, router, saved, behind)
+        current = router.weights.current
+        for (
+            worker
+        ) in behind:  # when all have been looked at: they may agree, and the fleet has moved meanwhile
+            reason = f"it came back with weights {worker.weight_version!r}, not {current!r}"
+            router.pool.stale(worker, reason)
         logger.info("%d workers are there again, weights at version %s", len(there), snapshot.current)
 
 
@@ -149,8 +157,8 @@ def _without_hooks(router: Router) -> list[object]:
     return [router.weights.current, *about]
 
 
-async def _join(router: Router, saved: SavedWorker) -> None:
-    """Look at a worker. One that was in use is so again if it answers, and has not lost its weights meanwhile."""
+async def _join(router: Router, saved: SavedWorker, behind: list[Worker]) -> None:
+    """Look at a worker. One that was in use is so again if it answers; it is ``behind`` if it has other weights now."""
     worker, trouble = await router.add_worker(
         saved.url,
         worker_type=saved.worker_type,
@@ -166,4 +174,4 @@ async def _join(router: Router, saved: SavedWorker) -> None:
     elif router.several_models:
         return
     elif None not in (current, worker.weight_version) and worker.weight_version != current:
-        router.pool.stale(worker, f"it came back with weights {worker.weight_version!r}, not {current!r}")
+        behind.append(worker)

@@ -199,7 +199,7 @@ def check_answers(chats: Sequence[Chat], journal: dict[str, JournalEntry]) -> No
         for number, heard in enumerate(chat.heard):
             entry = journal[heard.rid]
             assert (heard.prompt, heard.sampled) == (list(entry.input_ids), list(entry.output_ids))
-            assert heard.history == ("exact" if number else "fresh"), (chat.name, number)
+            assert heard.history in (("exact", "restored") if number else ("fresh",)), (chat.name, number)
             assert heard.prompt[: len(known)] == known, (chat.name, number)
             known = heard.prompt + heard.sampled
 
@@ -214,7 +214,6 @@ async def check_samples(
             sessions.setdefault(chat.session, []).append(chat)
     for session, branches in sessions.items():
         document = (await client.get(f"/trajectories/{session}")).json()
-        assert document["complete"]
         leaves = {tuple(leaf["tokens"]): leaf for leaf in document["trajectories"]}
         assert len(leaves) == len(document["trajectories"])
         last = {branch.heard[-1].rid: branch for branch in branches}

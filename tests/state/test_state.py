@@ -234,6 +234,41 @@ async def test_a_worker_that_lost_its_weights_meanwhile_is_stale(start: Start, t
 
 
 @pytest.mark.anyio
+async def test_a_fleet_that_moved_while_the_router_was_away_is_used_with_what_it_has(
+    start: Start, tmp_path: Path
+) -> None:
+    """A trainer updates engines directly; a new run may begin with lower numbers."""
+    both = [Engine("7"), Engine("7")]
+    async with engines(*both) as urls:
+        async with start(*flags(tmp_path / "state")) as running:
+            for url in urls:
+                await running.client.post("/add_worker", json={"url": url})
+            copy = left_by_a_kill(tmp_path / "state")
+        for engine in both:
+            engine.version = "1"
+        async with start(*flags(copy)) as running:
+            await until(lambda: running.router.weights.current == "1")
+            await until(lambda: all(worker.state == "ready" for worker in running.router.pool))
+
+
+@pytest.mark.anyio
+async def test_one_of_a_fleet_that_fell_behind_while_the_router_was_away_is_stale(
+    start: Start, tmp_path: Path
+) -> None:
+    both = [Engine("7"), Engine("7")]
+    async with engines(*both) as urls:
+        async with start(*flags(tmp_path / "state")) as running:
+            for url in urls:
+                await running.client.post("/add_worker", json={"url": url})
+            copy = left_by_a_kill(tmp_path / "state")
+        both[0].version = "6"
+        async with start(*flags(copy)) as running:
+            shown = await workers(running)
+            assert [shown[url]["state"] for url in urls] == ["stale", "ready"]
+            assert running.router.weights.current == "7"
+
+
+@pytest.mark.anyio
 async def test_a_quarantined_worker_waits_for_a_probe(start: Start, tmp_path: Path) -> None:
     async with engines(Engine()) as [url]:
         async with start(*flags(tmp_path / "state")) as running:
