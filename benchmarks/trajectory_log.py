@@ -32,6 +32,7 @@ from slime_openai.identity import next_key
 from slime_openai.log_records import CHATS
 from slime_openai.logged_history import LoggedHistory
 from slime_openai.messages import Message
+from slime_openai.template_traits import STRICT
 from slime_radix_cache.log_records import TRAJECTORIES
 from slime_radix_cache.logged_trajectories import LoggedTrajectories
 from slime_radix_cache.trajectories import Limits, Trajectories
@@ -59,7 +60,7 @@ def _logged_trajectories(directory: LogDirectory) -> tuple[Trajectories, RecordL
 
 def _logged_history(directory: LogDirectory) -> tuple[chats.History, RecordLog]:
     log = RecordLog(directory, CHATS, "benchmark")
-    return LoggedHistory(0, log), log
+    return LoggedHistory(0, set(), log), log
 
 
 def _chat(history: chats.History, turns: Sequence[Turn], session: str) -> None:
@@ -67,7 +68,8 @@ def _chat(history: chats.History, turns: Sequence[Turn], session: str) -> None:
     parent: chats.Turn | None = None
     for number, turn in enumerate(turns):
         reply = Message("assistant", turn.answer)
-        key = next_key(parent.key if parent is not None else b"", reply)
+        place = parent.key if parent is not None else b"?"
+        key = next_key(place, reply, STRICT)
         parent = chats.Turn(
             parent,
             key,
@@ -80,6 +82,8 @@ def _chat(history: chats.History, turns: Sequence[Turn], session: str) -> None:
             "<|im_end|>",
             1,
             True,
+            place,
+            b"",
         )
         history.add(parent)
 
@@ -145,7 +149,7 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, help="where to write (default: a temporary one)")
     options = parser.parse_args()
     tokens = _Side(lambda: Trajectories(_LIMITS, _cut), _logged_trajectories, record)
-    turns = _Side(lambda: chats.History(0), _logged_history, _chat)
+    turns = _Side(lambda: chats.History(0, set()), _logged_history, _chat)
     with tempfile.TemporaryDirectory(dir=options.directory) as name:
         directory = Path(name)
         load_model().tokenizer.save(directory)
