@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from router_core import Worker
 from router_core.weights import WeightVersions
-from slime_health.judge import fit
+from slime_health.judge import AS_STARTED, fit
 
 __all__ = ["agreed", "newer_than_the_fleet", "others_serve", "stands_in"]
 
@@ -15,12 +15,13 @@ __all__ = ["agreed", "newer_than_the_fleet", "others_serve", "stands_in"]
 def agreed(workers: Iterable[Worker]) -> str | None:
     """The one version that all workers name which could serve; None when they differ, or none names any.
 
-    Those are the ready ones. When there are none, those that are set aside for nothing but their version.
+    Those are the ready ones. When there are none, those that are set aside for nothing but their version, without
+    those whose weights were never updated.
     """
     there = list(workers)
-    could = [worker for worker in there if worker.state == "ready"]
-    could = could or [worker for worker in there if worker.state == "stale"]
-    named = {_named(worker) for worker in could} - {None}
+    named = {_named(worker) for worker in there if worker.state == "ready"}
+    named = named or {_named(worker) for worker in there if worker.state == "stale"} - {AS_STARTED}
+    named -= {None}
     return named.pop() if len(named) == 1 else None
 
 

@@ -66,6 +66,8 @@ class Judge:
     """Counts failures and good probes in a row. It begins with a worker that is trusted.
 
     ``verified``: its weights were looked at since the last failure; until then its process may be another one.
+    ``may_be_another``: so it may, since nothing was heard of it for a while; a version that it names then is not one to
+    which it was updated.
     ``vouched_at``: after how many moves of the fleet somebody answered for its weights, whatever it says: who
     registered it, or who moved the fleet.
     """
@@ -74,6 +76,7 @@ class Judge:
     success_threshold: int
     verified: bool = True
     vouched_at: int | None = None
+    may_be_another: bool = False
     successes: int = field(init=False)
     _firm: int = 0
     _soft: int = 0
@@ -110,6 +113,7 @@ class Judge:
         self._failed_at = now
         self.successes = 0
         self.verified = False
+        self.may_be_another = True
         return self.failures >= self.failure_threshold
 
     def passed(self) -> None:

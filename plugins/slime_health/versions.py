@@ -99,12 +99,15 @@ class Versions:
         self._is_named |= said == weights.current
         if is_news:
             judge.vouched_at = None
-            self._changed_at = watch.changed_at = asyncio.get_running_loop().time()
+            self._changed_at = asyncio.get_running_loop().time()
+            if not judge.may_be_another:
+                watch.changed_at = self._changed_at
             if before == weights.current:
                 self._is_named = True
                 if worker.state == "ready":
-                    self._left_at = watch.changed_at
+                    self._left_at = self._changed_at
             self._is_under_way |= self._fit(router, said) == "ahead"
+        judge.may_be_another = False
         return is_news
 
     def _ask_others(self, worker: Worker, source: str) -> None:
@@ -190,10 +193,6 @@ class Versions:
         if worker.said_version == router.weights.current:
             self._left_at = asyncio.get_running_loop().time()
             self._is_named = True
-        if not others_serve(router.pool, worker):
-            for watch in self._watches.values():
-                if watch.worker.state == "stale" and not watch.worker.torn:
-                    self.questions.ask(watch)  # better than nobody
         if self._moved_to(router) is not None:
             router.tasks.start_soon(self.settle)
 
@@ -216,7 +215,7 @@ class Versions:
                 if is_probed:
                     judge.trust()
         elif worker.state in JUDGED and (judge.returns or (worker.state == "stale" and not judge.failures)):
-            if not worker.torn and (fits == "same" or self._is_last_resort(router, worker)):
+            if not worker.torn and fits == "same":
                 judge.trust()
                 router.pool.ready(worker)
                 self._ask_others(worker, PROBES)
@@ -236,10 +235,6 @@ class Versions:
         if said is None or (judge.vouched_at == self.moves and not may_be_anew):
             return False
         return stands_in(router.pool, watch.worker, router.weights)
-
-    def _is_last_resort(self, router: Router, worker: Worker) -> bool:
-        """True when it is to be used with other weights than the fleet's, since no other worker serves."""
-        return worker.said_version not in (None, AS_STARTED) and not others_serve(router.pool, worker)
 
     def _set_laggards_aside(self, router: Router) -> None:
         """Half of the workers have newer weights, and nobody has followed for a while: the fleet goes on without."""

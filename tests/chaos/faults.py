@@ -24,13 +24,17 @@ KINDS: tuple[Kind, ...] = (_KILLED, _STOPPED, *TROUBLES)
 
 @dataclass(slots=True)
 class Fault:
-    """One thing that went wrong with ``engine``; ``hit`` are the requests that it happened to."""
+    """One thing that went wrong with ``engine``; ``hit`` are the requests that it happened to.
+
+    ``restarted_at``: when an engine that was killed was started again, with its first weights.
+    """
 
     kind: Kind
     engine: str
     began: float
     hit: set[str] = field(default_factory=set)
     quarantined_after_s: float | None = None
+    restarted_at: float | None = None
 
 
 class Faults:
@@ -61,6 +65,11 @@ class Faults:
             else:
                 await self._spoil(engine, fault, kind, random)
 
+    def restarted_between(self, began: float, ended: float) -> bool:
+        """True when an engine was started again in that time: what was on the way to it meets its first weights."""
+        restarts = (fault.restarted_at for fault in self.done)
+        return any(at is not None and began <= at <= ended for at in restarts)
+
     def _under_way(self, engine: Engine) -> set[str]:
         """What the engine works on, without what it had when it was killed before."""
         killed = [fault.hit for fault in self.done if fault.kind == _KILLED and fault.engine == engine.name]
@@ -77,6 +86,7 @@ class Faults:
         elif was_ready:
             fault.quarantined_after_s = asyncio.get_running_loop().time() - fault.began
         await asyncio.sleep(random.uniform(0, 1))
+        fault.restarted_at = asyncio.get_running_loop().time()
         await self._revive(engine)
 
     async def _revive(self, engine: Engine) -> None:

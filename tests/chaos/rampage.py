@@ -15,7 +15,7 @@ import anyio
 from chaos.asking import DEADLINE_S, Crowd
 from chaos.conversations import Conversation, opening
 from chaos.faults import KINDS, Faults
-from chaos.fleet import Engine, Trainer, Watch, until
+from chaos.fleet import FIRST, Engine, Trainer, Watch, until
 from chaos.oracle import Oracle
 from chaos.processes import Program, free_port
 from chaos.report import Report, Use
@@ -233,6 +233,8 @@ class Rampage:
                     continue
                 oldest, newest = self._trainer.allowed(heard.asked_at, heard.heard_at)
                 seen = {int(version) for version in source["output_versions"][: len(heard.output_ids)]}
+                if self._faults.restarted_between(heard.asked_at, heard.heard_at):
+                    seen.discard(int(FIRST))
                 if any(not oldest <= version <= newest for version in seen):
                     told = (
                         f"{heard.rid}: sampled under {sorted(seen)}, when the fleet had {oldest} to {newest}"

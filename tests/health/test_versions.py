@@ -420,20 +420,47 @@ async def test_a_torn_worker_is_not_brought_back_by_what_all_others_say() -> Non
         assert it.worker(torn).reason == "it failed an update"
 
 
-async def test_the_last_worker_that_serves_is_not_set_aside_for_its_version() -> None:
-    """Its old weights are better than none: its answers say which they are."""
+async def test_old_weights_are_not_used_while_the_others_are_away() -> None:
+    """Clients get a 503 and ask again; the fleet has moved only when the others are gone for good."""
     good, old = Naming("3"), Naming("3")
     async with fleet(good, old, settings=QUICK) as it:
         old.version = "2"
         await until(lambda: it.states == ["ready", "stale"])
         good.is_well = False
-        await until(lambda: it.states == ["quarantined", "ready"])
+        await until(lambda: it.states == ["quarantined", "stale"])
         await anyio.sleep(0.3)
-        assert it.version == "3"  # to which it may come back
+        assert (it.version, it.states) == ("3", ["quarantined", "stale"])
+        assert (await it.generate()).status_code == 503
         good.is_well = True
         await until(lambda: it.states == ["ready", "stale"])
         await it.client.post("/remove_worker", json={"url": good.url})
         await until(lambda: it.version == "2" and it.worker(old).state == "ready")
+
+
+async def test_engines_that_are_started_anew_do_not_move_the_fleet_back_while_others_have_its_weights() -> (
+    None
+):
+    """They name the version of the files with which they start, and were not updated to it."""
+    first, second, away = Naming("1"), Naming("1"), Naming("1")
+    async with fleet(first, second, away, settings=QUICK) as it:
+        for engine in (first, second, away):
+            engine.version = "4"
+        await until(lambda: it.version == "4")
+        away.is_well = False
+        await until(lambda: it.states == ["ready", "ready", "quarantined"])
+        for engine in (first, second):
+            engine.is_well = False
+        await until(lambda: it.states == ["quarantined"] * 3)
+        for engine in (first, second):
+            engine.is_well, engine.version = True, "1"
+        await until(lambda: it.states == ["stale", "stale", "quarantined"])
+        await anyio.sleep(0.3)
+        assert (it.version, it.states) == ("4", ["stale", "stale", "quarantined"])
+        away.is_well = True
+        await until(lambda: it.states == ["stale", "stale", "ready"])
+        for engine in (first, second, away):
+            engine.version = "5"
+        await until(lambda: (it.version, it.states) == ("5", ["ready"] * 3))
 
 
 async def test_an_engine_that_only_its_answers_name_is_followed_forwards() -> None:
