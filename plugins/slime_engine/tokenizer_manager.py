@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from anyio import CancelScope, to_thread
+from anyio.lowlevel import checkpoint_if_cancelled
 
 from slime_engine.errors import BadRequest, Crashed, EngineError
 from slime_engine.language import LanguageModel
@@ -87,6 +88,9 @@ class TokenizerManager:
             pending = dict(enumerate(zip(body.requests, states, strict=True)))
             while pending:
                 await event.wait()
+                # A cancellation is delivered while something is awaited that has not come yet. An engine that
+                # samples a token with each turn of the loop would always be faster.
+                await checkpoint_if_cancelled()
                 event.clear()
                 for index, (request, state) in list(pending.items()):
                     if state.error is not None:
