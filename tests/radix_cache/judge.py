@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
-from radix_cache.facts import Anchor, Fact
+from radix_cache.facts import Anchor, Asked, Fact
 
 __all__ = ["Judge", "Said"]
 
@@ -32,7 +32,7 @@ class Judge:
 
     ``special``: texts that are one token each, inside of which nothing may end that is gone on from. ``evicted``:
     anything may be gone. ``lost``: sessions of which it is certain that something is; of the ``doubted`` it is not.
-    ``marked``: some text was lost.
+    ``marked``: some text was lost. ``refused``: what was asked, and not answered.
     """
 
     def __init__(
@@ -45,6 +45,7 @@ class Judge:
         self.lost: set[str] = set()
         self.doubted: set[str] = set()
         self.marked = False
+        self.refused: list[Asked] = []
         self.owners: dict[float, tuple[Fact, int]] = {}
 
     def know(self, fact: Fact) -> None:
@@ -190,7 +191,10 @@ class Judge:
         known = [one for one in spoken if one.on_record and one in sure]
         is_bound = bool(known) or session in self.lost
         may_be_lost = self.evicted or session in self.lost or session in self.doubted
-        is_free = not spoken and alone and not may_be_lost
+        may_have_spoken = any(
+            one.session == session and (one.given or fact.prompt.startswith(one.text)) for one in self.refused
+        )
+        is_free = not spoken and not may_have_spoken and alone and not may_be_lost
         inherited = self.continued(session)
         surely = set().union(*(one.sure_ancestors for one in known))
         for anchor in every:

@@ -209,6 +209,8 @@ class Stage:
                 judge.take(fact, turn.known, alone=asking[turn.session] == 1)
         for turn in turns:
             self.note_losses(turn)
+            if turn.heard is None:
+                judge.refused += [turn.asked(place, self.reader) for place in range(len(turn.prompts))]
 
     async def look(self) -> dict[str, Any]:
         """What the router counts; notes that something is gone."""
