@@ -171,6 +171,8 @@ class Fact:
             if rest.startswith(shown) and not (one and shown == self.text and kept != self.visible):
                 certain = one and kept <= self.sure and is_told and self.text.startswith(shown)
                 yield Anchor(start + len(shown), self, kept, certain)
+        if self.was_in_flight:
+            yield from self._half_told(rest, start)
         if self.visible and rest.startswith(self.text):
             yield Anchor(start + len(self.text), self, self.visible, one and self.complete)
         whole = self.text + self.tail
@@ -188,6 +190,16 @@ class Fact:
             if rest == self.reader.text(self.consumed, ids, self.parameters, None):
                 yield Anchor(end, self, told, False)
 
+    def _half_told(self, rest: str, start: int) -> Iterator[Anchor]:
+        """A byte that is no character was told alone, since what follows may be the beginning of a stop string."""
+        size = len(self.sampled)
+        for kept in range(1, size):
+            shown = self._read(kept, skip_special=False)
+            if shown.endswith("\ufffd") and rest.startswith(shown):
+                each = (self.sampled[:told] for told in range(kept + 1, size + 1))
+                if any(shown == self.reader.text(self.consumed, ids, self.parameters, None) for ids in each):
+                    yield Anchor(start + len(shown), self, kept, False)
+
     def given(self, ids: list[int]) -> Iterator[Anchor]:
         """Where ``ids`` may be gone on from; positions are in tokens."""
         start = len(self.consumed)
@@ -197,6 +209,8 @@ class Fact:
             pairs = zip(self.sampled, ids[start:], strict=False)
             kept = next((place for place, (one, other) in enumerate(pairs) if one != other), -1)
             kept = min(len(self.sampled), len(ids) - start) if kept < 0 else kept
+            if kept:  # who may not take what was sampled may take what it was asked
+                yield Anchor(start, self, 0, False)
             if kept > self.sure:
                 yield Anchor(start + self.sure, self, self.sure, self.sure > 0)
             yield Anchor(start + kept, self, kept, 0 < kept <= self.sure)
