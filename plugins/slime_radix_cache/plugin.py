@@ -212,11 +212,10 @@ class RadixCache:
             return
         if document is not None:
             request.replace_json(document)
-        exchange.notes[NOTE] = _Noted(
-            ask,
-            turns,
-            self._aborts.begin(exchange, body.get("rid")),
-        )
+        # Who sends tokens goes on from aborted ones by itself; slime ends each rollout by aborting all engines.
+        handles_aborts = ask.has_ids and exchange.asked is None
+        generation = self._aborts.begin(exchange, body.get("rid")) if not handles_aborts else None
+        exchange.notes[NOTE] = _Noted(ask, turns, generation)
 
     async def _begin(self, exchange: Exchange, ask: Ask) -> list[Turn]:
         turns = []

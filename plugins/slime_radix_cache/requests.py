@@ -54,6 +54,11 @@ class Ask:
     adapters: tuple[str | None, ...]
     doubt: str | None
 
+    @property
+    def has_ids(self) -> bool:
+        """True when the client sent token ids."""
+        return isinstance(self.prompts[0], bytes)
+
 
 def read_ask(body: Any) -> Ask | str:
     """What ``body`` asks for, or why it is to be passed on untouched (in one word, for counting).

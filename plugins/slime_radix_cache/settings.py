@@ -55,7 +55,7 @@ def add_radix_cache_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=5,
         metavar="N",
-        help="how often a generation that an engine aborted by itself is tried again, 0 for never (default 5)",
+        help="how often a generation from text that an engine aborted is tried again, 0 for never (default 5)",
     )
     flags.add_argument(
         "--abort-retry-wait-s",

@@ -286,7 +286,8 @@ class Stage:
         if turn.media:
             return []
         attempts = self.engine.of(turn.name)
-        resume = self.resume and not turn.abort and not (turn.stream and turn.size > 1)
+        is_tried_again = not turn.abort and turn.given is None
+        resume = self.resume and is_tried_again and not (turn.stream and turn.size > 1)
         found: list[Fact] = []
         explained: list[Attempt] = []
         for place in range(len(turn.prompts)):

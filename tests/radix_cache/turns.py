@@ -193,6 +193,7 @@ class Turn:
 
     def check(self, facts: Sequence[Fact], attempts: Sequence[Attempt], reader: Detokenizer) -> None:
         """What was heard is what a fact says, in one go; notes how much of each fact is sure to be recorded."""
+        assert self.given is None or len(attempts) <= self.size, "who sends tokens handles aborts"
         self._check_bytes(attempts)
         unheard = list(facts)
         for conversation, prompt, heard in zip(
