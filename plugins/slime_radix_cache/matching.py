@@ -236,8 +236,19 @@ class _Search:
         ends = path.node.ends if path.node.depth == size else ()
         inside = any(response.start < size for response in path.node.through)
         cuts, at_least = self._cuts(ends)
-        candidates = max(len(ends) + cuts, int(context is not None and position == size))
+        number = len(ends) + self._without_tails(ends) + cuts
+        candidates = max(number, int(context is not None and position == size))
         return Match(context, position, candidates, at_least, inside)
+
+    def _without_tails(self, ends: Sequence[Segment]) -> int:
+        """Responses whose last tokens show nothing, a stop token perhaps, and that were continued without them here."""
+        hiding = {one for one in ends if isinstance(one, Response) and one.visible < len(one)}
+        if not hiding:
+            return 0
+        begun = self._path.node.begins
+        return len(
+            {(one.parent, one.kept) for one in begun if one.parent in hiding and one.kept < len(one.parent)}
+        )
 
     def _cuts(self, ends: Sequence[Segment]) -> tuple[int, bool]:
         """Responses that go on behind the text and have a token's end there; and whether there may be more."""

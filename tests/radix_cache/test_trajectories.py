@@ -452,3 +452,14 @@ def test_what_is_recorded_tells_prompts_from_responses() -> None:
     assert isinstance(response, Response)
     assert response.session == "one"
     assert isinstance(response.parent, Prompt)
+
+
+def test_a_text_stands_for_a_response_with_its_stop_token_and_without() -> None:
+    """A client asked with exactly what it was answered, so the engine consumed that without the stop token."""
+    kept = trajectories()
+    generate(kept, "a", sampled(1, 2, EOS))
+    assert kept.find_to_read(b"aab").candidates == 1
+    assert generate(kept, "aab", sampled(5)) == [1, 1, 2]
+    assert kept.find_to_read(b"aab").candidates == 2
+    generate(kept, "aab", sampled(6))
+    assert kept.find_to_read(b"aab").candidates == 2
