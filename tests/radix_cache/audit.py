@@ -207,10 +207,12 @@ class Audit:
         self._check_owners(rows, session)
         self._check_candidates(record, record["text"])
         told = [fact for fact in own if not fact.lies and _tells(fact, len(fact.sampled), rows)]
-        begun = [  # a client left, so the end was not seen; or what came before an attempt that contradicted itself
+        # A client left, so the end was not seen; or what came before an attempt that contradicted itself; or the end
+        # had to go, when another request went on from what was streamed before.
+        begun = [
             fact
             for fact in own
-            if not fact.complete
+            if not fact.complete or reason == "evicted"
             for kept in range(1, len(fact.sampled))
             if _tells(fact, kept, rows)
         ]
