@@ -88,7 +88,7 @@ def control_routes(host: EngineHost) -> list[Route]:
         async def handle(request: Request) -> Response:
             await json_body(request, required=False)
             host.engine.scheduler.release_memory(released)
-            return Response()
+            return JSONBytes(None)  # SGLang's handlers return nothing, which FastAPI writes as null
 
         return handle
 

@@ -2,13 +2,14 @@
 
 EngineError
 ├── BadRequest    400  the client's fault: told once and clearly
+├── NotServed     501  a call of SGLang's that this engine does not have
 ├── Unavailable   503  starting, or ending
 └── Crashed       500  the scheduler died; nothing will be generated any more
 """
 
 from __future__ import annotations
 
-__all__ = ["BadRequest", "Crashed", "EngineError", "Unavailable"]
+__all__ = ["BadRequest", "Crashed", "EngineError", "NotServed", "Unavailable"]
 
 
 class EngineError(Exception):
@@ -23,6 +24,13 @@ class BadRequest(EngineError):
 
     status = 400
     kind = "BadRequestError"
+
+
+class NotServed(EngineError):
+    """SGLang has this call, and the embedded engine does not."""
+
+    status = 501
+    kind = "NotImplementedError"
 
 
 class Unavailable(EngineError):

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from slime_engine.engine import Engine, EngineHost
-from slime_engine.errors import BadRequest
+from slime_engine.errors import BadRequest, NotServed
 from slime_engine.fields import JSONObject, boolean
 from slime_engine.http import EventStream, JSONBytes, json_body, unless_gone
 from slime_engine.requests import GenerateBody, parse_generate
@@ -35,7 +35,7 @@ _SAME = (
 
 
 def openai_routes(host: EngineHost) -> list[Route]:
-    """``/v1/models``, ``/v1/chat/completions`` and ``/v1/completions``."""
+    """``/v1/models``, ``/v1/chat/completions`` and ``/v1/completions``; ``/v1/responses`` is refused."""
 
     async def models(request: Request) -> Response:
         host.engine  # noqa: B018  # raises when there is none
@@ -48,6 +48,9 @@ def openai_routes(host: EngineHost) -> list[Route]:
 
     async def completions(request: Request) -> Response:
         return await answer(request, _Completion)
+
+    async def responses(request: Request) -> Response:
+        raise NotServed("The embedded engine does not serve /v1/responses. Use /v1/chat/completions.")
 
     async def answer(request: Request, kind: type[_Form]) -> Response:
         body = await json_body(request)
@@ -62,6 +65,7 @@ def openai_routes(host: EngineHost) -> list[Route]:
         Route("/v1/models", models, methods=["GET"]),
         Route("/v1/chat/completions", chat, methods=["POST"]),
         Route("/v1/completions", completions, methods=["POST"]),
+        Route("/v1/responses", responses, methods=["POST"]),
     ]
 
 

@@ -218,6 +218,7 @@ class TokenizerManager:
             return encode_experts(experts)
 
         output["meta_info"]["routed_experts"] = await to_thread.run_sync(encoded)
+        output["meta_info"]["routed_experts_start_len"] = start
 
     def _auto_create_handle_loop(self) -> None:
         if not self._looping:

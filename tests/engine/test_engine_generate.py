@@ -233,7 +233,8 @@ async def test_routed_experts_cover_all_tokens_but_the_last(serve: Serve) -> Non
         got = np.frombuffer(raw, "<i4").reshape(4 + 6 - 1 - 2, 3, 4)
         wanted = routed_experts([5, 6, 7, 8, *answer["output_ids"]], 2, engine.host.settings)
     assert (got == wanted).all()
-    assert "routed_experts" not in without["meta_info"]
+    assert answer["meta_info"]["routed_experts_start_len"] == 2
+    assert without["meta_info"].keys().isdisjoint(("routed_experts", "routed_experts_start_len"))
 
 
 async def test_routed_experts_are_left_out_when_the_engine_has_none(engine: Served) -> None:

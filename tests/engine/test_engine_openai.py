@@ -102,3 +102,9 @@ async def test_errors_are_flat_as_sglangs_are(engine: Served, path: str, body: d
         assert set(answer) == {"object", "message", "type", "param", "code"}
         assert (answer["object"], answer["code"]) == ("error", 400)
         assert answer["message"]
+
+
+async def test_responses_are_refused_by_name(engine: Served) -> None:
+    answer = await engine.client.post("/v1/responses", json={"model": "m", "input": "Hi"})
+    assert answer.status_code == 501
+    assert "/v1/responses" in answer.json()["message"]
