@@ -68,7 +68,7 @@ class _Admin:
         _, trouble = await self._router.add_worker(url, **_checked(content))
         answer: dict[str, Any] = {
             "status": "success",
-            "worker_urls": {worker.url: worker.load for worker in self._router.pool},
+            "worker_urls": dict(self._router.worker_urls),
         }
         return JSON(answer if trouble is None else answer | _warning(url, trouble))
 
@@ -78,7 +78,7 @@ class _Admin:
         return JSON({"status": "success"})
 
     async def list_workers(self, _: Request) -> Response:
-        return JSON({"urls": [worker.url for worker in self._router.pool]})
+        return JSON({"urls": list(self._router.worker_urls)})
 
     # the gateway's spelling
 

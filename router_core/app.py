@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -48,8 +48,8 @@ _PARAMETER = re.compile(r"{[^}]*}")
 _METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 
 
-def make_app(router: Router, middleware: Iterable[type[Any]] = ()) -> ASGIApp:
-    """The application of ``router``; ``middleware`` are ASGI classes of slime's form ``cls(app, *, router)``.
+def make_app(router: Router, middleware: Iterable[Callable[..., Any]] = ()) -> ASGIApp:
+    """The application of ``router``; ``middleware`` are called as slime's classes are, ``cls(app, *, router)``.
 
     The first of them is the outermost. Raises PluginError when two claim one route.
     """

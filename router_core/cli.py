@@ -68,7 +68,7 @@ def _parser() -> _Parser:
         action="extend",
         default=[],
         metavar="PATH",
-        help="dotted paths of plugins, or of ASGI middleware classes of slime's form",
+        help="dotted paths of plugins, or of ASGI middleware classes",
     )
     parser.add_argument(
         "--no-default-plugins", action="store_true", help=f"do without {', '.join(DEFAULT_PLUGINS)}"

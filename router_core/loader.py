@@ -1,8 +1,8 @@
 """From names on the command line to plugins.
 
 ``--plugin NAME`` is an entry point of the group ``slime_router``. ``--middleware-paths PATH`` is a dotted path
-to a plugin module, to a plugin factory, or to an ASGI middleware class of slime's form
-``__init__(self, app, *, router)``.
+to a plugin module, to a plugin factory, or to an ASGI middleware class: of slime's form
+``__init__(self, app, *, router)``, or of any other, ``__init__(self, app)``.
 """
 
 from __future__ import annotations
@@ -136,19 +136,30 @@ def load(names: Iterable[str], paths: Iterable[str]) -> Loaded:
             sources.append(_source(name, point.load(), importlib.import_module(point.module)))
     for path in dict.fromkeys(paths):
         target, module = _import(path)
-        if inspect.isclass(target) and "router" in inspect.signature(target).parameters:
+        if _is_middleware(target):
             middleware.append(_named(path, target))
         else:
             sources.append(_source(path, target, module))
     return Loaded(tuple(sources), tuple(middleware))
 
 
+def _is_middleware(target: Any) -> bool:
+    """True for a class whose objects are made around an application; that of a plugin is made of options."""
+    if not inspect.isclass(target):
+        return False
+    parameters = list(inspect.signature(target).parameters)
+    return "router" in parameters or parameters[:1] == ["app"]
+
+
 def _named(path: str, middleware: type[Any]) -> Callable[..., Any]:
-    """``middleware`` with a name on what its constructor raises."""
+    """``middleware`` with a name on what its constructor raises, and without the router if it takes none."""
+    parameters = inspect.signature(middleware).parameters
+    kinds = {parameter.kind for parameter in parameters.values()}
+    takes_router = "router" in parameters or inspect.Parameter.VAR_KEYWORD in kinds
 
     def make(app: ASGIApp, *, router: Router) -> Any:
         with blamed(path, "its constructor"):
-            return middleware(app, router=router)
+            return middleware(app, router=router) if takes_router else middleware(app)
 
     return make
 

@@ -31,6 +31,7 @@ from router_core.settings import Settings
 from router_core.types import Dispatcher
 from router_core.upstream import Limits
 from router_core.weights import WeightUpdate, WeightVersions
+from router_core.worker_urls import WorkerUrls
 from router_core.workers import Worker, WorkerPool, WorkerType, worker_url
 
 __all__ = ["Router"]
@@ -56,6 +57,8 @@ class Router:
         self.weights = WeightVersions()
         self.hooks = Hooks(plugins)
         self.pool = WorkerPool(self._worker_changed)
+        #: What slime's router has under these names, for its middleware: each worker's requests in flight, by URL.
+        self.worker_urls = self.worker_request_counts = WorkerUrls(self.pool)
         self.worker_tls = settings.worker_tls()
         limits = Limits(
             connect_s=settings.connect_timeout_s,

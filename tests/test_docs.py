@@ -32,6 +32,7 @@ PAGES = [
     ROOT / "SECURITY.md",
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "examples").rglob("*.md")),
+    *sorted((ROOT / "shims").rglob("*.md")),
 ]
 EXAMPLE = ROOT / "examples" / "third_party_plugin"
 

@@ -33,7 +33,7 @@ LAYERS = (
     ),
     ("record_log", "serving"),
     ("exchange", "hooks", "registry", "reply", "request", "settings", "upstream_reply", "weights", "workers"),
-    ("aborts", "connection", "generation"),
+    ("aborts", "connection", "generation", "worker_urls"),
     ("ranks", "upstream"),
     ("client", "joining", "proxy"),
     ("router",),

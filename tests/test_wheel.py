@@ -71,7 +71,7 @@ def test_nothing_else_is_put_at_the_top(names: set[str]) -> None:
     top = {PurePosixPath(name).parts[0] for name in names}
     (info,) = [name for name in top if name.endswith(".dist-info")]
     assert top - {info} == {package.name for package in packages()}
-    assert not top & {"plugins", "tests", "examples", "benchmarks", "docs", "conftest.py"}
+    assert not top & {"plugins", "tests", "examples", "benchmarks", "docs", "shims", "conftest.py"}
 
 
 def test_no_test_and_no_leftover_is_in_the_wheel(names: set[str]) -> None:

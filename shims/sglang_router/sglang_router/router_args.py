@@ -1,0 +1,220 @@
+"""The arguments of the SGLang gateway, and the command line of slime-router that says the same."""
+
+import argparse
+from dataclasses import dataclass, field, fields
+from typing import Any, Self, get_args
+
+__all__ = ["RouterArgs"]
+
+
+#: Of flags with several values, what argparse is told; a repeated one brings a group of values each time.
+_ANY = {"nargs": "*"}
+_SOME = {"nargs": "+"}
+_GROUPS = {"nargs": "+", "action": "append"}
+_ONES = {"nargs": 1, "action": "append"}
+
+
+@dataclass
+class RouterArgs:
+    """Each field is a flag of sglang-router 0.3.2, in the router's own form or in the words of a command line.
+
+    They begin as in the gateway. Where slime-router begins elsewhere, and where the gateway's begins with a flag that
+    has no effect here, that is None: not given. Trainers log theirs: no key is in its ``repr``.
+    """
+
+    worker_urls: list[str] = field(default_factory=list, metadata=_ANY)
+    host: str | None = "0.0.0.0"
+    port: int = 30000
+    # prefill and decode
+    mini_lb: bool = False
+    pd_disaggregation: bool = False
+    prefill_urls: list[Any] = field(default_factory=list, metadata=_GROUPS)  # (url, bootstrap port or None)
+    decode_urls: list[Any] = field(default_factory=list, metadata=_ONES)
+    # policies
+    policy: str | None = "cache_aware"
+    prefill_policy: str | None = None
+    decode_policy: str | None = None
+    worker_startup_timeout_secs: int = 1800
+    worker_startup_check_interval: int | None = None
+    cache_threshold: float = 0.3
+    balance_abs_threshold: int = 64
+    balance_rel_threshold: float = 1.5
+    bucket_adjust_interval_secs: int = 5
+    eviction_interval_secs: int = 60
+    max_tree_size: int = 2**26
+    max_idle_secs: int = 4 * 3600
+    assignment_mode: str = "random"
+    max_payload_size: int = 512 * 1024 * 1024
+    dp_aware: bool = False
+    enable_igw: bool = False
+    # log
+    log_dir: str | None = None
+    log_level: str | None = None
+    # pods
+    service_discovery: bool = False
+    selector: Any = field(default_factory=list, metadata=_SOME)
+    service_discovery_port: int = 80
+    service_discovery_namespace: str | None = None
+    prefill_selector: Any = field(default_factory=list, metadata=_SOME)
+    decode_selector: Any = field(default_factory=list, metadata=_SOME)
+    bootstrap_port_annotation: str = "sglang.ai/bootstrap-port"  # there is no flag for it, there or here
+    # metrics
+    prometheus_port: int | None = None
+    prometheus_host: str | None = None
+    prometheus_duration_buckets: list[Any] = field(default_factory=list, metadata=_SOME)
+    # requests
+    request_id_headers: list[str] = field(default_factory=list, metadata=_ANY)
+    request_timeout_secs: int = 1800
+    shutdown_grace_period_secs: int = 180
+    cors_allowed_origins: list[str] = field(default_factory=list, metadata=_ANY)
+    max_concurrent_requests: int = -1
+    queue_size: int = 100
+    queue_timeout_secs: int = 60
+    rate_limit_tokens_per_second: int | None = None
+    # retries
+    retry_max_retries: int = 5
+    retry_initial_backoff_ms: int = 50
+    retry_max_backoff_ms: int = 30_000
+    retry_backoff_multiplier: float = 1.5
+    retry_jitter_factor: float = 0.2
+    disable_retries: bool = False
+    cb_failure_threshold: int = 10
+    cb_success_threshold: int = 3
+    cb_timeout_duration_secs: int = 60
+    cb_window_duration_secs: int = 120
+    disable_circuit_breaker: bool = False
+    # health
+    health_failure_threshold: int = 3
+    health_success_threshold: int = 2
+    health_check_timeout_secs: int | None = None
+    health_check_interval_secs: int | None = None
+    health_check_endpoint: str = "/health"
+    disable_health_check: bool = False
+    # models
+    model_path: str | None = None
+    tokenizer_path: str | None = None
+    chat_template: str | None = None
+    tokenizer_cache_enable_l0: bool = False
+    tokenizer_cache_l0_max_entries: int = 10_000
+    tokenizer_cache_enable_l1: bool = False
+    tokenizer_cache_l1_max_memory: int = 50 * 1024 * 1024
+    reasoning_parser: str | None = None
+    tool_call_parser: str | None = None
+    mcp_config_path: str | None = None
+    backend: str = "sglang"
+    history_backend: str = "memory"
+    oracle_wallet_path: str | None = None
+    oracle_tns_alias: str | None = None
+    oracle_connect_descriptor: str | None = None
+    oracle_username: str | None = None
+    oracle_password: str | None = field(default=None, repr=False)
+    oracle_pool_min: int = 1
+    oracle_pool_max: int = 16
+    oracle_pool_timeout_secs: int = 30
+    postgres_db_url: str | None = field(default=None, repr=False)
+    postgres_pool_max: int = 16
+    redis_url: str | None = field(default=None, repr=False)
+    redis_pool_max: int = 16
+    redis_retention_days: int = 30
+    # TLS
+    client_cert_path: str | None = None
+    client_key_path: str | None = None
+    ca_cert_paths: list[str] = field(default_factory=list, metadata=_ANY)
+    server_cert_path: str | None = None
+    server_key_path: str | None = None
+    # traces
+    enable_trace: bool = False
+    otlp_traces_endpoint: str = "localhost:4317"
+    # who gets in
+    api_key: str | None = field(default=None, repr=False)
+    control_plane_api_keys: list[Any] = field(
+        default_factory=list, repr=False, metadata=_ANY
+    )  # (id, name, key, role)
+    control_plane_audit_enabled: bool = False
+    jwt_issuer: str | None = None
+    jwt_audience: str | None = None
+    jwt_jwks_uri: str | None = None
+    jwt_role_mapping: Any = field(default_factory=list, metadata=_ANY)
+
+    @staticmethod
+    def add_cli_args(
+        parser: argparse.ArgumentParser, use_router_prefix: bool = False, exclude_host_port: bool = False
+    ) -> None:
+        """Add the gateway's flags to ``parser``, as ``--router-...`` if wanted."""
+        told = "what starts slime-router; its docs/operations.md tells what they do"
+        group = parser.add_argument_group("SGLang router", told)
+        plain = RouterArgs()
+        for each in fields(RouterArgs):
+            if each.name in _WITHOUT_FLAG or (exclude_host_port and each.name in ("host", "port")):
+                continue
+            flag = f"--{_prefix(each.name, use_router_prefix)}{_spelt(each.name)}"
+            default = getattr(plain, each.name)
+            if each.type is bool:
+                group.add_argument(flag, action="store_true")
+            elif each.metadata:
+                group.add_argument(flag, default=default, **each.metadata)
+            else:
+                kind = (get_args(each.type) or (each.type,))[0]  # int, and of "int | None" too
+                group.add_argument(flag, default=default, type=kind)
+
+    @classmethod
+    def from_cli_args(cls, args: argparse.Namespace, use_router_prefix: bool = False) -> Self:
+        """What a parser with these flags has found; whatever else ``args`` holds is somebody else's."""
+        given = vars(args)
+        found = {}
+        for each in fields(cls):
+            flag = f"{_prefix(each.name, use_router_prefix)}{_spelt(each.name)}"
+            dest = flag.replace("-", "_")
+            if dest in given:
+                found[each.name] = given[dest]
+        return cls(**found)
+
+    def command_line(self) -> list[str]:
+        """The flags for slime-router. What is as it began is left out, so the environment may say it."""
+        plain = RouterArgs()
+        words = [f"--host={(self.host or '0.0.0.0').strip('[]')}", f"--port={self.port}"]
+        if self.policy is not None:
+            words.append(f"--policy={self.policy}")  # the gateway's, which trainers set the thresholds of
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name in ("host", "port", "policy", *_WITHOUT_FLAG) or value is None:
+                continue
+            if value != getattr(plain, each.name):
+                words += _words(each.name, value)
+        return words
+
+
+_WITHOUT_FLAG = ("bootstrap_port_annotation",)
+_OTHERWISE_SPELT = {
+    "prefill_urls": "prefill",
+    "decode_urls": "decode",
+    "server_cert_path": "tls-cert-path",
+    "server_key_path": "tls-key-path",
+}
+
+
+def _prefix(name: str, wanted: bool) -> str:
+    """These three are without it in the gateway, too."""
+    return "router-" if wanted and name not in ("host", "port", "worker_urls") else ""
+
+
+def _spelt(name: str) -> str:
+    return _OTHERWISE_SPELT.get(name, name.replace("_", "-"))
+
+
+def _words(name: str, value: Any) -> list[str]:
+    """``value`` of a field as words of a command line."""
+    flag = f"--{_spelt(name)}"
+    if value is True:
+        return [flag]
+    if isinstance(value, dict):
+        value = [f"{key}={one}" for key, one in value.items()]
+    if not isinstance(value, list | tuple):
+        return [f"{flag}={value}"]
+    if name in ("prefill_urls", "decode_urls"):
+        groups = [(one,) if isinstance(one, str) else one for one in value]
+        words = [(flag, *("none" if it is None else str(it) for it in group)) for group in groups]
+        return [word for each in words for word in each]
+    if name == "control_plane_api_keys":
+        value = [one if isinstance(one, str) else ":".join((one[0], one[1], one[3], one[2])) for one in value]
+    return [flag, *map(str, value)] if value else []

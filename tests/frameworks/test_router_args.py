@@ -1,0 +1,233 @@
+"""RouterArgs is the gateway's command line, and becomes ours."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import pickle
+from typing import Any
+
+import pytest
+from packaging.version import parse
+
+import sglang_router
+from compatibility.gateway import GATEWAY, TheirFlag
+from router_core.cli import command_line
+from sglang_router import launch_server
+from sglang_router.launch_router import RouterArgs, launch_router
+from sglang_router.launch_router import main as launch_router_main
+
+#: Not given, where theirs begins: slime-router begins elsewhere, or it has no effect here.
+NOT_GIVEN = {
+    "--worker-startup-check-interval",
+    "--health-check-interval-secs",
+    "--health-check-timeout-secs",
+    "--log-level",
+    "--prometheus-port",
+    "--prometheus-host",
+}
+#: Without the prefix in the gateway, too.
+BARE = {"--host", "--port", "--worker-urls"}
+#: What a flag takes whose values have a form.
+WORDS = {
+    "--worker-urls": ["http://127.0.0.1:1", "http://127.0.0.1:2"],
+    "--prefill": ["http://127.0.0.1:1", "9000"],
+    "--decode": ["http://127.0.0.1:2"],
+    "--selector": ["a=b", "c=d"],
+    "--prefill-selector": ["a=b"],
+    "--decode-selector": ["a=b", "c="],
+    "--control-plane-api-keys": ["id:a name:admin:key:with:colons", "two:name:user:key"],
+    "--jwt-role-mapping": ["Theirs=admin", "Other=user"],
+    "--prometheus-duration-buckets": ["0.1", "0.5"],
+}
+
+
+def parser_of_a_trainer() -> argparse.ArgumentParser:
+    """With their flags as slime and miles add them."""
+    parser = argparse.ArgumentParser()
+    RouterArgs.add_cli_args(parser, use_router_prefix=True, exclude_host_port=True)
+    return parser
+
+
+def prefixed(flag: str) -> str:
+    return flag if flag in BARE else flag.replace("--", "--router-", 1)
+
+
+def values(theirs: TheirFlag) -> list[str]:
+    """Something that the flag takes, and does not begin with."""
+    if theirs.nargs == 0:
+        return []
+    if theirs.flag in WORDS:
+        return WORDS[theirs.flag]
+    if theirs.choices:
+        return [next(choice for choice in theirs.choices if choice != theirs.default)]
+    if isinstance(theirs.default, int | float):
+        return [str(theirs.default + 1)]
+    return ["7"] * (1 if theirs.nargs == 1 else 2)
+
+
+def ours(words: list[str]) -> dict[str, Any]:
+    """What slime-router reads in ``words``."""
+    parser, _ = command_line(words)
+    options, unknown = parser.parse_known_args(words)
+    assert unknown == []
+    return dict(vars(options))
+
+
+# flags
+
+
+def test_the_flags_are_those_of_the_gateway() -> None:
+    plain = argparse.ArgumentParser()
+    RouterArgs.add_cli_args(plain)
+    flags = {action.option_strings[0]: action for action in plain._actions}
+    del flags["-h"]
+    assert set(flags) == set(GATEWAY)
+    for name, theirs in GATEWAY.items():
+        nargs = flags[name].nargs
+        assert (1 if nargs is None else nargs) == theirs.nargs, name
+        if name in NOT_GIVEN:
+            assert flags[name].default is None, name
+        else:
+            assert (flags[name].default or None) == (theirs.default or None), name
+
+
+def test_a_trainer_has_them_with_a_prefix_and_without_host_and_port() -> None:
+    flags = {flag for action in parser_of_a_trainer()._actions for flag in action.option_strings}
+    assert flags - {"-h", "--help"} == {prefixed(flag) for flag in GATEWAY} - {"--host", "--port"}
+
+
+@pytest.mark.parametrize("theirs", GATEWAY.values(), ids=GATEWAY)
+@pytest.mark.parametrize("prefix", [False, True], ids=["plain", "prefixed"])
+def test_a_flag_says_what_it_says_on_our_own_command_line(theirs: TheirFlag, prefix: bool) -> None:
+    parser = argparse.ArgumentParser()
+    RouterArgs.add_cli_args(parser, use_router_prefix=prefix)
+    given = [prefixed(theirs.flag) if prefix else theirs.flag, *values(theirs)]
+    words = RouterArgs.from_cli_args(parser.parse_args(given), use_router_prefix=prefix).command_line()
+    untouched = RouterArgs().command_line()
+    assert words != untouched
+    assert ours(words) == ours([*untouched, theirs.flag, *values(theirs)])
+
+
+def test_nothing_that_was_not_given_is_said() -> None:
+    args = RouterArgs.from_cli_args(parser_of_a_trainer().parse_args([]), use_router_prefix=True)
+    assert args == RouterArgs()
+    assert args.command_line() == ["--host=0.0.0.0", "--port=30000", "--policy=cache_aware"]
+
+
+# as trainers use it
+
+
+def test_what_slime_sets_is_said() -> None:
+    parser = parser_of_a_trainer()
+    parser.set_defaults(
+        router_log_level="warn", router_balance_abs_threshold=10, router_balance_rel_threshold=1.2
+    )
+    args = RouterArgs.from_cli_args(parser.parse_args(["--router-policy", "manual"]), use_router_prefix=True)
+    args.host, args.port, args.prometheus_port = "10.0.0.7", 3333, 4444
+    args.request_timeout_secs = 14400
+    args.pd_disaggregation = args.disable_circuit_breaker = True
+    assert hasattr(args, "disable_health_check")
+    args.disable_health_check = True
+    read = ours(args.command_line())
+    said = {
+        "host": "10.0.0.7",
+        "port": 3333,
+        "policy": "manual",
+        "log_level": "warn",
+        "balance_abs_threshold": 10,
+        "balance_rel_threshold": 1.2,
+        "gateway__prometheus_port": "4444",
+        "request_timeout_secs": 14400.0,
+        "pd_disaggregation": True,
+        "disable_circuit_breaker": True,
+        "disable_health_check": True,
+    }
+    assert {name: read[name] for name in said} == said
+
+
+def test_a_threshold_of_zero_is_said() -> None:
+    """verl's and miles' way: no command line, and 0 is no "not given"."""
+    args = RouterArgs(host="127.0.0.1", port=7, worker_urls=["http://a:1"], balance_abs_threshold=0)
+    read = ours(args.command_line())
+    assert (read["balance_abs_threshold"], read["worker_urls"]) == (0, ["http://a:1"])
+
+
+def test_values_of_the_gateways_own_form_are_said() -> None:
+    args = RouterArgs(
+        pd_disaggregation=True,
+        prefill_urls=[("http://p:1", None), ("http://p:2", 9000)],
+        decode_urls=["http://d:1", "http://d:2"],
+        selector={"app": "engine", "tier": "1"},
+        control_plane_api_keys=[("ops", "Service Account", "a:key", "admin")],
+        jwt_role_mapping={"Theirs": "user"},
+        server_cert_path="cert",
+        server_key_path="key",
+    )
+    words = args.command_line()
+    read = ours(words)
+    assert read["prefill"] == [["http://p:1", "none"], ["http://p:2", "9000"]]
+    assert read["decode"] == ["http://d:1", "http://d:2"]
+    assert read["selector"] == {"app": "engine", "tier": "1"}
+    assert "ops:Service Account:admin:a:key" in words
+    assert [theirs for theirs, _ in read["jwt_role_mapping"]] == ["Theirs"]
+    assert (read["tls_cert_path"], read["tls_key_path"]) == ("cert", "key")
+
+
+@pytest.mark.parametrize(
+    ("host", "read"),
+    [(None, "0.0.0.0"), ("127.0.0.1", "127.0.0.1"), ("[::1]", "::1"), ("::", "::")],
+)
+def test_hosts_are_the_gateways(host: str | None, read: str) -> None:
+    assert ours(RouterArgs(host=host).command_line())["host"] == read
+
+
+def test_it_can_be_sent_to_a_process_and_copied() -> None:
+    args = RouterArgs(worker_urls=["http://a:1"], port=7)
+    assert pickle.loads(pickle.dumps(args)) == copy.copy(args) == args
+
+
+def test_no_key_is_in_what_trainers_log() -> None:
+    secrets = {"api_key": "hunter2", "oracle_password": "hunter2", "redis_url": "hunter2"}
+    keys = [("ops", "name", "hunter2", "admin")]
+    args = RouterArgs(**secrets, postgres_db_url="hunter2", control_plane_api_keys=keys, port=3333)  # type: ignore[arg-type]  # by name
+    assert "hunter2" not in repr(args)
+    assert "port=3333" in repr(args)
+
+
+def test_the_version_is_one_that_trainers_take() -> None:
+    assert parse(sglang_router.__version__) >= parse("0.3.0")  # miles: registers by POST /workers
+    assert "slime" in sglang_router.__version__  # slime's image
+
+
+def test_verl_finds_both_where_it_looks() -> None:
+    assert launch_server.launch_router is launch_router
+    assert launch_server.RouterArgs is RouterArgs
+
+
+# what cannot start
+
+
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        (RouterArgs(backend="openai", host="192.0.2.1"), "--backend is not supported"),
+        (argparse.Namespace(policy="nonsense", host="192.0.2.1"), "--policy: invalid choice: 'nonsense'"),
+    ],
+    ids=["refused", "unknown"],
+)
+def test_what_cannot_start_says_so_in_one_line(
+    args: RouterArgs | argparse.Namespace, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        launch_router(args)
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert why in error
+    assert error.count("\n") == 1
+
+
+def test_the_command_takes_our_own_flags_too(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        launch_router_main(["--plugin", "radix_cash"])
+    assert "no plugin 'radix_cash'" in capsys.readouterr().err
