@@ -152,6 +152,19 @@ async def test_a_rank_that_a_client_names_is_replaced(start: Start) -> None:
     assert sorted(server.told) == [0, 1]
 
 
+@pytest.mark.parametrize("name", ["routed_dp_rank", "data_parallel_rank"])
+async def test_a_rank_that_a_client_names_is_taken_out_where_there_is_only_one(
+    start: Start, name: str
+) -> None:
+    server = Server(1)
+    async with before(start, server) as running:
+        deeper = {"custom": {name: 1}}
+        for fields in ({name: 0}, {name: None, **deeper}, deeper):
+            await running.client.post("/generate", json={"rid": "a", "text": "a", **fields})
+    alone = {"rid": "a", "text": "a"}
+    assert server.bodies == [alone, {**alone, **deeper}, {**alone, **deeper}]
+
+
 async def test_other_requests_are_not_touched(start: Start) -> None:
     seen: list[bytes] = []
     server = Server(2)
@@ -409,6 +422,15 @@ async def test_pairs_are_of_ranks_and_the_decode_engine_finds_the_one_that_read(
         stats = (await pairs.running.client.get("/workers")).json()["stats"]
         assert stats == {"regular_count": 0, "prefill_count": 3, "decode_count": 3}
         assert pairs.loads() == [0, 0]
+
+
+@pytest.mark.parametrize("name", ["routed_dp_rank", "data_parallel_rank"])
+async def test_a_rank_that_a_client_names_reaches_no_half_with_a_single_one(
+    start: Start, model: NgramModel, name: str
+) -> None:
+    async with disaggregated(start, model, "--dp-aware", prefill={"dp_size": 2}) as pairs:
+        output = await pairs.generate(sampling_params=SAMPLING, **{name: 1})
+        assert len(output["output_ids"]) == 3
 
 
 async def test_the_decode_engine_refuses_another_rank_than_the_one_that_read(
