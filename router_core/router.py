@@ -66,7 +66,9 @@ class Router:
         self.proxy = Proxy(
             self.pool, self.hooks.select_worker, limits, self.worker_tls, on_failure, settings.addresses
         )
-        self.dispatcher: Dispatcher = Ranks(self.proxy) if settings.dp_aware else self.proxy
+        self.dispatcher: Dispatcher = self.proxy
+        if settings.dp_aware or settings.dp_size > 1:
+            self.dispatcher = Ranks(self.proxy, in_header=settings.dp_size > 1)
         #: Workers to start with, by URL, and what :meth:`add_worker` is to be told of them.
         self.first_workers: dict[str, dict[str, Any]] = {url: {} for url in settings.worker_urls}
         #: Workers are told apart by their models: set by a plugin that lets no request go to another than it names.
@@ -303,6 +305,8 @@ class Router:
             if worker.api_key is None:
                 worker.api_key = self.settings.worker_api_key
             self.proxy.authorize(worker)
+            if self.settings.dp_size > 1:
+                self.pool.split(worker, self.settings.dp_size)
         elif change == "readmitted" and self.by_model:
             self.tasks.start_soon(self._joining.look_at, worker)
         elif change == "readmitted" and self.settings.dp_aware:

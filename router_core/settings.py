@@ -22,7 +22,7 @@ __all__ = ["Settings", "add_core_options"]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the core was told. Times in seconds, sizes in bytes."""
+    """What the core was told. Times in seconds, sizes in bytes. ``dp_aware``: each worker tells its ``dp_size``."""
 
     host: str = "127.0.0.1"
     port: int = 30000
@@ -48,6 +48,7 @@ class Settings:
     worker_api_key: Secret | None = None
     control_plane: ControlPlane = NOBODY
     dp_aware: bool = False
+    dp_size: int = 1
     addresses: WorkerAddresses = ANYWHERE
 
     @classmethod
@@ -84,7 +85,8 @@ class Settings:
             admin_api_key=options.admin_api_key,
             worker_api_key=options.worker_api_key,
             control_plane=ControlPlane.from_options(options),
-            dp_aware=options.dp_aware,
+            dp_aware=options.dp_aware and options.intra_node_data_parallel_size == 1,
+            dp_size=options.intra_node_data_parallel_size,
             addresses=addresses,
         )
         if not 0 <= settings.port <= 65535:
@@ -98,6 +100,7 @@ class Settings:
             ("--worker-startup-timeout-secs", settings.worker_startup_timeout_s),
             ("--worker-startup-check-interval", settings.worker_startup_check_s),
             ("--max-payload-size", settings.max_payload_size),
+            ("--intra-node-data-parallel-size", settings.dp_size),
         ):
             if not 0 < value < math.inf:
                 raise SettingsError(f"{flag}: wanted a number above 0, got {value}")
@@ -167,6 +170,13 @@ def add_core_options(parser: argparse.ArgumentParser) -> None:
         "--dp-aware",
         action="store_true",
         help="choose among the data-parallel ranks of each worker, and tell it which one",
+    )
+    parser.add_argument(
+        "--intra-node-data-parallel-size",
+        type=int,
+        default=default.dp_size,
+        metavar="N",
+        help="each worker has N data-parallel ranks to choose among, without asking (default: %(default)s)",
     )
     parser.add_argument(
         "--allow-worker",
