@@ -214,16 +214,18 @@ class Router:
         self.dispatcher.choose(exchange)
         return await self.dispatcher.send(exchange, request)
 
-    @staticmethod
     def generation(
-        payload: dict[str, Any], *, session: str | None = None, asked: Exchange | None = None
+        self, payload: dict[str, Any], *, session: str | None = None, asked: Exchange | None = None
     ) -> Exchange:
         """A ``/generate`` of a plugin's own, for :meth:`respond`; the caller closes it.
 
         ``payload`` may hold numpy arrays; it belongs to the exchange from now on. ``asked`` is the client's exchange,
-        if it is for one: when that client leaves, the engine is told.
+        if it is for one: when that client leaves, the engine is told, and its request id is passed on.
         """
-        request = Request("POST", b"/generate", [(b"content-type", b"application/json")])
+        headers = [(b"content-type", b"application/json")]
+        if asked is not None and (names := self.settings.request_id_headers):
+            headers += [pair for pair in asked.request.headers if pair[0] in names]
+        request = Request("POST", b"/generate", headers)
         request.replace_json(payload)
         return Exchange(request, session=session or payload.get("session_id"), asked=asked)
 

@@ -14,6 +14,7 @@ from router_core.access import Guard, Keys, Secret
 from router_core.addresses import ANYWHERE, WorkerAddresses, is_loopback
 from router_core.control_plane import NOBODY, ControlPlane, add_control_plane_options
 from router_core.errors import BadRequest, SettingsError
+from router_core.request_ids import add_request_id_options, request_id_headers
 from router_core.serving import CLIENT_TIMEOUT_S
 from router_core.workers import worker_url
 
@@ -49,6 +50,7 @@ class Settings:
     control_plane: ControlPlane = NOBODY
     dp_aware: bool = False
     dp_size: int = 1
+    request_id_headers: tuple[bytes, ...] = ()
     addresses: WorkerAddresses = ANYWHERE
 
     @classmethod
@@ -87,6 +89,7 @@ class Settings:
             control_plane=ControlPlane.from_options(options),
             dp_aware=options.dp_aware and options.intra_node_data_parallel_size == 1,
             dp_size=options.intra_node_data_parallel_size,
+            request_id_headers=request_id_headers(options),
             addresses=addresses,
         )
         if not 0 <= settings.port <= 65535:
@@ -205,6 +208,7 @@ def add_core_options(parser: argparse.ArgumentParser) -> None:
         help="the key of workers that are registered without one; better given as SLIME_ROUTER_WORKER_API_KEY",
     )
     add_control_plane_options(parser)
+    add_request_id_options(parser)
     parser.add_argument(
         "--max-payload-size",
         type=int,

@@ -97,7 +97,6 @@ LINES = {
             "--prometheus-host",
             "--enable-trace",
             "--otlp-traces-endpoint",
-            "--request-id-headers",
         ],
     ),
     "prefill and decode": (
