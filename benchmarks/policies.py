@@ -1,4 +1,4 @@
-"""What ``cache_aware`` costs a request, beside the default, and what its memory comes to."""
+"""What policies cost a request, and what the memory of ``cache_aware`` comes to."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _asking(size: int, seed: int, shared: float) -> Exchange:
     common = random.Random(size).choices(string.ascii_letters, k=int(size * shared))
     own = random.Random(seed).choices(string.ascii_letters, k=size - len(common))
     body = b'{"sampling_params": {"temperature": 1.0}, "text": "%s"}' % "".join(common + own).encode()
-    return Exchange(Request("POST", b"/generate", [], body))
+    return Exchange(Request("POST", b"/generate", [], body), session=f"session {seed}")
 
 
 def _cost_us(name: str, workers: Sequence[Worker], prompts: Sequence[Exchange]) -> float:
@@ -56,15 +56,15 @@ def _memory_mb(size: int) -> float:
 
 
 def main() -> None:
-    print("policy         workers  prompt bytes  own prompts us  half in common us")
-    for name in ("least_inflight", "cache_aware"):
+    print("policy             workers  prompt bytes  own prompts us  half in common us")
+    for name in ("least_inflight", "cache_aware", "consistent_hashing", "prefix_hash"):
         for count in _WORKERS:
-            workers = [Worker(f"http://127.0.0.1:{port}", state="ready") for port in range(1, count + 1)]
+            workers = tuple(Worker(f"http://127.0.0.1:{port}", state="ready") for port in range(1, count + 1))
             for size in _SIZES:
                 own = [_asking(size, seed, 0) for seed in range(50)]
                 common = [_asking(size, seed, 0.5) for seed in range(50)]
                 costs = (_cost_us(name, workers, own), _cost_us(name, workers, common))
-                print(f"{name:14} {count:7} {size:13} {costs[0]:15.1f} {costs[1]:18.1f}")
+                print(f"{name:18} {count:7} {size:13} {costs[0]:15.1f} {costs[1]:18.1f}")
     for size in (128, 256, *_SIZES):
         print(f"cache_aware, prompts of {size} bytes: {_memory_mb(size):.0f} MB for each worker at most")
 

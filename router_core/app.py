@@ -36,6 +36,7 @@ from router_core.errors import (
 from router_core.exchange import Exchange
 from router_core.proxy import relay
 from router_core.request import Request
+from router_core.request_ids import log_prefix
 from router_core.router import Router
 from router_core.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -129,7 +130,9 @@ class _App:
             return  # there is nobody to answer
         except Exception:
             # Starlette has answered, and raises again for the server, which would close the connection.
-            logger.exception("%s failed", scope.get("path", "the application's lifespan"))
+            logger.exception(
+                "%s%s failed", log_prefix(scope), scope.get("path", "the application's lifespan")
+            )
             if scope["type"] != "http":
                 raise
 
@@ -176,15 +179,16 @@ class _App:
         except HTTPError as error:
             if started:
                 # The client sees a body that breaks off: the server closes the connection without its end.
-                logger.warning("a reply broke off: %s", error)
+                logger.warning("%sa reply broke off: %s", log_prefix(scope), error)
                 return
             if error.status >= 500:
                 # Decoded, a path may hold line breaks.
                 path = scope["raw_path"].decode("latin-1")
-                logger.warning("%s %s: %d, %s", scope["method"], path, error.status, error)
+                prefix = log_prefix(scope)
+                logger.warning("%s%s %s: %d, %s", prefix, scope["method"], path, error.status, error)
             await _send_error(error, send)
         except Exception:
-            logger.exception("a request failed")
+            logger.exception("%sa request failed", log_prefix(scope))
             if not started:
                 await _send_error(HTTPError("internal error; the router's log has the traceback"), send)
 

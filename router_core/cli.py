@@ -25,6 +25,7 @@ from router_core.gateway_flags import add_gateway_flags, without_effect
 from router_core.hookspecs import PROJECT
 from router_core.loader import DEFAULT_PLUGINS, Loaded, installed_plugins, load
 from router_core.logs import start_logging
+from router_core.request_ids import RequestIds
 from router_core.router import Router
 from router_core.serving import bind, run
 from router_core.settings import Settings, add_core_options
@@ -116,6 +117,8 @@ class _Wanted:
             logger.warning("%s", line)
         router = Router(self.settings, self.loaded.make(self.options), self.options)
         app = make_app(router, self.loaded.middleware)
+        if names := self.settings.request_id_headers:
+            app = RequestIds(app, names)
         if origins := self.settings.cors_allowed_origins:
             app = CORSMiddleware(app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
         return router, app

@@ -50,7 +50,6 @@ _IDLE: tuple[_Row, ...] = (
     ("--prometheus-duration-buckets", "+", "the router serves no metrics"),
     ("--enable-trace", 0, "the router writes no traces"),
     ("--otlp-traces-endpoint", None, "the router writes no traces"),
-    ("--request-id-headers", "*", "headers are passed on as they are, and the router makes no request ids"),
     ("--eviction-interval-secs", None, "the memory of --policy cache_aware is trimmed with each request"),
     ("--model-path --tokenizer-path", None, "plugins take their tokenizer from --hf-checkpoint"),
     ("--chat-template --reasoning-parser --tool-call-parser", None, "it is for --plugin openai"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 import orjson
 
@@ -10,7 +11,7 @@ from router_core.errors import BadRequest
 from router_core.request import Request
 from router_core.types import GENERATION_PATHS
 
-__all__ = ["at_generation", "generates", "with_fields"]
+__all__ = ["at_generation", "generates", "with_fields", "without_fields"]
 
 _PATHS = frozenset(path.decode() for path in GENERATION_PATHS)
 _SPACE = b" \t\r\n"
@@ -42,6 +43,18 @@ def with_fields(body: bytes, fields: bytes) -> bytes:
         raise BadRequest("wanted a JSON object as the body")
     comma = b"" if _EMPTY.fullmatch(body) else b","
     return b"".join((memoryview(body)[:end], comma, fields, b"}"))
+
+
+def without_fields(body: bytes, names: Collection[str]) -> bytes:
+    """Return ``body`` without the top-level fields ``names``; the same bytes when it has none. Raises BadRequest.
+
+    It is parsed only when one of the names stands in it.
+    """
+    if not any(f'"{name}"'.encode() in body for name in names):
+        return body
+    document = _object(body)
+    left = {name: value for name, value in document.items() if name not in names}
+    return body if len(left) == len(document) else orjson.dumps(left)
 
 
 def _object(body: bytes) -> dict[str, object]:

@@ -1,7 +1,7 @@
 """Data-parallel ranks: how a worker is told which of its ranks a request was given to.
 
 A server with ``dp_size`` above 1 has a scheduler and a prefix cache for each rank. Left alone it takes its ranks in
-turn; told the rank, it uses the one that was chosen.
+turn; told the rank, it uses the one that was chosen. SGLang reads it in the body of a generation, vLLM in a header.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Collection
 import orjson
 
 from router_core.exchange import Exchange
-from router_core.generation import generates, with_fields
+from router_core.generation import generates, with_fields, without_fields
 from router_core.reply import Reply
 from router_core.request import Request
 from router_core.types import Dispatcher
@@ -21,6 +21,9 @@ __all__ = ["Ranks", "ranks_told"]
 
 #: More would be a mistake, or worse.
 _MAX_RANKS = 1024
+#: The second is for SGLang before 0.5.9.
+_FIELDS = ("routed_dp_rank", "data_parallel_rank")
+_HEADER = b"x-data-parallel-rank"
 
 
 def ranks_told(server_info: bytes) -> int:
@@ -34,19 +37,31 @@ def ranks_told(server_info: bytes) -> int:
 
 
 class Ranks:
-    """A Dispatcher that writes the rank into what a rank is sent, and leaves all else to ``inner``."""
+    """A Dispatcher that writes the rank into what a rank is sent, and leaves all else to ``inner``.
 
-    def __init__(self, inner: Dispatcher) -> None:
+    A rank that a client names is taken out: the router chooses, and a server with a single rank may refuse it.
+    ``in_header``: each request that a rank is given, whatever its path, names it in a header as well.
+    """
+
+    def __init__(self, inner: Dispatcher, *, in_header: bool = False) -> None:
         self._inner = inner
+        self._in_header = in_header
 
     def choose(self, exchange: Exchange, but: Collection[Worker] = ()) -> Worker:
         """See :class:`router_core.types.Dispatcher`."""
         return self._inner.choose(exchange, but)
 
     async def send(self, exchange: Exchange, request: Request, body: bytes | None = None) -> Reply:
-        """See :class:`router_core.types.Dispatcher`. The second field is for SGLang before 0.5.9."""
+        """See :class:`router_core.types.Dispatcher`."""
         rank = exchange.worker.rank if exchange.worker is not None else None
-        if rank is not None and generates(request):
-            fields = b'"routed_dp_rank":%d,"data_parallel_rank":%d' % (rank, rank)
-            body = with_fields(request.body if body is None else body, fields)
+        if generates(request):
+            body = request.body if body is None else body
+            if rank is None:
+                body = without_fields(body, _FIELDS)
+            else:
+                body = with_fields(body, b",".join(b'"%b":%d' % (name.encode(), rank) for name in _FIELDS))
+        if self._in_header and rank is not None:
+            # In place: others know this attempt by its request. It is read before anything is awaited.
+            others = (pair for pair in request.headers if pair[0] != _HEADER)
+            request.headers = [*others, (_HEADER, b"%d" % rank)]
         return await self._inner.send(exchange, request, body)

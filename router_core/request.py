@@ -89,6 +89,15 @@ class Request:
         rest = memoryview(body)[start.end(1) :]  # one copy of what may be large, not two
         self._body = b"".join((start[1], field, comma, rest))
 
+    def replace_field(self, old: bytes, new: bytes) -> None:
+        """Put the top-level field ``new`` in the place of ``old``, as :meth:`add_field` has written it.
+
+        All else stays byte for byte, and nothing is parsed. ``old`` must be there, and not before that place.
+        """
+        self._body = self.body.replace(old, new, 1)
+        if isinstance(self._json, dict):
+            self._json = {**self._json, **orjson.loads(b"{%b}" % new)}
+
     def header(self, name: bytes) -> bytes | None:
         """The first value of header ``name`` (lower case), or None."""
         for key, value in self.headers:

@@ -69,7 +69,9 @@ class Router:
         self.proxy = Proxy(
             self.pool, self.hooks.select_worker, limits, self.worker_tls, on_failure, settings.addresses
         )
-        self.dispatcher: Dispatcher = Ranks(self.proxy) if settings.dp_aware else self.proxy
+        self.dispatcher: Dispatcher = self.proxy
+        if settings.dp_aware or settings.dp_size > 1:
+            self.dispatcher = Ranks(self.proxy, in_header=settings.dp_size > 1)
         #: Workers to start with, by URL, and what :meth:`add_worker` is to be told of them.
         self.first_workers: dict[str, dict[str, Any]] = {url: {} for url in settings.worker_urls}
         #: Workers are told apart by their models: set by a plugin that lets no request go to another than it names.
@@ -215,16 +217,18 @@ class Router:
         self.dispatcher.choose(exchange)
         return await self.dispatcher.send(exchange, request)
 
-    @staticmethod
     def generation(
-        payload: dict[str, Any], *, session: str | None = None, asked: Exchange | None = None
+        self, payload: dict[str, Any], *, session: str | None = None, asked: Exchange | None = None
     ) -> Exchange:
         """A ``/generate`` of a plugin's own, for :meth:`respond`; the caller closes it.
 
         ``payload`` may hold numpy arrays; it belongs to the exchange from now on. ``asked`` is the client's exchange,
-        if it is for one: when that client leaves, the engine is told.
+        if it is for one: when that client leaves, the engine is told, and its request id is passed on.
         """
-        request = Request("POST", b"/generate", [(b"content-type", b"application/json")])
+        headers = [(b"content-type", b"application/json")]
+        if asked is not None and (names := self.settings.request_id_headers):
+            headers += [pair for pair in asked.request.headers if pair[0] in names]
+        request = Request("POST", b"/generate", headers)
         request.replace_json(payload)
         return Exchange(request, session=session or payload.get("session_id"), asked=asked)
 
@@ -306,6 +310,8 @@ class Router:
             if worker.api_key is None:
                 worker.api_key = self.settings.worker_api_key
             self.proxy.authorize(worker)
+            if self.settings.dp_size > 1:
+                self.pool.split(worker, self.settings.dp_size)
         elif change == "readmitted" and self.by_model:
             self.tasks.start_soon(self._joining.look_at, worker)
         elif change == "readmitted" and self.settings.dp_aware:

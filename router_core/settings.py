@@ -14,6 +14,7 @@ from router_core.access import Guard, Keys, Secret
 from router_core.addresses import ANYWHERE, WorkerAddresses, is_loopback
 from router_core.control_plane import NOBODY, ControlPlane, add_control_plane_options
 from router_core.errors import BadRequest, SettingsError
+from router_core.request_ids import add_request_id_options, request_id_headers
 from router_core.serving import CLIENT_TIMEOUT_S
 from router_core.workers import worker_url
 
@@ -22,7 +23,7 @@ __all__ = ["Settings", "add_core_options"]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the core was told. Times in seconds, sizes in bytes."""
+    """What the core was told. Times in seconds, sizes in bytes. ``dp_aware``: each worker tells its ``dp_size``."""
 
     host: str = "127.0.0.1"
     port: int = 30000
@@ -48,6 +49,8 @@ class Settings:
     worker_api_key: Secret | None = None
     control_plane: ControlPlane = NOBODY
     dp_aware: bool = False
+    dp_size: int = 1
+    request_id_headers: tuple[bytes, ...] = ()
     addresses: WorkerAddresses = ANYWHERE
 
     @classmethod
@@ -84,7 +87,9 @@ class Settings:
             admin_api_key=options.admin_api_key,
             worker_api_key=options.worker_api_key,
             control_plane=ControlPlane.from_options(options),
-            dp_aware=options.dp_aware,
+            dp_aware=options.dp_aware and options.intra_node_data_parallel_size == 1,
+            dp_size=options.intra_node_data_parallel_size,
+            request_id_headers=request_id_headers(options),
             addresses=addresses,
         )
         if not 0 <= settings.port <= 65535:
@@ -98,6 +103,7 @@ class Settings:
             ("--worker-startup-timeout-secs", settings.worker_startup_timeout_s),
             ("--worker-startup-check-interval", settings.worker_startup_check_s),
             ("--max-payload-size", settings.max_payload_size),
+            ("--intra-node-data-parallel-size", settings.dp_size),
         ):
             if not 0 < value < math.inf:
                 raise SettingsError(f"{flag}: wanted a number above 0, got {value}")
@@ -169,6 +175,13 @@ def add_core_options(parser: argparse.ArgumentParser) -> None:
         help="choose among the data-parallel ranks of each worker, and tell it which one",
     )
     parser.add_argument(
+        "--intra-node-data-parallel-size",
+        type=int,
+        default=default.dp_size,
+        metavar="N",
+        help="each worker has N data-parallel ranks to choose among, without asking (default: %(default)s)",
+    )
+    parser.add_argument(
         "--allow-worker",
         nargs="+",
         action="extend",
@@ -195,6 +208,7 @@ def add_core_options(parser: argparse.ArgumentParser) -> None:
         help="the key of workers that are registered without one; better given as SLIME_ROUTER_WORKER_API_KEY",
     )
     add_control_plane_options(parser)
+    add_request_id_options(parser)
     parser.add_argument(
         "--max-payload-size",
         type=int,

@@ -109,6 +109,13 @@ class Endings(Protocol):
         """
         ...
 
+    def rename(self, request: Request) -> bool:
+        """Give ``request`` another name, unless its client has named it. True when it has one.
+
+        Where nobody has heard of the old name yet: an engine refuses one that it has not done with.
+        """
+        ...
+
 
 class Stillness(Protocol):
     """Knows when engines that are well may say nothing; the component ``"stillness"``."""

@@ -171,6 +171,7 @@ class WorkerPool:
     """All registered workers; a server with data-parallel ranks is one.
 
     ``kinds``: of each of these types there must be one for a request to be answered.
+    ``keeps_sessions``: a session stays with its worker; False when a policy is to be asked for each of its requests.
     Changed only by functions without ``await``: one event loop needs no lock, and a choice and its lease
     are one step.
     """
@@ -180,6 +181,7 @@ class WorkerPool:
         self._routable: tuple[Worker, ...] = ()
         self._usable: dict[WorkerType, tuple[Worker, ...]] = {}
         self.kinds: tuple[WorkerType, ...] = ("regular",)
+        self.keeps_sessions = True
         self._sessions: OrderedDict[str, Worker] = OrderedDict()
         self._on_change = on_change
 
@@ -313,6 +315,8 @@ class WorkerPool:
 
     def bind(self, session: str, worker: Worker) -> None:
         """``session`` keeps ``worker`` from now on. The least recently used sessions are forgotten past 262,144."""
+        if not self.keeps_sessions:
+            return
         self._sessions[session] = worker
         self._sessions.move_to_end(session)
         if len(self._sessions) > _MAX_SESSIONS:

@@ -1,10 +1,11 @@
-"""A field is added to a body without parsing it: everything else stays byte for byte."""
+"""A field is added to a body, or replaced, without parsing it: everything else stays byte for byte."""
 
 from __future__ import annotations
 
 import json
 import tracemalloc
 
+import numpy as np
 import orjson
 import pytest
 from hypothesis import given
@@ -71,3 +72,29 @@ def test_a_large_body_is_copied_once(beginning: bytes) -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 9 << 20
+
+
+@given(st.dictionaries(st.text(), st.integers() | st.text() | st.lists(st.booleans())), st.booleans())
+def test_a_field_that_was_added_is_replaced_and_nothing_else(
+    content: dict[str, object], parsed: bool
+) -> None:
+    content.pop("rid", None)
+    one, other = (request(json.dumps(content).encode()) for _ in range(2))
+    one.add_field(b'"rid":"a"')
+    other.add_field(b'"rid":"longer"')
+    if parsed:
+        one.json()
+    one.replace_field(b'"rid":"a"', b'"rid":"longer"')
+    assert one.body == other.body
+    assert one.json() == other.json()
+
+
+def test_the_field_of_a_replaced_body_is_replaced_too() -> None:
+    asked = request(b"{}")
+    mine = {"rid": "a", "ids": np.array([1, 2])}
+    asked.replace_json(mine)
+    asked.replace_field(b'"rid":"a"', b'"rid":"b"')
+    assert asked.body == b'{"rid":"b","ids":[1,2]}'
+    assert asked.json()["rid"] == "b"
+    assert asked.json()["ids"] is mine["ids"]
+    assert mine["rid"] == "a"  # which others may hold

@@ -30,6 +30,7 @@ LAYERS = (
         "protocol",
         "tokens",
         "record_files",
+        "request_ids",
     ),
     ("record_log", "serving"),
     ("exchange", "hooks", "registry", "reply", "request", "settings", "upstream_reply", "weights", "workers"),

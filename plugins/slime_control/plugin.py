@@ -78,6 +78,10 @@ class Control:
         if exchange.gone:
             raise Aborted("the request was aborted before it was tried again")
 
+    def rename(self, request: Request) -> bool:
+        """See :class:`router_core.types.Endings`."""
+        return self.under_way.rename(request)
+
     @hookimpl
     @asynccontextmanager
     async def lifespan(self, router: Router) -> AsyncIterator[None]:

@@ -43,6 +43,7 @@ class UnderWay:
         self._numbers = count()
         self._prefix = uuid4().hex[:20]
         self._field = f'"rid":"{self._prefix}%012x"'.encode()
+        self._given = re.compile(f'"rid":"{self._prefix}[0-9a-f]{{12}}"'.encode())
 
     def name(self, exchange: Exchange) -> None:
         """``exchange`` begins, under the name that it has or gets."""
@@ -71,6 +72,14 @@ class UnderWay:
         for name in rids:
             self._by_name[name] = exchange
         exchange.on_close(partial(self._ended, rids, exchange))
+
+    def rename(self, request: Request) -> bool:
+        """Give ``request`` a new name in place of one that :meth:`name` gave it. True when it had such a name."""
+        given = self._given.search(request.body)
+        if given is None:
+            return False
+        request.replace_field(given[0], self._field % next(self._numbers))
+        return True
 
     def _ended(self, names: list[str], exchange: Exchange) -> None:
         for name in names:

@@ -58,12 +58,20 @@ class Attempt:
         self._stream: Until | None = None
         self._failure: tuple[Exchange, Reply | HTTPError] | None = None
 
-    async def settled(self, endings: Endings) -> None:
-        """Return when workers that were asked before have ended that: it had the same name. Raises Aborted."""
-        for worker in (self._prefill.server, self._decode.server):
-            if worker in self._pair.asked:
-                await endings.settled(worker, self._exchange)
-            self._pair.asked.add(worker)
+    async def settled(self, endings: Endings, *, may_rename: bool) -> None:
+        """Return when no worker can take this for what it was asked before: that has ended, or this is renamed.
+
+        An engine that was told to end a request may know its name for some seconds yet, and refuses another one under
+        it. Once there is a reply its name is known, and stays. Raises Aborted.
+        """
+        both = (self._prefill.server, self._decode.server)
+        again = [worker for worker in both if worker in self._pair.asked]
+        self._pair.asked.update(both)
+        unheard = self._request is self._exchange.request and self._exchange.reply is None
+        if again and may_rename and unheard and endings.rename(self._request):
+            return
+        for worker in again:
+            await endings.settled(worker, self._exchange)
 
     async def run(self, body: bytes) -> Reply:
         """The decode worker's reply, with what the prefill worker told; or whatever failed. Raises HTTPError."""

@@ -76,7 +76,7 @@ class Pairs:
             return await self.inner.send(exchange, request, body)
         attempt = Attempt(self.inner, self.breakers, exchange, pair, request)
         if self.endings is not None:
-            await attempt.settled(self.endings)
+            await attempt.settled(self.endings, may_rename=body is None)
         return await attempt.run(request.body if body is None else body)
 
 

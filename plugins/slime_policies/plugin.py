@@ -6,13 +6,16 @@ import argparse
 from collections.abc import Callable, Iterator, Sequence
 
 from router_core import Exchange, Worker, hookimpl
+from router_core.router import Router
 from router_core.workers import WorkerType
 from slime_policies.bucket import Bucket
 from slime_policies.cache_aware import CacheAware
+from slime_policies.consistent_hashing import ConsistentHashing
 from slime_policies.least_inflight import LeastInflight
 from slime_policies.manual import Manual
 from slime_policies.policy import Policy, Remembering
 from slime_policies.power_of_two import PowerOfTwo
+from slime_policies.prefix_hash import PrefixHash
 from slime_policies.random_choice import RandomChoice
 from slime_policies.round_robin import RoundRobin
 from slime_policies.settings import Settings, add_flags
@@ -26,6 +29,9 @@ POLICIES: dict[str, Callable[[Settings], Policy]] = {
     "power_of_two": lambda settings: PowerOfTwo(),
     "cache_aware": CacheAware,
     "manual": Manual,
+    "consistent_hashing": lambda settings: ConsistentHashing(),
+    "consistent_hash": lambda settings: ConsistentHashing(),  # as vLLM's router spells it
+    "prefix_hash": PrefixHash,
 }
 #: Of which one makes sense for prefill workers only.
 _FOR_PREFILL: dict[str, Callable[[Settings], Policy]] = {"bucket": Bucket}
@@ -56,6 +62,10 @@ class Policies:
         self.policy = policy
 
     @hookimpl
+    def setup(self, router: Router) -> None:
+        router.pool.keeps_sessions = not isinstance(self.policy, ConsistentHashing)
+
+    @hookimpl
     def select_worker(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker:
         return self.policy(exchange, workers)
 
@@ -75,6 +85,11 @@ class PairPolicies:
 
     def __init__(self, policies: dict[WorkerType, Policy]) -> None:
         self.policies = policies
+
+    @hookimpl
+    def setup(self, router: Router) -> None:
+        # Of a pair, the prefill worker is the one that a session keeps.
+        router.pool.keeps_sessions = not isinstance(self.policies["prefill"], ConsistentHashing)
 
     @hookimpl
     def select_worker(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker:

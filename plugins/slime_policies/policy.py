@@ -20,7 +20,7 @@ class Policy(Protocol):
 
 @runtime_checkable
 class Remembering(Policy, Protocol):
-    """A policy that believes something about what workers hold in their caches, and can be told better."""
+    """A policy that believes something about workers, such as what is in their caches, and can be told better."""
 
     def forget(self, worker: Worker) -> None:
         """``worker`` came, went, or may have been restarted: what it held is gone."""

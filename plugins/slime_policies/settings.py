@@ -24,6 +24,8 @@ _FOR = {
     "assignment_mode": ("manual",),
     "max_idle_secs": ("manual",),
     "bucket_adjust_interval_secs": ("bucket",),
+    "prefix_token_count": ("prefix_hash",),
+    "prefix_hash_load_factor": ("prefix_hash",),
 }
 
 
@@ -44,6 +46,8 @@ class Settings:
     assignment_mode: str = "random"
     max_idle_secs: float = 14400.0
     bucket_adjust_interval_secs: float = 5.0
+    prefix_token_count: int = 256
+    prefix_hash_load_factor: float = 1.25
 
     @classmethod
     def from_options(cls, options: argparse.Namespace) -> Settings:
@@ -79,6 +83,11 @@ class Settings:
             raise SettingsError(f"--bucket-adjust-interval-secs: wanted a number above 0, got {seconds}")
         if not settings.max_idle_secs > 0:
             raise SettingsError(f"--max-idle-secs: wanted a number above 0, got {settings.max_idle_secs}")
+        if settings.prefix_token_count < 1:
+            raise SettingsError(f"--prefix-token-count: wanted 1 or more, got {settings.prefix_token_count}")
+        if not settings.prefix_hash_load_factor >= 1:
+            factor = settings.prefix_hash_load_factor
+            raise SettingsError(f"--prefix-hash-load-factor: wanted 1 or more, got {factor}")
         return settings
 
 
@@ -142,4 +151,16 @@ def add_flags(parser: argparse.ArgumentParser, policies: list[str], for_prefill:
         type=float,
         metavar="S",
         help=f"manual, min_group: how long a session counts for its worker (default: {default.max_idle_secs:g})",
+    )
+    parser.add_argument(
+        "--prefix-token-count",
+        type=int,
+        metavar="N",
+        help=f"prefix_hash: tokens of a prompt that decide (default: {default.prefix_token_count})",
+    )
+    parser.add_argument(
+        "--prefix-hash-load-factor",
+        type=float,
+        metavar="FACTOR",
+        help=f"prefix_hash: largest load, in means of all loads (default: {default.prefix_hash_load_factor})",
     )

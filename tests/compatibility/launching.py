@@ -22,6 +22,7 @@ _THEIR_PROGRAMS = (
     "python -m sglang_router.launch_router",
     "./target/release/sgl-model-gateway",
     "smg launch",
+    "vllm-router",
 )
 
 

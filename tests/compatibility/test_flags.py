@@ -143,10 +143,11 @@ def test_an_idle_flag_comes_from_the_environment_too(
 
 def test_idle_flags_come_from_a_file_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "router.conf"
-    file.write_text("enable-trace = true\nrequest-id-headers = [a, b]\npd-disaggregation = false\n")
+    file.write_text("enable-trace = true\nprometheus-duration-buckets = [1, 2]\npd-disaggregation = false\n")
     with caplog.at_level(logging.WARNING):
         build(["--config", str(file)])
-    assert [said.split()[0] for said in caplog.messages] == ["--enable-trace", "--request-id-headers"]
+    told = ["--prometheus-duration-buckets", "--enable-trace"]
+    assert [said.split()[0] for said in caplog.messages] == told
 
 
 # refused

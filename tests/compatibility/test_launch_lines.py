@@ -2,7 +2,7 @@
 
 From SGLang's page on the gateway (``docs/advanced_features/sgl_model_gateway.md``), its router's README, and what
 slime (``slime/ray/rollout.py``), miles (``miles/backends/sglang_utils/router_args_utils.py``) and siiRL make of
-``RouterArgs``.
+``RouterArgs``; and the line with which prime-rl starts vLLM's router.
 """
 
 from __future__ import annotations
@@ -97,7 +97,6 @@ LINES = {
             "--prometheus-host",
             "--enable-trace",
             "--otlp-traces-endpoint",
-            "--request-id-headers",
         ],
     ),
     "prefill and decode": (
@@ -120,6 +119,15 @@ LINES = {
         [],
     ),
     "ranks": (f"python -m sglang_router.launch_router {WORKERS} --dp-aware", []),
+    "ranks of prime-rl": (
+        f"vllm-router --policy consistent_hash {WORKERS} --host 0.0.0.0 --port 8000"
+        " --intra-node-data-parallel-size 2 --worker-startup-timeout-secs 4200 --log-level debug",
+        [],
+    ),
+    "hashing": (
+        f"smg launch {WORKERS} --policy prefix_hash --prefix-token-count 128 --prefix-hash-load-factor 1.5",
+        [],
+    ),
     "tools": (
         "python -m sglang_router.launch_router --mcp-config-path /path/to/mcp-config.yaml --worker-urls http://worker1:8000",
         ["--mcp-config-path"],
@@ -282,6 +290,10 @@ TRAINERS = {
             "policy": "round_robin",
             "disable_health_check": True,
         },
+        ["--prometheus-port"],
+    ),
+    "slime with sessions": (
+        SLIME | {"policy": "consistent_hashing", "balance_abs_threshold": 64},
         ["--prometheus-port"],
     ),
     "miles": (

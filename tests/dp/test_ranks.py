@@ -17,7 +17,8 @@ from starlette.routing import Route
 
 from pd.halves import PROMPT, disaggregated
 from plugged import until
-from router_core import Worker
+from router_core import SettingsError, Worker
+from router_core.cli import build
 from router_core.ranks import ranks_told
 from router_core.serving import serving
 from router_core.workers import WorkerPool
@@ -42,6 +43,7 @@ class Server:
         self.broken = False
         self.bodies: list[Any] = []
         self.calls: list[str] = []
+        self.headers: list[list[str]] = []
         self.hold: anyio.Event | None = None
         self.app = Starlette(routes=[Route("/{path:path}", self._answer, methods=["GET", "POST"])])
         self.url = ""
@@ -49,6 +51,7 @@ class Server:
     async def _answer(self, request: Request) -> Response:
         path = request.url.path
         self.calls.append(path)
+        self.headers.append(request.headers.getlist("x-data-parallel-rank"))
         if path == "/model_info":
             return JSONResponse({"weight_version": "1"})
         if self.broken and path == "/server_info":
@@ -152,6 +155,19 @@ async def test_a_rank_that_a_client_names_is_replaced(start: Start) -> None:
     assert sorted(server.told) == [0, 1]
 
 
+@pytest.mark.parametrize("name", ["routed_dp_rank", "data_parallel_rank"])
+async def test_a_rank_that_a_client_names_is_taken_out_where_there_is_only_one(
+    start: Start, name: str
+) -> None:
+    server = Server(1)
+    async with before(start, server) as running:
+        deeper = {"custom": {name: 1}}
+        for fields in ({name: 0}, {name: None, **deeper}, deeper):
+            await running.client.post("/generate", json={"rid": "a", "text": "a", **fields})
+    alone = {"rid": "a", "text": "a"}
+    assert server.bodies == [alone, {**alone, **deeper}, {**alone, **deeper}]
+
+
 async def test_other_requests_are_not_touched(start: Start) -> None:
     seen: list[bytes] = []
     server = Server(2)
@@ -174,6 +190,50 @@ async def test_without_the_flag_nobody_is_asked_and_nothing_is_added(start: Star
         assert running.router.dispatcher is running.router.proxy
     assert sorted(server.bodies[0]) == ["rid", "text"]
     assert not {"/server_info", "/get_server_info"} & set(server.calls)
+
+
+# without asking
+
+
+async def test_each_server_has_as_many_ranks_as_the_flag_says(start: Start) -> None:
+    server = Server(2)
+    async with before(start, server, flags=("--intra-node-data-parallel-size", "4")) as running:
+        assert set(await shown(running)) == {f"{server.url}@{rank}" for rank in range(4)}
+        for _ in range(8):
+            body = {"text": "a", "routed_dp_rank": 9}
+            headers = {"X-Data-Parallel-Rank": "9"}
+            assert (await running.client.post("/generate", json=body, headers=headers)).status_code == 200
+        assert Counter(server.told) == {0: 2, 1: 2, 2: 2, 3: 2}
+        assert [one for one in server.headers if one] == [[str(rank)] for rank in server.told]
+        pool = running.router.pool
+        pool.quarantine(pool.find(server.url), "a test")
+        pool.ready(pool.find(server.url))
+        await running.router.add_worker(server.url)
+        assert len(await shown(running)) == 4
+    assert not {"/server_info", "/get_server_info"} & {*server.calls}
+
+
+async def test_a_rank_is_told_in_a_header_whatever_the_path(start: Start) -> None:
+    server = Server(1)
+    async with before(start, server, flags=("--dp-aware", "--intra-node-data-parallel-size", "2")) as running:
+        for _ in range(2):
+            await running.client.post("/inference/v1/generate", json={"token_ids": [1]})
+        told = [
+            header
+            for path, header in zip(server.calls, server.headers, strict=True)
+            if path.startswith("/inference")
+        ]
+        assert sorted(told) == [["0"], ["1"]]
+
+
+async def test_one_rank_is_none(start: Start) -> None:
+    server = Server(2)
+    async with before(start, server, flags=("--intra-node-data-parallel-size", "1")) as running:
+        await running.client.post("/generate", json={"text": "a"})
+        assert running.router.dispatcher is running.router.proxy
+    assert set(map(tuple, server.headers)) == {()}
+    with pytest.raises(SettingsError, match="--intra-node-data-parallel-size: wanted a number above 0"):
+        build(["--intra-node-data-parallel-size", "0"])
 
 
 # the server
@@ -409,6 +469,15 @@ async def test_pairs_are_of_ranks_and_the_decode_engine_finds_the_one_that_read(
         stats = (await pairs.running.client.get("/workers")).json()["stats"]
         assert stats == {"regular_count": 0, "prefill_count": 3, "decode_count": 3}
         assert pairs.loads() == [0, 0]
+
+
+@pytest.mark.parametrize("name", ["routed_dp_rank", "data_parallel_rank"])
+async def test_a_rank_that_a_client_names_reaches_no_half_with_a_single_one(
+    start: Start, model: NgramModel, name: str
+) -> None:
+    async with disaggregated(start, model, "--dp-aware", prefill={"dp_size": 2}) as pairs:
+        output = await pairs.generate(sampling_params=SAMPLING, **{name: 1})
+        assert len(output["output_ids"]) == 3
 
 
 async def test_the_decode_engine_refuses_another_rank_than_the_one_that_read(

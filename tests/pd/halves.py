@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,16 +11,21 @@ from urllib.parse import urlsplit
 
 import anyio
 from anyio.abc import TaskStatus
+from starlette.applications import Starlette
 
 from plugged import until
 from router_core.serving import serving
+from router_core.types import ASGIApp
 from routers import Running, Start
 from slime_engine.app import make_app
 from slime_engine.engine import EngineHost
 from slime_engine.model import NgramModel
 from slime_engine.settings import Settings
 
-__all__ = ["PROMPT", "Half", "Pairs", "disaggregated", "rows"]
+__all__ = ["PROMPT", "Front", "Half", "Pairs", "disaggregated", "rows"]
+
+#: What is put before an engine.
+Front = Callable[[Starlette], ASGIApp]
 
 PROMPT = "<|im_start|>user\nTell me a short story.<|im_end|>\n<|im_start|>assistant\n"
 
@@ -82,9 +87,11 @@ class Pairs:
         return [worker.load for worker in self.running.router.pool]
 
 
-async def _serve(model: NgramModel, settings: Settings, *, task_status: TaskStatus[Half]) -> None:
+async def _serve(
+    model: NgramModel, settings: Settings, front: Front | None, *, task_status: TaskStatus[Half]
+) -> None:
     app = make_app(settings, lambda: model)
-    async with serving(app, grace_s=0.1) as url:
+    async with serving(app if front is None else front(app), grace_s=0.1) as url:
         half = Half(url, app.state.host)
         task_status.started(half)
         await half.over.wait()
@@ -100,14 +107,16 @@ async def disaggregated(
     decodes: int = 1,
     prefill: dict[str, Any] | None = None,
     decode: dict[str, Any] | None = None,
+    prefill_front: Front | None = None,
+    decode_front: Front | None = None,
     **both: Any,
 ) -> AsyncIterator[Pairs]:
     """At the end no lease is left, no connection busy, and no sequence with an engine that still serves."""
     reads = Settings(disaggregation_mode="prefill", **both | (prefill or {}))
     writes = Settings(disaggregation_mode="decode", **both | (decode or {}))
     async with anyio.create_task_group() as engines, AsyncExitStack() as stack:
-        first = [await engines.start(partial(_serve, model, reads)) for _ in range(prefills)]
-        second = [await engines.start(partial(_serve, model, writes)) for _ in range(decodes)]
+        first = [await engines.start(partial(_serve, model, reads, prefill_front)) for _ in range(prefills)]
+        second = [await engines.start(partial(_serve, model, writes, decode_front)) for _ in range(decodes)]
         for half in (*first, *second):
             stack.callback(half.over.set)
         named = [word for half in first for word in ("--prefill", half.url, str(half.port))]

@@ -1,0 +1,34 @@
+"""Sessions on a hash ring."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from router_core import Exchange, Worker
+from router_core.workers import least_in_flight
+from slime_policies.ring import WorkerRing
+
+__all__ = ["ConsistentHashing"]
+
+
+class ConsistentHashing:
+    """The worker to which the session, or routing key, belongs on a :class:`slime_policies.ring.WorkerRing`.
+
+    When that worker is not offered (not well, withheld, already tried), the next one on the ring. Requests without a
+    session go to the fewest in flight.
+    """
+
+    def __init__(self) -> None:
+        self._ring = WorkerRing()
+
+    def __call__(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker:
+        session = exchange.session
+        if session is None:
+            return least_in_flight(workers)
+        return self._ring.owner(session.encode("utf-8", "surrogatepass"), workers)
+
+    def forget(self, worker: Worker) -> None:
+        self._ring.forget(worker)
+
+    def forget_all(self) -> None:
+        """Do nothing: sessions belong where they did, whatever the weights."""

@@ -1,0 +1,41 @@
+"""Beginnings of prompts on a hash ring."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from router_core import Exchange, Worker
+from router_core.workers import least_in_flight
+from slime_policies.prompt_start import PromptStart
+from slime_policies.ring import WorkerRing
+from slime_policies.settings import Settings
+
+__all__ = ["PrefixHash"]
+
+
+class PrefixHash:
+    """Consistent hashing with bounded loads, as ``prefix_hash`` of the SGLang gateway.
+
+    Prompts whose first ``prefix_token_count`` tokens are the same go to one worker, to which they belong on a
+    :class:`slime_policies.ring.WorkerRing`. When that has more than ``prefix_hash_load_factor`` times the mean of all
+    loads, this request counted, the request goes to the fewest in flight. So does one without a prompt.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._start = PromptStart(settings.prefix_token_count)
+        self._load_factor = settings.prefix_hash_load_factor
+        self._ring = WorkerRing()
+
+    def __call__(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker:
+        start = self._start.of(exchange.request.body)
+        if not start:
+            return least_in_flight(workers)
+        owner = self._ring.owner(start, workers)
+        mean = (sum(worker.in_flight for worker in workers) + 1) / len(workers)
+        return owner if owner.in_flight <= mean * self._load_factor else least_in_flight(workers)
+
+    def forget(self, worker: Worker) -> None:
+        self._ring.forget(worker)
+
+    def forget_all(self) -> None:
+        """Do nothing: prompts belong where they did, whatever the weights."""
