@@ -301,8 +301,9 @@ def facts_of(attempts: Sequence[Attempt], reader: Detokenizer, asked: Asked, *, 
         before = next((one for one in chains if resume and _continues(one[-1], attempt)), None)
         if before is not None:
             before.append(attempt)
-        else:
-            chains.append([attempt])
+            continue
+        untold = next((one for one in chains if resume and _is_made_again(one[-1], attempt)), None)
+        chains.append([*(untold[:-1] if untold is not None else ()), attempt])
     found = [_fact(chain, reader, asked, resume=resume) for chain in chains]
     if not found and attempts:
         found.append(Fact(attempts[0].number, asked, attempts[0].consumed, [], [], "", reader))
@@ -318,6 +319,15 @@ def goes_on(before: Attempt, attempt: Attempt, *, resume: bool) -> bool:
 def _continues(before: Attempt, attempt: Attempt) -> bool:
     aborted = before.reason["type"] == "abort" and before.sampled
     return bool(aborted) and attempt.consumed == before.consumed + before.sampled
+
+
+def _is_made_again(before: Attempt, attempt: Attempt) -> bool:
+    """True when nothing was told of ``before``, an aborted attempt, so that ``attempt`` was asked for the same."""
+    return (
+        before.lie == NOTHING_LEFT
+        and before.reason["type"] == "abort"
+        and attempt.consumed == before.consumed
+    )
 
 
 def _fact(chain: list[Attempt], reader: Detokenizer, asked: Asked, *, resume: bool) -> Fact:
