@@ -53,7 +53,8 @@ class StreamedChoice(Protocol):
 class AnswerStream:
     """A BodySource. ``exchange`` is the generation's, ``reply`` its stream; both end with this.
 
-    ``usage`` gives the chunk after the last ones; None when the client wants none.
+    ``usage`` gives the chunk after the last ones; None when the client wants none. ``beginning``: members that the
+    first chunk has beside its choice.
     """
 
     def __init__(
@@ -63,12 +64,14 @@ class AnswerStream:
         choices: Sequence[StreamedChoice],
         frame: Frame,
         usage: Callable[[], dict[str, Any]] | None,
+        beginning: dict[str, Any] | None = None,
     ) -> None:
         self._exchange = exchange
         self._reply = reply
         self._choices = choices
         self._frame = frame
         self._usage = usage
+        self._beginning = beginning or {}
         self._events = EventSplitter()
         self._text = GrowingText()
         self.finished = False
@@ -101,7 +104,7 @@ class AnswerStream:
         if len(self._choices) == 1 and self._choices[0].wants_text_only:
             text = self._text.new_in(data)
             if text is not None:
-                return [event(self._frame.put([each])) for each in self._choices[0].more(text, data)]
+                return [self._chunk(each) for each in self._choices[0].more(text, data)]
         answer = orjson.loads(data)
         if "meta_info" not in answer:
             raise EngineRefused(502, data)
@@ -114,10 +117,13 @@ class AnswerStream:
             return []
         chunks = choice.chunks(answer)
         if not choice.ended:
-            return [event(self._frame.put([each])) for each in chunks]
+            return [self._chunk(each) for each in chunks]
         *others, last = chunks
-        ending = event(self._frame.put([last], **choice.about()))
-        return [*(event(self._frame.put([each])) for each in others), ending]
+        return [*map(self._chunk, others), self._chunk(last, **choice.about())]
+
+    def _chunk(self, choice: dict[str, Any], **more: Any) -> bytes:
+        beginning, self._beginning = self._beginning, {}
+        return event(self._frame.put([choice], **beginning, **more))
 
     def _ending(self) -> list[bytes]:
         if not all(choice.ended for choice in self._choices):

@@ -27,6 +27,7 @@ from slime_openai.question import Question
 from slime_openai.rendering import Conversation
 from slime_openai.thoughts import reasoning_tokens
 from slime_openai.turns import Turns
+from slime_openai.unknown_parameters import UnknownParameters
 from slime_openai.words import Frame, usage
 
 __all__ = ["Chat"]
@@ -44,9 +45,11 @@ class Chat:
         formats: Formats,
         models: Models,
         verdicts: Verdicts,
+        unknown: UnknownParameters,
     ) -> None:
         self._router = router
         self._verdicts = verdicts
+        self._unknown = unknown
         self._tokenizer = tokenizer
         self._prompts = prompts
         self._turns = turns
@@ -60,6 +63,7 @@ class Chat:
         if isinstance(body, dict) and has_media(body.get("messages")):
             return None
         request = read_chat(with_exact_arguments(body, exchange.request.body))
+        unread = self._unknown.treat(request.unknown)
         question = Question.of(request, exchange.session or request.session, self._prompts.traits)
         conversation = Conversation(
             [for_template(each) for each in request.messages],
@@ -73,15 +77,18 @@ class Chat:
         prompt = await self._prompts.of(question, conversation, asking)
         ids = np.frombuffer(prompt.ids(), np.int32)
         judged = JudgedAnswers(self._verdicts)
-        choices = [self._choice(index, request, question, prompt, ids, judged) for index in range(request.n)]
-        inner, reply = await generate(self._router, exchange, self._payload(request, ids), question.session)
+        choices = [self._choice(index, request, question, prompt, judged) for index in range(request.n)]
+        payload = {**unread.passed, **self._payload(request, ids)}
+        inner, reply = await generate(self._router, exchange, payload, question.session)
         judged.begin(inner)
         used = partial(self._usage, request, len(ids), choices)
         kind = "chat.completion.chunk" if request.stream else "chat.completion"
         frame = Frame("chatcmpl", kind, request.model or self._models.default())
+        about_prompt = {"prompt_token_ids": ids} if request.tells_prompt else {}
         if request.stream:
-            stream = AnswerStream(inner, reply, choices, frame, used if request.include_usage else None)
-            return Reply(200, [EVENT_STREAM], stream)
+            usage_chunk = used if request.include_usage else None
+            stream = AnswerStream(inner, reply, choices, frame, usage_chunk, about_prompt)
+            return Reply(200, [EVENT_STREAM, *unread.headers], stream)
         with inner:
             body = await reply.read()
             with understood():
@@ -89,8 +96,8 @@ class Chat:
                     choice.take(answer)
                     choice.end()
                 whole = [choice.whole() for choice in choices]
-                told = frame.put(whole, usage=used(), **self._about(request, prompt, ids))
-        return Reply(200, [JSON], orjson.dumps(told, option=orjson.OPT_SERIALIZE_NUMPY))
+                told = frame.put(whole, usage=used(), **about_prompt, **choices[0].about())
+        return Reply(200, [JSON, *unread.headers], orjson.dumps(told, option=orjson.OPT_SERIALIZE_NUMPY))
 
     def _payload(self, request: ChatRequest, ids: Any) -> dict[str, Any]:
         sampling = dict(request.sampling)
@@ -119,7 +126,6 @@ class Chat:
         request: ChatRequest,
         question: Question,
         prompt: Prompt,
-        ids: Any,
         judged: JudgedAnswers,
     ) -> Choice:
         def record(output: Output, reply: Message) -> None:
@@ -127,8 +133,8 @@ class Chat:
 
         parser = self._formats.parser(request, prompt.text)
         reason = partial(judged.inexact_reason, index)
-        about = partial(self._about, request, prompt, ids)
-        return Choice(index, request, parser, self._logprobs, record, reason, about)
+        history = {"history": prompt.origin} if request.return_token_ids else {}
+        return Choice(index, request, parser, self._logprobs, record, reason, history)
 
     def _usage(self, request: ChatRequest, prompt_tokens: int, choices: list[Choice]) -> dict[str, Any]:
         skip = not self._formats.needs_special_tokens(request) and request.sampling.get(
@@ -139,10 +145,3 @@ class Chat:
             for choice in choices
         )
         return usage(prompt_tokens, [choice.output for choice in choices], thoughts)
-
-    @staticmethod
-    def _about(request: ChatRequest, prompt: Prompt, ids: Any) -> dict[str, Any]:
-        """What a trainer wants to know of the prompt."""
-        if not request.return_token_ids:
-            return {}
-        return {"prompt_token_ids": ids, "history": prompt.origin}

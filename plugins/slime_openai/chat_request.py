@@ -1,4 +1,4 @@
-"""The body of ``/v1/chat/completions``, read once: each parameter honoured, without effect, or refused by name."""
+"""The body of ``/v1/chat/completions``, read once: each parameter honoured, without effect, refused, or unknown."""
 
 from __future__ import annotations
 
@@ -71,6 +71,7 @@ def _template_kwargs(param: str, value: Any) -> dict[str, Any]:
 HONOURED: Mapping[str, Reader] = {
     **COMMON,
     "add_generation_prompt": boolean,
+    "add_special_tokens": boolean,
     "chat_template_kwargs": _template_kwargs,
     "continue_final_message": boolean,
     "enable_thinking": boolean,
@@ -90,10 +91,12 @@ _PARAMETERS: Mapping[str, Reader] = {**HONOURED, **NO_EFFECT, **REFUSED}
 
 def read_chat(body: Any) -> ChatRequest:
     """The request in ``body``, any JSON. Raises InvalidRequest."""
-    values = read_parameters(body, _PARAMETERS)
+    values, unknown = read_parameters(body, _PARAMETERS)
     if "messages" not in values:
         raise MissingParameter("messages", "the conversation, a list of messages")
-    options = common_options(values, max_tokens=None)
+    if values.get("add_special_tokens"):
+        unknown["add_special_tokens"] = True  # the template has written them
+    options = common_options(values, unknown, max_tokens=None)
     mode, name = values.get("tool_choice", ("auto", None))
     tools = choose(values.get("tools", ()), mode, name)
     several = name is None and values.get("parallel_tool_calls", True)

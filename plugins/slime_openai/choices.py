@@ -11,7 +11,7 @@ from slime_openai.logprobs import Logprobs
 from slime_openai.messages import Message
 from slime_openai.outputs import Output
 from slime_openai.parser import Parser
-from slime_openai.words import about_output, delta, message_of, reason_of
+from slime_openai.words import about_output, delta, message_of, reason_of, root_version
 
 __all__ = ["Choice"]
 
@@ -19,8 +19,11 @@ __all__ = ["Choice"]
 class Choice:
     """Reads one sequence. ``record`` is called once with what it came to, however it ends.
 
-    ``inexact_reason``: the verdict on it, once its last event was read. ``about``: what a trainer asked to be told of
-    the prompt.
+    ``inexact_reason``: the verdict on it, once its last event was read. ``history``: what is told beside it of where
+    the prompt came from.
+
+    The ids of tokens, and their logprobs, are told as soon as the engine gives them, although their text may have to
+    wait: no stop string, tag or half a character holds them back.
     """
 
     def __init__(
@@ -31,11 +34,11 @@ class Choice:
         logprobs: Logprobs,
         record: Callable[[Output, Message], None],
         inexact_reason: Callable[[], str | None],
-        about: Callable[[], dict[str, Any]],
+        history: dict[str, Any],
     ) -> None:
         self.output = Output()
         self.ended = False
-        self.about = about
+        self._history = history
         self._index = index
         self._request = request
         self._parser = parser
@@ -44,12 +47,17 @@ class Choice:
         self._inexact_reason = inexact_reason
         self._deltas: list[Delta] = []
         self._begun = False
-        self._logprobs_told = 0
+        self._ids_told = self._logprobs_told = 0
 
     @property
     def wants_text_only(self) -> bool:
         """See StreamedChoice."""
-        return self.output.cumulative and not self._request.logprobs
+        request = self._request
+        return self.output.cumulative and not request.logprobs and not request.return_token_ids
+
+    def about(self) -> dict[str, Any]:
+        """See StreamedChoice."""
+        return self._history | root_version(self.output, self._request)
 
     def take(self, answer: dict[str, Any]) -> list[Delta]:
         """What ``answer``, an event or a whole one of the engine's, adds."""
@@ -77,7 +85,7 @@ class Choice:
     def whole(self) -> dict[str, Any]:
         """The choice of an answer that is not streamed."""
         told = {"index": self._index, "message": message_of(self.message()), "logprobs": self._new_logprobs()}
-        return told | self._ending()
+        return told | self._new_ids() | self._ending()
 
     def more(self, text: str, event: bytes) -> list[dict[str, Any]]:
         """See StreamedChoice."""
@@ -92,38 +100,45 @@ class Choice:
         if not self._begun:
             self._begun = True
             told.insert(0, {"role": "assistant", "content": ""})
-        logprobs = self._new_logprobs()
-        if logprobs is not None and not told and not self.ended:
+        logprobs, ids = self._new_logprobs(), self._new_ids()
+        if (logprobs is not None or ids) and not told and not self.ended:
             told.append({"content": ""})
         chunks: list[dict[str, Any]] = [self._chunk(each) | {"finish_reason": None} for each in told]
         if self.ended:
             chunks.append(self._chunk({}) | self._ending())
         if chunks:
-            chunks[-1]["logprobs"] = logprobs
+            chunks[-1] |= {"logprobs": logprobs, **ids}
         return chunks
 
     def _chunk(self, piece: dict[str, Any]) -> dict[str, Any]:
         return {"index": self._index, "delta": piece, "logprobs": None}
 
+    def _new_ids(self) -> dict[str, Any]:
+        """``token_ids`` that came since the last call; empty when there are none, unless it is the end."""
+        if not self._request.return_token_ids:
+            return {}
+        start, ids = self._ids_told, self.output.ids
+        if start == len(ids) and not self.ended:
+            return {}
+        self._ids_told = len(ids)
+        return {"token_ids": ids[start:]}
+
     def _new_logprobs(self) -> dict[str, Any] | None:
         """Those of the tokens that came since the last call; None when there are none to be told."""
         request, output = self._request, self.output
         start = self._logprobs_told
-        if start == len(output.logprobs) and start:
+        if not request.logprobs and not request.return_token_ids:
             return None
-        if not request.logprobs and not (request.return_token_ids and self.ended):
+        if start == len(output.logprobs) and start:
             return None
         self._logprobs_told = len(output.logprobs)
         chosen, top = output.logprobs[start:], output.top_logprobs[start:]
-        return {"content": self._logprobs.entries(chosen, top, request.top_logprobs), "refusal": None}
+        entries = self._logprobs.entries(chosen, top, request.top_logprobs, as_ids=request.tokens_as_ids)
+        return {"content": entries, "refusal": None}
 
     def _ending(self) -> dict[str, Any]:
         """The finish reason, and what a trainer asked for."""
         request = self._request
         told = reason_of(self.output)
         told["finish_reason"] = finish_reason(told["finish_reason"], called=self._parser.called)
-        if request.return_token_ids:
-            told |= about_output(self.output, self._inexact_reason())
-        if request.return_routed_experts:
-            told["routed_experts"] = self.output.meta.get("routed_experts")
-        return told
+        return told | about_output(self.output, request, self._inexact_reason)

@@ -1,4 +1,4 @@
-"""The body of ``/v1/completions``, read once: each parameter honoured, without effect, or refused by name."""
+"""The body of ``/v1/completions``, read once: each parameter honoured, without effect, refused, or unknown."""
 
 from __future__ import annotations
 
@@ -48,12 +48,25 @@ def _prompt(param: str, value: Any, kind: type) -> Prompt:
     return token_ids(param, value)
 
 
+_alternatives = integer(0, 20)
+
+
+def _logprobs(param: str, value: Any) -> int | None:
+    """As many alternatives as in vLLM and SGLang, to which true is 1: gateways send a chat's ``logprobs`` here."""
+    if isinstance(value, bool):
+        return 1 if value else None
+    count: int = _alternatives(param, value)
+    return count
+
+
 #: What a completion request may hold and is honoured.
 HONOURED: Mapping[str, Reader] = {
     **COMMON,
+    "add_special_tokens": boolean,
     "best_of": integer(1),
     "echo": boolean,
-    "logprobs": integer(0, 20),
+    "logprobs": _logprobs,
+    "max_completion_tokens": integer(1),
     "max_tokens": integer(0),
     "prompt": _prompts,
 }
@@ -67,7 +80,7 @@ _PARAMETERS: Mapping[str, Reader] = {
 
 def read_completion(body: Any) -> CompletionRequest:
     """The request in ``body``, any JSON. Raises InvalidRequest."""
-    values = read_parameters(body, _PARAMETERS)
+    values, unknown = read_parameters(body, _PARAMETERS)
     if "prompt" not in values:
         raise MissingParameter("prompt", "text or token ids to continue")
     echo = values.get("echo", False)
@@ -76,9 +89,11 @@ def read_completion(body: Any) -> CompletionRequest:
     n = values.get("n", 1)
     if values.get("best_of", n) != n or values.get("best_of", 1) > 1:
         raise UnsupportedParameter("best_of", "answers are not ranked; ask for all of them with 'n'")
+    if not values.get("add_special_tokens", True) and isinstance(values["prompt"][0], str):
+        unknown["add_special_tokens"] = False  # texts are tokenised as the engine tokenises them
     return CompletionRequest(
         prompts=values["prompt"],
         echo=echo,
         logprobs=values.get("logprobs"),
-        **common_options(values, max_tokens=_MAX_TOKENS),
+        **common_options(values, unknown, max_tokens=_MAX_TOKENS),
     )

@@ -20,7 +20,8 @@ from slime_openai.logprobs import Logprobs
 from slime_openai.models import Models
 from slime_openai.outputs import Output, answers_of, understood
 from slime_openai.stops import StopStrings
-from slime_openai.words import Frame, about_output, reason_of, usage
+from slime_openai.unknown_parameters import UnknownParameters
+from slime_openai.words import Frame, about_output, reason_of, root_version, usage
 
 __all__ = ["Completions"]
 
@@ -28,9 +29,17 @@ __all__ = ["Completions"]
 class Completions:
     """Answers completion requests. A text stays one until ``radix_cache`` finds its tokens."""
 
-    def __init__(self, router: Router, tokenizer: Tokenizer, models: Models, verdicts: Verdicts) -> None:
+    def __init__(
+        self,
+        router: Router,
+        tokenizer: Tokenizer,
+        models: Models,
+        verdicts: Verdicts,
+        unknown: UnknownParameters,
+    ) -> None:
         self._router = router
         self._verdicts = verdicts
+        self._unknown = unknown
         self._tokenizer = tokenizer
         self._models = models
         self._logprobs = Logprobs(tokenizer)
@@ -38,9 +47,11 @@ class Completions:
     async def answer(self, exchange: Exchange) -> Reply:
         """The reply. Raises HTTPError."""
         request = read_completion(exchange.request.json())
+        unread = self._unknown.treat(request.unknown)
         session = exchange.session or request.session
         shown = [self._shown(prompt) for prompt in request.prompts]
-        inner, reply = await generate(self._router, exchange, _payload(request), session)
+        payload = {**unread.passed, **_payload(request)}
+        inner, reply = await generate(self._router, exchange, payload, session)
         judged = JudgedAnswers(self._verdicts)
         judged.begin(inner)
         sent = _sent_ids(inner.request.json(), len(request.prompts))
@@ -53,14 +64,15 @@ class Completions:
         frame = Frame("cmpl", "text_completion", request.model or self._models.default())
         if request.stream:
             stream = AnswerStream(inner, reply, choices, frame, used if request.include_usage else None)
-            return Reply(200, [EVENT_STREAM], stream)
+            return Reply(200, [EVENT_STREAM, *unread.headers], stream)
         with inner:
             body = await reply.read()
             with understood():
                 for choice, answer in zip(choices, answers_of(body, len(choices)), strict=True):
                     choice.output.take(answer)
-                told = frame.put([choice.whole() for choice in choices], usage=used())
-        return Reply(200, [JSON], orjson.dumps(told))
+                whole = [choice.whole() for choice in choices]
+                told = frame.put(whole, usage=used(), **choices[0].about())
+        return Reply(200, [JSON, *unread.headers], orjson.dumps(told))
 
     def _shown(self, prompt: Prompt) -> str:
         if isinstance(prompt, str):
@@ -69,7 +81,10 @@ class Completions:
 
 
 class _Choice:
-    """One sequence; ``prompt`` is shown before it with ``echo``, ``sent`` are the ids that the engine got for it."""
+    """One sequence; ``prompt`` is shown before it with ``echo``, ``sent`` are the ids that the engine got for it.
+
+    Ids of its tokens are told as those of a chat: as soon as the engine gives them.
+    """
 
     def __init__(
         self,
@@ -91,7 +106,7 @@ class _Choice:
         self._stops = StopStrings(() if request.sampling.get("no_stop_trim") else request.stop)
         self._begun = False
         self._length = 0
-        self._logprobs_told = 0
+        self._ids_told = self._logprobs_told = 0
 
     def end(self) -> None:
         """See StreamedChoice."""
@@ -99,17 +114,19 @@ class _Choice:
 
     def about(self) -> dict[str, Any]:
         """See StreamedChoice."""
-        return {}
+        return root_version(self.output, self._request)
 
     def whole(self) -> dict[str, Any]:
         """The choice of an answer that is not streamed."""
         self.end()
-        return self._told((self._prompt if self._request.echo else "") + self.output.text) | self._ending()
+        text = (self._prompt if self._request.echo else "") + self.output.text
+        return self._told(text) | self._ids() | self._ending()
 
     @property
     def wants_text_only(self) -> bool:
         """See StreamedChoice."""
-        return self.output.cumulative and self._request.logprobs is None
+        request = self._request
+        return self.output.cumulative and request.logprobs is None and not request.return_token_ids
 
     def more(self, text: str, event: bytes) -> list[dict[str, Any]]:
         """See StreamedChoice."""
@@ -125,20 +142,33 @@ class _Choice:
             self.end()
             matched = reason.get("matched")
             text += self._stops.finish(matched if isinstance(matched, str) else None)
-        if not self._begun:
-            self._begun = True
-            text = (self._prompt if self._request.echo else "") + text
-        told = self._told(text)
+        if not self._begun and self._request.echo:
+            text = self._prompt + text
+        told, ids = self._told(text), self._ids()
         if reason is not None:
-            return [told | self._ending()]
-        return [told | {"finish_reason": None}] if text or told["logprobs"] is not None else []
+            return [told | ids | self._ending()]
+        if not text and not ids and told["logprobs"] is None:
+            return []
+        return [told | ids | {"finish_reason": None}]
 
     def _told(self, text: str) -> dict[str, Any]:
         return {"index": self._index, "text": text, "logprobs": self._new_logprobs(text)}
 
+    def _ids(self) -> dict[str, Any]:
+        """Those of the prompt, the first time, and those that were sampled since the last time."""
+        told: dict[str, Any] = {}
+        if self._request.tells_prompt and not self._begun:
+            told["prompt_token_ids"] = self.sent
+        self._begun = True
+        if self._request.return_token_ids:
+            start, self._ids_told = self._ids_told, len(self.output.ids)
+            if start < self._ids_told or self.ended:
+                told["token_ids"] = self.output.ids[start:]
+        return told
+
     def _new_logprobs(self, text: str) -> dict[str, Any] | None:
         output, count = self.output, self._request.logprobs
-        wanted = count is not None or (self._request.return_token_ids and self.ended)
+        wanted = count is not None or self._request.return_token_ids
         start, offset = self._logprobs_told, self._length
         self._length += len(text)
         if not wanted:
@@ -148,16 +178,12 @@ class _Choice:
         if self._request.echo and not start:
             chosen = [*(output.meta.get("input_token_logprobs") or ()), *chosen]
             top = [*(output.meta.get("input_top_logprobs") or [None] * (len(chosen) - len(top))), *top]
-        return self._logprobs.legacy(chosen, top, count or 0, offset)
+        as_ids = self._request.tokens_as_ids
+        return self._logprobs.legacy(chosen, top, count or 0, offset, as_ids=as_ids)
 
     def _ending(self) -> dict[str, Any]:
-        request, told = self._request, reason_of(self.output)
-        if request.return_token_ids:
-            told |= about_output(self.output, self._judged.inexact_reason(self._index))
-            told["prompt_token_ids"] = self.sent
-        if request.return_routed_experts:
-            told["routed_experts"] = self.output.meta.get("routed_experts")
-        return told
+        verdict = partial(self._judged.inexact_reason, self._index)
+        return reason_of(self.output) | about_output(self.output, self._request, verdict)
 
 
 def _payload(request: CompletionRequest) -> dict[str, Any]:

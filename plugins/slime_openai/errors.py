@@ -5,7 +5,7 @@
     BadRequest (router_core)         400
     └── InvalidRequest               a value that cannot be; ``param`` names the place
         ├── MissingParameter         nothing goes without it
-        ├── UnknownParameter         nobody knows it: a spelling mistake, most likely
+        ├── UnknownParameter         no API has it: a spelling mistake, most likely
         └── UnsupportedParameter     OpenAI or SGLang have it, and it cannot be honoured here
 """
 
@@ -28,6 +28,7 @@ __all__ = [
 ]
 
 _SHOWN = 80
+_MOST_NAMED = 16
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -51,13 +52,16 @@ class MissingParameter(InvalidRequest):
 
 
 class UnknownParameter(InvalidRequest):
-    """A name that is known to no API."""
+    """A name that is known to no API, or several of them; ``param`` is the first."""
 
     code = "unknown_parameter"
 
-    def __init__(self, param: str) -> None:
-        param = param[:_SHOWN]
-        super().__init__(param, f"Unknown parameter: '{param}'.")
+    def __init__(self, *params: str) -> None:
+        shown = [param[:_SHOWN] for param in params[:_MOST_NAMED]]
+        word = "parameter" if len(params) == 1 else "parameters"
+        names = ", ".join(f"'{name}'" for name in shown)
+        more = f", and {len(params) - len(shown)} more" if len(params) > len(shown) else ""
+        super().__init__(shown[0], f"Unknown {word}: {names}{more}.")
 
 
 class UnsupportedParameter(InvalidRequest):

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from slime_openai.errors import InvalidRequest, UnknownParameter, UnsupportedParameter, wrong
+from slime_openai.errors import InvalidRequest, UnsupportedParameter, wrong
 
 __all__ = [
     "Reader",
@@ -20,9 +20,11 @@ __all__ = [
     "integer",
     "is_int",
     "mapping",
+    "nested",
     "number",
     "one_of",
     "only",
+    "or_each",
     "read_parameters",
     "refused",
     "string",
@@ -37,19 +39,24 @@ Reader = Callable[[str, Any], Any]
 _MAX_TOKEN_ID = 2**31 - 1
 
 
-def read_parameters(body: Any, table: Mapping[str, Reader]) -> dict[str, Any]:
-    """What ``body`` gives, by name; null counts as not given. Raises InvalidRequest, also for unknown names."""
+def read_parameters(body: Any, table: Mapping[str, Reader]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read the values in ``body`` that ``table`` has a reader for; return them, and the rest as they are.
+
+    Null counts as not given. Raises InvalidRequest.
+    """
     if not isinstance(body, dict):
         raise wrong(None, "a JSON object", body)
-    values = {}
+    values: dict[str, Any] = {}
+    unknown: dict[str, Any] = {}
     for name, value in body.items():
         if value is None:
             continue
         reader = table.get(name)
         if reader is None:
-            raise UnknownParameter(name)
-        values[name] = reader(name, value)
-    return values
+            unknown[name] = value
+        else:
+            values[name] = reader(name, value)
+    return values, unknown
 
 
 def is_int(value: object) -> bool:
@@ -127,6 +134,23 @@ def mapping(param: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise wrong(param, "an object", value)
     return value
+
+
+def or_each(read: Reader) -> Reader:
+    """A value that ``read`` takes, or a list of them: one for each prompt of a batch."""
+
+    def read_all(param: str, value: Any) -> Any:
+        if isinstance(value, list):
+            return [read(f"{param}.[{index}]", item) for index, item in enumerate(value)]
+        return read(param, value)
+
+    return read_all
+
+
+def nested(param: str, value: Any) -> dict[str, Any]:
+    """A JSON object for the engine, not nested too deep to be written again."""
+    encoded(param, [[mapping(param, value)]])  # as deep as it will stand in the engine's request
+    return value  # type: ignore[no-any-return]  # a mapping, see above
 
 
 def one_of(*choices: str) -> Reader:

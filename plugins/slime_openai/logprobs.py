@@ -23,26 +23,36 @@ class Logprobs:
         self._written: dict[int, dict[str, Any]] = {}
 
     def entries(
-        self, chosen: Sequence[Triple], top: Sequence[Sequence[Triple] | None], count: int
+        self,
+        chosen: Sequence[Triple],
+        top: Sequence[Sequence[Triple] | None],
+        count: int,
+        *,
+        as_ids: bool = False,
     ) -> list[dict[str, Any]]:
-        """An entry for each of ``chosen``, with ``count`` alternatives out of ``top``."""
+        """An entry for each of ``chosen``, with ``count`` alternatives out of ``top``; ``as_ids``: see Options."""
+        entry = self._entry_of_id if as_ids else self._entry
         found = []
         for place, triple in enumerate(chosen):
             others = (top[place] if place < len(top) else None) or ()
-            found.append(
-                {**self._entry(triple), "top_logprobs": [self._entry(other) for other in others[:count]]}
-            )
+            found.append({**entry(triple), "top_logprobs": [entry(other) for other in others[:count]]})
         return found
 
     def legacy(
-        self, chosen: Sequence[Triple], top: Sequence[Sequence[Triple] | None], count: int, offset: int
+        self,
+        chosen: Sequence[Triple],
+        top: Sequence[Sequence[Triple] | None],
+        count: int,
+        offset: int,
+        *,
+        as_ids: bool = False,
     ) -> dict[str, Any]:
         """The same as ``/v1/completions`` has it; ``offset``: characters of the text before the first token."""
-        entries = self.entries(chosen, top, count)
+        entries = self.entries(chosen, top, count, as_ids=as_ids)
         offsets = []
-        for entry in entries:
+        for triple in chosen:
             offsets.append(offset)
-            offset += len(entry["token"])
+            offset += len(self._token(triple[1])["token"])
         return {
             "tokens": [entry["token"] for entry in entries],
             "token_logprobs": [entry["logprob"] for entry in entries],
@@ -56,6 +66,9 @@ class Logprobs:
 
     def _entry(self, triple: Triple) -> dict[str, Any]:
         return {**self._token(triple[1]), "logprob": triple[0]}
+
+    def _entry_of_id(self, triple: Triple) -> dict[str, Any]:
+        return {**self._entry(triple), "token": f"token_id:{triple[1]}"}
 
     def _token(self, token: int) -> dict[str, Any]:
         """``token`` and ``bytes``, which are unknown of a token that is a part of a character."""

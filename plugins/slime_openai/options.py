@@ -6,8 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from slime_openai.errors import InvalidRequest, UnsupportedParameter
-from slime_openai.fields import Reader, boolean, integer, mapping, only, refused, string, text
+from slime_openai.errors import InvalidRequest, UnsupportedParameter, wrong
+from slime_openai.fields import (
+    Reader,
+    boolean,
+    integer,
+    mapping,
+    nested,
+    only,
+    or_each,
+    refused,
+    string,
+    text,
+)
 from slime_openai.sampling import SAMPLING, sampling_params
 
 __all__ = ["COMMON", "NO_EFFECT", "REFUSED", "Options", "common_options"]
@@ -15,17 +26,29 @@ __all__ = ["COMMON", "NO_EFFECT", "REFUSED", "Options", "common_options"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """``sampling``: ``sampling_params`` of ``/generate``, ready to send; ``engine``: more fields of its body."""
+    """``sampling``: ``sampling_params`` of ``/generate``, ready to send; ``engine``: more fields of its body.
+
+    ``unknown``: the parameters that are no API's, or that cannot be honoured and are no reason to refuse.
+    ``tokens_as_ids``: in logprobs a token is ``token_id:ID``, not its text.
+    """
 
     model: str | None = None
     stream: bool = False
     include_usage: bool = False
     return_token_ids: bool = False
+    return_prompt_token_ids: bool = False
     return_routed_experts: bool = False
+    tokens_as_ids: bool = False
     rid: str | None = None
     session: str | None = None
     sampling: dict[str, Any] = field(default_factory=dict)
     engine: dict[str, Any] = field(default_factory=dict)
+    unknown: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def tells_prompt(self) -> bool:
+        """True when the client wants the prompt's token ids."""
+        return self.return_token_ids or self.return_prompt_token_ids
 
     @property
     def n(self) -> int:
@@ -49,13 +72,35 @@ def _stream_options(param: str, value: Any) -> bool:
     return bool(value.get("include_usage"))
 
 
-#: Sent to the engine beside the sampling parameters, as they are.
+def _hidden_states(param: str, value: Any) -> bool | str:
+    if value != "last" and not isinstance(value, bool):
+        raise wrong(param, 'true, false or "last"', value)
+    return value  # type: ignore[no-any-return]  # one of them, see above
+
+
+_INT64 = 2**63
+_RANK = integer(0, 2**31 - 1)
+#: Fields of SGLang's, sent to the engine beside the sampling parameters as they are.
 _ENGINE: Mapping[str, Reader] = {
+    "bootstrap_host": or_each(string),
+    "bootstrap_port": or_each(integer(0, 65_535)),
+    "bootstrap_room": or_each(integer(0, _INT64 - 1)),
     "cache_salt": string,
+    "custom_labels": nested,
+    "custom_logit_processor": string,
+    "data_parallel_rank": _RANK,
+    "disagg_prefill_dp_rank": _RANK,
     "extra_key": string,
     "lora_path": string,
+    "ngram_corpus_id": string,
     "priority": integer(-(2**31), 2**31 - 1),
+    "return_hidden_states": _hidden_states,
+    "routed_dp_rank": _RANK,
+    "routed_experts_start_len": integer(0, 2**31 - 1),
 }
+
+#: Names that vLLM has for parameters of SGLang's.
+_VLLM_NAMES = {"include_stop_str_in_output": "no_stop_trim", "request_id": "rid"}
 
 #: Accepted, checked, and without effect: they say nothing about what is generated.
 NO_EFFECT: Mapping[str, Reader] = {
@@ -72,7 +117,7 @@ NO_EFFECT: Mapping[str, Reader] = {
 }
 
 _TEXT_ONLY = "answers are text"
-_TO_GENERATE = "it is honoured on /generate only"
+_ITS_OWN_PROMPT = "the router makes the prompt here; it is honoured on /generate only"
 
 #: Known, and refused by name.
 REFUSED: Mapping[str, Reader] = {
@@ -82,32 +127,22 @@ REFUSED: Mapping[str, Reader] = {
     "moderation": refused("nothing is moderated here"),
     "prediction": refused("outputs cannot be predicted here"),
     "web_search_options": refused("there is no web search here"),
-    **dict.fromkeys(
-        (
-            "bootstrap_host",
-            "bootstrap_port",
-            "bootstrap_room",
-            "custom_logit_processor",
-            "custom_params",
-            "data_parallel_rank",
-            "disagg_prefill_dp_rank",
-            "input_ids",
-            "return_hidden_states",
-            "routed_dp_rank",
-            "session_params",
-            "stop_regex",
-        ),
-        refused(_TO_GENERATE),
-    ),
+    "input_ids": refused(_ITS_OWN_PROMPT),
+    "session_params": refused(_ITS_OWN_PROMPT),
+    "stop_regex": refused("where such a stop begins cannot be known here; it is honoured on /generate only"),
 }
 
 #: Every parameter that both routes honour.
 COMMON: Mapping[str, Reader] = {
     **SAMPLING,
     **_ENGINE,
+    "include_stop_str_in_output": boolean,
     "model": text,
+    "request_id": string,
+    "return_prompt_token_ids": boolean,
     "return_routed_experts": boolean,
     "return_token_ids": boolean,
+    "return_tokens_as_token_ids": boolean,
     "rid": string,
     "session_id": string,
     "stream": boolean,
@@ -115,8 +150,11 @@ COMMON: Mapping[str, Reader] = {
 }
 
 
-def common_options(values: Mapping[str, Any], *, max_tokens: int | None) -> dict[str, Any]:
+def common_options(
+    values: Mapping[str, Any], unknown: dict[str, Any], *, max_tokens: int | None
+) -> dict[str, Any]:
     """The fields of :class:`Options`. Raises InvalidRequest for parameters that contradict each other."""
+    values = _in_sglangs_names(values)
     if "stream_options" in values and not values.get("stream"):
         raise InvalidRequest("stream_options", "'stream_options' is only allowed together with 'stream'.")
     return {
@@ -124,9 +162,34 @@ def common_options(values: Mapping[str, Any], *, max_tokens: int | None) -> dict
         "stream": values.get("stream", False),
         "include_usage": values.get("stream_options", False),
         "return_token_ids": values.get("return_token_ids", False),
+        "return_prompt_token_ids": values.get("return_prompt_token_ids", False),
         "return_routed_experts": values.get("return_routed_experts", False),
+        "tokens_as_ids": values.get("return_tokens_as_token_ids", False),
         "rid": values.get("rid"),
         "session": values.get("session_id"),
         "sampling": sampling_params(values, max_tokens=max_tokens),
-        "engine": {name: values[name] for name in _ENGINE if name in values},
+        "engine": _engine_fields(values),
+        "unknown": unknown,
     }
+
+
+def _in_sglangs_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """``values`` with no name of vLLM's. Raises InvalidRequest where both names are given, with different values."""
+    renamed = dict(values)
+    for name, sglangs in _VLLM_NAMES.items():
+        if name in renamed:
+            value = renamed.pop(name)
+            if renamed.setdefault(sglangs, value) != value:
+                raise InvalidRequest(
+                    name, f"'{name}' and '{sglangs}' are two names of one parameter, and differ."
+                )
+    return renamed
+
+
+def _engine_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """More fields of ``/generate``, which knows ``cache_salt`` as the beginning of ``extra_key``, as in SGLang."""
+    fields = {name: values[name] for name in _ENGINE if name in values}
+    salt = fields.pop("cache_salt", None)
+    if salt is not None:
+        fields["extra_key"] = salt + fields.get("extra_key", "")
+    return fields

@@ -31,6 +31,7 @@ from slime_openai.prompts import Prompts
 from slime_openai.rendering import Renderer
 from slime_openai.settings import Settings
 from slime_openai.turns import Turns
+from slime_openai.unknown_parameters import UnknownParameters
 
 __all__ = ["OpenAI"]
 
@@ -59,6 +60,7 @@ class OpenAI:
         renderer = Renderer(tokenizer, settings.chat_template)
         history = self._begin_history(router, tokenizer, renderer)
         self._models = Models(router)
+        unknown = UnknownParameters(settings.unknown_parameters)
         self._chat = Chat(
             router,
             tokenizer,
@@ -72,8 +74,9 @@ class OpenAI:
             ),
             self._models,
             verdicts,
+            unknown,
         )
-        self._completions = Completions(router, tokenizer, self._models, verdicts)
+        self._completions = Completions(router, tokenizer, self._models, verdicts, unknown)
 
     def _begin_history(self, router: Router, tokenizer: Tokenizer, renderer: Renderer) -> History:
         """An empty one, or that of the log, which is where ``radix_cache`` keeps the tokens. Raises StartupError."""

@@ -12,6 +12,7 @@ from slime_openai.fields import (
     encoded,
     integer,
     mapping,
+    nested,
     number,
     one_of,
     string,
@@ -73,7 +74,10 @@ SAMPLING: Mapping[str, Reader] = {
     "ignore_eos": boolean,
     "no_stop_trim": boolean,
     "skip_special_tokens": boolean,
+    "spaces_between_special_tokens": boolean,
+    "custom_params": nested,
     "response_format": _response_format,
+    "json_schema": string,
     "regex": string,
     "ebnf": string,
 }
@@ -85,7 +89,7 @@ _SGLANG_NAMES = {
     "min_tokens": "min_new_tokens",
     "response_format": "json_schema",
 }
-_GRAMMARS = ("response_format", "regex", "ebnf")
+_GRAMMARS = ("response_format", "json_schema", "regex", "ebnf")
 
 
 def grammar_of(values: Mapping[str, Any]) -> str | None:

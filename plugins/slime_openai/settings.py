@@ -9,6 +9,7 @@ from typing import get_args
 
 from router_core.errors import SettingsError
 from slime_openai.prompts import HistoryMode
+from slime_openai.unknown_parameters import UnknownMode
 
 __all__ = ["Settings", "add_openai_options"]
 
@@ -50,6 +51,13 @@ def add_openai_options(parser: argparse.ArgumentParser) -> None:
         metavar="BYTES",
         help=f"memory for conversations to go on from, 0 for no limit (default {_HISTORY_BYTES:,})",
     )
+    flags.add_argument(
+        "--unknown-parameters",
+        choices=get_args(UnknownMode),
+        default="warn",
+        help="parameters that no API here has; warn: they have no effect, and a header of the answer names them; "
+        "refuse: the request is a 400; pass: they go to the engine as they are (default warn)",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +69,7 @@ class Settings:
     reasoning_parser: str
     history: HistoryMode
     history_max_bytes: int
+    unknown_parameters: UnknownMode
 
     def __post_init__(self) -> None:
         if self.history_max_bytes < 0:
@@ -75,6 +84,7 @@ class Settings:
             reasoning_parser=options.reasoning_parser,
             history=options.history,
             history_max_bytes=options.history_max_bytes,
+            unknown_parameters=options.unknown_parameters,
         )
 
 

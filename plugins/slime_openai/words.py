@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import orjson
 
 from slime_openai.deltas import Arguments, CallStart, Content, Delta, Reasoning
+from slime_openai.fields import is_int
 from slime_openai.messages import Message
+from slime_openai.options import Options
 from slime_openai.outputs import Output
+from slime_openai.routing import routing_matrices
 
-__all__ = ["DONE", "Frame", "about_output", "delta", "event", "message_of", "reason_of", "usage"]
+__all__ = [
+    "DONE",
+    "Frame",
+    "about_output",
+    "delta",
+    "event",
+    "message_of",
+    "reason_of",
+    "root_version",
+    "usage",
+]
 
 DONE = b"data: [DONE]\n\n"
 
@@ -93,15 +106,39 @@ def usage(prompt_tokens: int, outputs: Sequence[Output], reasoning_tokens: int) 
     }
 
 
-def about_output(output: Output, inexact_reason: str | None) -> dict[str, Any]:
-    """Fields of one answer for a trainer. ``inexact_reason``: the verdict on its record."""
+def about_output(
+    output: Output, options: Options, inexact_reason: Callable[[], str | None]
+) -> dict[str, Any]:
+    """Members of a choice that a trainer asked for, but for its tokens, when the last of them has come.
+
+    ``inexact_reason``: the verdict on its record.
+    """
     meta = output.meta
-    told: dict[str, Any] = {
-        "token_ids": output.ids,
-        "weight_version": meta.get("weight_version"),
-        "exact": inexact_reason is None,
-        "inexact_reason": inexact_reason,
-    }
-    if meta.get("weight_versions"):
-        told["weight_versions"] = meta["weight_versions"]
+    told: dict[str, Any] = {}
+    if options.return_token_ids:
+        reason = inexact_reason()
+        told |= {
+            "weight_version": meta.get("weight_version"),
+            "exact": reason is None,
+            "inexact_reason": reason,
+        }
+        if meta.get("weight_versions"):
+            told["weight_versions"] = meta["weight_versions"]
+    if options.return_routed_experts:
+        told["routed_experts"] = meta.get("routed_experts")
+        if options.return_token_ids:
+            start = options.engine.get("routed_experts_start_len", 0)
+            told["routing_matrices"] = routing_matrices(output, start)
+    if options.engine.get("return_hidden_states"):
+        told["hidden_states"] = meta.get("hidden_states")
     return told
+
+
+def root_version(output: Output, options: Options) -> dict[str, Any]:
+    """``weight_version`` beside the choices, if a trainer asks for it: gateways read a number there.
+
+    So a version that is none is left out, such as SGLang's first one, ``default``.
+    """
+    version = output.meta.get("weight_version")
+    is_number = is_int(version) or (isinstance(version, str) and version.isascii() and version.isdecimal())
+    return {"weight_version": version} if options.return_token_ids and is_number else {}

@@ -128,6 +128,8 @@ class Rollout:
         message: Message = {"role": "", "content": None}
         calls: list[dict[str, Any]] = []
         document: dict[str, Any] = {}
+        prompt: list[int] = []
+        sampled: list[int] = []
         async with self.client.stream("POST", "/v1/chat/completions", json=body) as answer:
             assert answer.status_code == 200
             async for line in answer.aiter_lines():
@@ -135,10 +137,12 @@ class Rollout:
                     document = orjson.loads(line.removeprefix("data: "))
                     (choice,) = document["choices"]
                     _fold(message, calls, choice["delta"])
+                    prompt += document.get("prompt_token_ids", ())
+                    sampled += choice.get("token_ids", ())
         if calls:
             message["tool_calls"] = calls
-        choice["message"] = message
-        return document
+        choice |= {"message": message, "token_ids": sampled}
+        return document | {"prompt_token_ids": prompt}
 
     def _check(self, words: Words, choice: dict[str, Any]) -> None:
         """The client got what the model said."""

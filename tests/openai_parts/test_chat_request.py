@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -24,6 +25,10 @@ HALF = [USER, {"role": "assistant", "content": "Well"}]
 TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
 OTHER = {"type": "function", "function": {"name": "other"}}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+#: More levels than orjson writes.
+DEEP: dict[str, Any] = {}
+for _ in range(300):
+    DEEP = {"items": DEEP}
 
 
 def read(**parameters: Any) -> ChatRequest:
@@ -64,14 +69,25 @@ def test_a_bare_request_has_openais_defaults() -> None:
 #: A value of each parameter that shows, and what else the request needs for it.
 EFFECTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "add_generation_prompt": (False, {}),
+    "add_special_tokens": (True, {}),
+    "bootstrap_host": ("h", {}),
+    "bootstrap_port": ([1, 2], {}),
+    "bootstrap_room": (7, {}),
     "cache_salt": ("s", {}),
     "chat_template_kwargs": ({"x": 1}, {}),
     "continue_final_message": (True, {"messages": HALF}),
+    "custom_labels": ({"run": "7"}, {}),
+    "custom_logit_processor": ("p", {}),
+    "custom_params": ({"x": 1}, {}),
+    "data_parallel_rank": (1, {}),
+    "disagg_prefill_dp_rank": (1, {}),
     "ebnf": ('root ::= "a"', {}),
     "enable_thinking": (False, {}),
     "extra_key": ("k", {}),
     "frequency_penalty": (0.5, {}),
     "ignore_eos": (True, {}),
+    "include_stop_str_in_output": (True, {}),
+    "json_schema": ('{"type": "object"}', {}),
     "logit_bias": ({"5": -100}, {}),
     "logprobs": (True, {}),
     "lora_path": ("l", {}),
@@ -82,6 +98,7 @@ EFFECTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "min_tokens": (3, {}),
     "model": ("m", {}),
     "n": (2, {}),
+    "ngram_corpus_id": ("c", {}),
     "no_stop_trim": (True, {}),
     "parallel_tool_calls": (False, {"tools": [TOOL]}),
     "presence_penalty": (-0.5, {}),
@@ -90,13 +107,20 @@ EFFECTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "regex": ("a+", {}),
     "repetition_penalty": (1.1, {}),
     "response_format": ({"type": "json_object"}, {}),
+    "request_id": ("r", {}),
+    "return_hidden_states": ("last", {}),
+    "return_prompt_token_ids": (True, {}),
     "return_routed_experts": (True, {}),
     "return_token_ids": (True, {}),
+    "return_tokens_as_token_ids": (True, {}),
     "rid": ("r", {}),
+    "routed_dp_rank": (0, {}),
+    "routed_experts_start_len": (5, {}),
     "seed": (1, {}),
     "separate_reasoning": (False, {}),
     "session_id": ("s", {}),
     "skip_special_tokens": (False, {}),
+    "spaces_between_special_tokens": (False, {}),
     "stop": ("x", {}),
     "stop_token_ids": ([1], {}),
     "stream": (True, {}),
@@ -347,7 +371,9 @@ def test_a_message_that_is_continued_gets_no_new_beginning() -> None:
             "goes on with the last one",
         ),
         ({"rid": ["a"]}, "rid", "wanted a string that is not empty, got a list of 1"),
-        ({"max_token": 5}, "max_token", "Unknown parameter: 'max_token'"),
+        ({"bootstrap_room": [1, "x"]}, "bootstrap_room.[1]", "got 'x'"),
+        ({"return_hidden_states": "first"}, "return_hidden_states", 'true, false or "last"'),
+        ({"custom_params": {"x": DEEP}}, "custom_params", "it cannot be written as JSON"),
     ],
 )
 def test_a_refusal_says_what_was_wanted_and_what_came(
@@ -358,11 +384,36 @@ def test_a_refusal_says_what_was_wanted_and_what_came(
     assert words in str(error)
 
 
+def test_vllms_names_are_sglangs() -> None:
+    assert read(request_id="r") == read(rid="r")
+    assert read(request_id="r", rid="r") == read(rid="r")
+    assert read(include_stop_str_in_output=True) == read(no_stop_trim=True)
+    for names, param in (
+        ({"request_id": "r", "rid": "s"}, "request_id"),
+        ({"no_stop_trim": False, "include_stop_str_in_output": True}, "include_stop_str_in_output"),
+    ):
+        error = refusal(**names)
+        assert (error.param, "two names of one parameter" in str(error)) == (param, True)
+
+
+def test_a_salt_is_the_beginning_of_the_extra_key() -> None:
+    assert read(cache_salt="s").engine == {"extra_key": "s"}
+    assert read(extra_key="k", cache_salt="s").engine == {"extra_key": "sk"}
+
+
+def test_what_is_unknown_is_kept_apart() -> None:
+    request = read(max_token=5, Temperature=1, use_beam_search=None)
+    assert request.unknown == {"max_token": 5, "Temperature": 1}
+    assert replace(request, unknown={}) == read()
+
+
+def test_a_template_writes_the_special_tokens() -> None:
+    assert read(add_special_tokens=False) == read()
+    assert read(add_special_tokens=True).unknown == {"add_special_tokens": True}
+
+
 def test_a_schema_nested_beyond_measure_is_refused() -> None:
-    deep: dict[str, Any] = {}
-    for _ in range(300):
-        deep = {"items": deep}
-    described = {"name": "a", "schema": deep}
+    described = {"name": "a", "schema": DEEP}
     error = refusal(response_format={"type": "json_schema", "json_schema": described})
     assert error.param == "response_format.json_schema.schema"
 
@@ -401,7 +452,7 @@ FULL: dict[str, Any] = {
     **{
         name: value
         for name, (value, _) in EFFECTS.items()
-        if name not in ("ebnf", "regex", "response_format")
+        if name not in ("ebnf", "json_schema", "regex", "request_id", "response_format")
     },
     **WITHOUT_EFFECT,
     "messages": [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -73,20 +74,33 @@ def test_a_prompt_has_to_be_there() -> None:
 
 #: A value of each parameter that shows, and what else the request needs for it.
 EFFECTS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "add_special_tokens": (False, {}),
+    "bootstrap_host": ("h", {}),
+    "bootstrap_port": ([1, 2], {}),
+    "bootstrap_room": (7, {}),
     "cache_salt": ("s", {}),
+    "custom_labels": ({"run": "7"}, {}),
+    "custom_logit_processor": ("p", {}),
+    "custom_params": ({"x": 1}, {}),
+    "data_parallel_rank": (1, {}),
+    "disagg_prefill_dp_rank": (1, {}),
     "ebnf": ('root ::= "a"', {}),
     "echo": (True, {}),
     "extra_key": ("k", {}),
     "frequency_penalty": (0.5, {}),
     "ignore_eos": (True, {}),
+    "include_stop_str_in_output": (True, {}),
+    "json_schema": ('{"type": "object"}', {}),
     "logit_bias": ({"5": 1}, {}),
     "logprobs": (0, {}),
     "lora_path": ("l", {}),
+    "max_completion_tokens": (7, {}),
     "max_tokens": (7, {}),
     "min_p": (0.1, {}),
     "min_tokens": (3, {}),
     "model": ("m", {}),
     "n": (2, {}),
+    "ngram_corpus_id": ("c", {}),
     "no_stop_trim": (True, {}),
     "presence_penalty": (-0.5, {}),
     "priority": (3, {}),
@@ -94,12 +108,19 @@ EFFECTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "regex": ("a+", {}),
     "repetition_penalty": (1.1, {}),
     "response_format": ({"type": "json_object"}, {}),
+    "request_id": ("r", {}),
+    "return_hidden_states": ("last", {}),
+    "return_prompt_token_ids": (True, {}),
     "return_routed_experts": (True, {}),
     "return_token_ids": (True, {}),
+    "return_tokens_as_token_ids": (True, {}),
     "rid": ("r", {}),
+    "routed_dp_rank": (0, {}),
+    "routed_experts_start_len": (5, {}),
     "seed": (1, {}),
     "session_id": ("s", {}),
     "skip_special_tokens": (False, {}),
+    "spaces_between_special_tokens": (False, {}),
     "stop": (["x", "y"], {}),
     "stop_token_ids": ([1], {}),
     "stream": (True, {}),
@@ -118,6 +139,40 @@ def test_the_table_of_this_file_is_complete() -> None:
 def test_every_honoured_parameter_changes_the_request(name: str) -> None:
     value, needs = EFFECTS[name]
     assert read(**{**needs, name: value}) != read(**needs)
+
+
+def test_vllms_names_are_sglangs() -> None:
+    assert read(request_id="r") == read(rid="r")
+    assert read(request_id="r", rid="r") == read(rid="r")
+    assert read(include_stop_str_in_output=True) == read(no_stop_trim=True)
+    for names, param in (
+        ({"request_id": "r", "rid": "s"}, "request_id"),
+        ({"no_stop_trim": False, "include_stop_str_in_output": True}, "include_stop_str_in_output"),
+    ):
+        error = refusal(**names)
+        assert (error.param, "two names of one parameter" in str(error)) == (param, True)
+
+
+def test_a_salt_is_the_beginning_of_the_extra_key() -> None:
+    assert read(cache_salt="s").engine == {"extra_key": "s"}
+    assert read(extra_key="k", cache_salt="s").engine == {"extra_key": "sk"}
+
+
+def test_what_is_unknown_is_kept_apart() -> None:
+    request = read(max_token=5, Temperature=1, use_beam_search=None)
+    assert request.unknown == {"max_token": 5, "Temperature": 1}
+    assert replace(request, unknown={}) == read()
+
+
+def test_logprobs_of_a_chat_are_understood() -> None:
+    assert read(logprobs=True) == read(logprobs=1)
+    assert read(logprobs=False) == read()
+
+
+def test_special_tokens_are_the_engines() -> None:
+    assert read(prompt=[1, 2], add_special_tokens=False) == read(prompt=[1, 2])
+    assert read(add_special_tokens=True) == read()
+    assert read(add_special_tokens=False).unknown == {"add_special_tokens": False}
 
 
 def test_best_of_is_honoured_only_where_it_chooses_nothing() -> None:
@@ -153,15 +208,14 @@ def test_nothing_may_be_generated_where_the_prompt_is_the_answer() -> None:
 @pytest.mark.parametrize(
     ("parameters", "param", "words"),
     [
-        ({"logprobs": True}, "logprobs", "wanted an integer from 0 to 20, got true"),
+        ({"logprobs": "1"}, "logprobs", "wanted an integer from 0 to 20, got '1'"),
         ({"min_tokens": 17}, "min_tokens", "wanted at most the limit of 16 tokens, got 17"),
         (
             {"stream_options": {"include_usage": True}},
             "stream_options",
             "only allowed together with 'stream'",
         ),
-        ({"messages": []}, "messages", "Unknown parameter"),
-        ({"max_completion_tokens": 5}, "max_completion_tokens", "Unknown parameter"),
+        ({"max_tokens": 4, "max_completion_tokens": 5}, "max_tokens", "got 4 and 5"),
     ],
 )
 def test_a_refusal_says_what_was_wanted_and_what_came(

@@ -26,6 +26,7 @@ from slime_openai.errors import (
             "missing_required",
         ),
         (UnknownParameter("tmp"), "Unknown parameter: 'tmp'.", "unknown_parameter"),
+        (UnknownParameter("a", "b"), "Unknown parameters: 'a', 'b'.", "unknown_parameter"),
         (UnsupportedParameter("audio", "no"), "Unsupported parameter: 'audio': no.", "unsupported_parameter"),
         (wrong("n", "a number", "5"), "Invalid value for 'n': wanted a number, got '5'.", "invalid_value"),
     ],
@@ -85,3 +86,6 @@ def test_what_came_is_shown_as_json_and_never_at_length(value: object, shown: st
 
 def test_a_long_name_is_not_repeated_at_length() -> None:
     assert len(str(UnknownParameter("x" * 10_000))) < 200
+    many = str(UnknownParameter(*(f"{number:>10000}" for number in range(1000))))
+    assert many.endswith("and 984 more.")
+    assert len(many) < 2000

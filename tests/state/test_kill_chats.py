@@ -155,7 +155,7 @@ class Clients:
             return
 
     async def _asked(self, chat: Chat, rid: str) -> tuple[dict[str, Any], Message] | None:
-        """The answer, or the last chunk of it; and its message. None when not all of it came."""
+        """The answer, or the last chunk of it with all tokens; and its message. None when not all of it came."""
         headers = {"x-session-id": chat.session} if chat.session else {}
         path, body = "/v1/chat/completions", chat.body(rid)
         if not chat.streamed:
@@ -165,6 +165,8 @@ class Clients:
             document = answer.json()
             return document, document["choices"][0]["message"]
         message: Message = {"role": "assistant", "content": ""}
+        prompt: list[int] = []
+        sampled: list[int] = []
         async with self._client.stream("POST", path, json=body, headers=headers) as stream:
             async for line in stream.aiter_lines():
                 if not line.startswith("data: {"):
@@ -174,8 +176,11 @@ class Clients:
                     return None
                 [choice] = document["choices"]
                 fold(message, choice["delta"])
+                prompt += document.get("prompt_token_ids", ())
+                sampled += choice.get("token_ids", ())
                 if choice["finish_reason"] is not None:
-                    return document, message
+                    choice["token_ids"] = sampled
+                    return document | {"prompt_token_ids": prompt}, message
         return None
 
 

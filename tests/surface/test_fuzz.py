@@ -28,6 +28,14 @@ EXAMPLES = 25
 FEW = 4
 #: The embedded engine divides by it.
 LEAST_PENALTY = 1e-6
+#: What the embedded engine refuses: it is no half of a pair, has one rank, no processors, and a short context.
+NO_SUCH_ENGINE = (
+    *("bootstrap_host", "bootstrap_port", "bootstrap_room", "custom_logit_processor", "custom_params"),
+    *("data_parallel_rank", "disagg_prefill_dp_rank", "return_hidden_states", "routed_dp_rank"),
+    "routed_experts_start_len",
+)
+#: Names of what has another one, too.
+OTHER_NAMES = ("include_stop_str_in_output", "request_id")
 #: TRACE is refused before any path is looked at.
 OTHER_METHODS = {"get", "put", "post", "delete", "options", "patch"}
 #: Nobody listens there.
@@ -107,7 +115,15 @@ def shorten(body: dict[str, Any]) -> None:
 
 def reconcile(body: dict[str, Any]) -> None:
     """Leave out parameters that others in ``body`` rule out, and grammars, which the embedded engine has none of."""
-    for name in ("regex", "ebnf", "response_format", "lora_path"):
+    for name in (
+        "regex",
+        "ebnf",
+        "response_format",
+        "json_schema",
+        "lora_path",
+        *NO_SUCH_ENGINE,
+        *OTHER_NAMES,
+    ):
         body.pop(name, None)
     if not body.get("stream"):
         body.pop("stream_options", None)

@@ -1,0 +1,213 @@
+"""Parameters of other systems: handed on, mapped, named in a header, refused, or passed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from chat.chatting import chatting
+from chat_models.families import QWEN2_5
+from router_core.serving import serving
+
+if TYPE_CHECKING:
+    import httpx
+
+    from routers import Start
+
+pytestmark = pytest.mark.anyio
+
+HEADER = "x-slime-unknown-parameters"
+#: The path, and the least that a request has there.
+ROUTES: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
+    ("/v1/completions", {"prompt": "Hi"}),
+]
+EACH_ROUTE = pytest.mark.parametrize(("path", "least"), ROUTES, ids=["chat", "completion"])
+STREAMED = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+
+
+@dataclass
+class Worker:
+    """Answers ``Hi`` to everything, and keeps what it was sent."""
+
+    client: httpx.AsyncClient
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+
+    async def generate(self, request: Request) -> Response:
+        body = await request.json()
+        self.bodies.append(body)
+        meta: dict[str, Any] = {
+            "id": body.get("rid"),
+            "prompt_tokens": len(body["input_ids"]),
+            "completion_tokens": 2,
+            "finish_reason": {"type": "length", "length": 2},
+            "output_token_logprobs": [[-0.5, 39, None], [-0.25, 72, None]],
+            "hidden_states": [[0.5]],
+        }
+        answer = {"text": "Hi", "output_ids": [39, 72], "meta_info": meta}
+        if not body["stream"]:
+            return JSONResponse(answer)
+        return StreamingResponse(
+            iter((b"data: %b\n\n" % orjson.dumps(answer), b"data: [DONE]\n\n")),
+            media_type="text/event-stream",
+        )
+
+
+@asynccontextmanager
+async def working(start: Start, *flags: str) -> AsyncIterator[Worker]:
+    plugins = [part for name in ("engine", "radix_cache", "openai") for part in ("--plugin", name)]
+    async with start(*plugins, *flags) as running:
+        worker = Worker(running.client)
+        app = Starlette(routes=[Route("/generate", worker.generate, methods=["POST"])])
+        async with serving(app) as url:
+            for embedded in running.router.pool:
+                running.router.pool.remove(embedded)
+            await running.router.add_worker(url)
+            yield worker
+
+
+def choices_of(answer: httpx.Response) -> list[dict[str, Any]]:
+    """Of a whole answer, or of all chunks."""
+    assert answer.status_code == 200, answer.text
+    parts = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")] or [answer.text]
+    return [choice for part in parts for choice in orjson.loads(part)["choices"]]
+
+
+@EACH_ROUTE
+@STREAMED
+async def test_by_default_they_are_named_and_without_effect(
+    start: Start, path: str, least: dict[str, Any], stream: bool
+) -> None:
+    """An answer does not become inexact by what no engine ever saw."""
+    async with working(start) as worker:
+        body = {**least, "return_token_ids": True, "stream": stream}
+        plain = await worker.client.post(path, json=body)
+        odd = {"max_token": 5, "kv_transfer_params": {"a": 1}, "truncate_prompt_tokens": 10, "text": "Ho"}
+        answer = await worker.client.post(path, json={**body, **odd})
+    assert HEADER not in plain.headers
+    assert answer.headers[HEADER] == "max_token, kv_transfer_params, truncate_prompt_tokens, text"
+    assert [choices_of(each)[-1]["exact"] for each in (plain, answer)] == [True, True]
+    first, second = ({**body, "rid": None} for body in worker.bodies)
+    assert first == second
+
+
+@EACH_ROUTE
+async def test_they_may_be_refused(start: Start, path: str, least: dict[str, Any]) -> None:
+    async with working(start, "--unknown-parameters", "refuse") as worker:
+        answer = await worker.client.post(path, json={**least, "max_token": 5, "Stop": "x"})
+        known = await worker.client.post(path, json={**least, "max_tokens": 5, "max_token": None})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, "max_token", "unknown_parameter")
+    assert "'max_token', 'Stop'" in error["message"]
+    assert (known.status_code, len(worker.bodies)) == (200, 1)
+
+
+@EACH_ROUTE
+@STREAMED
+async def test_they_may_go_to_the_engine(
+    start: Start, path: str, least: dict[str, Any], stream: bool
+) -> None:
+    """What may have changed the answer makes it inexact by name; what only asks for more does not."""
+    async with working(start, "--unknown-parameters", "pass") as worker:
+        body = {**least, "return_token_ids": True, "stream": stream}
+        asks = await worker.client.post(path, json={**body, "return_something": True})
+        odd = await worker.client.post(path, json={**body, "mystery": {"x": [1]}, "text": "Ho"})
+    assert [answer.headers[HEADER] for answer in (asks, odd)] == ["return_something", "mystery, text"]
+    told = [choices_of(answer)[-1] for answer in (asks, odd)]
+    assert [choice["inexact_reason"] for choice in told] == [None, "unknown_field:mystery"]
+    assert worker.bodies[0]["return_something"] is True
+    assert worker.bodies[1]["mystery"] == {"x": [1]}
+    assert "text" not in worker.bodies[1]
+
+
+@EACH_ROUTE
+@STREAMED
+async def test_fields_of_sglang_are_handed_on(
+    start: Start, path: str, least: dict[str, Any], stream: bool
+) -> None:
+    harmless = {
+        "bootstrap_host": "10.0.0.1",
+        "bootstrap_port": 8998,
+        "bootstrap_room": 7,
+        "custom_labels": {"run": "7"},
+        "return_hidden_states": True,
+        "routed_dp_rank": 0,
+        "routed_experts_start_len": 1,
+    }
+    async with working(start) as worker:
+        body = {**least, "return_token_ids": True, "stream": stream}
+        answer = await worker.client.post(path, json={**body, **harmless})
+        doubtful = {"custom_logit_processor": "p", "custom_params": {"x": 1}}
+        other = await worker.client.post(path, json={**body, **doubtful})
+    assert not {HEADER} & {*answer.headers, *other.headers}
+    first, second = worker.bodies
+    assert harmless.items() <= first.items()
+    assert (second["custom_logit_processor"], second["sampling_params"]["custom_params"]) == ("p", {"x": 1})
+    told = [choices_of(each)[-1] for each in (answer, other)]
+    assert told[0]["hidden_states"] == [[0.5]]
+    assert [choice["inexact_reason"] for choice in told] == [None, "unknown_field:custom_logit_processor"]
+
+
+@EACH_ROUTE
+async def test_names_of_vllm_are_mapped(start: Start, path: str, least: dict[str, Any]) -> None:
+    vllm = {
+        "request_id": "mine",
+        "cache_salt": "s",
+        "extra_key": "k",
+        "priority": 3,
+        "include_stop_str_in_output": True,
+        "spaces_between_special_tokens": False,
+        "stop": ["STOP"],
+    }
+    async with working(start) as worker:
+        answer = await worker.client.post(path, json={**least, **vllm})
+    assert HEADER not in answer.headers
+    [body] = worker.bodies
+    assert (body["rid"], body["extra_key"], body["priority"]) == ("mine", "sk", 3)
+    assert "cache_salt" not in body
+    sampling = body["sampling_params"]
+    assert (sampling["no_stop_trim"], sampling["spaces_between_special_tokens"]) == (True, False)
+
+
+async def test_a_stop_string_stays_in_the_text_under_vllms_name(start: Start) -> None:
+    async with chatting(start, "One STOP two.", family=QWEN2_5) as chat:
+        body: dict[str, Any] = {"stop": ["STOP"], "include_stop_str_in_output": True, "max_tokens": 60}
+        question = [{"role": "user", "content": "Hi"}]
+        [choice] = (await chat.post(messages=question, **body))["choices"]
+        [legacy] = (await chat.post("/v1/completions", prompt="Hi", **body))["choices"]
+    assert choice["message"]["content"] == legacy["text"] == "One STOP"
+
+
+@EACH_ROUTE
+@pytest.mark.parametrize("mode", ["warn", "refuse", "pass"])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"temperature": "hot"},
+        {"top_p": 7},
+        {"n": 1.5},
+        {"stop": 5},
+        {"audio": {"voice": "x"}},
+        {"input_ids": [1]},
+        {"session_params": {"id": "s"}},
+        {"stop_regex": "x+"},
+        {"routed_dp_rank": "first"},
+    ],
+    ids=lambda wrong: next(iter(wrong)),
+)
+async def test_what_is_known_and_wrong_is_refused_in_every_mode(
+    start: Start, mode: str, path: str, least: dict[str, Any], wrong: dict[str, Any]
+) -> None:
+    async with working(start, "--unknown-parameters", mode) as worker:
+        answer = await worker.client.post(path, json={**least, **wrong})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, next(iter(wrong)))
+    assert worker.bodies == []
