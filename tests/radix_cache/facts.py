@@ -297,6 +297,7 @@ def is_prompt(rows: list[Row], ids: list[int]) -> bool:
 def facts_of(attempts: Sequence[Attempt], reader: Detokenizer, asked: Asked, *, resume: bool) -> list[Fact]:
     """The responses that were made by ``attempts`` of one prompt; with ``resume`` one may go on from another."""
     chains: list[list[Attempt]] = []
+    doubted: list[list[Attempt]] = []
     for attempt in (attempt for attempt in attempts if attempt.sampled):
         before = next((one for one in chains if resume and _continues(one[-1], attempt)), None)
         if before is not None:
@@ -304,7 +305,12 @@ def facts_of(attempts: Sequence[Attempt], reader: Detokenizer, asked: Asked, *, 
             continue
         untold = next((one for one in chains if resume and _is_made_again(one[-1], attempt)), None)
         chains.append([*(untold[:-1] if untold is not None else ()), attempt])
+        if len(chains[-1]) > 1:
+            doubted.append(chains[-1])
     found = [_fact(chain, reader, asked, resume=resume) for chain in chains]
+    for fact, chain in zip(found, chains, strict=True):
+        if chain in doubted:
+            fact.lies += ("the attempt between",)
     if not found and attempts:
         found.append(Fact(attempts[0].number, asked, attempts[0].consumed, [], [], "", reader))
     return found
