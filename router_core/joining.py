@@ -36,8 +36,9 @@ class Joining:
         self._expected: set[str] = set()
         self._asking = anyio.Semaphore(_ASKED_AT_ONCE)
 
-    def expect(self, worker: Worker) -> None:
-        """``worker`` does not answer yet: look at it until it does."""
+    def expect(self, worker: Worker, trouble: str) -> None:
+        """``worker`` does not answer yet, because of ``trouble``: look at it until it does."""
+        _explain(worker, trouble)
         if worker.id not in self._expected:
             self._expected.add(worker.id)
             self._router.tasks.start_soon(self._wait_for, worker)
@@ -54,8 +55,10 @@ class Joining:
                     )
                     return
                 await anyio.sleep(settings.worker_startup_check_s)
-                if await self.look_at(worker) is None:
+                trouble = await self.look_at(worker)
+                if trouble is None:
                     return
+                _explain(worker, trouble)
         finally:
             self._expected.discard(worker.id)
 
@@ -142,6 +145,11 @@ class Joining:
             if self._router.weights.current is None:
                 self._router.weights.move(version, worker.url)  # learnt, not changed: no hook
         return model if isinstance(model, str) else None
+
+
+def _explain(worker: Worker, trouble: str) -> None:
+    if worker.state == "joining":
+        worker.reason = f"it has not answered yet ({trouble})"
 
 
 def _served_model(server_info: bytes) -> str | None:
