@@ -14,7 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from router_core.errors import BadRequest, WorkerNotFound
+from router_core.errors import BadRequest, WorkerNotFound, WorkerRefused
+from router_core.joining import Refusal
 from router_core.router import Router
 from router_core.weights import MAX_VERSION
 from router_core.workers import Worker, WorkerType, worker_url
@@ -88,10 +89,13 @@ class _Admin:
     async def _added(self, url: str, content: dict[str, Any]) -> tuple[Worker, str | None]:
         """The worker at ``url``, registered now, and what was wrong with its first answer.
 
-        Raises BadRequest.
+        Raises BadRequest and WorkerRefused.
         """
         await self._router.settings.addresses.admit(url)
-        return await self._router.add_worker(url, **_checked(content))
+        worker, trouble = await self._router.add_worker(url, **_checked(content))
+        if isinstance(trouble, Refusal):
+            raise WorkerRefused(trouble)
+        return worker, trouble
 
     async def remove_worker(self, request: Request) -> Response:
         url, _ = await self._named(request)

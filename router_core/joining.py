@@ -11,13 +11,14 @@ import orjson
 from router_core.access import auth_headers
 from router_core.errors import WorkerBroke
 from router_core.ranks import ranks_told
+from router_core.types import Recognizer
 from router_core.weights import version_named
 from router_core.workers import Worker
 
 if TYPE_CHECKING:
     from router_core.router import Router
 
-__all__ = ["Joining"]
+__all__ = ["Joining", "Refusal"]
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +27,12 @@ _FIRST_LOOK_S = 2.0
 _MAX_INFO_BYTES = 1 << 20
 #: A whole fleet may register in one moment, and what a request costs the HTTP client grows with those that wait in it.
 _ASKED_AT_ONCE = 64
+
+
+class Refusal(str):
+    """Trouble with a worker that is final: it was removed."""
+
+    __slots__ = ()
 
 
 class Joining:
@@ -63,7 +70,10 @@ class Joining:
             self._expected.discard(worker.id)
 
     async def look_at(self, worker: Worker) -> str | None:
-        """Ask ``worker`` about itself; None when it answered, whatever it said, else what was wrong."""
+        """Ask ``worker`` about itself; None when it answered, whatever it said, else what was wrong.
+
+        One that is none of ours is removed, and what was wrong is a Refusal.
+        """
         served = None
         try:
             with anyio.fail_after(_FIRST_LOOK_S):  # httpx counts each step of a request by itself
@@ -83,6 +93,10 @@ class Joining:
             return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         if status >= 500:
             return f"it answered {status}"
+        if status == 404 and (objection := await self._objection(worker)) is not None:
+            logger.error("worker %s is refused: %s", worker.url, objection)
+            self._router.pool.remove(worker)
+            return Refusal(objection)
         at = self._learn(worker, body) if status == 200 else None
         if worker.model_id is None:
             worker.model_id, worker.model_told = served or at, True
@@ -92,6 +106,13 @@ class Joining:
             self._router.pool.ready(worker)
             logger.info("worker %s is ready", worker.url)
         return None
+
+    async def _objection(self, worker: Worker) -> str | None:
+        components = self._router.components
+        if "recognizer" not in components:
+            return None
+        recognizer: Recognizer = components.get("recognizer")
+        return await recognizer.objection(worker)
 
     async def count_again(self, worker: Worker) -> None:
         """``worker`` is back, perhaps as another process with other ranks."""

@@ -253,7 +253,8 @@ class Router:
         """Register a worker, or give a known one a fresh start; without a ``worker_type`` it stays of its own.
 
         Returns it and what was wrong with its first answer (None: it is ready). A worker that does not
-        answer yet stays ``joining`` and is looked at again until it does. Raises BadRequest.
+        answer yet stays ``joining`` and is looked at again until it does. One that is no engine of ours is removed, and
+        what was wrong is a Refusal. Raises BadRequest.
         """
         url = worker_url(url)
         known = next((worker for worker in self.pool if worker.url == url), None)
