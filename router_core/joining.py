@@ -91,7 +91,7 @@ class Joining:
             return f"no answer within {_FIRST_LOOK_S:g} s"
         except Exception as error:  # httpcore on uvloop lets odd ones through; no worker may end the router
             return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        if status >= 500:
+        if status >= 500 and status != 501:  # which knows no GET, and may do all else
             return f"it answered {status}"
         if status == 404 and (objection := await self._objection(worker)) is not None:
             logger.error("worker %s is refused: %s", worker.url, objection)
