@@ -14,13 +14,28 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from router_core.errors import BadRequest, WorkerNotFound
+from router_core.errors import BadRequest, WorkerNotFound, WorkerRefused
+from router_core.joining import Refusal
 from router_core.router import Router
 from router_core.weights import MAX_VERSION
 from router_core.workers import Worker, WorkerType, worker_url
 
 __all__ = ["JSON", "admin_routes", "json_object"]
 
+#: What a registration, or a change of one, may name.
+_KNOWN = frozenset(
+    (
+        "api_key",
+        "bootstrap_port",
+        "cost",
+        "labels",
+        "model_id",
+        "priority",
+        "url",
+        "worker_type",
+        "worker_url",
+    )
+)
 _KEY = re.compile(r"[!-~]([ -~]*[!-~])?")
 
 
@@ -64,13 +79,23 @@ class _Admin:
 
     async def add_worker(self, request: Request) -> Response:
         url, content = await self._named(request)
-        await self._router.settings.addresses.admit(url)
-        _, trouble = await self._router.add_worker(url, **_checked(content))
+        _, trouble = await self._added(url, content)
         answer: dict[str, Any] = {
             "status": "success",
             "worker_urls": dict(self._router.worker_urls),
         }
         return JSON(answer if trouble is None else answer | _warning(url, trouble))
+
+    async def _added(self, url: str, content: dict[str, Any]) -> tuple[Worker, str | None]:
+        """The worker at ``url``, registered now, and what was wrong with its first answer.
+
+        Raises BadRequest and WorkerRefused.
+        """
+        await self._router.settings.addresses.admit(url)
+        worker, trouble = await self._router.add_worker(url, **_checked(content))
+        if isinstance(trouble, Refusal):
+            raise WorkerRefused(trouble)
+        return worker, trouble
 
     async def remove_worker(self, request: Request) -> Response:
         url, _ = await self._named(request)
@@ -87,18 +112,8 @@ class _Admin:
         if not isinstance(content.get("url"), str):
             raise BadRequest('wanted {"url": "http://host:port"}')
         url = worker_url(content["url"])
-        await self._router.settings.addresses.admit(url)
-        worker, trouble = await self._router.add_worker(url, **_checked(content))
-        location = f"/workers/{worker.id}"
-        answer: dict[str, Any] = {
-            "status": "accepted",
-            "worker_id": worker.id,
-            "url": worker.url,
-            "location": location,
-        }
-        if trouble is not None:
-            answer |= _warning(worker.url, trouble)
-        return JSON(answer, 202, {"location": location})
+        worker, trouble = await self._added(url, content)
+        return _accepted(worker, {} if trouble is None else _warning(worker.url, trouble))
 
     async def list(self, _: Request) -> Response:
         workers = [choice.describe() for worker in self._router.pool for choice in worker.choices]
@@ -116,6 +131,31 @@ class _Admin:
     async def show(self, request: Request) -> Response:
         found = self._found(request)
         return found if isinstance(found, Response) else JSON(found.describe())
+
+    async def update(self, request: Request) -> Response:
+        """As the gateway has it: what is not named stays, labels are added to those that are there."""
+        found = self._found(request)
+        if isinstance(found, Response):
+            return found
+        worker, content = found.server, await json_object(request)
+        about = _checked(content)
+        if content.get("url") is not None and worker_url(str(content["url"])) != worker.url:
+            raise BadRequest(
+                "the URL of a worker cannot be changed: register the other one, and remove this one"
+            )
+        if about["worker_type"] not in (None, worker.worker_type):
+            raise BadRequest("worker_type cannot be changed here: register the worker again")
+        worker.labels = worker.labels | about["labels"]
+        worker.bootstrap_port = about["bootstrap_port"] or worker.bootstrap_port
+        if about["model_id"] is not None:
+            worker.model_id, worker.model_told = about["model_id"], False
+        if about["api_key"] is not None:
+            worker.api_key = about["api_key"]
+            self._router.proxy.authorize(worker)
+        unknown = sorted(set(content) - _KNOWN)
+        if not unknown:
+            return _accepted(worker, {})
+        return _accepted(worker, {"warning": f"not changed: {', '.join(unknown)[:200]}"})
 
     async def delete(self, request: Request) -> Response:
         found = self._found(request)
@@ -165,6 +205,12 @@ class _Admin:
         return await self.weight_version(request)
 
 
+def _accepted(worker: Worker, more: dict[str, str]) -> Response:
+    location = f"/workers/{worker.id}"
+    answer = {"status": "accepted", "worker_id": worker.id, "url": worker.url, "location": location}
+    return JSON(answer | more, 202, {"location": location})
+
+
 def _warning(url: str, trouble: str) -> dict[str, str]:
     return {"warning": f"{url} did not answer ({trouble}); it joins when it does"}
 
@@ -184,6 +230,14 @@ def _checked(content: dict[str, Any]) -> dict[str, Any]:
     labels = {} if labels is None else labels
     if not isinstance(labels, dict) or not all(isinstance(value, str) for value in labels.values()):
         raise BadRequest(f"labels: wanted an object of strings, got {_shown(labels)}")
+    for name in ("priority", "cost"):  # which the gateway keeps among the labels, too
+        number = content.get(name)
+        if number is None:
+            continue
+        kinds = int if name == "priority" else (int, float)
+        if isinstance(number, bool) or not isinstance(number, kinds) or not 0 <= number < 1 << 32:
+            raise BadRequest(f"{name}: wanted a number from 0 on, got {_shown(number)}")
+        labels = {**labels, name: str(number)}
     key = content.get("api_key")
     # With a space at its end httpx would send it nowhere, and tell it as it says so.
     if key is not None and not (isinstance(key, str) and _KEY.fullmatch(key)):
@@ -210,7 +264,7 @@ def admin_routes(router: Router) -> list[Route]:
         Route("/remove_worker", admin.remove_worker, methods=["POST"]),
         Route("/list_workers", admin.list_workers, methods=["GET"]),
         _by_method("/workers", GET=admin.list, POST=admin.create),
-        _by_method("/workers/{worker_id:path}", GET=admin.show, DELETE=admin.delete),
+        _by_method("/workers/{worker_id:path}", GET=admin.show, PUT=admin.update, DELETE=admin.delete),
         Route("/health", admin.health, methods=["GET"]),
         Route("/liveness", admin.health, methods=["GET"]),
         Route("/readiness", admin.readiness, methods=["GET"]),

@@ -10,6 +10,7 @@
     └── HTTPError               one request fails with ``status``
         ├── BadRequest          400
         ├── Aborted             400
+        ├── WorkerRefused       400
         ├── Unauthorized        401
         ├── Forbidden           403
         ├── WorkerNotFound      404
@@ -47,6 +48,7 @@ __all__ = [
     "Unauthorized",
     "WorkerBroke",
     "WorkerNotFound",
+    "WorkerRefused",
     "WorkerTimeout",
     "WorkerUnreachable",
     "error_body",
@@ -106,6 +108,12 @@ class WorkerNotFound(HTTPError):
     """No worker with that URL or id is registered."""
 
     status, type, code = 404, "not_found_error", "WORKER_NOT_FOUND"
+
+
+class WorkerRefused(HTTPError):
+    """The server at that URL is no engine that the router can use."""
+
+    status, type, code = 400, "invalid_request_error", "WORKER_REFUSED"
 
 
 class Aborted(HTTPError):

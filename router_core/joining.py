@@ -11,13 +11,14 @@ import orjson
 from router_core.access import auth_headers
 from router_core.errors import WorkerBroke
 from router_core.ranks import ranks_told
+from router_core.types import Recognizer
 from router_core.weights import version_named
 from router_core.workers import Worker
 
 if TYPE_CHECKING:
     from router_core.router import Router
 
-__all__ = ["Joining"]
+__all__ = ["Joining", "Refusal"]
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +29,12 @@ _MAX_INFO_BYTES = 1 << 20
 _ASKED_AT_ONCE = 64
 
 
+class Refusal(str):
+    """Trouble with a worker that is final: it was removed."""
+
+    __slots__ = ()
+
+
 class Joining:
     """Asks workers about themselves, while the router serves."""
 
@@ -36,8 +43,9 @@ class Joining:
         self._expected: set[str] = set()
         self._asking = anyio.Semaphore(_ASKED_AT_ONCE)
 
-    def expect(self, worker: Worker) -> None:
-        """``worker`` does not answer yet: look at it until it does."""
+    def expect(self, worker: Worker, trouble: str) -> None:
+        """``worker`` does not answer yet, because of ``trouble``: look at it until it does."""
+        _explain(worker, trouble)
         if worker.id not in self._expected:
             self._expected.add(worker.id)
             self._router.tasks.start_soon(self._wait_for, worker)
@@ -54,13 +62,18 @@ class Joining:
                     )
                     return
                 await anyio.sleep(settings.worker_startup_check_s)
-                if await self.look_at(worker) is None:
+                trouble = await self.look_at(worker)
+                if trouble is None:
                     return
+                _explain(worker, trouble)
         finally:
             self._expected.discard(worker.id)
 
     async def look_at(self, worker: Worker) -> str | None:
-        """Ask ``worker`` about itself; None when it answered, whatever it said, else what was wrong."""
+        """Ask ``worker`` about itself; None when it answered, whatever it said, else what was wrong.
+
+        One that is none of ours is removed, and what was wrong is a Refusal.
+        """
         served = None
         try:
             with anyio.fail_after(_FIRST_LOOK_S):  # httpx counts each step of a request by itself
@@ -78,8 +91,12 @@ class Joining:
             return f"no answer within {_FIRST_LOOK_S:g} s"
         except Exception as error:  # httpcore on uvloop lets odd ones through; no worker may end the router
             return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        if status >= 500:
+        if status >= 500 and status != 501:  # which knows no GET, and may do all else
             return f"it answered {status}"
+        if status == 404 and (objection := await self._objection(worker)) is not None:
+            logger.error("worker %s is refused: %s", worker.url, objection)
+            self._router.pool.remove(worker)
+            return Refusal(objection)
         at = self._learn(worker, body) if status == 200 else None
         if worker.model_id is None:
             worker.model_id, worker.model_told = served or at, True
@@ -89,6 +106,13 @@ class Joining:
             self._router.pool.ready(worker)
             logger.info("worker %s is ready", worker.url)
         return None
+
+    async def _objection(self, worker: Worker) -> str | None:
+        components = self._router.components
+        if "recognizer" not in components:
+            return None
+        recognizer: Recognizer = components.get("recognizer")
+        return await recognizer.objection(worker)
 
     async def count_again(self, worker: Worker) -> None:
         """``worker`` is back, perhaps as another process with other ranks."""
@@ -142,6 +166,11 @@ class Joining:
             if self._router.weights.current is None:
                 self._router.weights.move(version, worker.url)  # learnt, not changed: no hook
         return model if isinstance(model, str) else None
+
+
+def _explain(worker: Worker, trouble: str) -> None:
+    if worker.state == "joining":
+        worker.reason = f"it has not answered yet ({trouble})"
 
 
 def _served_model(server_info: bytes) -> str | None:

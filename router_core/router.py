@@ -160,9 +160,11 @@ class Router:
                     for _, lifespan in self.hooks.lifespan:
                         await stack.enter_async_context(lifespan(self))
                     known = {worker.url for worker in self.pool}  # of a plugin that remembers them
-                    for url, about in self.first_workers.items():
-                        if url not in known:
-                            self._tasks.start_soon(partial(self.add_worker, url, **about))
+                    # Who comes with the first request finds those that are up.
+                    async with anyio.create_task_group() as first:
+                        for url, about in self.first_workers.items():
+                            if url not in known:
+                                first.start_soon(partial(self.add_worker, url, **about))
                     self._started.set()
                     try:
                         yield
@@ -258,7 +260,8 @@ class Router:
         """Register a worker, or give a known one a fresh start; without a ``worker_type`` it stays of its own.
 
         Returns it and what was wrong with its first answer (None: it is ready). A worker that does not
-        answer yet stays ``joining`` and is looked at again until it does. Raises BadRequest.
+        answer yet stays ``joining`` and is looked at again until it does. One that is no engine of ours is removed, and
+        what was wrong is a Refusal. Raises BadRequest.
         """
         url = worker_url(url)
         known = next((worker for worker in self.pool if worker.url == url), None)
@@ -268,9 +271,9 @@ class Router:
             Worker(url, worker_type or "regular", bootstrap_port, model_id, labels or {}, api_key=api_key)
         )
         trouble = await self._joining.look_at(worker)
-        if trouble is not None:
+        if trouble is not None and worker in self.pool:
             logger.warning("worker %s does not answer yet: %s", worker.url, trouble)
-            self._joining.expect(worker)
+            self._joining.expect(worker, trouble)
         return worker, trouble
 
     @property

@@ -20,6 +20,7 @@ __all__ = [
     "Headers",
     "Message",
     "Receive",
+    "Recognizer",
     "Scope",
     "Send",
     "Stillness",
@@ -122,6 +123,14 @@ class Stillness(Protocol):
 
     def excuses(self, began: float) -> bool:
         """True when a probe that began at ``began`` (loop time) may have waited for the end of such a time."""
+        ...
+
+
+class Recognizer(Protocol):
+    """Knows servers that are no engines of ours; the component ``"recognizer"``."""
+
+    async def objection(self, worker: Worker) -> str | None:
+        """Why ``worker``, which does not introduce itself, cannot be registered; None when it can."""
         ...
 
 

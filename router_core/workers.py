@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from ipaddress import IPv6Address
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -24,6 +24,8 @@ WorkerType = Literal["regular", "prefill", "decode"]
 WorkerState = Literal["joining", "ready", "quarantined", "stale", "draining"]
 
 _MAX_SESSIONS = 1 << 18
+#: Workers that a message tells about.
+_MAX_TOLD = 20
 #: A name of RFC 1123, underscores allowed as Docker and Kubernetes use them; or an IPv4 address.
 _HOST = re.compile(r"[a-z0-9_]([a-z0-9._-]{0,251}[a-z0-9])?")
 
@@ -68,7 +70,7 @@ class Worker:
     ``in_flight`` counts the requests that hold a lease on it, from the choice to the last byte.
 
     =============== ===========================================================================
-    ``joining``     registered, has not answered yet; used only when nothing better is there
+    ``joining``     registered, has not answered yet: gets nothing; ``reason`` says what was wrong
     ``ready``       gets requests
     ``quarantined`` does not answer as it should; ``reason`` says what it does
     ``stale``       answers, but its weights are not the fleet's, or it is ``torn``
@@ -136,6 +138,15 @@ class Worker:
             more = range(len(known), size if size > 1 else 0)
             new = (Worker(self.url, id=f"{self.id}@{rank}", rank=rank, server=self) for rank in more)
             self.ranks = (*known, *new)
+
+    def standing(self) -> str:
+        """Its URL and state, and why it gets no requests, in one line."""
+        server = self.server
+        if server.withheld and server.state == "ready":
+            standing = "withheld: its circuit breaker is open"
+        else:
+            standing = server.state + (f": {server.reason}" if server.reason else "")
+        return f"{server.url} {server.worker_type} {standing}"
 
     def describe(self) -> dict[str, Any]:
         """The worker as ``GET /workers`` shows it."""
@@ -274,10 +285,8 @@ class WorkerPool:
     def _recount(self) -> None:
         usable = [worker for worker in self._workers.values() if not worker.withheld]
         for kind in self.kinds:
-            of_kind = [worker for worker in usable if worker.worker_type == kind]
-            ready = [worker for worker in of_kind if worker.state == "ready"]
-            offered = ready or [worker for worker in of_kind if worker.state == "joining"]
-            self._usable[kind] = tuple(choice for worker in offered for choice in worker.choices)
+            ready = [worker for worker in usable if worker.worker_type == kind and worker.state == "ready"]
+            self._usable[kind] = tuple(choice for worker in ready for choice in worker.choices)
         each = [self._usable[kind] for kind in self.kinds]
         self._routable = tuple(chain.from_iterable(each)) if all(each) else ()
 
@@ -291,7 +300,7 @@ class WorkerPool:
         if not self._routable:
             missing = next(kind for kind in self.kinds if not self._usable.get(kind))
             kind = "" if missing == "regular" else f"{missing} "
-            raise NoWorker(f"no {kind}worker can take requests (registered: {self._states() or 'none'})")
+            raise NoWorker(f"no {kind}worker can take requests (registered: {self.standings()})")
         return self._routable
 
     def usable(self, kind: WorkerType) -> tuple[Worker, ...]:
@@ -299,11 +308,11 @@ class WorkerPool:
         self.routable()
         return self._usable[kind]
 
-    def _states(self) -> str:
-        return ", ".join(
-            f"{worker.url} {worker.worker_type} {'withheld' if worker.withheld else worker.state}"
-            for worker in self
-        )
+    def standings(self) -> str:
+        """Why each worker gets nothing; of a large fleet, the first of them."""
+        told = [worker.standing() for worker in islice(self, _MAX_TOLD)]
+        more = len(self) - len(told)
+        return "; ".join([*told, f"and {more} more"] if more else told) or "none"
 
     def of_session(self, session: str) -> Worker | None:
         """The worker that ``session`` went to before, if it can be used now."""

@@ -284,7 +284,8 @@ async def test_hook_attempt_failed() -> None:
         assert told == [("/stream", None)]
         [worker] = running.router.pool
         running.router.pool.remove(worker)
-        await running.router.add_worker("http://127.0.0.1:9")
+        dead, _ = await running.router.add_worker("http://127.0.0.1:9")
+        running.router.pool.ready(dead)  # it answered once
         assert (await running.client.get("/nobody")).status_code == 502
         assert told[1:] == [("/nobody", "WorkerUnreachable")]
 

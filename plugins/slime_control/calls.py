@@ -17,7 +17,8 @@ class Call:
     """One endpoint. ``confirmed``: only ``{"success": true}`` in the answer counts; else a 2xx is enough.
 
     A worker that fails it while others do it ``owes`` that; one that does it later ``settles`` these debts.
-    ``partial``: it may be a piece of an update, and alone makes good for nothing.
+    ``partial``: it may be a piece of an update, and alone makes good for nothing. ``prepares``: what the next update
+    loads. Without it that update succeeds with old weights, so it counts for nothing on a worker that owes this.
     """
 
     path: str
@@ -27,6 +28,7 @@ class Call:
     owes: str | None = None
     settles: frozenset[str] = frozenset()
     partial: bool = False
+    prepares: bool = False
 
     @property
     def names_version(self) -> bool:
@@ -36,7 +38,7 @@ class Call:
     @property
     def moves_weights(self) -> bool:
         """Whether it changes weights, or is about to."""
-        return self.aside == "weights" or self.path.endswith("_weights_update_group")
+        return self.aside == "weights" or self.prepares or self.path.endswith("_weights_update_group")
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -68,6 +70,14 @@ CALLS = {
             Call(path, aside="weights", confirmed=True, owes="weights", partial=True)
             for path in ("/begin_weight_update", "/end_weight_update", "/post_process_weights")
         ),
+        Call(
+            "/pull_weights",
+            aside="in_use",
+            confirmed=True,
+            owes="pull",
+            settles=frozenset(("pull",)),
+            prepares=True,
+        ),
         Call("/update_weight_version", aside="weights", confirmed=True, owes="weights"),
         Call("/release_memory_occupation", aside="in_use", get=True, owes="memory"),
         Call(
@@ -79,6 +89,15 @@ CALLS = {
         ),
         Call("/init_weights_update_group", confirmed=True),
         Call("/destroy_weights_update_group", confirmed=True),
+        *(
+            Call(path, confirmed=True)
+            for path in (
+                "/load_lora_adapter",
+                "/load_lora_adapter_from_tensors",
+                "/load_lora_adapter_from_distributed",
+                "/unload_lora_adapter",
+            )
+        ),
         Call("/start_profile", get=True),
         Call("/stop_profile", get=True),
     )

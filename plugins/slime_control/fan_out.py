@@ -12,11 +12,11 @@ import orjson
 
 from router_core import Worker
 from router_core.access import auth_headers
-from router_core.errors import BadRequest
+from router_core.errors import BadRequest, WorkerBroke, WorkerTimeout, WorkerUnreachable
 from router_core.types import Headers
 from slime_control.calls import Call
 
-__all__ = ["CONNECTIONS", "Answer", "FanOut", "passed_on"]
+__all__ = ["CONNECTIONS", "Answer", "FanOut", "json_in", "passed_on"]
 
 #: What is read of a worker's answer, and shown of one that is not JSON.
 _MAX_ANSWER_BYTES = 1 << 20
@@ -32,6 +32,7 @@ _OWN = frozenset(
     )
 )  # fmt: skip
 _QUESTION_S = 10.0
+_IDENTITY = (b"accept-encoding", b"identity")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ class FanOut:
     async def _ask(
         self, call: Call, method: str, worker: Worker, target: bytes, headers: Headers, body: bytes
     ) -> Answer:
-        own = [(b"accept-encoding", b"identity")]
+        own = [_IDENTITY]
         if body or method == "POST":
             own.append((b"content-length", b"%d" % len(body)))
         content = _pieces(body) if body else None
@@ -128,7 +129,9 @@ class FanOut:
         target: bytes,
         headers: Headers,
         content: AsyncIterator[bytes] | None,
+        max_bytes: int = _MAX_ANSWER_BYTES,
     ) -> tuple[int, bytes]:
+        """Status and body; of one that is larger than ``max_bytes``, more than these."""
         if not any(name == b"authorization" for name, _ in headers):
             key = auth_headers(worker).items()
             headers = [*headers, *((name.encode("ascii"), value.encode("ascii")) for name, value in key)]
@@ -139,7 +142,7 @@ class FanOut:
         ) as answer:
             async for chunk in answer.aiter_raw():
                 raw += chunk
-                if len(raw) > _MAX_ANSWER_BYTES:
+                if len(raw) > max_bytes:
                     break
         return answer.status_code, bytes(raw)
 
@@ -148,13 +151,38 @@ class FanOut:
         try:
             with anyio.fail_after(min(_QUESTION_S, self._timeout_s)):
                 for path in paths:
-                    status, raw = await self._exchange("GET", worker, path, [], None)
+                    status, raw = await self._exchange("GET", worker, path, [_IDENTITY], None)
                     if status != 404:
                         break
         except Exception:
             return {}
-        document = _document(raw) if status == 200 else None
+        document = json_in(raw) if status == 200 else None
         return document if isinstance(document, dict) else {}
+
+    async def fetch(
+        self, worker: Worker, *paths: str, timeout_s: float = _QUESTION_S, max_bytes: int = _MAX_ANSWER_BYTES
+    ) -> bytes:
+        """Get the first of ``paths`` that ``worker`` knows; returns the body.
+
+        Raises WorkerUnreachable, WorkerTimeout, and WorkerBroke for any other answer than a 2xx of that size.
+        """
+        try:
+            with anyio.fail_after(timeout_s):
+                for path in paths:
+                    status, raw = await self._exchange(
+                        "GET", worker, path.encode("ascii"), [_IDENTITY], None, max_bytes
+                    )
+                    if status != 404:
+                        break
+        except TimeoutError:
+            raise WorkerTimeout(f"no answer within {timeout_s:g} s") from None
+        except Exception as error:  # see _ask
+            raise WorkerUnreachable(f"{type(error).__name__}: {error}") from error
+        if not 200 <= status < 300:
+            raise WorkerBroke(f"it answered {path} with {status}")
+        if len(raw) > max_bytes:
+            raise WorkerBroke(f"its answer to {path} is larger than {max_bytes} bytes")
+        return raw
 
 
 def passed_on(headers: Headers) -> Headers:
@@ -179,7 +207,7 @@ async def _pieces(body: bytes) -> AsyncIterator[bytes]:
 
 
 def _judged(call: Call, status: int, raw: bytes) -> Answer:
-    document = _document(raw)
+    document = json_in(raw)
     if isinstance(document, dict):
         content = document
     else:
@@ -195,7 +223,7 @@ def _judged(call: Call, status: int, raw: bytes) -> Answer:
     return Answer(status, content, trouble)
 
 
-def _document(raw: bytes) -> Any:
+def json_in(raw: bytes) -> Any:
     """``raw`` as JSON that can be passed on; None when it is not."""
     try:
         document = orjson.loads(raw)

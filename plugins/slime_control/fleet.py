@@ -166,11 +166,15 @@ class Fleet:
         # When all fail they are as one another, but for the pieces of an update, which some of them may have; an update
         # that was for some leaves those behind that fail it.
         nobody_did = not _succeeded(answers)
+        is_weights = is_update or call.prepares
         for worker, answer in answers.items():
             if worker not in self._router.pool:
                 continue
             owed = self._debts.of(worker)
             if answer.trouble is None:
+                if "weights" in call.settles and "pull" in owed:
+                    worker.weight_version = None  # it has loaded what it had pulled before
+                    continue
                 for kind in call.settles & owed.keys():
                     if owed[kind].call < number:  # else it was made earlier, and ended late
                         self._debts.pay(worker, kind)
@@ -178,14 +182,17 @@ class Fleet:
                 if "weights" in call.settles:
                     self._pieces.has_all(worker, number)
                     caught_up.append(worker)  # also one that owed nothing
-            elif nobody_did and (everybody or not is_update or answer.is_as_before):
+            elif nobody_did and ((is_update and answer.is_as_before) or everybody or not is_weights):
                 continue
             elif update is not None:
                 self._pieces.failed(call, number, worker, answer)
             else:
-                if answer.reached and not (is_update and answer.is_as_before):
+                if call.prepares:  # reached or not
+                    self._debts.owe(worker, "weights", number)
                     self._debts.owe(worker, call.owes, number)
-                if is_update or worker.state == "ready":
+                elif answer.reached and not (is_update and answer.is_as_before):
+                    self._debts.owe(worker, call.owes, number)
+                if is_weights or worker.state == "ready":
                     self._debts.leave_behind(worker, f"{call.path} failed: {answer.trouble}")
             if is_update and (answer.trouble is not None or "weights" in self._debts.of(worker)):
                 worker.weight_version = None  # it may have the old ones, the new ones, or some of each

@@ -1,4 +1,4 @@
-"""The plugin: control calls are answered here, and generation waits here while it is paused."""
+"""The plugin: what is for all engines is answered here, and generation waits here while it is paused."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ from slime_control.ending import Ending
 from slime_control.fan_out import CONNECTIONS, FanOut
 from slime_control.fleet import Fleet
 from slime_control.gate import Gate
+from slime_control.one_engine import refusal
+from slime_control.overview import QUESTIONS, Overview
+from slime_control.recognizer import Recognizer
 from slime_control.settings import Settings
 from slime_control.stillness import Stillness
 from slime_control.under_way import UnderWay, renamed_by_the_engine, rids_of
@@ -29,6 +32,8 @@ from slime_control.under_way import UnderWay, renamed_by_the_engine, rids_of
 __all__ = ["Control", "add_options", "make_plugin"]
 
 logger = logging.getLogger(__name__)
+
+_READING = ("GET", "HEAD")
 
 
 @hookimpl
@@ -63,12 +68,14 @@ class Control:
         self._router: Router | None = None
         self._fleet: Fleet | None = None
         self._ending: Ending | None = None
+        self._overview: Overview | None = None
 
     @hookimpl
     def setup(self, router: Router) -> None:
         self.under_way = UnderWay(lambda: router.clients.exchanges)
         router.components.register("endings", self)
         router.components.register("stillness", self.stillness)
+        router.components.register("recognizer", Recognizer(router))
 
     async def settled(self, worker: Worker, exchange: Exchange) -> None:
         """See :class:`router_core.types.Endings`."""
@@ -92,6 +99,7 @@ class Control:
         ) as fan_out:
             self._router = router
             self._fleet = Fleet(router, fan_out, self.gate, self.under_way)
+            self._overview = Overview(router, fan_out)
             router.tasks.start_soon(self._end_of_waiting, router)
             self._ending = ending = Ending(router)
             router.tasks.start_soon(ending.run)
@@ -99,7 +107,7 @@ class Control:
                 yield
             finally:
                 ending.close()
-                self._router = self._fleet = self._ending = None
+                self._router = self._fleet = self._ending = self._overview = None
 
     async def _end_of_waiting(self, router: Router) -> None:
         await router.stopping.wait()
@@ -118,13 +126,29 @@ class Control:
         path = request.path
         call = CALLS.get(path)
         if call is None:
-            return None
+            return await self._of_fleet(request)
         if request.method not in call.methods:
-            wrong = {"message": "Method Not Allowed", "type": "invalid_request_error", "code": "HTTP_405"}
-            return Reply.from_json({"error": wrong}, 405, [(b"allow", ", ".join(call.methods).encode())])
+            return _wrong_method(call.methods)
         if path == "/abort_request":
             self._abort_waiting(request)
         return await self._finished(call, request)
+
+    async def _of_fleet(self, request: Request) -> Reply | None:
+        """The answer to a question that is for all engines; None when any one of them may have the request.
+
+        Raises HTTPError.
+        """
+        path = request.path
+        if path in QUESTIONS:
+            if request.method not in _READING:
+                return _wrong_method(_READING)
+            overview = self._overview
+            assert overview is not None  # narrowing: there while the router serves
+            return await overview.answer(path)
+        refused = refusal(path)
+        if refused is not None:
+            raise refused
+        return None
 
     @hookimpl
     def client_gone(self, exchange: Exchange) -> bool:
@@ -213,3 +237,8 @@ class Control:
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
+
+
+def _wrong_method(allowed: tuple[str, ...]) -> Reply:
+    wrong = {"message": "Method Not Allowed", "type": "invalid_request_error", "code": "HTTP_405"}
+    return Reply.from_json({"error": wrong}, 405, [(b"allow", ", ".join(allowed).encode())])

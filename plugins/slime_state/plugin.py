@@ -153,8 +153,10 @@ def _is_allowed(router: Router, saved: SavedWorker) -> bool:
 
 def _without_hooks(router: Router) -> list[object]:
     """What may change without a call of a hook."""
-    about = ((worker.state, worker.torn, worker.weight_version) for worker in router.pool)
-    return [router.weights.current, *about]
+    pool = router.pool
+    about = ((worker.state, worker.torn, worker.weight_version) for worker in pool)
+    registered = ((each.model_id, each.bootstrap_port, each.labels, each.api_key) for each in pool)
+    return [router.weights.current, *about, *registered]
 
 
 async def _join(router: Router, saved: SavedWorker, behind: list[Worker]) -> None:

@@ -57,7 +57,10 @@ class Steered:
             return Response(body, status)
         return JSONResponse({"weight_version": self.version})
 
-    async def _server_info(self, _: Request) -> Response:
+    async def _server_info(self, request: Request) -> Response:
+        if request.url.path in self.answers:
+            status, body = self.answers[request.url.path]
+            return Response(body, status)
         return JSONResponse({"tp_size": self.tp_size})
 
     async def _answer(self, request: Request) -> Response:

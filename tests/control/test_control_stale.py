@@ -170,6 +170,72 @@ async def test_a_call_that_it_missed_and_makes_good_later(failed: str, settled: 
         assert (worker.state, worker.torn) == ("ready", False)
 
 
+async def pull(running: Running, version: int) -> int:
+    body = {"local_checkpoint_dir": "/m", "source_dir": "/s", "target_version": version}
+    return (await running.client.post("/pull_weights", json=body)).status_code
+
+
+@pytest.mark.parametrize("alone", [False, True])
+async def test_who_could_not_pull_weights_has_none_of_the_update_that_loads_them(alone: bool) -> None:
+    """The update succeeds there, with the weights that lay there before."""
+    good, bad = Steered(), Steered()
+    async with steering(good, bad) as running:
+        worker = running.router.pool.find(bad.url)
+        bad.answers["/pull_weights"] = FAILED
+        if alone:
+            body = {"workers": {bad.url: {"target_version": 7}}}
+            assert (await running.client.post("/pull_weights", json=body)).status_code == 400
+        else:
+            assert await pull(running, 7) == 207
+        assert (worker.state, worker.torn) == ("stale", True)
+        assert worker.reason == "/pull_weights failed: it answered 400"
+        assert await update(running, "7") == 200
+        assert (worker.state, worker.weight_version) == ("stale", None)
+        assert running.router.weights.current == "7"
+        bad.answers.clear()
+        assert await pull(running, 8) == 200
+        assert worker.state == "stale"  # it has the files, and has not loaded them
+        assert await update(running, "8") == 200
+        assert (worker.state, worker.torn, worker.weight_version) == ("ready", False, "8")
+
+
+async def test_who_was_not_reached_to_pull_weights_has_to_do_it_too() -> None:
+    late = Steered()
+    async with steering(Steered()) as running:
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", 0))
+            url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+            await running.router.add_worker(url)
+            assert await pull(running, 7) == 207
+        worker = running.router.pool.find(url)
+        async with serving(late.app, port=int(url.rpartition(":")[2])):
+            assert await update(running, "7") == 200
+            assert (worker.state, worker.torn) == ("stale", True)
+            assert await pull(running, 8) == 200
+            assert await update(running, "8") == 200
+            assert (worker.state, worker.weight_version) == ("ready", "8")
+
+
+async def test_weights_that_nobody_could_pull_set_nobody_aside() -> None:
+    workers = [Steered(), Steered()]
+    async with steering(*workers) as running:
+        for worker in workers:
+            worker.answers["/pull_weights"] = FAILED
+        assert await pull(running, 7) == 400
+        assert [worker.state for worker in running.router.pool] == ["ready", "ready"]
+
+
+async def test_an_adapter_that_one_has_not_keeps_nobody_from_serving() -> None:
+    """A second attempt fails on those that have it; requests that name it fail where it is not."""
+    good, bad = Steered(), Steered()
+    bad.answers["/load_lora_adapter"] = (400, b'{"success": false, "error_message": "no such file"}')
+    async with steering(good, bad) as running:
+        answer = await running.client.post("/load_lora_adapter", json={"lora_name": "a", "lora_path": "/a"})
+        assert answer.status_code == 207
+        assert answer.json()["workers"][bad.url]["error_message"] == "no such file"
+        assert [worker.state for worker in running.router.pool] == ["ready", "ready"]
+
+
 async def test_one_that_was_not_reached_owes_nothing() -> None:
     """It is as it was: when it says that it has the fleet's weights, it does."""
     async with steering(Steered()) as running:

@@ -379,7 +379,7 @@ async def test_a_worker_that_does_not_accept_connections_is_a_504(start: Start) 
             waiting.setblocking(False)
             waiting.connect_ex(address)
         async with start(BARE, "--connect-timeout-secs", "0.2") as running:
-            running.router.pool.add(Worker(f"http://127.0.0.1:{address[1]}"))
+            running.router.pool.add(Worker(f"http://127.0.0.1:{address[1]}", state="ready"))
             with anyio.fail_after(2):
                 reply = await running.client.get("/")
             assert reply.status_code == 504
@@ -389,7 +389,7 @@ async def test_a_worker_that_does_not_accept_connections_is_a_504(start: Start) 
 
 async def test_a_worker_whose_name_means_nothing_is_a_502(start: Start) -> None:
     async with start(BARE) as running:
-        running.router.pool.add(Worker("http://a..b:1"))
+        running.router.pool.add(Worker("http://a..b:1", state="ready"))
         reply = await running.client.get("/")
         assert (reply.status_code, reply.json()["error"]["code"]) == (502, "WORKER_UNREACHABLE")
 

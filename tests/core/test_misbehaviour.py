@@ -167,6 +167,8 @@ async def test_when_every_worker_is_dead_each_is_tried_once_and_the_answer_is_50
     with bind("127.0.0.1", 0) as one, bind("127.0.0.1", 0) as two:
         urls = [f"http://127.0.0.1:{sock.getsockname()[1]}" for sock in (one, two)]
     async with start(BARE, "--worker-urls", *urls) as running:
+        for worker in running.router.pool:
+            running.router.pool.ready(worker)  # they answered once
         refused = await running.client.get("/")
         assert refused.status_code == 502
         assert refused.json()["error"]["code"] == "WORKER_UNREACHABLE"

@@ -22,7 +22,7 @@ from core.real import on_uvicorn
 from core.servers import Wire, answer, content, dial, on_both_loops, scripted, talk
 from router_core.cli import build
 from router_core.serving import serving
-from routers import Start
+from routers import Running, Start
 
 pytestmark = [pytest.mark.anyio, on_both_loops]
 
@@ -76,9 +76,16 @@ async def test_a_tls_worker_is_reached_and_its_connection_kept(
             assert "warning" not in added.json()  # probes trust the same CA
 
 
+def trust(running: Running) -> None:
+    """They answered once; requests see for themselves."""
+    for worker in running.router.pool:
+        running.router.pool.ready(worker)
+
+
 async def test_a_tls_worker_nobody_vouches_for_is_a_502(start: Start, certificates: Certificates) -> None:
     with on_uvicorn("httptools", ssl_certfile=certificates.server) as url:
         async with start(BARE, "--worker-urls", url) as running:
+            trust(running)
             reply = await running.client.get("/echo")
             assert reply.status_code == 502
             assert reply.json()["error"]["code"] == "WORKER_UNREACHABLE"
@@ -91,6 +98,7 @@ async def test_a_tls_worker_with_anothers_certificate_is_a_502(
 ) -> None:
     with on_uvicorn("httptools", ssl_certfile=certificates.elsewhere) as url:
         async with start(BARE, "--worker-urls", url, "--ca-cert-paths", certificates.ca) as running:
+            trust(running)
             reply = await running.client.get("/echo")
             assert reply.status_code == 502
             assert "127.0.0.1" in reply.json()["error"]["message"]
@@ -101,6 +109,7 @@ async def test_a_tls_worker_whose_certificate_has_expired_is_a_502(
 ) -> None:
     with on_uvicorn("httptools", ssl_certfile=certificates.expired) as url:
         async with start(BARE, "--worker-urls", url, "--ca-cert-paths", certificates.ca) as running:
+            trust(running)
             reply = await running.client.get("/echo")
             assert reply.status_code == 502
             assert "expired" in reply.json()["error"]["message"]
@@ -117,6 +126,7 @@ async def test_a_tls_worker_of_another_ca_is_a_502_and_stays_out(
             added = await running.client.post("/add_worker", params={"url": url})
             assert "certificate verify failed" in added.json()["warning"].lower()
             assert [worker.state for worker in running.router.pool] == ["joining"]
+            trust(running)
             assert (await running.client.get("/echo")).status_code == 502
 
 
@@ -150,6 +160,7 @@ async def test_a_certificate_of_another_ca_opens_no_worker(start: Start, certifi
     with on_uvicorn("httptools", **asking_for_certificates(certificates)) as url:
         flags = ("--worker-urls", url, "--ca-cert-paths", certificates.ca)
         async with start(BARE, *flags, "--client-cert-path", certificates.other_client) as running:
+            trust(running)
             assert (await running.client.post("/echo", content=b"unknown")).status_code == 502
             assert running.router.proxy.open_connections == 0
 
@@ -162,6 +173,7 @@ async def test_a_worker_that_asks_for_a_certificate_gets_ours(
         async with start(*trusting, "--client-cert-path", certificates.client) as running:
             assert (await running.client.post("/echo", content=b"known")).content == b"known"
         async with start(*trusting) as running:
+            trust(running)
             reply = await running.client.post("/echo", content=b"unknown")
             assert reply.status_code == 502
             assert running.router.proxy.open_connections == 0
@@ -175,6 +187,7 @@ async def test_a_worker_that_does_not_speak_tls_is_a_502(start: Start) -> None:
     async with scripted(plain) as worker:
         url = worker.url.replace("http:", "https:")
         async with start(BARE, "--worker-urls", url) as running:
+            trust(running)
             assert (await running.client.get("/")).status_code == 502
             assert running.router.proxy.open_connections == 0
 

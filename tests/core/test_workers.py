@@ -345,8 +345,12 @@ async def test_a_worker_that_is_not_up_is_told_and_joins_when_it_is(start: Start
         assert "joins when it does" in reply.json()["warning"]
         assert await urls(running.client) == [url]
         assert (await running.client.get("/readiness")).status_code == 503
-        refused = await running.client.get("/work")  # nothing better is there, so it was tried
-        assert (refused.status_code, refused.json()["error"]["code"]) == (502, "WORKER_UNREACHABLE")
+        refused = await running.client.get("/work")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "NO_WORKER")
+        said = refused.json()["error"]["message"]
+        assert f"{url} regular joining: it has not answered yet (ConnectError" in said
+        [shown] = (await running.client.get("/workers")).json()["workers"]
+        assert shown["reason"] in said
         assert [worker.in_flight for worker in running.router.pool] == [0]
         async with serving(Engine("late").app, port=port):
             await until(lambda: running.router.pool.healthy == 1)
@@ -358,6 +362,36 @@ async def test_a_worker_that_is_not_up_gets_nothing_while_another_is(start: Star
         await running.client.post("/add_worker", params={"url": "http://127.0.0.1:9"})
         await running.client.post("/add_worker", params={"url": next(iter(found))})
         assert {(await running.client.get("/work")).text for _ in range(10)} == {"up"}
+
+
+async def test_workers_of_the_command_line_are_there_for_the_first_request(start: Start) -> None:
+    async with engines("a") as found, start(BARE, "--worker-urls", *found) as running:
+        assert (await running.client.get("/work")).text == "a"
+
+
+async def test_the_message_says_why_of_each_worker(start: Start) -> None:
+    async with engines("a", "b", "c") as found, start(BARE, "--worker-urls", *found) as running:
+        pool = running.router.pool
+        quarantined, stale, withheld = pool
+        pool.quarantine(quarantined, "it is dead")
+        pool.stale(stale, "its weights are old")
+        pool.withhold(withheld)
+        answer = await running.client.get("/work")
+    assert answer.status_code == 503
+    assert answer.json()["error"]["message"] == (
+        f"no worker can take requests (registered: {quarantined.url} regular quarantined: it is dead;"
+        f" {stale.url} regular stale: its weights are old;"
+        f" {withheld.url} regular withheld: its circuit breaker is open)"
+    )
+
+
+async def test_the_message_of_a_large_fleet_is_short(start: Start) -> None:
+    async with start(BARE) as running:
+        for port in range(1, 31):
+            running.router.pool.add(Worker(f"http://10.0.0.1:{port}"))
+        message = (await running.client.get("/work")).json()["error"]["message"]
+    assert message.count("joining") == 20
+    assert message.endswith("; and 10 more)")
 
 
 async def test_workers_of_the_command_line_join_by_themselves(start: Start) -> None:

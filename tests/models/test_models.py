@@ -237,7 +237,7 @@ async def test_without_a_name_a_single_model_is_meant_and_of_several_none(start:
                 assert (status, code) == (400, "BAD_REQUEST")
                 assert message.endswith(": /alpha, /beta")
             assert (await running.client.put("/generate", json={"text": "x"})).status_code == 400
-            assert (await running.client.get("/get_load")).status_code == 200
+            assert (await running.client.get("/ping")).status_code == 200
     assert beta.bodies == []
 
 

@@ -129,7 +129,8 @@ async def test_when_every_worker_is_dead_the_answer_is_502() -> None:
     with nobody() as one, nobody() as two:
         async with routed() as running:
             for url in (one, two):
-                await running.router.add_worker(url)
+                worker, _ = await running.router.add_worker(url)
+                running.router.pool.ready(worker)  # they answered once
             reply = await running.client.post("/generate", json=GENERATE)
             assert (reply.status_code, reply.json()["error"]["code"]) == (502, "WORKER_UNREACHABLE")
 

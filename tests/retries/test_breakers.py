@@ -89,7 +89,7 @@ async def test_a_worker_that_is_not_up_yet_is_not_counted_against() -> None:
     with nobody() as late:
         async with routed(breaker=LONG) as running:
             worker, _ = await running.router.add_worker(late)
-            assert await ask(running) == 502
+            assert await ask(running) == 503
             assert (worker.state, worker.withheld) == ("joining", False)
 
 

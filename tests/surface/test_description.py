@@ -16,6 +16,7 @@ from router_core.cli import build
 from router_core.errors import BadRequest
 from router_core.workers import Worker, WorkerState, WorkerType
 from slime_control.calls import CALLS
+from slime_control.overview import QUESTIONS
 from slime_openai import chat_request, completion_request
 from slime_openai.chat_request import read_chat
 from slime_openai.completion_request import read_completion
@@ -36,6 +37,7 @@ OPENAI = {
     ("POST", "/v1/completions"),
 }
 CONTROL = {(method, path) for path, call in CALLS.items() for method in call.methods}
+FLEET = {("GET", path) for path in QUESTIONS}
 
 
 def test_the_description_is_of_this_version() -> None:
@@ -64,7 +66,7 @@ def test_each_route_is_described_and_no_other() -> None:
         for route in routes
         for method in (route.methods or {"GET"}) - {"HEAD"}
     }
-    assert {(method, path) for method, path, _ in operations()} == own | OPENAI | CONTROL
+    assert {(method, path) for method, path, _ in operations()} == own | OPENAI | CONTROL | FLEET
 
 
 @pytest.mark.anyio
@@ -76,7 +78,6 @@ async def test_the_router_answers_what_is_described_and_nothing_else(start: Star
         "/v1/embeddings",
         "/v1/responses",
         "/generate",
-        "/metrics",
         *(path for _, path in OPENAI),
     ]
     others = {(method, path) for path in paths for method in ("GET", "POST")} - described

@@ -1,0 +1,31 @@
+"""An engine's load, from its answer to ``/v1/loads``, or to ``/get_load`` (SGLang up to 0.5.9)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from router_core.errors import WorkerBroke
+
+__all__ = ["loads_in", "tokens_of"]
+
+#: Tokens in the KV cache, as the new path and the old one call them.
+_TOKENS = ("num_used_tokens", "num_tokens")
+
+
+def loads_in(document: Any) -> list[dict[str, Any]]:
+    """The load of each data-parallel rank. Raises WorkerBroke."""
+    loads = document.get("loads") if isinstance(document, dict) else document
+    if not isinstance(loads, list) or not all(isinstance(load, dict) for load in loads):
+        raise WorkerBroke("its answer to /v1/loads has no list of loads")
+    return loads
+
+
+def tokens_of(loads: list[dict[str, Any]]) -> int:
+    """The tokens that all ranks hold, which is what the SGLang gateway calls the load. Raises WorkerBroke."""
+    total = 0
+    for load in loads:
+        count = next((load[name] for name in _TOKENS if name in load), None)
+        if isinstance(count, bool) or not isinstance(count, int):
+            raise WorkerBroke(f"its load does not say {_TOKENS[0]}")
+        total += count
+    return total

@@ -1,0 +1,74 @@
+"""Paths that would reach one engine of many, and what to do instead.
+
+SGLang's are those of ``http_server.py`` (0.5.15) that steer an engine, or ask for its own state; vLLM's are its control
+endpoints, which no engine behind the router has. What the router answers itself stands in ``calls`` and ``overview``.
+"""
+
+from __future__ import annotations
+
+from router_core.errors import HTTPError
+
+__all__ = ["NoOwnMetrics", "OneEngineOnly", "refusal"]
+
+
+class OneEngineOnly(HTTPError):
+    """A call to one engine, whichever it is, would be taken for one to all."""
+
+    status, type, code = 501, "not_supported_error", "ONE_ENGINE_ONLY"
+
+
+class NoOwnMetrics(HTTPError):
+    """The router has no metrics of its own, and one engine's are not the fleet's."""
+
+    status, type, code = 404, "not_found_error", "NO_METRICS"
+
+
+_EACH = "send it to each engine itself; GET /workers lists them"
+_SESSION = (
+    "open it at one engine, and generate there; the router keeps a conversation on its worker by X-Session-Id"
+)
+_VLLM = "it is vLLM's, and the router steers SGLang's engines only"
+_UPDATE = "/update_weights_from_disk, _tensor, _distributed and _ipc go to all engines"
+
+_INSTEAD = {
+    "/get_load": "GET /get_loads asks all engines",
+    "/open_session": _SESSION,
+    "/close_session": _SESSION,
+    **dict.fromkeys(
+        (
+            "/add_external_corpus", "/clear_hicache_storage_backend", "/configure_logging",
+            "/dump_expert_distribution_record", "/freeze_gc", "/get_internal_state",
+            "/get_remote_instance_transfer_engine_info", "/get_weights_by_name", "/hibernate",
+            "/list_external_corpora", "/remote_instance_transfer_engine_info", "/remove_external_corpus",
+            "/set_internal_state", "/set_trace_level", "/slow_down", "/start_expert_distribution_record",
+            "/stop_expert_distribution_record", "/weights_checker",
+        ),
+        _EACH,
+    ),
+    **dict.fromkeys(
+        ("/init_weights_send_group_for_remote_instance", "/send_weights_to_remote_instance"),
+        f"{_EACH}; {_UPDATE}",
+    ),
+    **dict.fromkeys(
+        (
+            "/abort_requests", "/collective_rpc", "/finish_weight_update", "/init_weight_transfer_engine",
+            "/is_paused", "/is_sleeping", "/pause", "/reset_mm_cache", "/reset_prefix_cache", "/resume",
+            "/scale_elastic_ep", "/sleep", "/start_weight_update", "/update_weights", "/v1/load_lora_adapter",
+            "/v1/unload_lora_adapter", "/wake_up",
+        ),
+        _VLLM,
+    ),
+}  # fmt: skip
+_TREES = ("/dumper/", "/hicache/")
+
+
+def refusal(path: str) -> HTTPError | None:
+    """Why a request for ``path`` goes to no engine; None: it may go to any."""
+    if path.startswith("/metrics"):  # SGLang answers whatever begins so
+        return NoOwnMetrics(
+            "the router has no metrics of its own, and would show one engine's; GET /engine_metrics has those of all"
+        )
+    instead = _EACH if path.startswith(_TREES) else _INSTEAD.get(path)
+    if instead is None:
+        return None
+    return OneEngineOnly(f"{path[:200]} would reach one engine only, and not always the same: {instead}")

@@ -1,0 +1,102 @@
+"""What would reach one engine of many is refused, with what to do instead; what generates goes through."""
+
+from __future__ import annotations
+
+import pytest
+
+from control.steered import Steered, steering
+from router_core.types import GENERATION_PATHS
+from slime_control.calls import CALLS
+from slime_control.one_engine import refusal
+from slime_control.overview import QUESTIONS
+
+pytestmark = pytest.mark.anyio
+
+#: SGLang 0.5.15, ``http_server.py``: what steers an engine, or asks for its own state. Written down here a second time,
+#: so that none is lost there.
+STEERING = [
+    *("/add_external_corpus", "/clear_hicache_storage_backend", "/close_session", "/configure_logging"),
+    *("/dump_expert_distribution_record", "/dumper/start", "/freeze_gc", "/get_load"),
+    *("/get_remote_instance_transfer_engine_info", "/get_weights_by_name", "/hicache/storage-backend"),
+    *("/hicache/storage-backend/clear", "/init_weights_send_group_for_remote_instance"),
+    *("/list_external_corpora", "/open_session", "/remote_instance_transfer_engine_info"),
+    *(
+        "/remove_external_corpus",
+        "/send_weights_to_remote_instance",
+        "/set_internal_state",
+        "/set_trace_level",
+    ),
+    *("/slow_down", "/start_expert_distribution_record", "/stop_expert_distribution_record"),
+    *("/weights_checker", "/%67et_load", "/get_load?a=b"),
+]
+#: And of it, and of OpenAI's and others' endpoints, what any engine may answer.
+ANYBODYS = [
+    *(
+        "/generate",
+        "/generate_from_file",
+        "/encode",
+        "/classify",
+        "/tokenize",
+        "/detokenize",
+        "/v1/completions",
+    ),
+    *(
+        "/v1/chat/completions",
+        "/v1/embeddings",
+        "/v1/classify",
+        "/v1/tokenize",
+        "/v1/detokenize",
+        "/v1/models",
+    ),
+    *(
+        "/v1/audio/transcriptions",
+        "/v1/models/m",
+        "/v1/score",
+        "/v1/responses",
+        "/v1/responses/r",
+        "/v1/rerank",
+    ),
+    *("/v1/messages", "/v1/messages/count_tokens", "/ping", "/invocations", "/vertex_generate", "/api/chat"),
+    *("/parse_function_call", "/separate_reasoning", "/unheard_of"),
+]
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE"])
+async def test_what_steers_one_engine_reaches_none(method: str) -> None:
+    worker = Steered()
+    async with steering(worker) as running:
+        for path in STEERING:
+            answer = await running.client.request(method, path)
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"]) == (501, "ONE_ENGINE_ONLY"), path
+            assert "would reach one engine only" in error["message"]
+    assert worker.got == []
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/metrics/", "/metricsx", "/metrics?name=a"])
+async def test_the_metrics_of_one_engine_are_not_the_routers(path: str) -> None:
+    worker = Steered()
+    async with steering(worker) as running:
+        answer = await running.client.get(path)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "NO_METRICS")
+    assert "GET /engine_metrics" in answer.json()["error"]["message"]
+    assert worker.got == []
+
+
+async def test_vllms_control_calls_say_so() -> None:
+    async with steering(Steered()) as running:
+        answer = await running.client.post("/pause?mode=keep")
+    assert answer.status_code == 501
+    assert "vLLM's" in answer.json()["error"]["message"]
+
+
+async def test_what_any_engine_may_answer_reaches_one() -> None:
+    worker = Steered()
+    async with steering(worker) as running:
+        for path in ANYBODYS:
+            assert (await running.client.post(path, json={})).status_code == 200, path
+
+
+def test_nothing_that_is_answered_is_refused() -> None:
+    generating = {path.decode() for path in GENERATION_PATHS}
+    assert [path for path in CALLS.keys() | QUESTIONS | generating if refusal(path) is not None] == []
