@@ -15,6 +15,8 @@ import openai
 from openai import AsyncOpenAI, OpenAI, pydantic_function_tool
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from pydantic import BaseModel
+from starlette.applications import Starlette
+from starlette.routing import Route
 
 from chat_models.families import QWEN2_5, Call, Words
 from clients.rolling import (
@@ -295,9 +297,11 @@ def test_errors_are_of_the_classes_of_the_sdk(rollout: Rollout) -> None:
 def test_what_an_engine_refuses_is_of_the_class_of_its_status(
     rollout: Rollout, status: int, kind: str, stream: bool
 ) -> None:
-    refusing = answering(b'{"object": "error", "message": "too much"}', status)
+    refusal = answering(b'{"object": "error", "message": "too much"}', status)
+    # It introduces itself, or it would not join.
+    engine = Starlette(routes=[Route("/generate", refusal), Route("/{path:path}", answering(b"{}"))])
     with (
-        rollout.portal.wrap_async_context_manager(serving(refusing)) as worker,
+        rollout.portal.wrap_async_context_manager(serving(engine)) as worker,
         blocking(rollout, max_retries=0) as client,
     ):
         rollout.replace_engine(worker)
