@@ -332,8 +332,8 @@ class Adversary:
                 await self._pause(attempt.turn)
             event = self._output(attempt, parameters, size, body)
             if self.incremental:
-                if last and attempt.lie == "cut_text" and len(event["text"]) < len(told):
-                    attempt.lie = None  # what is cut was told before
+                if last and attempt.lie == "cut_text" and attempt.text(self.reader, parameters, size) == told:
+                    attempt.lie = None  # all of the text was told before
                 event["text"], told = event["text"][len(told) :], event["text"]
                 for column in (event.get("output_ids"), event["meta_info"].get("output_token_logprobs")):
                     del (column if column is not None else [])[:before]
