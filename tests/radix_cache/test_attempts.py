@@ -410,4 +410,7 @@ async def test_a_stream_whose_worker_is_killed_leaves_what_came_of_it(
     assert (tokens_of(leaf), leaf["finish_reason"], leaf["exact"]) == (told["output_ids"], None, True)
     logprobs = [logprob for logprob, _, _ in told["meta_info"]["output_token_logprobs"]]
     assert leaf["rollout_logp"][-len(logprobs) :] == logprobs
-    assert (known["exact"], known["tokens"], known["finish_reason"]) == (True, leaf["tokens"], None)
+    assert (known["exact"], known["finish_reason"]) == (True, None)
+    size = len(known["tokens"])  # the last ones may show nothing, and the text stands for those that do
+    assert known["tokens"] == leaf["tokens"][:size]
+    assert not tokenizer.decode(leaf["tokens"][size:], skip_special_tokens=True).strip("\ufffd")
