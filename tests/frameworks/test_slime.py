@@ -63,6 +63,12 @@ class Trainer:
         sample.versions.append(meta["weight_version"])
         sample.status = {"length": "truncated", "abort": "aborted", "stop": "completed"}[reason["type"]]
 
+    async def roll_out(self, samples: list[Sample], max_new_tokens: int, *, streamed: bool) -> None:
+        """Let all ``samples`` be generated at once, to their ends."""
+        async with anyio.create_task_group() as tasks:
+            for sample in samples:
+                tasks.start_soon(partial(self.generate, sample, max_new_tokens, streamed=streamed))
+
     async def _outputs(self, payload: dict[str, Any], *, streamed: bool) -> AsyncIterator[dict[str, Any]]:
         if not streamed:
             answer = await self.client.post("/generate", json=payload)
@@ -155,8 +161,7 @@ async def test_the_end_of_a_rollout_aborts_each_sample_once(
     samples = prompts(16)
     async with training(start, checkpoint) as trainer:
         async with anyio.create_task_group() as rollout:
-            for sample in samples:
-                rollout.start_soon(partial(trainer.generate, sample, ENDLESS, streamed=streamed))
+            rollout.start_soon(partial(trainer.roll_out, samples, ENDLESS, streamed=streamed))
             await anyio.sleep(0.5)
             with anyio.fail_after(20):  # a retry would wait for 30 s
                 await trainer.abort()
@@ -176,17 +181,14 @@ async def test_a_partial_rollout_goes_on_under_new_weights(
     samples = prompts(8)
     async with training(start, checkpoint) as trainer:
         async with anyio.create_task_group() as rollout:
-            for sample in samples:
-                rollout.start_soon(partial(trainer.generate, sample, ENDLESS, streamed=streamed))
+            rollout.start_soon(partial(trainer.roll_out, samples, ENDLESS, streamed=streamed))
             await anyio.sleep(0.3)
             await trainer.abort()
         begun = {id(sample): len(sample.response) for sample in samples}
         assert any(begun.values())
         await trainer.update_weights("2")
         longest = max(begun.values()) + 10
-        async with anyio.create_task_group() as rollout:
-            for sample in samples:
-                rollout.start_soon(partial(trainer.generate, sample, longest, streamed=streamed))
+        await trainer.roll_out(samples, longest, streamed=streamed)
         entries = {tuple(entry["input_ids"]): entry for entry in await trainer.journal()}
         version = (await trainer.client.get("/weight_version")).json()
     assert version["weight_version"] == "2"  # the answers have told
