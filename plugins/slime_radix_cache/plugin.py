@@ -43,7 +43,7 @@ from slime_radix_cache.tally import Tally
 from slime_radix_cache.templates import ChatTemplate
 from slime_radix_cache.trajectories import Limits, Trajectories
 from slime_radix_cache.turns import Turn, Turns
-from slime_radix_cache.unfinished import UnfinishedStreams
+from slime_radix_cache.unfinished import SessionFile, UnansweredSessions, UnfinishedStreams
 from slime_radix_cache.verdicts import NOTE, Verdicts
 from slime_radix_cache.whole_answers import WholeAnswers
 
@@ -142,10 +142,14 @@ class RadixCache:
         router.components.register("log_directory", self._logs)
         log = RecordLog(self._logs, TRAJECTORIES, fingerprint(router.components.get("tokenizer")))
         sessions, texts = (opened(self._logs, f"lost-{name}.marks", Marks) for name in ("sessions", "texts"))
-        self._unfinished = opened(
-            self._logs, "running-streams.marks", lambda file: UnfinishedStreams(file, sessions)
+        streams, asking = (
+            opened(self._logs, f"{name}.marks", SessionFile)
+            for name in ("running-streams", "unanswered-sessions")
         )
-        self._logged = LoggedTrajectories(limits, cut, log, around, Losses(sessions, texts))
+        self._unfinished = UnfinishedStreams(streams, sessions)
+        unanswered = UnansweredSessions(asking, sessions)
+        losses = Losses(sessions, texts, asked=unanswered)
+        self._logged = LoggedTrajectories(limits, cut, log, around, losses, unanswered)
         return self._logged
 
     @hookimpl
