@@ -91,7 +91,6 @@ class Finder:
         for response in spoken:
             contexts[(response.parent, response.kept) if response.parent is not None else None] = None
         contexts |= dict.fromkeys(self._sessions.asked(session, text, ids))
-        losses = self._losses
-        if not contexts and session not in losses.sessions and session not in losses.asked:
+        if not contexts and session not in self._losses:
             return anybodys(check)
         return inherited(continued_by(contexts), check)

@@ -162,6 +162,14 @@ class Losses:
         self.texts = texts if texts is not None else Marks()
         self.asked = asked
 
+    def __contains__(self, session: str) -> bool:
+        """True when it is not known any more what ``session`` was answered, or what it asked."""
+        return session in self.sessions or session in self.asked
+
+    def add(self, session: str) -> None:
+        """Remember that something of ``session`` is lost."""
+        self.sessions.add(session)
+
 
 def opened(directory: LogDirectory, name: str, read: Callable[[Path], T]) -> T:
     """Open the file ``name`` in ``directory`` by ``read``. Raises StartupError."""

@@ -95,7 +95,7 @@ class RadixCache:
         limits = Limits(settings.max_tokens, settings.max_bytes, settings.gc_threshold_k)
         around = encoder.abilities.special.around
         self._trajectories = self._begin_trajectories(router, limits, spelling.cut, around)
-        router.components.register("lost_sessions", self._trajectories.losses.sessions)
+        router.components.register("lost_sessions", self._trajectories.losses)
         given_prompts = GivenPrompts(encoder, spelling)
         self._streams = OpenStreams()
         self._turns = Turns(
