@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from slime_engine.grammars import Bound
 from slime_engine.journal import JournalEntry
 from slime_engine.requests import GenerateRequest
 
@@ -17,7 +18,10 @@ ScoredToken = tuple[float | None, int]
 
 
 class Sequence:
-    """What the scheduler knows of one request. ``due_at`` is on the scheduler's clock, in seconds."""
+    """What the scheduler knows of one request. ``due_at`` is on the scheduler's clock, in seconds.
+
+    ``bound``: the answer's way through its grammar, if it has one.
+    """
 
     def __init__(
         self,
@@ -28,6 +32,7 @@ class Sequence:
         seed: int,
         entry: JournalEntry,
         due_at: float,
+        bound: Bound | None = None,
     ) -> None:
         self.request = request
         self.rid = request.rid
@@ -37,6 +42,7 @@ class Sequence:
         self.seed = seed
         self.entry = entry
         self.due_at = due_at
+        self.bound = bound
         self.context = list(input_ids)
         self.counts: Counter[int] = Counter()
         self.stops = [(text, text.encode()) for text in request.params.stop]
