@@ -72,6 +72,7 @@ def info_routes(host: EngineHost) -> list[Route]:
             "model_path": host.settings.model_name,
             "served_model_name": host.settings.model_name,
             "tokenizer_path": str(engine.tokenizer_dir),
+            "script": None if host.settings.script is None else host.settings.script.path,
             "weight_version": engine.scheduler.version,
             "enable_return_routed_experts": host.settings.moe_layers > 0,
             "tp_size": 1,

@@ -76,6 +76,7 @@ class Scheduler:
         max_new_tokens: int,
         seed: int,
         bound: Bound | None = None,
+        script: list[int] | None = None,
     ) -> None:
         """Queue a request. No sequence with its rid may be under way."""
         rank = request.dp_rank if request.dp_rank is not None else self._turn % self._settings.dp_size
@@ -90,6 +91,7 @@ class Scheduler:
             entry=entry,
             due_at=first_token_at,
             bound=bound,
+            script=script,
         )
         sequence.expected = self._mode == "decode"
         self._changed.notify()

@@ -42,7 +42,7 @@ class Steps:
         return position + _PREFILL_CHUNK < len(ids)
 
     def sample(self, sequence: Sequence, version: str) -> None:
-        """Append one token, in the journal too."""
+        """Append one token, in the journal too. One of a script has the model's log-probability, as all have."""
         params, context = sequence.params, sequence.context
         allowed = _allowed(sequence)
         forbidden: frozenset[int] = frozenset()
@@ -54,6 +54,11 @@ class Steps:
         logits = self._model.next_logits(context, version)
         luck = uniform(sequence.seed, len(context))
         token_id, logprobs = choose(logits, params, sequence.counts, forbidden, luck, allowed)
+        scripted = sequence.scripted
+        if scripted is not None and logprobs[scripted] > -np.inf:
+            token_id = scripted
+        else:  # a min_new_tokens beyond its end: the model goes on
+            sequence.script = []
         logprob = float(logprobs[token_id])
         self.give(sequence, token_id, logprob, _top(logprobs, sequence.request.top_logprobs_num), version)
 
@@ -92,7 +97,7 @@ def _allowed(sequence: Sequence) -> BoolArray | None:
     if sequence.bound is None:
         return None
     is_long = sequence.completion_tokens >= min(_CLOSING_FROM, sequence.max_new_tokens // 2)
-    return sequence.bound.allowed(closing=is_long)
+    return sequence.bound.allowed(closing=is_long and sequence.scripted is None)
 
 
 def _top(logprobs: FloatArray, count: int) -> list[ScoredToken]:
