@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from starlette.routing import BaseRoute
 
-from router_core import hookimpl
+from router_core import Worker, hookimpl
 from router_core.errors import BadRequest, HTTPError
 from router_core.exchange import Exchange
 from router_core.fingerprint import fingerprint
@@ -66,6 +66,11 @@ class _Noted:
     generation: Generation | None
 
 
+def _is_only_proxied(worker: Worker | None) -> bool:
+    """What came of ``worker`` is no evidence: it may speak any protocol. It has taken the place of others just now."""
+    return worker is not None and worker.server.worker_type == "passthrough"
+
+
 class RadixCache:
     """Sends known tokens instead of text, and keeps what the engines answer.
 
@@ -84,6 +89,7 @@ class RadixCache:
     def setup(self, router: Router) -> None:
         """Load the tokenizer, or take another plugin's; offer ``"encoder"`` and ``"trajectories"``."""
         settings = self._settings
+        self._pool = router.pool
         if settings.hf_checkpoint:
             router.components.register("tokenizer", load_tokenizer(settings.hf_checkpoint))
         tokenizer: Tokenizer = router.components.get("tokenizer")
@@ -192,6 +198,8 @@ class RadixCache:
         """Send ``input_ids`` instead of ``text``; note who wants generations to end or to wait."""
         request = exchange.request
         path = request.path
+        if self._pool.passthrough:
+            return
         if request.method not in _METHODS or path != "/generate":
             self._interruptions.see(exchange, path)
             return
@@ -237,7 +245,7 @@ class RadixCache:
         """Record the answer; a stream's when its last event passes."""
         noted: _Noted | None = exchange.notes.get(NOTE)
         reply = exchange.reply
-        if noted is None:
+        if noted is None or _is_only_proxied(exchange.worker):
             self._mark(exchange)
             return
         if reply is None or reply.status != 200:
