@@ -249,8 +249,9 @@ class WorkerPool:
 
     @property
     def passthrough(self) -> bool:
-        """The workers are only proxied to: no plugin takes a request for one of SGLang's, or changes it."""
-        return any(worker.worker_type == "passthrough" for worker in self._workers.values())
+        """The workers are only proxied to: no plugin takes a request for one of SGLang's, or changes it. O(1)."""
+        first = next(iter(self._workers.values()), None)  # all are alike
+        return first is not None and first.worker_type == "passthrough"
 
     def _expect_alike(self, worker: Worker) -> None:
         wanted = worker.worker_type == "passthrough"
