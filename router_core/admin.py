@@ -117,9 +117,10 @@ class _Admin:
 
     async def list(self, _: Request) -> Response:
         workers = [choice.describe() for worker in self._router.pool for choice in worker.choices]
-        counts = {f"{kind}_count": 0 for kind in get_args(WorkerType)}
+        counts = dict.fromkeys(("regular_count", "prefill_count", "decode_count"), 0)  # the gateway's
         for worker in self._router.pool:
-            counts[f"{worker.worker_type}_count"] += len(worker.choices)
+            kind = f"{worker.worker_type}_count"
+            counts[kind] = counts.get(kind, 0) + len(worker.choices)
         return JSON({"workers": workers, "total": len(workers), "stats": counts})
 
     def _found(self, request: Request) -> Worker | Response:
@@ -181,7 +182,7 @@ class _Admin:
         if self._router.stopping.is_set():
             return JSON({"status": "not ready", "reason": "the router is shutting down"}, 503)
         for kind in pool.kinds:
-            if not any(worker.worker_type == kind and worker.is_healthy for worker in pool):
+            if not any(worker.kind == kind and worker.is_healthy for worker in pool):
                 which = "worker" if kind == "regular" else f"{kind} worker"
                 reason = f"none of {len(pool)} workers is a {which} that is ready"
                 return JSON({"status": "not ready", "reason": reason}, 503)

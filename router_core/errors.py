@@ -14,6 +14,7 @@
         ├── Unauthorized        401
         ├── Forbidden           403
         ├── WorkerNotFound      404
+        ├── MixedWorkers        409
         ├── PayloadTooLarge     413
         ├── PluginFailed        500
         ├── WorkerUnreachable   502   no connection (504: not in time)
@@ -37,6 +38,7 @@ __all__ = [
     "HTTPError",
     "KeysUnavailable",
     "MissingComponent",
+    "MixedWorkers",
     "NoWorker",
     "PayloadTooLarge",
     "PluginError",
@@ -108,6 +110,12 @@ class WorkerNotFound(HTTPError):
     """No worker with that URL or id is registered."""
 
     status, type, code = 404, "not_found_error", "WORKER_NOT_FOUND"
+
+
+class MixedWorkers(HTTPError):
+    """Workers that are only proxied to, and others, cannot be behind one router."""
+
+    status, type, code = 409, "conflict_error", "MIXED_WORKERS"
 
 
 class WorkerRefused(HTTPError):

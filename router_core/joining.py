@@ -72,16 +72,18 @@ class Joining:
     async def look_at(self, worker: Worker) -> str | None:
         """Ask ``worker`` about itself; None when it answered, whatever it said, else what was wrong.
 
-        One that is none of ours is removed, and what was wrong is a Refusal.
+        One that is none of ours is removed, and what was wrong is a Refusal. One that is only proxied to has nothing to
+        say of itself: whatever it answers will do.
         """
         served = None
+        introduces = worker.worker_type != "passthrough"
         try:
             with anyio.fail_after(_FIRST_LOOK_S):  # httpx counts each step of a request by itself
-                for path in ("/model_info", "/get_model_info"):
+                for path in ("/model_info", "/get_model_info") if introduces else ("/health",):
                     status, body = await self._get(worker, path)
                     if status != 404:
                         break
-                if status < 500 and (self._router.settings.dp_aware or self._router.by_model):
+                if introduces and status < 500 and (self._router.settings.dp_aware or self._router.by_model):
                     told = await self._server_info(worker)
                     if self._router.settings.dp_aware:
                         self._router.pool.split(worker, ranks_told(told))
@@ -93,11 +95,11 @@ class Joining:
             return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         if status >= 500 and status != 501:  # which knows no GET, and may do all else
             return f"it answered {status}"
-        if status == 404 and (objection := await self._objection(worker)) is not None:
+        if introduces and status == 404 and (objection := await self._objection(worker)) is not None:
             logger.error("worker %s is refused: %s", worker.url, objection)
             self._router.pool.remove(worker)
             return Refusal(objection)
-        at = self._learn(worker, body) if status == 200 else None
+        at = self._learn(worker, body) if introduces and status == 200 else None
         if worker.model_id is None:
             worker.model_id, worker.model_told = served or at, True
         elif worker.model_told and served is not None:

@@ -7,7 +7,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
 from typing import Any
 
 import anyio
@@ -17,7 +16,7 @@ from anyio.abc import TaskGroup, TaskStatus
 
 from router_core.addresses import CheckedTransport
 from router_core.client import Watch
-from router_core.errors import BadRequest
+from router_core.errors import BadRequest, MixedWorkers
 from router_core.exchange import Exchange
 from router_core.hooks import Hooks, a_reply, failure
 from router_core.hookspecs import WorkerChange
@@ -73,7 +72,8 @@ class Router:
         if settings.dp_aware or settings.dp_size > 1:
             self.dispatcher = Ranks(self.proxy, in_header=settings.dp_size > 1)
         #: Workers to start with, by URL, and what :meth:`add_worker` is to be told of them.
-        self.first_workers: dict[str, dict[str, Any]] = {url: {} for url in settings.worker_urls}
+        about = {} if settings.worker_type == "regular" else {"worker_type": settings.worker_type}
+        self.first_workers: dict[str, dict[str, Any]] = {url: {**about} for url in settings.worker_urls}
         #: Workers are told apart by their models: set by a plugin that lets no request go to another than it names.
         self.by_model = False
         self._clients: Watch | None = None
@@ -164,7 +164,7 @@ class Router:
                     async with anyio.create_task_group() as first:
                         for url, about in self.first_workers.items():
                             if url not in known:
-                                first.start_soon(partial(self.add_worker, url, **about))
+                                first.start_soon(self._add_first, url, about)
                     self._started.set()
                     try:
                         yield
@@ -261,7 +261,7 @@ class Router:
 
         Returns it and what was wrong with its first answer (None: it is ready). A worker that does not
         answer yet stays ``joining`` and is looked at again until it does. One that is no engine of ours is removed, and
-        what was wrong is a Refusal. Raises BadRequest.
+        what was wrong is a Refusal. Raises BadRequest and MixedWorkers.
         """
         url = worker_url(url)
         known = next((worker for worker in self.pool if worker.url == url), None)
@@ -275,6 +275,12 @@ class Router:
             logger.warning("worker %s does not answer yet: %s", worker.url, trouble)
             self._joining.expect(worker, trouble)
         return worker, trouble
+
+    async def _add_first(self, url: str, about: dict[str, Any]) -> None:
+        try:
+            await self.add_worker(url, **about)
+        except MixedWorkers as error:  # with those of a plugin that remembers them
+            logger.error("worker %s is not registered: %s", url, error)
 
     @property
     def several_models(self) -> bool:
@@ -315,9 +321,9 @@ class Router:
             self.proxy.authorize(worker)
             if self.settings.dp_size > 1:
                 self.pool.split(worker, self.settings.dp_size)
-        elif change == "readmitted" and self.by_model:
+        elif change == "readmitted" and self.by_model and not self.pool.passthrough:
             self.tasks.start_soon(self._joining.look_at, worker)
-        elif change == "readmitted" and self.settings.dp_aware:
+        elif change == "readmitted" and self.settings.dp_aware and not self.pool.passthrough:
             self.tasks.start_soon(self._joining.count_again, worker)
         logger.info("worker %s: %s", worker.url, change)
         self.hooks.worker_changed(worker, change)

@@ -9,6 +9,7 @@ import ssl
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from router_core.access import Guard, Keys, Secret
 from router_core.addresses import ANYWHERE, WorkerAddresses, is_loopback
@@ -28,6 +29,7 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 30000
     worker_urls: tuple[str, ...] = ()
+    worker_type: Literal["regular", "passthrough"] = "regular"
     max_payload_size: int = 512 * 1024 * 1024
     connect_timeout_s: float = 5.0
     first_byte_timeout_s: float = 1800.0
@@ -67,6 +69,7 @@ class Settings:
             host=options.host,
             port=options.port,
             worker_urls=urls,
+            worker_type=options.worker_type,
             max_payload_size=options.max_payload_size,
             connect_timeout_s=options.connect_timeout_secs,
             first_byte_timeout_s=options.request_timeout_secs,
@@ -168,6 +171,13 @@ def add_core_options(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="URL",
         help="workers to start with; more can register later",
+    )
+    parser.add_argument(
+        "--worker-type",
+        choices=["regular", "passthrough"],
+        default="regular",
+        help="what the workers of --worker-urls are; passthrough: servers of any kind that are only proxied to"
+        " (default: %(default)s)",
     )
     parser.add_argument(
         "--dp-aware",

@@ -15,12 +15,12 @@ from itertools import chain, islice
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from router_core.errors import BadRequest, NoWorker, WorkerNotFound
+from router_core.errors import BadRequest, MixedWorkers, NoWorker, WorkerNotFound
 from router_core.hookspecs import WorkerChange
 
 __all__ = ["Worker", "WorkerPool", "WorkerState", "WorkerType", "least_in_flight", "worker_url"]
 
-WorkerType = Literal["regular", "prefill", "decode"]
+WorkerType = Literal["regular", "prefill", "decode", "passthrough"]
 WorkerState = Literal["joining", "ready", "quarantined", "stale", "draining"]
 
 _MAX_SESSIONS = 1 << 18
@@ -83,6 +83,8 @@ class Worker:
     engine that is never told the names of its updates goes on saying the same.
     ``withheld``: ready, and not to be used now (an open circuit breaker).
 
+    ``worker_type`` ``passthrough``: it is only proxied to, whatever protocol it speaks. Then all workers are.
+
     A server with data-parallel ranks is one worker, and each of its ``ranks`` a choice of its own: a Worker that counts
     what is in flight there, and whose ``server`` has all else. Of any other the ``server`` is the worker itself.
     """
@@ -115,6 +117,11 @@ class Worker:
     def name(self) -> str:
         """Its URL; of a rank ``url@rank``, as the SGLang gateway has it."""
         return self.url if self.rank is None else f"{self.url}@{self.rank}"
+
+    @property
+    def kind(self) -> WorkerType:
+        """The type as which it is chosen: one that is only proxied to takes whole requests, as a regular one does."""
+        return "regular" if self.worker_type == "passthrough" else self.worker_type
 
     @property
     def load(self) -> int:
@@ -218,7 +225,11 @@ class WorkerPool:
         raise WorkerNotFound(f"no worker {id_or_url!r}; registered: {known}")
 
     def add(self, worker: Worker) -> Worker:
-        """Register ``worker``. One that is known under its URL stays, and starts afresh; a ready one goes on."""
+        """Register ``worker``. One that is known under its URL stays, and starts afresh; a ready one goes on.
+
+        Raises MixedWorkers.
+        """
+        self._expect_alike(worker)
         known = self._workers.get(worker.url)
         if known is None:
             self._workers[worker.url] = worker
@@ -235,6 +246,25 @@ class WorkerPool:
         self._recount()
         self._on_change(worker, "added")
         return worker
+
+    @property
+    def passthrough(self) -> bool:
+        """The workers are only proxied to: no plugin takes a request for one of SGLang's, or changes it. O(1)."""
+        first = next(iter(self._workers.values()), None)  # all are alike
+        return first is not None and first.worker_type == "passthrough"
+
+    def _expect_alike(self, worker: Worker) -> None:
+        wanted = worker.worker_type == "passthrough"
+        others = [other for other in self._workers.values() if other.url != worker.url]
+        if wanted and self.kinds != ("regular",):
+            raise MixedWorkers(
+                f"{worker.url}: a router of {' and '.join(self.kinds)} workers has no passthrough workers"
+            )
+        if any((other.worker_type == "passthrough") != wanted for other in others):
+            raise MixedWorkers(
+                f"{worker.url} would be a {worker.worker_type} worker beside {others[0].worker_type} workers:"
+                " passthrough workers and others need a router of their own each"
+            )
 
     def remove(self, worker: Worker) -> None:
         """Forget ``worker``, with all its ranks. What it has in flight goes on, and its count stays right."""
@@ -285,7 +315,7 @@ class WorkerPool:
     def _recount(self) -> None:
         usable = [worker for worker in self._workers.values() if not worker.withheld]
         for kind in self.kinds:
-            ready = [worker for worker in usable if worker.worker_type == kind and worker.state == "ready"]
+            ready = [worker for worker in usable if worker.kind == kind and worker.state == "ready"]
             self._usable[kind] = tuple(choice for worker in ready for choice in worker.choices)
         each = [self._usable[kind] for kind in self.kinds]
         self._routable = tuple(chain.from_iterable(each)) if all(each) else ()

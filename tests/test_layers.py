@@ -48,7 +48,7 @@ LAYERS = (
 LIBRARIES = frozenset(("slime_sglang",))
 
 #: What takes a second to import and is not always needed. Only these may be imported within a function.
-HEAVY = frozenset(("cryptography", "jwt", "numpy", "tokenizers", "torch", "transformers"))
+HEAVY = frozenset(("cryptography", "jwt", "llguidance", "numpy", "tokenizers", "torch", "transformers"))
 
 
 @dataclass(frozen=True)

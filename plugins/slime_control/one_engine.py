@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from router_core.errors import HTTPError
 
-__all__ = ["NoOwnMetrics", "OneEngineOnly", "refusal"]
+__all__ = ["NoOwnMetrics", "NotSteered", "OneEngineOnly", "not_steered", "refusal"]
 
 
 class OneEngineOnly(HTTPError):
@@ -21,6 +21,12 @@ class NoOwnMetrics(HTTPError):
     """The router has no metrics of its own, and one engine's are not the fleet's."""
 
     status, type, code = 404, "not_found_error", "NO_METRICS"
+
+
+class NotSteered(HTTPError):
+    """A control call, and the workers are only proxied to."""
+
+    status, type, code = 501, "not_supported_error", "PASSTHROUGH_WORKERS"
 
 
 _EACH = "send it to each engine itself; GET /workers lists them"
@@ -60,6 +66,14 @@ _INSTEAD = {
     ),
 }  # fmt: skip
 _TREES = ("/dumper/", "/hicache/")
+
+
+def not_steered(path: str) -> HTTPError:
+    """The answer to a control call where no worker knows it."""
+    return NotSteered(
+        f"{path} was sent to nobody: the workers are of the type passthrough, which the router only proxies to."
+        " Steer each server itself, in its own protocol; GET /workers lists them"
+    )
 
 
 def refusal(path: str) -> HTTPError | None:

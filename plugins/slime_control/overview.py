@@ -163,8 +163,7 @@ class Overview:
         self._expect_workers()
         pool = self._router.pool
         usable = [
-            [worker for worker in pool if worker.is_healthy and worker.worker_type == kind]
-            for kind in pool.kinds
+            [worker for worker in pool if worker.is_healthy and worker.kind == kind] for kind in pool.kinds
         ]
         if not all(usable):
             raise NoHealthyEngine(f"no worker can be used: {pool.standings()}")

@@ -22,7 +22,7 @@ from slime_control.ending import Ending
 from slime_control.fan_out import CONNECTIONS, FanOut
 from slime_control.fleet import Fleet
 from slime_control.gate import Gate
-from slime_control.one_engine import refusal
+from slime_control.one_engine import not_steered, refusal
 from slime_control.overview import QUESTIONS, Overview
 from slime_control.recognizer import Recognizer
 from slime_control.settings import Settings
@@ -109,6 +109,11 @@ class Control:
                 ending.close()
                 self._router = self._fleet = self._ending = self._overview = None
 
+    @property
+    def _passthrough(self) -> bool:
+        """The workers are only proxied to, and know none of the calls."""
+        return self._router is not None and self._router.pool.passthrough
+
     async def _end_of_waiting(self, router: Router) -> None:
         await router.stopping.wait()
         self.gate.end()
@@ -116,6 +121,10 @@ class Control:
     @hookimpl(trylast=True)
     async def pre_request(self, exchange: Exchange) -> Reply | None:
         request = exchange.request
+        if self._passthrough:
+            if request.path in CALLS:
+                raise not_steered(request.path)
+            return await self._of_fleet(request)
         if generates(request):
             if self.gate.closed:
                 reply = await self._pass(exchange)
@@ -173,7 +182,7 @@ class Control:
 
         Of others the engine hears by the connection that is closed, some seconds later.
         """
-        if self._ending is None or not at_generation(request):
+        if self._ending is None or worker.server.worker_type == "passthrough" or not at_generation(request):
             return False
         rids = rids_of(request) or []
         ending = [rid for rid in rids if not self.under_way.ends_others(rid, rids)]

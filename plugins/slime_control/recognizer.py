@@ -19,7 +19,7 @@ __all__ = ["Recognizer"]
 
 _DEADLINE_S = 2.0
 _MAX_BYTES = 1 << 20
-_REFUSAL = "{url} speaks vLLM's protocol; supported: SGLang"
+_REFUSAL = "{url} speaks vLLM's protocol; supported: SGLang (to proxy to it only: worker_type passthrough)"
 
 
 class Recognizer:

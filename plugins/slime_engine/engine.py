@@ -74,6 +74,12 @@ class EngineHost:
         self._status: Status = "starting"
         self._crash: Exception | None = None
         self._engine: Engine | None = None
+        self._started = asyncio.Event()
+
+    async def loaded(self) -> Engine:
+        """The engine, as soon as it has loaded; raises Unavailable when it cannot be used then."""
+        await self._started.wait()
+        return self.engine
 
     @property
     def engine(self) -> Engine:
@@ -105,6 +111,7 @@ class EngineHost:
                     yield
                 finally:
                     self._status = "ending"
+                    self._started.set()
                     self._fail(Unavailable("The engine is ending."))
                     tasks.cancel_scope.cancel()
 
@@ -122,6 +129,7 @@ class EngineHost:
         start_soon(self._engine.scheduler.run)
         start_soon(self._engine.detokenizer.run)
         self._status = "up"
+        self._started.set()
         if self._on_ready is not None:
             self._on_ready()
 
@@ -132,6 +140,7 @@ class EngineHost:
         except Exception as error:
             logger.exception("The engine has crashed")
             self._status, self._crash = "crashed", error
+            self._started.set()
             self._fail(Crashed(f"The engine has crashed: {error!r}"))
 
     def _fail(self, error: EngineError) -> None:

@@ -31,7 +31,11 @@ _JOURNAL_CHUNK = 64
 
 
 def info_routes(host: EngineHost) -> list[Route]:
-    """Everything that can be asked without changing the engine."""
+    """Everything that can be asked without changing the engine.
+
+    What it is (model, tokenizer, settings) is told as soon as it has loaded, to those as well who asked before: an
+    SGLang server does not listen until then.
+    """
 
     async def health(request: Request) -> Response:
         host.engine  # noqa: B018  # raises when there is none
@@ -46,7 +50,7 @@ def info_routes(host: EngineHost) -> list[Route]:
         raise Unavailable(f"No token within {_HEALTH_DEADLINE_S:.0f} s.")
 
     async def model_info(request: Request) -> Response:
-        engine = host.engine
+        engine = await host.loaded()
         path = str(engine.tokenizer_dir)
         return JSONBytes(
             {
@@ -63,11 +67,12 @@ def info_routes(host: EngineHost) -> list[Route]:
         )
 
     async def server_info(request: Request) -> Response:
-        engine = host.engine
+        engine = await host.loaded()
         arguments = asdict(host.settings) | {
             "model_path": host.settings.model_name,
             "served_model_name": host.settings.model_name,
             "tokenizer_path": str(engine.tokenizer_dir),
+            "script": None if host.settings.script is None else host.settings.script.path,
             "weight_version": engine.scheduler.version,
             "enable_return_routed_experts": host.settings.moe_layers > 0,
             "tp_size": 1,

@@ -15,6 +15,7 @@ from starlette.routing import Route
 from slime_engine.engine import Engine, EngineHost
 from slime_engine.errors import BadRequest, NotServed
 from slime_engine.fields import JSONObject, boolean
+from slime_engine.forced_form import forced_form
 from slime_engine.http import EventStream, JSONBytes, json_body, unless_gone
 from slime_engine.requests import GenerateBody, parse_generate
 
@@ -82,6 +83,7 @@ class _Form(ABC):
         self._include_usage = isinstance(options, dict) and bool(options.get("include_usage"))
         params = {name: body[name] for name in _SAME if body.get(name) is not None}
         params |= {new: body[old] for old, new in _RENAMED.items() if body.get(old) is not None}
+        params |= forced_form(body)
         request = {
             **self.prompt(body, engine),
             "sampling_params": params,

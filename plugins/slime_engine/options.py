@@ -6,6 +6,7 @@ import argparse
 from dataclasses import fields
 from typing import Any
 
+from slime_engine.script import read_script
 from slime_engine.settings import Settings
 
 __all__ = ["add_engine_options", "settings_from"]
@@ -41,10 +42,17 @@ def add_engine_options(parser: argparse.ArgumentParser, prefix: str = "") -> Non
         action="store_true",
         help="stream only what is new instead of everything so far",
     )
+    parser.add_argument(
+        f"--{prefix}script",
+        metavar="FILE",
+        help="which answer to which prompt, in JSON Lines; other prompts are answered by the model",
+    )
 
 
 def settings_from(options: argparse.Namespace, prefix: str = "", **more: Any) -> Settings:
-    """Settings from the flags that were given; raises ValueError when they do not fit together."""
+    """Settings from the flags that were given; raises ValueError when they, or the script, cannot work."""
     given = vars(options)
     values = {field.name: given.get(prefix.replace("-", "_") + field.name) for field in fields(Settings)}
+    if values["script"] is not None:
+        values["script"] = read_script(values["script"])
     return Settings(**{name: value for name, value in values.items() if value is not None} | more)

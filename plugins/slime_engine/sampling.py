@@ -1,8 +1,8 @@
 """Sampling parameters as SGLang has them, and the choice of one token from logits.
 
-Order of work, after SGLang 0.5: penalties and biases change the logits; the temperature divides them;
-log-probabilities are the log-softmax of that; ``top_k``, ``top_p`` and ``min_p`` then limit what may be
-drawn, without changing what is reported. Temperature 0 takes the likeliest token and reports its
+Order of work, after SGLang 0.5: penalties and biases change the logits; a grammar takes out what it does not allow;
+the temperature divides them; log-probabilities are the log-softmax of that; ``top_k``, ``top_p`` and ``min_p`` then
+limit what may be drawn, without changing what is reported. Temperature 0 takes the likeliest token and reports its
 log-probability at temperature 1.
 """
 
@@ -11,13 +11,15 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import get_args
 
 import numpy as np
 
 from slime_engine.errors import BadRequest
-from slime_engine.fields import JSONObject, boolean, integer, is_int, number, strings
+from slime_engine.fields import JSONObject, boolean, integer, is_int, number, string, strings
+from slime_engine.grammars import BoolArray, Grammar, GrammarKind
 from slime_engine.language import FloatArray
 from slime_engine.model import log_softmax
 
@@ -25,7 +27,7 @@ __all__ = ["SamplingParams", "choose", "parse_sampling_params", "uniform"]
 
 _GREEDY_BELOW = 1e-6
 _NO_LIMIT = 1 << 30
-_UNSUPPORTED = ("json_schema", "regex", "ebnf", "structural_tag", "stop_regex", "custom_params")
+_UNSUPPORTED = ("structural_tag", "stop_regex", "custom_params")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,7 @@ class SamplingParams:
     stream_interval: int = 1
     sampling_seed: int | None = None
     n: int = 1
+    grammar: Grammar | None = None
 
     @property
     def penalises(self) -> bool:
@@ -66,7 +69,8 @@ def parse_sampling_params(body: JSONObject, vocab_size: int, obeys: Collection[s
 
     ``obeys``: parameters that the model honours by itself, without the sampler's help.
     """
-    known = set(SamplingParams.__slots__) - {"may_shorten"}
+    grammars = get_args(GrammarKind)
+    known = {*SamplingParams.__slots__, *grammars} - {"may_shorten", "grammar"}
     for name, value in body.items():
         if value is None or name in known or name in obeys or name == "spaces_between_special_tokens":
             continue
@@ -111,7 +115,15 @@ def parse_sampling_params(body: JSONObject, vocab_size: int, obeys: Collection[s
         stream_interval=integer(body, "stream_interval", 1, minimum=1),
         sampling_seed=None if seed is None else integer(body, "sampling_seed", 0),
         n=integer(body, "n", 1, minimum=1),
+        grammar=_grammar(body, [name for name in grammars if name not in obeys]),
     )
+
+
+def _grammar(body: JSONObject, kinds: Sequence[GrammarKind]) -> Grammar | None:
+    given: list[Grammar] = [(kind, text) for kind in kinds if (text := string(body, kind)) is not None]
+    if len(given) > 1:
+        raise BadRequest("Only one of regex, json_schema, or ebnf can be set.")
+    return given[0] if given else None
 
 
 def _token_ids(body: JSONObject, name: str) -> frozenset[int]:
@@ -143,16 +155,20 @@ def choose(
     produced: Mapping[int, int],
     forbidden: frozenset[int],
     luck: float,
+    allowed: BoolArray | None = None,
 ) -> tuple[int, FloatArray]:
     """The next token, and the log-probabilities of all.
 
     ``produced`` counts the tokens generated so far (for the penalties), ``forbidden`` ids get probability
-    0, ``luck`` in [0, 1) decides. ``logits`` is changed in place.
+    0, as do those that a grammar has not ``allowed``; ``luck`` in [0, 1) decides. ``logits`` is changed in place.
     """
     if params.penalises and produced:
         _penalise(logits, params, produced)
     for token_id, bias in params.logit_bias.items():
         logits[token_id] += bias
+    if allowed is not None:
+        logits[: len(allowed)][~allowed] = -math.inf
+        logits[len(allowed) :] = -math.inf
     if forbidden:
         logits[list(forbidden)] = -math.inf
     if params.temperature == 0:

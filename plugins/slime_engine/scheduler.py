@@ -12,6 +12,7 @@ from typing import Literal
 import anyio
 
 from slime_engine.errors import BadRequest
+from slime_engine.grammars import Bound
 from slime_engine.journal import Journal
 from slime_engine.language import LanguageModel
 from slime_engine.requests import GenerateRequest
@@ -68,7 +69,14 @@ class Scheduler:
     # What clients ask for.
 
     def submit(
-        self, request: GenerateRequest, input_ids: list[int], *, max_new_tokens: int, seed: int
+        self,
+        request: GenerateRequest,
+        input_ids: list[int],
+        *,
+        max_new_tokens: int,
+        seed: int,
+        bound: Bound | None = None,
+        script: list[int] | None = None,
     ) -> None:
         """Queue a request. No sequence with its rid may be under way."""
         rank = request.dp_rank if request.dp_rank is not None else self._turn % self._settings.dp_size
@@ -76,7 +84,14 @@ class Scheduler:
         entry = self._journal.open(request.rid, input_ids, request.params.temperature, rank)
         first_token_at = self._clock() + self._latency_s
         self.waiting[request.rid] = sequence = Sequence(
-            request, input_ids, max_new_tokens=max_new_tokens, seed=seed, entry=entry, due_at=first_token_at
+            request,
+            input_ids,
+            max_new_tokens=max_new_tokens,
+            seed=seed,
+            entry=entry,
+            due_at=first_token_at,
+            bound=bound,
+            script=script,
         )
         sequence.expected = self._mode == "decode"
         self._changed.notify()

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from slime_engine.grammars import Bound
 from slime_engine.journal import JournalEntry
 from slime_engine.requests import GenerateRequest
 
@@ -17,7 +18,11 @@ ScoredToken = tuple[float | None, int]
 
 
 class Sequence:
-    """What the scheduler knows of one request. ``due_at`` is on the scheduler's clock, in seconds."""
+    """What the scheduler knows of one request. ``due_at`` is on the scheduler's clock, in seconds.
+
+    ``bound``: the answer's way through its grammar, if it has one. ``script``: the tokens
+    that it is to consist of, if it is scripted.
+    """
 
     def __init__(
         self,
@@ -28,6 +33,8 @@ class Sequence:
         seed: int,
         entry: JournalEntry,
         due_at: float,
+        bound: Bound | None = None,
+        script: list[int] | None = None,
     ) -> None:
         self.request = request
         self.rid = request.rid
@@ -37,6 +44,8 @@ class Sequence:
         self.seed = seed
         self.entry = entry
         self.due_at = due_at
+        self.bound = bound
+        self.script = script or []
         self.context = list(input_ids)
         self.counts: Counter[int] = Counter()
         self.stops = [(text, text.encode()) for text in request.params.stop]
@@ -55,6 +64,12 @@ class Sequence:
     @property
     def completion_tokens(self) -> int:
         return len(self.context) - len(self.input_ids)
+
+    @property
+    def scripted(self) -> int | None:
+        """The token that the script has next."""
+        done = self.completion_tokens
+        return self.script[done] if done < len(self.script) else None
 
     def _spans(self) -> list[tuple[str, int, int]]:
         """``(version, start, end)`` as the engine tells it: that of a given token it takes for its own."""

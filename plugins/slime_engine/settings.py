@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from slime_engine.script import Script
+
 __all__ = ["DisaggregationMode", "Settings"]
 
 DisaggregationMode = Literal["null", "prefill", "decode"]
@@ -20,6 +22,7 @@ class Settings:
     ``moe_layers`` 0: no routed experts. ``load_in_background``: serve, and refuse, while the model loads.
     ``journal_file`` is appended to. ``disaggregation_mode``: a ``prefill`` engine samples one token of each sequence
     and hands it over to a ``decode`` engine. ``dp_size``: ranks that a request can be given to; they are only names.
+    ``script``: prompts that it fits are answered by it.
     """
 
     model_name: str = "slime-ngram"
@@ -38,6 +41,7 @@ class Settings:
     load_in_background: bool = False
     disaggregation_mode: DisaggregationMode = "null"
     dp_size: int = 1
+    script: Script | None = None
 
     def __post_init__(self) -> None:
         for name in ("latency_ms", "tokens_per_second", "moe_layers"):

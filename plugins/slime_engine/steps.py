@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from slime_engine.grammars import BoolArray
 from slime_engine.language import FloatArray, LanguageModel
 from slime_engine.model import log_softmax
 from slime_engine.sampling import choose, uniform
@@ -13,6 +14,8 @@ __all__ = ["Steps"]
 
 #: Prompt tokens scored at once; each costs about as much as a sampled one.
 _PREFILL_CHUNK = 64
+#: Tokens after which an answer that a grammar binds closes what is open; sooner when fewer than twice as many may come.
+_CLOSING_FROM = 64
 
 
 class Steps:
@@ -39,27 +42,30 @@ class Steps:
         return position + _PREFILL_CHUNK < len(ids)
 
     def sample(self, sequence: Sequence, version: str) -> None:
-        """Append one token, in the journal too."""
+        """Append one token, in the journal too. One of a script has the model's log-probability, as all have."""
         params, context = sequence.params, sequence.context
+        allowed = _allowed(sequence)
         forbidden: frozenset[int] = frozenset()
         if sequence.completion_tokens < params.min_new_tokens:
-            forbidden = self._model.tokenizer.eos_ids | params.stop_token_ids
+            stops = self._model.tokenizer.eos_ids | params.stop_token_ids
+            forbidden = frozenset(one for one in stops if 0 <= one < self._model.vocab_size)
+            if allowed is not None and not np.delete(allowed, list(forbidden)).any():
+                forbidden = frozenset()  # the grammar has nothing else left
         logits = self._model.next_logits(context, version)
         luck = uniform(sequence.seed, len(context))
-        token_id, logprobs = choose(logits, params, sequence.counts, forbidden, luck)
+        token_id, logprobs = choose(logits, params, sequence.counts, forbidden, luck, allowed)
+        scripted = sequence.scripted
+        if scripted is not None and logprobs[scripted] > -np.inf:
+            token_id = scripted
+        else:  # a min_new_tokens beyond its end: the model goes on
+            sequence.script = []
         logprob = float(logprobs[token_id])
-        sequence.entry.append(token_id, logprob, version)
-        context.append(token_id)
-        sequence.unsent_logprobs.append(logprob)
-        if sequence.request.top_logprobs_num:
-            sequence.unsent_tops.append(_top(logprobs, sequence.request.top_logprobs_num))
-        if params.penalises:
-            sequence.counts[token_id] += 1
+        self.give(sequence, token_id, logprob, _top(logprobs, sequence.request.top_logprobs_num), version)
 
     def give(
         self, sequence: Sequence, token_id: int, logprob: float, top: list[ScoredToken], version: str
     ) -> None:
-        """Append a token that another engine has sampled."""
+        """Append a token that was sampled, here or by another engine."""
         sequence.entry.append(token_id, logprob, version)
         sequence.context.append(token_id)
         sequence.unsent_logprobs.append(logprob)
@@ -67,6 +73,8 @@ class Steps:
             sequence.unsent_tops.append(top)
         if sequence.params.penalises:
             sequence.counts[token_id] += 1
+        if sequence.bound is not None:
+            sequence.bound.advance(token_id)
 
     def finish_reason(self, sequence: Sequence) -> FinishReason | None:
         """Why the sequence ends here, None if it goes on. A full length comes before a stop, as in SGLang."""
@@ -74,7 +82,7 @@ class Steps:
             return {"type": "length", "length": sequence.max_new_tokens}
         params, last = sequence.params, sequence.context[-1]
         stop_ids = self._model.tokenizer.eos_ids | params.stop_token_ids
-        if last in stop_ids and not params.ignore_eos:
+        if last in stop_ids and (not params.ignore_eos or sequence.bound is not None):
             return {"type": "stop", "matched": last}
         if sequence.stops:
             text = sequence.tail + self._model.tokenizer.token_bytes[last]
@@ -83,6 +91,13 @@ class Steps:
                     return {"type": "stop", "matched": stop}
             sequence.tail = text[-max(len(encoded) for _, encoded in sequence.stops) :]
         return None
+
+
+def _allowed(sequence: Sequence) -> BoolArray | None:
+    if sequence.bound is None:
+        return None
+    is_long = sequence.completion_tokens >= min(_CLOSING_FROM, sequence.max_new_tokens // 2)
+    return sequence.bound.allowed(closing=is_long and sequence.scripted is None)
 
 
 def _top(logprobs: FloatArray, count: int) -> list[ScoredToken]:

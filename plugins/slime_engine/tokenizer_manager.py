@@ -13,11 +13,13 @@ from anyio import CancelScope, to_thread
 from anyio.lowlevel import checkpoint_if_cancelled
 
 from slime_engine.errors import BadRequest, Crashed, EngineError
+from slime_engine.grammars import Bound, Grammars
 from slime_engine.language import LanguageModel
 from slime_engine.moe import encode_experts, routed_experts
 from slime_engine.replies import JSONDict, Reply
 from slime_engine.requests import GenerateBody, GenerateRequest
 from slime_engine.scheduler import Scheduler
+from slime_engine.scripted import ScriptedAnswers
 from slime_engine.sequence import TextDelta
 from slime_engine.settings import Settings
 from slime_engine.transfer import TransferFailed, fetch
@@ -58,6 +60,9 @@ class TokenizerManager:
     ) -> None:
         self._model = model
         self._tokenizer = model.tokenizer
+        self._grammars = Grammars(model.tokenizer)
+        script = settings.script
+        self._scripted = None if script is None else ScriptedAnswers(script, model.tokenizer)
         self._settings = settings
         self._scheduler = scheduler
         self._source = source
@@ -80,8 +85,15 @@ class TokenizerManager:
             for request in body.requests:
                 self._check_place(request)
             prompts = [await self._prompt(request) for request in body.requests]
-            for request, (ids, max_new_tokens) in zip(body.requests, prompts, strict=True):
-                self._scheduler.submit(request, ids, max_new_tokens=max_new_tokens, seed=self._seed(request))
+            bounds = [await self._bound(request) for request in body.requests]
+            scripts = [self._script(*each) for each in zip(prompts, bounds, strict=True)]
+            for request, (ids, max_new_tokens), bound, script in zip(
+                body.requests, prompts, bounds, scripts, strict=True
+            ):
+                seed = self._seed(request)
+                self._scheduler.submit(
+                    request, ids, max_new_tokens=max_new_tokens, seed=seed, bound=bound, script=script
+                )
                 if self._settings.disaggregation_mode == "decode":
                     self._receiving[request.rid] = CancelScope()
                     self._start_soon(partial(self._receive, request, self._receiving[request.rid]))
@@ -174,6 +186,16 @@ class TokenizerManager:
         most = self._max_new_tokens(request, len(ids))
         halved = self._settings.disaggregation_mode == "prefill" and request.room is not None
         return ids, 1 if halved else most  # of which there is always one to hand over
+
+    async def _bound(self, request: GenerateRequest) -> Bound | None:
+        """The grammar of the answer, if it has one. Raises BadRequest."""
+        grammar = request.params.grammar
+        return None if grammar is None else await to_thread.run_sync(self._grammars.bind, grammar)
+
+    def _script(self, prompt: tuple[list[int], int], bound: Bound | None) -> list[int]:
+        """What the script has for a prompt. Raises BadRequest."""
+        ids, _ = prompt
+        return [] if self._scripted is None else self._scripted.ids(ids, bound)
 
     def _seed(self, request: GenerateRequest) -> int:
         seed = request.params.sampling_seed

@@ -27,6 +27,7 @@ class Probe:
         limits = Limits(connect_s=2 * timeout_s, first_byte_s=2 * timeout_s, silence_s=2 * timeout_s)
         addresses, key = router.settings.addresses, worker.api_key
         self._upstream = Upstream(worker.url, limits, router.worker_tls, api_key=key, addresses=addresses)
+        self._worker = worker
         self._timeout_s = timeout_s
 
     def __enter__(self) -> Probe:
@@ -43,6 +44,8 @@ class Probe:
 
     async def weight_version(self) -> str | None:
         """The version of its weights; None when it does not say. Raises HTTPError."""
+        if self._worker.worker_type == "passthrough":
+            return None
         for path in ("/model_info", "/get_model_info"):  # the second: older engines
             status, body = await self._get(path, _MAX_INFO_BYTES)
             if status >= 500:

@@ -199,7 +199,7 @@ class Versions:
     # Which workers are used.
 
     def _fit(self, router: Router, said: str | None) -> Fit:
-        if self._settings.readmit == "any" or router.several_models:
+        if self._settings.readmit == "any" or router.several_models or router.pool.passthrough:
             return "same"
         return fit(said, router.weights.current, router.weights.past)
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from router_core import Worker
-from router_core.errors import BadRequest, WorkerNotFound
+from router_core.errors import BadRequest, MixedWorkers, WorkerNotFound
 from router_core.router import Router
 from router_core.workers import WorkerType, worker_url
 from slime_kubernetes.pods import BOOTSTRAP_PORT, Pod
@@ -100,12 +100,15 @@ class PodWorkers:
         if elsewhere is not None and elsewhere.url != url:
             self._router.pool.remove(elsewhere)
         if self._is_free(url, pod):
-            await self._router.add_worker(
-                url,
-                worker_type=self._kind,
-                bootstrap_port=self._bootstrap_port(pod),
-                labels={_NAME: pod.name, UID: pod.uid},
-            )
+            try:
+                await self._router.add_worker(
+                    url,
+                    worker_type=self._kind,
+                    bootstrap_port=self._bootstrap_port(pod),
+                    labels={_NAME: pod.name, UID: pod.uid},
+                )
+            except MixedWorkers as error:
+                logger.warning("pod %s is no worker: %s", pod.name, error)
 
     def _is_free(self, url: str, pod: Pod) -> bool:
         """Whether ``pod`` may register at ``url``, now; it will when another pod that is there leaves."""

@@ -54,6 +54,7 @@ class OpenAI:
     def setup(self, router: Router) -> None:
         """Look up what ``radix_cache`` offers: a tokenizer, and exact tokens of what goes through ``/generate``."""
         settings = self._settings
+        self._pool = router.pool
         encoder = router.components.get("encoder")
         tokenizer = router.components.get("tokenizer")
         verdicts = router.components.get("verdicts")
@@ -106,10 +107,10 @@ class OpenAI:
 
     @hookimpl
     async def pre_request(self, exchange: Exchange) -> Reply | None:
-        """Answer OpenAI's requests, in OpenAI's words if it goes wrong."""
+        """Answer OpenAI's requests, in OpenAI's words if it goes wrong. Passthrough workers have their own."""
         request = exchange.request
         path = request.path
-        if not path.startswith("/v1/"):
+        if not path.startswith("/v1/") or self._pool.passthrough:
             return None
         try:
             if request.method == "POST" and path == "/v1/chat/completions":
@@ -132,6 +133,8 @@ class OpenAI:
             return
         if reply.status < 400:
             reply.headers = [*reply.headers, _NOT_EXACT]
+            return
+        if self._pool.passthrough:
             return
         body = await reply.read(_LARGEST_ERROR)
         try:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 
 from router_core import BadRequest, Exchange, hookimpl
+from router_core.router import Router
 
 __all__ = ["R3", "make_plugin"]
 
@@ -27,9 +28,13 @@ class R3:
     """Adds ``return_routed_experts: true`` to generation requests that do not speak of it themselves."""
 
     @hookimpl
+    def setup(self, router: Router) -> None:
+        self._pool = router.pool
+
+    @hookimpl
     async def pre_request(self, exchange: Exchange) -> None:
         request = exchange.request
-        if request.method != "POST" or request.path not in _GENERATING:
+        if self._pool.passthrough or request.method != "POST" or request.path not in _GENERATING:
             return
         try:
             if b'"return_routed_experts"' in request.body:

@@ -113,11 +113,19 @@ def record_of(context: Context, rest: bytes = b"", session: str | None = None) -
 
 def _trained(chain: Sequence[tuple[Segment, int]], session: str | None) -> set[Segment]:
     """The responses of ``chain``, which begins with the last segment, that a sample of ``session`` trains on."""
-    responses = [segment for segment, _ in chain if isinstance(segment, Response)]
-    if session is not None:
-        last = next((place for place, one in enumerate(responses) if one.session == session), len(responses))
-        responses = responses[last:]
-    return {one for one in responses if one.adapter == responses[0].adapter and one.is_fact}
+    trained: set[Segment] = set()
+    adapter: str | None = None
+    is_known = False
+    for segment, _ in chain:
+        if not isinstance(segment, Response):
+            continue
+        if not is_known:
+            if session is not None and segment.session != session:
+                continue  # said since by others
+            is_known, adapter = True, segment.adapter
+        if segment.adapter == adapter and segment.is_fact:
+            trained.add(segment)
+    return trained
 
 
 def _first(versions: Versions, length: int) -> Versions:

@@ -82,7 +82,8 @@ class Finder:
         """Contexts that ``session`` may take where it has none of its own; ``spoken``: its responses on the way.
 
         In its first request of a branch it may continue anybody's. From then on only what that one began with, and
-        always so where responses of the session are lost: nobody knows any more what they began with.
+        always so where responses of the session are lost, or what it asked before a restart without an answer: nobody
+        knows any more what they began with.
         """
         if session is None:
             return anybodys(check)
@@ -90,6 +91,6 @@ class Finder:
         for response in spoken:
             contexts[(response.parent, response.kept) if response.parent is not None else None] = None
         contexts |= dict.fromkeys(self._sessions.asked(session, text, ids))
-        if not contexts and session not in self._losses.sessions:
+        if not contexts and session not in self._losses:
             return anybodys(check)
         return inherited(continued_by(contexts), check)

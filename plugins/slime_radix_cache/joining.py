@@ -165,8 +165,11 @@ class JoinedResponse:
         if self._spelling.tail(ids, text, reason) is not None:
             return True
         text = text.lstrip(_BROKEN)
-        inside = range(1, min(_BYTES_OF_CHARACTER, len(ids) + 1)) if self._kept else ()
-        return any(self._spelling.tail(ids[skipped:], text, reason) is not None for skipped in inside)
+        return any(
+            self._spelling.tail(ids[skipped:], text, reason) is not None
+            for skipped in range(1, min(_BYTES_OF_CHARACTER, len(ids) + 1) if self._kept else 1)
+            if not self._spelling.text_of(ids[:skipped]).strip(_BROKEN)  # alone they are no character
+        )
 
     def _ending(self, output: dict[str, Any], ids: Sequence[int]) -> dict[str, Any] | None:
         """Why ``ids`` are a whole response, though ``output`` says that it was aborted; None if they are not."""

@@ -10,8 +10,10 @@ from slime_radix_cache.log_records import Answered, Asked, Gone, Record, Seen
 from slime_radix_cache.losses import Losses
 from slime_radix_cache.matching import Around, Cut
 from slime_radix_cache.segments import Context, Giver, Prompt, Response, Segment, said_before
+from slime_radix_cache.sessions import Running
 from slime_radix_cache.text_index import Node, text_of
 from slime_radix_cache.trajectories import Limits, Sampled, Trajectories
+from slime_radix_cache.unfinished import UnansweredSessions
 
 __all__ = ["LoggedTrajectories"]
 
@@ -38,9 +40,11 @@ class LoggedTrajectories(Trajectories):
         log: RecordLog,
         around: Around = lambda text, position: None,
         losses: Losses | None = None,
+        unanswered: UnansweredSessions | None = None,
     ) -> None:
         super().__init__(limits, cut, around, losses)
         self.log = log
+        self._unanswered = unanswered
         self._serials: dict[Segment, int] = {}
         self._told_versions: set[str] = set()
         #: Of each response (by serial) behind which its session lost something, the last to go.
@@ -64,6 +68,26 @@ class LoggedTrajectories(Trajectories):
     def close(self) -> None:
         """Let go of the log."""
         self.log.close()
+
+    # Requests without an answer are no records; their sessions stand in a file.
+
+    def begin(self, running: Running) -> None:
+        """See Trajectories."""
+        super().begin(running)
+        if self._unanswered is not None:
+            self._unanswered.begin(running.session)
+
+    def end(self, running: Running, *, is_recorded: bool) -> None:
+        """See Trajectories."""
+        super().end(running, is_recorded=is_recorded)
+        if self._unanswered is not None:
+            is_remembered = running.session in self._sessions.unanswered
+            self._unanswered.end(running.session, is_remembered=is_remembered)
+
+    def _forget(self, session: str) -> None:
+        super()._forget(session)
+        if self._unanswered is not None and session not in self._sessions.unanswered:
+            self._unanswered.forget(session)
 
     # What is done to it is written when it is done.
 

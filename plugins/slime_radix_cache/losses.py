@@ -12,7 +12,7 @@ import mmap
 import os
 import struct
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
@@ -150,11 +150,25 @@ class Marks:
 
 
 class Losses:
-    """Marks of all that was evicted or could not be recorded: ``sessions`` by name, ``texts`` in UTF-8."""
+    """Marks of all that was evicted or could not be recorded: ``sessions`` by name, ``texts`` in UTF-8.
 
-    def __init__(self, sessions: Marks | None = None, texts: Marks | None = None) -> None:
+    ``asked``: sessions of which a former process knew what they had asked without an answer.
+    """
+
+    def __init__(
+        self, sessions: Marks | None = None, texts: Marks | None = None, asked: Container[str] = ()
+    ) -> None:
         self.sessions = sessions if sessions is not None else Marks()
         self.texts = texts if texts is not None else Marks()
+        self.asked = asked
+
+    def __contains__(self, session: str) -> bool:
+        """True when it is not known any more what ``session`` was answered, or what it asked."""
+        return session in self.sessions or session in self.asked
+
+    def add(self, session: str) -> None:
+        """Remember that something of ``session`` is lost."""
+        self.sessions.add(session)
 
 
 def opened(directory: LogDirectory, name: str, read: Callable[[Path], T]) -> T:

@@ -242,10 +242,10 @@ class _Search:
 
     def _without_tails(self, ends: Sequence[Segment]) -> int:
         """Responses whose last tokens show nothing, a stop token perhaps, and that were continued without them here."""
-        hiding = {one for one in ends if isinstance(one, Response) and one.visible < len(one)}
-        if not hiding:
-            return 0
         begun = self._path.node.begins
+        if not begun:
+            return 0
+        hiding = {one for one in ends if isinstance(one, Response) and one.visible < len(one)}
         return len(
             {(one.parent, one.kept) for one in begun if one.parent in hiding and one.kept < len(one.parent)}
         )

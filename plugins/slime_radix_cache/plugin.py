@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from starlette.routing import BaseRoute
 
-from router_core import hookimpl
+from router_core import Worker, hookimpl
 from router_core.errors import BadRequest, HTTPError
 from router_core.exchange import Exchange
 from router_core.fingerprint import fingerprint
@@ -43,7 +43,7 @@ from slime_radix_cache.tally import Tally
 from slime_radix_cache.templates import ChatTemplate
 from slime_radix_cache.trajectories import Limits, Trajectories
 from slime_radix_cache.turns import Turn, Turns
-from slime_radix_cache.unfinished import UnfinishedStreams
+from slime_radix_cache.unfinished import SessionFile, UnansweredSessions, UnfinishedStreams
 from slime_radix_cache.verdicts import NOTE, Verdicts
 from slime_radix_cache.whole_answers import WholeAnswers
 
@@ -66,6 +66,11 @@ class _Noted:
     generation: Generation | None
 
 
+def _is_only_proxied(worker: Worker | None) -> bool:
+    """What came of ``worker`` is no evidence: it may speak any protocol. It has taken the place of others just now."""
+    return worker is not None and worker.server.worker_type == "passthrough"
+
+
 class RadixCache:
     """Sends known tokens instead of text, and keeps what the engines answer.
 
@@ -84,6 +89,7 @@ class RadixCache:
     def setup(self, router: Router) -> None:
         """Load the tokenizer, or take another plugin's; offer ``"encoder"`` and ``"trajectories"``."""
         settings = self._settings
+        self._pool = router.pool
         if settings.hf_checkpoint:
             router.components.register("tokenizer", load_tokenizer(settings.hf_checkpoint))
         tokenizer: Tokenizer = router.components.get("tokenizer")
@@ -95,7 +101,7 @@ class RadixCache:
         limits = Limits(settings.max_tokens, settings.max_bytes, settings.gc_threshold_k)
         around = encoder.abilities.special.around
         self._trajectories = self._begin_trajectories(router, limits, spelling.cut, around)
-        router.components.register("lost_sessions", self._trajectories.losses.sessions)
+        router.components.register("lost_sessions", self._trajectories.losses)
         given_prompts = GivenPrompts(encoder, spelling)
         self._streams = OpenStreams()
         self._turns = Turns(
@@ -142,10 +148,14 @@ class RadixCache:
         router.components.register("log_directory", self._logs)
         log = RecordLog(self._logs, TRAJECTORIES, fingerprint(router.components.get("tokenizer")))
         sessions, texts = (opened(self._logs, f"lost-{name}.marks", Marks) for name in ("sessions", "texts"))
-        self._unfinished = opened(
-            self._logs, "running-streams.marks", lambda file: UnfinishedStreams(file, sessions)
+        streams, asking = (
+            opened(self._logs, f"{name}.marks", SessionFile)
+            for name in ("running-streams", "unanswered-sessions")
         )
-        self._logged = LoggedTrajectories(limits, cut, log, around, Losses(sessions, texts))
+        self._unfinished = UnfinishedStreams(streams, sessions)
+        unanswered = UnansweredSessions(asking, sessions)
+        losses = Losses(sessions, texts, asked=unanswered)
+        self._logged = LoggedTrajectories(limits, cut, log, around, losses, unanswered)
         return self._logged
 
     @hookimpl
@@ -188,6 +198,8 @@ class RadixCache:
         """Send ``input_ids`` instead of ``text``; note who wants generations to end or to wait."""
         request = exchange.request
         path = request.path
+        if self._pool.passthrough:
+            return
         if request.method not in _METHODS or path != "/generate":
             self._interruptions.see(exchange, path)
             return
@@ -233,7 +245,7 @@ class RadixCache:
         """Record the answer; a stream's when its last event passes."""
         noted: _Noted | None = exchange.notes.get(NOTE)
         reply = exchange.reply
-        if noted is None:
+        if noted is None or _is_only_proxied(exchange.worker):
             self._mark(exchange)
             return
         if reply is None or reply.status != 200:

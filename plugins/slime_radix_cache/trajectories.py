@@ -148,7 +148,11 @@ class Trajectories:
         """It is over. Without a record, too, its session has spoken there."""
         forgotten = self._sessions.end(running, is_recorded=is_recorded)
         if forgotten is not None:
-            self.losses.sessions.add(forgotten)
+            self._forget(forgotten)
+
+    def _forget(self, session: str) -> None:
+        """An unanswered request of ``session`` had to be forgotten."""
+        self.losses.sessions.add(session)
 
     # Recording.
 

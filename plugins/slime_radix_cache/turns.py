@@ -24,6 +24,9 @@ logger = logging.getLogger(__name__)
 
 __all__ = ["Growing", "Turn", "Turns"]
 
+#: What stands for bytes that are no (whole) character.
+_BROKEN = "\ufffd".encode()
+
 
 @dataclass(slots=True)
 class Turn:
@@ -95,7 +98,7 @@ class Turns:
         self._trajectories.pin(turn.context)
         if session is not None:
             ids = prompt if isinstance(prompt, bytes) else None
-            turn.running = Running(session, turn.prompt, turn.context, ids)
+            turn.running = Running(session, _without_half_character(turn.prompt), turn.context, ids)
             self._trajectories.begin(turn.running)
         return turn
 
@@ -133,7 +136,9 @@ class Turns:
         """The turn is over, however it went; to be called once."""
         self._trajectories.unpin(turn.context)
         if turn.running is not None:
-            self._trajectories.end(turn.running, is_recorded=turn.response is not None)
+            # A response is found by its prompt, which no text goes on from that has the other half of a character.
+            is_found = turn.response is not None and turn.running.prompt == turn.prompt
+            self._trajectories.end(turn.running, is_recorded=is_found)
 
     def lose(self, turn: Turn, answer: Any = None) -> None:
         """Remember that the ``answer`` to ``turn``, as far as it is known, is not recorded."""
@@ -224,3 +229,10 @@ class Growing:
     def begin_anew(self) -> None:
         """What is recorded stands: what comes now is another response."""
         self._part = None
+
+
+def _without_half_character(prompt: bytes) -> bytes:
+    """``prompt`` up to a character that is not all there, as the end of given ids may be."""
+    if not prompt.endswith(_BROKEN):
+        return prompt
+    return prompt.decode().rstrip(_BROKEN.decode()).encode()

@@ -47,6 +47,10 @@ class Unanswered:
         self._by_session: dict[str, dict[_Request, None]] = {}
         self._by_segment: dict[Segment, dict[_Request, None]] = {}
 
+    def __contains__(self, session: str) -> bool:
+        """True when a request of ``session`` is remembered."""
+        return session in self._by_session
+
     def add(self, session: str, prompt: bytes, ids: bytes | None, context: Context) -> str | None:
         """Remember a request. Returns the session of one that had to be forgotten for it."""
         given = _Beginning.all_of(ids) if ids is not None else None

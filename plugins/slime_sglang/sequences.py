@@ -172,6 +172,8 @@ class AnswerSoFar:
         if not (text is None or isinstance(text, str)):
             raise ValueError(f"wanted a text, got {type(text).__name__}")
         ids, count = _ids_in(event, meta), meta.get("completion_tokens")
+        if self._names_ids and event.get("output_ids") is None:
+            ids = None  # an engine that names ids does so in each event; logprobs alone may repeat the last one's
         if self._is_next_delta(ids, count) and not is_abort(meta):
             return self._take_delta(event, meta, ids or [], text)
         if ids is None or len(ids) != count:

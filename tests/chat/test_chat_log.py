@@ -377,6 +377,23 @@ async def test_a_session_that_lost_turns_takes_nobody_elses_after_a_kill(
 
 
 @pytest.mark.anyio
+async def test_a_request_that_no_engine_answered_has_spoken_before_a_kill(
+    start: Start, tmp_path: Path
+) -> None:
+    lives = Lives(start, tmp_path / "log")
+    async with lives.life("No.") as chat:
+        other = await chat.post(messages=[user("a")], session_id="other", **ASK)
+        refused = {"messages": [user("a")], "max_tokens": 10**8, "session_id": "refused"}
+        answer = await chat.running.client.post("/v1/chat/completions", json=refused)
+        assert answer.status_code == 400
+        lives.kill()
+    async with lives.life("Other words.") as chat:
+        more = [user("a"), said(other), user("b")]
+        assert (await chat.post(messages=more, session_id="refused", **ASK))["history"] == "fresh"
+        assert (await chat.post(messages=more, session_id="new", **ASK))["history"] == "exact"
+
+
+@pytest.mark.anyio
 async def test_a_router_says_how_long_its_logs_are_and_refuses_those_of_another_template(
     start: Start, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from random import Random
 from typing import Any
 
@@ -189,7 +190,8 @@ async def test_a_prompt_too_many_is_told() -> None:
     assert "0 answers, and one more prompt" in answer.text
 
 
-async def test_only_a_steered_model_obeys_a_schema() -> None:
+async def test_only_a_steered_model_obeys_a_schema_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
     schema = {"sampling_params": seeded(json_schema='{"type":"object"}')}
     async with speaking(QWEN3, lambda ids: ['{"a": 1}']) as engine:
         assert (await generate(engine, text=asking(QWEN3), **schema))["text"] == '{"a": 1}'
@@ -199,7 +201,7 @@ async def test_only_a_steered_model_obeys_a_schema() -> None:
     ):
         answer = await client.post("/generate", json={"text": asking(QWEN3), **schema})
     assert answer.status_code == 400
-    assert "json_schema is not supported" in answer.text
+    assert "json_schema needs the library llguidance" in answer.text
 
 
 async def test_the_embedded_engines_own_model_can_be_steered_and_left_alone() -> None:

@@ -274,7 +274,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"text": "a", "sampling_params": 1}, "sampling_params"),
     ({"text": ["a", "b"], "sampling_params": [{}]}, "sampling_params"),
     ({"text": ["a", "b"], "sampling_params": [{"n": 1}, {"n": 2}]}, "samples n"),
-    ({"text": "a", "sampling_params": {"regex": "x"}}, "regex"),
+    ({"text": "a", "sampling_params": {"structural_tag": "x"}}, "structural_tag"),
     ({"text": "a", "stream": 1}, "stream"),
     ({"text": "a", "return_hidden_states": True}, "hidden states"),
     ({"text": "a", "lora_path": "x"}, "lora_path"),

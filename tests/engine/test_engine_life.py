@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import anyio
 import httpx
@@ -42,7 +43,7 @@ async def test_an_engine_that_loads_is_unavailable_until_it_has(model: NgramMode
 
     app = make_app(Settings(load_in_background=True), load, ready.set)
     async with serving(app) as url, httpx.AsyncClient(base_url=url, trust_env=False) as client:
-        for path in ("/health", "/model_info", "/v1/models", "/journal"):
+        for path in ("/health", "/v1/models", "/journal"):
             assert (await client.get(path)).status_code == 503
         refused = await client.post("/generate", json={"text": "a"})
         assert refused.status_code == 503
@@ -54,6 +55,30 @@ async def test_an_engine_that_loads_is_unavailable_until_it_has(model: NgramMode
         assert (await client.post("/generate", json={"text": "a"})).status_code == 200
 
 
+@pytest.mark.parametrize("path", ["/model_info", "/server_info"])
+async def test_the_tokenizer_is_told_to_whoever_asks_first(model: NgramModel, path: str) -> None:
+    may_load = threading.Event()
+
+    def load() -> NgramModel:
+        may_load.wait(10)
+        return model
+
+    app = make_app(Settings(load_in_background=True), load)
+    answers: list[httpx.Response] = []
+    async with serving(app) as url, httpx.AsyncClient(base_url=url, trust_env=False) as client:
+
+        async def ask() -> None:
+            answers.append(await client.get(path))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            await client.get("/health")  # which is answered behind it
+            assert not answers
+            may_load.set()
+        assert answers[0].status_code == 200
+        assert (Path(answers[0].json()["tokenizer_path"]) / "tokenizer.json").exists()
+
+
 async def test_a_load_that_fails_is_told_to_everybody() -> None:
     def load() -> NgramModel:
         raise OSError("no such corpus")
@@ -63,6 +88,7 @@ async def test_a_load_that_fails_is_told_to_everybody() -> None:
         with anyio.fail_after(10):
             while "crashed" not in (answer := await client.get("/health")).text:  # noqa: ASYNC110
                 await anyio.sleep(0.01)
+        assert (await client.get("/model_info")).status_code == 503
     assert answer.status_code == 503
     assert "no such corpus" in answer.text
 

@@ -107,8 +107,9 @@ def test_null_means_the_default_except_for_an_open_end() -> None:
 @pytest.mark.parametrize(
     ("body", "named"),
     [
-        ({"json_schema": "{}"}, "json_schema"),
-        ({"regex": "a*"}, "regex"),
+        ({"json_schema": {}}, "json_schema"),
+        ({"regex": "a*", "ebnf": 'root ::= "a"'}, "Only one of regex, json_schema, or ebnf"),
+        ({"structural_tag": "{}"}, "structural_tag is not supported"),
         ({"stop_regex": "a"}, "stop_regex"),
         ({"tempratur": 1}, "tempratur"),
         ({"temperature": -1}, "temperature"),

@@ -355,6 +355,26 @@ class TestNothingIsRecordedTwice:
         assert sorted(found) == [-1 / 3, -1 / 7]
 
 
+@pytest.mark.parametrize("lies", [False, True])
+async def test_a_text_behind_half_a_character_lacks_none_of_its_own(
+    start: Start, checkpoint: str, said: Said, lies: bool
+) -> None:
+    """The rest of a character may not be shown; letters that begin behind it are."""
+    first, *rest = said.tokenizer.encode("☔")
+    assert rest
+    letters = said.tokenizer.encode("E") * 2
+    ids = letters if lies else [*rest, *letters]
+    async with rolling(start, checkpoint, "--resume-aborted") as (running, attempts, _):
+        attempts.script += [
+            json(said.output([first], ABORT)),
+            json({**said.output(ids, LENGTH, went=1), "text": "E" if lies else "EE"}),
+        ]
+        asked = {"text": PROMPT, "session_id": "s"}
+        assert (await running.client.post("/generate", json=asked)).status_code == 200
+        [leaf] = await leaves(running)
+    assert leaf["inexact_reason"] == ("engine_contradicts_itself" if lies else None)
+
+
 async def test_a_worker_that_answers_nonsense_is_named_without_a_trace(
     start: Start, checkpoint: str, said: Said, caplog: pytest.LogCaptureFixture
 ) -> None:

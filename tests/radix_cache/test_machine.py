@@ -252,7 +252,7 @@ class Rollouts(RuleBasedStateMachine):
                 self.directory.cleanup()
 
 
-@pytest.mark.timeout(0 if _CONVERSATIONS > 1000 else 120)
+@pytest.mark.timeout(0 if _CONVERSATIONS > 1000 else 600)  # it computes all the time; turns have a time limit
 @pytest.mark.parametrize("world", WORLDS)
 def test_every_conversation_is_the_journals_or_says_why_not(
     tokenizer: EngineTokenizer, checkpoint: str, world: str

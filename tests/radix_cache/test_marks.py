@@ -9,7 +9,7 @@ import pytest
 from router_core.errors import StartupError
 from router_core.record_files import LogDirectory
 from slime_radix_cache.losses import Count, Marks, opened
-from slime_radix_cache.unfinished import UnfinishedStreams
+from slime_radix_cache.unfinished import SessionFile, UnansweredSessions, UnfinishedStreams
 
 
 def _marks(path: Path | None = None) -> Marks:
@@ -78,20 +78,20 @@ def test_a_directory_that_is_not_there_ends_the_start(tmp_path: Path) -> None:
 
 
 def test_a_stream_that_a_kill_cuts_off_is_lost_to_its_session(tmp_path: Path) -> None:
-    streams = UnfinishedStreams(tmp_path / "streams", _marks(), slots=8)
+    streams = UnfinishedStreams(SessionFile(tmp_path / "streams", slots=8), _marks())
     ends = {name: streams.begin(name) for name in ("ended", "cut", "cut again")}
     ends["ended"]()
     lost = _marks()
-    UnfinishedStreams(tmp_path / "streams", lost, slots=8)
+    UnfinishedStreams(SessionFile(tmp_path / "streams", slots=8), lost)
     assert [name in lost for name in ends] == [False, True, True]
     later = _marks()
-    UnfinishedStreams(tmp_path / "streams", later, slots=8)
+    UnfinishedStreams(SessionFile(tmp_path / "streams", slots=8), later)
     assert later.number == 0
 
 
 def test_a_stream_for_which_there_is_no_room_counts_as_lost(tmp_path: Path) -> None:
     lost = _marks()
-    streams = UnfinishedStreams(tmp_path / "streams", lost, slots=1)
+    streams = UnfinishedStreams(SessionFile(tmp_path / "streams", slots=1), lost)
     end = streams.begin("first")
     streams.begin("second")()
     assert ("first" in lost, "second" in lost) == (False, True)
@@ -103,4 +103,38 @@ def test_a_stream_for_which_there_is_no_room_counts_as_lost(tmp_path: Path) -> N
 def test_a_file_of_streams_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "streams").write_bytes(b"short")
     with pytest.raises(ValueError, match="wanted 128 bytes of sessions, got 5"):
-        UnfinishedStreams(tmp_path / "streams", _marks(), slots=8)
+        UnfinishedStreams(SessionFile(tmp_path / "streams", slots=8), _marks())
+
+
+def test_a_session_without_an_answer_is_known_in_later_processes(tmp_path: Path) -> None:
+    def process() -> UnansweredSessions:
+        return UnansweredSessions(SessionFile(tmp_path / "sessions", slots=8), _marks())
+
+    sessions = process()
+    for name in ("answered", "refused", "twice", "twice", "killed", "forgotten"):
+        sessions.begin(name)
+    for name, is_remembered in (
+        ("answered", False),
+        ("refused", True),
+        ("twice", False),
+        ("forgotten", True),
+    ):
+        sessions.end(name, is_remembered=is_remembered)
+    sessions.forget("forgotten")
+    assert "killed" not in sessions  # this process knows what it asked
+    for _ in range(2):
+        later = process()
+        known = [name for name in ("answered", "refused", "twice", "killed", "forgotten") if name in later]
+        assert known == ["refused", "twice", "killed"]
+
+
+def test_a_session_without_a_slot_counts_as_lost(tmp_path: Path) -> None:
+    lost = _marks()
+    sessions = UnansweredSessions(SessionFile(tmp_path / "sessions", slots=1), lost)
+    for name in ("first", "second"):
+        sessions.begin(name)
+    assert ("first" in lost, "second" in lost) == (False, True)
+    for name in ("first", "second"):
+        sessions.end(name, is_remembered=False)
+    sessions.begin("third")
+    assert "third" not in lost

@@ -171,3 +171,15 @@ async def test_a_batch_in_a_session_takes_no_answer_of_another(client: Client) -
     body = {"text": [text, "elsewhere"]}
     await client.running.client.post("/generate", json=body, headers={"x-session-id": "a"})
     assert client.engine.asked[-1]["input_ids"][0] == client.engine.tokenizer.encode(text)
+
+
+async def test_ids_that_end_inside_a_character_count_as_spoken(client: Client) -> None:
+    """The text of the whole character does not begin with theirs."""
+    first, *rest = client.engine.tokenizer.encode("☔")
+    assert rest
+    await ask(client, PROMPT, in_pieces(client, "☔ harbour"), "b")
+    await ask(client, [*client.engine.tokenizer.encode(PROMPT), first], [*rest, *LAST], "a")
+    text = PROMPT + "☔ harbour" + NEXT
+    await ask(client, text, LAST, "a")
+    answer = await client.retrieve(text + client.engine.tokenizer.decode(LAST), session_id="a")
+    assert (answer["exact"], trained(answer)) == (True, LAST)

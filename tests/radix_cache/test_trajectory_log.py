@@ -48,7 +48,9 @@ def opened(
 ) -> LoggedTrajectories:
     log = RecordLog(LogDirectory(directory, "--trajectory-log"), TRAJECTORIES, tokenizer, file_bytes)
     marks = [Marks(directory / f"{name}.marks", bits=1 << 14) for name in ("sessions", "texts")]
-    return LoggedTrajectories(limits if limits is not None else Limits(), cut, log, losses=Losses(*marks))
+    return LoggedTrajectories(
+        limits if limits is not None else Limits(), cut, log, losses=Losses(marks[0], marks[1])
+    )
 
 
 def after_a_kill(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import anyio
 import orjson
 import pytest
 
+from plugged import until
 from radix_cache.claims import NEXT, PROMPT, ask, in_pieces, session_of, trained
 from radix_cache.scripted import Client, ScriptedEngine, routed
 
@@ -95,6 +97,36 @@ async def test_a_request_without_a_record_has_spoken(client: Client, how: str) -
     text = PROMPT + "harbour" + NEXT + client.engine.tokenizer.decode(LAST)
     answer = await client.retrieve(text, session_id="a")
     assert (answer["exact"], trained(answer)) == (True, LAST)
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+async def test_a_request_without_a_record_has_spoken_before_a_restart(
+    start: Start, engine: ScriptedEngine, checkpoint: str, tmp_path: Path, is_killed: bool
+) -> None:
+    log, copy = tmp_path / "log", tmp_path / "copy"
+    async with routed(start, engine, checkpoint, "--trajectory-log", str(log)) as client:
+        await ask(client, PROMPT, in_pieces(client, "harbour"), "b")
+        headers = {"x-session-id": "a"}
+        if is_killed:  # while it waits
+            engine.delay = anyio.Event()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(partial(ask, client, PROMPT, MINE, "a"))
+                await until(lambda: len(engine.asked) == 2)
+                shutil.copytree(log, copy)
+                engine.delay.set()
+            engine.delay = None
+        else:
+            engine.script.append((500, b"{}"))
+            await client.running.client.post("/generate", json={"text": PROMPT}, headers=headers)
+            shutil.copytree(log, copy)
+    async with routed(start, engine, checkpoint, "--trajectory-log", str(copy)) as client:
+        assert (await session_of(client, "b"))["complete"]
+        await ask(client, PROMPT + "harbour" + NEXT, LAST, "a")
+        text = PROMPT + "harbour" + NEXT + engine.tokenizer.decode(LAST)
+        answer = await client.retrieve(text, session_id="a")
+        document = await session_of(client, "a")
+    assert (answer["exact"], trained(answer)) == (True, LAST)
+    assert document["complete"]
 
 
 async def test_a_fork_that_is_tried_again_goes_on_where_it_forked(client: Client) -> None:

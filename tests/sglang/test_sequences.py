@@ -321,3 +321,14 @@ def test_an_event_that_repeats_logprobs_is_no_delta_whatever_it_counts() -> None
         so_far.take({"text": "abc"[: len(ids)], "output_ids": ids, "meta_info": meta})
     assert (so_far.answer["output_ids"], so_far.answer["text"]) == ([7, 8, 9], "abc")
     assert contradiction(so_far.answer, prompt_tokens=None, rid=None) == "completion_tokens"
+
+
+def test_logprobs_without_the_ids_that_came_before_are_no_new_tokens() -> None:
+    """They repeat those of the event before; as a delta they would be another token of the same name."""
+    so_far = AnswerSoFar()
+    logprobs = [[-0.5, 158, None]]
+    for ids, count, reason in (([158], 1, None), (None, 2, {"type": "abort", "message": "new weights"})):
+        meta = {"completion_tokens": count, "finish_reason": reason, "output_token_logprobs": logprobs}
+        so_far.take({"text": "", "meta_info": meta} | ({"output_ids": ids} if ids is not None else {}))
+    assert so_far.answer["output_ids"] == [158]
+    assert contradiction(so_far.answer, prompt_tokens=None, rid=None) == "completion_tokens"

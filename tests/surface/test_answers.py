@@ -228,6 +228,9 @@ async def test_each_status_of_each_route_comes_as_described(start: Start) -> Non
         for url in (worker.url, dead):
             await ask("POST", "/add_worker", 200, params={"url": url})
             await ask("POST", "/workers", 202, json={"url": url, "labels": {"a": "b"}})
+        proxied = {"url": "http://127.0.0.1:2", "worker_type": "passthrough"}
+        for path in ("/add_worker", "/workers"):
+            await ask("POST", path, 409, json=proxied)
         change = f"/workers/{worker.id}"
         await ask("PUT", "/workers/{worker_id}", 202, change, json={"labels": {"a": "c"}, "odd": 1})
         await ask("PUT", "/workers/{worker_id}", 400, change, json={"url": dead})

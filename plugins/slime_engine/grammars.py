@@ -1,0 +1,141 @@
+"""Grammars that bind an answer, by llguidance, which is one of SGLang's own grammar backends.
+
+``json_schema``, ``regex`` and ``ebnf`` of the sampling parameters. A token may be sampled when the grammar allows what
+it adds to the text; a token that ends the answer, when the text is complete.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from slime_engine.errors import BadRequest
+from slime_engine.language import ModelTokenizer
+
+__all__ = ["Bound", "Grammar", "GrammarKind", "Grammars"]
+
+GrammarKind = Literal["json_schema", "regex", "ebnf"]
+#: Which language the text of the grammar is written in, and the text.
+Grammar = tuple[GrammarKind, str]
+BoolArray = npt.NDArray[np.bool_]
+
+#: SGLang's word for any JSON.
+_ANY = "$$ANY$$"
+_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_KEPT = 64
+_MISSING = (
+    "{kind} needs the library llguidance, which is not installed beside the embedded engine:"
+    " pip install 'slime-router[grammar]'."
+)
+
+
+class Bound:
+    """One answer on its way through its grammar."""
+
+    def __init__(self, matcher: Any, marks: _Marks, *, is_json: bool) -> None:
+        self._matcher = matcher
+        self._marks = marks
+        self._is_json = is_json
+
+    def allowed(self, *, closing: bool) -> BoolArray:
+        """By token id, whether it may come next. At least one may.
+
+        ``closing``: a tiny language model finds no end to strings and lists, so those that end the answer, or what is
+        open in it, are all that is allowed as soon as one of them is.
+        """
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        allowed = np.unpackbits(bits, count=self._marks.size, bitorder="little").astype(np.bool_)
+        return self._marks.closing(allowed, is_json=self._is_json) if closing else allowed
+
+    def advance(self, token_id: int) -> None:
+        """``token_id`` was sampled."""
+        self._matcher.consume_token(token_id)
+
+    def fits(self, token_ids: Sequence[int]) -> bool:
+        """Whether all of ``token_ids`` may come next, one behind the other."""
+        return bool(self._matcher.validate_tokens(list(token_ids)) == len(token_ids))
+
+
+class Grammars:
+    """Compiles grammars over one tokenizer. The library is looked for when the first one is needed."""
+
+    def __init__(self, tokenizer: ModelTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._marks = _Marks(tokenizer)
+        self._vocabulary: Any = None
+        self._lock = threading.Lock()
+        self._compiled = lru_cache(_KEPT)(self._compile)
+
+    def bind(self, grammar: Grammar) -> Bound:
+        """An answer that has not begun. Takes some milliseconds, for a large schema more. Raises BadRequest."""
+        return Bound(self._compiled(grammar).deep_copy(), self._marks, is_json=grammar[0] == "json_schema")
+
+    def _compile(self, grammar: Grammar) -> Any:
+        kind, text = grammar
+        try:
+            import llguidance  # an extra
+        except ImportError:
+            raise BadRequest(_MISSING.format(kind=kind)) from None
+        with self._lock:
+            if self._vocabulary is None:
+                wrapper = llguidance.TokenizerWrapper(_Vocabulary(self._tokenizer))
+                self._vocabulary = llguidance.LLTokenizer(wrapper, eos_token=sorted(self._tokenizer.eos_ids))
+        try:
+            if kind == "json_schema":
+                schema = "{}" if text == _ANY else text
+                written = llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=_LAYOUT)
+            else:
+                written = llguidance.grammar_from(kind, text)
+            matcher = llguidance.LLMatcher(self._vocabulary, written, log_level=0)
+            trouble = matcher.get_error()
+        except ValueError as error:
+            trouble = str(error)
+        if trouble:
+            raise BadRequest(f"Failed to compile {kind} grammar: {trouble.strip()}")
+        return matcher
+
+
+class _Vocabulary:
+    """A tokenizer as llguidance.TokenizerWrapper reads it. A byte that no UTF-8 has marks tokens that are not text."""
+
+    bos_token_id = None
+
+    def __init__(self, tokenizer: ModelTokenizer) -> None:
+        self.eos_token_id = min(tokenizer.eos_ids)
+        self.special_token_ids = sorted(tokenizer.special_ids)
+        special = tokenizer.special_ids
+        self.tokens = [b"\xff" + t if i in special else t for i, t in enumerate(tokenizer.token_bytes)]
+        self._encode = tokenizer.encode
+
+    def __call__(self, text: bytes) -> list[int]:
+        return list(self._encode(text.decode("utf-8", "replace")))
+
+
+class _Marks:
+    """The tokens that end an answer, and those that close something in JSON."""
+
+    def __init__(self, tokenizer: ModelTokenizer) -> None:
+        texts = [b"" if i in tokenizer.special_ids else t for i, t in enumerate(tokenizer.token_bytes)]
+        self.size = len(texts)
+        self._eos = self._among(tokenizer.eos_ids)
+        self._quote = self._among(i for i, text in enumerate(texts) if text == b'"')
+        self._bracket = self._among(i for i, text in enumerate(texts) if text in (b"]", b"}"))
+        self._letter = self._among(i for i, text in enumerate(texts) if text == b"z")
+
+    def _among(self, ids: Any) -> BoolArray:
+        found = np.zeros(self.size, np.bool_)
+        found[list(ids)] = True
+        return found
+
+    def closing(self, allowed: BoolArray, *, is_json: bool) -> BoolArray:
+        """``allowed``, or of it those that end something, if there are any."""
+        ways = [self._eos]
+        if is_json:  # a letter that begins no value of JSON is allowed within strings only
+            within_string = bool((allowed & self._letter).any())
+            ways += [self._quote] if within_string else [self._bracket, self._quote]
+        return next((allowed & way for way in ways if (allowed & way).any()), allowed)

@@ -1,0 +1,113 @@
+"""Answers of a script, in tokens: the entry that fits a prompt, as the model itself would write it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from slime_engine.errors import BadRequest
+from slime_engine.grammars import Bound
+from slime_engine.language import ModelTokenizer
+from slime_engine.script import Conditions, Entry, Script
+from slime_engine.tokenizer import END_OF_TURN, START_OF_TURN
+
+__all__ = ["ScriptedAnswers"]
+
+_ASSISTANT, _TOOL_RESULT = "assistant\n", "<tool_response>"
+
+
+class ScriptedAnswers:
+    """What an engine with a script is to say. Nothing is remembered between prompts.
+
+    Prompts are read in the markup of the engine's chat template, which is ChatML. Text without it is one message of a
+    user.
+    """
+
+    def __init__(self, script: Script, tokenizer: ModelTokenizer) -> None:
+        self._script = script
+        self._tokenizer = tokenizer
+        (self._start,) = tokenizer.encode(START_OF_TURN)
+        self._head = list(tokenizer.encode(_ASSISTANT))
+        self._free = {
+            entry.line: list(tokenizer.encode(self._message(entry) + END_OF_TURN)) for entry in script.entries
+        }
+
+    def ids(self, prompt_ids: list[int], bound: Bound | None) -> list[int]:
+        """The tokens of the answer, its end included; none when no entry fits, and the model says what it likes.
+
+        A prompt that ends within an answer is gone on with. An answer that a grammar binds is the entry's calls, in the
+        form of forced ones, or its content. Raises BadRequest when the grammar does not allow it.
+        """
+        prompt = _read(self._tokenizer.decode(prompt_ids, skip_special_tokens=False))
+        begun = self._begun(prompt_ids)
+        for entry in self._script.entries:
+            if not _holds(entry.when, prompt):
+                continue
+            answer = self._free[entry.line] if bound is None else self._bound(entry, bound)
+            if answer[: len(begun)] == begun:
+                return answer[len(begun) :]
+        return []
+
+    def _bound(self, entry: Entry, bound: Bound) -> list[int]:
+        calls = [{"name": call.name, "parameters": call.arguments} for call in entry.calls]
+        text = (
+            json.dumps(calls, ensure_ascii=False) if calls else entry.content
+        )  # spaced as the grammar has it
+        answer = list(self._tokenizer.encode(text + END_OF_TURN))
+        if not bound.fits(answer):
+            place = f"{self._script.path}:{entry.line}"
+            raise BadRequest(f"The scripted answer ({place}) is not what the request's grammar allows.")
+        return answer
+
+    def _message(self, entry: Entry) -> str:
+        """The assistant's message as the chat template writes it, without the markup around it."""
+        calls = [{"function": {"name": call.name, "arguments": call.arguments}} for call in entry.calls]
+        said = {"reasoning_content": entry.reasoning, "content": entry.content, "tool_calls": calls}
+        message = {"role": "assistant", **{key: value for key, value in said.items() if value}}
+        asked = [{"role": "user", "content": ""}]
+        before = self._tokenizer.apply_chat_template(asked, add_generation_prompt=True)
+        whole = self._tokenizer.apply_chat_template([*asked, message])
+        return whole.removeprefix(before).rstrip("\n").removesuffix(END_OF_TURN)
+
+    def _begun(self, prompt_ids: list[int]) -> list[int]:
+        """What the prompt has of the answer already."""
+        if self._start not in prompt_ids:
+            return []
+        last = len(prompt_ids) - prompt_ids[::-1].index(self._start)
+        head = prompt_ids[last : last + len(self._head)]
+        return prompt_ids[last + len(self._head) :] if head == self._head else []
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """A prompt as conditions see it; of the last message, what a user or what tools said."""
+
+    text: str
+    user: str | None
+    tool: str | None
+    turn: int
+
+
+def _read(text: str) -> _Prompt:
+    *turns, last = text.split(START_OF_TURN)
+    if not last.startswith(_ASSISTANT):
+        turns.append(last)
+    said = [turn.partition("\n")[2].removesuffix("\n").removesuffix(END_OF_TURN) for turn in turns]
+    if len(turns) == 1:  # no markup
+        said = turns
+    results = []
+    while said and said[-1].startswith(_TOOL_RESULT):
+        results.append(said.pop())
+    turn = 1 + sum(each.startswith(_ASSISTANT) for each in turns)
+    if results:
+        return _Prompt(text, None, "\n".join(reversed(results)), turn)
+    return _Prompt(text, said[-1] if said else "", None, turn)
+
+
+def _holds(when: Conditions, prompt: _Prompt) -> bool:
+    return (
+        (when.user is None or (prompt.user is not None and when.user in prompt.user))
+        and (when.tool is None or (prompt.tool is not None and when.tool in prompt.tool))
+        and (when.prompt is None or when.prompt.search(prompt.text) is not None)
+        and when.turn in (None, prompt.turn)
+    )
