@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -75,7 +76,7 @@ async def traces_of(
         async with anyio.create_task_group() as rollouts:
             for each in sessions:
                 url = gateway.get_session_url(each)
-                rollouts.start_soon(lambda url=url, each=each: agent(url, each, streamed, **options))
+                rollouts.start_soon(partial(agent, url, each, streamed, **options))
             await fleet.generating(ROLLOUTS)
             await meanwhile()
         await gateway.flush()
