@@ -35,6 +35,13 @@ _SAME = (
 )
 
 
+#: SGLang's own fields, handed on as they are. One that this engine has no use for is ignored, or refused by name.
+_ENGINE = (
+    *("rid", "lora_path", "session_params", "custom_logit_processor"),
+    *("return_hidden_states", "return_indexer_topk", "return_routed_experts", "routed_experts_start_len"),
+)
+
+
 def openai_routes(host: EngineHost) -> list[Route]:
     """``/v1/models``, ``/v1/chat/completions`` and ``/v1/completions``; ``/v1/responses`` is refused."""
 
@@ -81,6 +88,9 @@ class _Form(ABC):
         self._incremental = engine.settings.incremental_streaming_output
         options = body.get("stream_options")
         self._include_usage = isinstance(options, dict) and bool(options.get("include_usage"))
+        self._return_meta_info = boolean(body, "return_meta_info")
+        if self._return_meta_info and boolean(body, "stream"):
+            raise BadRequest("return_meta_info is not supported with streaming. Please set stream=false.")
         params = {name: body[name] for name in _SAME if body.get(name) is not None}
         params |= {new: body[old] for old, new in _RENAMED.items() if body.get(old) is not None}
         params |= forced_form(body)
@@ -90,9 +100,8 @@ class _Form(ABC):
             "stream": boolean(body, "stream"),
             "return_logprob": bool(body.get("logprobs")),
             "return_text_in_logprobs": True,
+            **{name: body[name] for name in _ENGINE if body.get(name) is not None},
         }
-        if body.get("rid") is not None:
-            request["rid"] = body["rid"]
         self.generate: GenerateBody = parse_generate(request, engine.model.vocab_size)
         self._id = self.generate.requests[0].rid
         self._created = int(time.time())
@@ -105,6 +114,9 @@ class _Form(ABC):
     def choice(self, text: str, *, first: bool, whole: bool) -> dict[str, Any]:
         """Where the text stands in a choice; ``first`` piece of it, or the ``whole``."""
 
+    def _meta_info(self, output: dict[str, Any]) -> dict[str, Any]:
+        return {"meta_info": output["meta_info"]} if self._return_meta_info else {}
+
     def _frame(self, name: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
             "id": self._id,
@@ -116,7 +128,12 @@ class _Form(ABC):
 
     def whole(self, outputs: list[dict[str, Any]]) -> dict[str, Any]:
         choices = [
-            {"index": index, **self.choice(output["text"], first=True, whole=True), **_ending(output)}
+            {
+                "index": index,
+                **self.choice(output["text"], first=True, whole=True),
+                **_ending(output),
+                **self._meta_info(output),
+            }
             for index, output in enumerate(outputs)
         ]
         return {**self._frame(self.object_name, choices), "usage": _usage([o["meta_info"] for o in outputs])}
@@ -144,6 +161,11 @@ class _Chat(_Form):
         messages = body.get("messages")
         if not isinstance(messages, list) or not messages:
             raise BadRequest("messages must be a list that is not empty.")
+        input_ids = body.get("input_ids")
+        if input_ids is not None:
+            if not isinstance(input_ids, list) or any(isinstance(each, list) for each in input_ids):
+                raise BadRequest("input_ids must be a list of token ids.")
+            return {"input_ids": input_ids}
         try:
             text = engine.model.tokenizer.apply_chat_template(
                 messages, tools=body.get("tools"), add_generation_prompt=True

@@ -65,16 +65,7 @@ class Chat:
         request = read_chat(with_exact_arguments(body, exchange.request.body))
         unread = self._unknown.treat(request.unknown)
         question = Question.of(request, exchange.session or request.session, self._prompts.traits)
-        conversation = Conversation(
-            [for_template(each) for each in request.messages],
-            request.tools.shown or None,
-            request.template_kwargs,
-            request.add_generation_prompt,
-            request.continue_final_message,
-        )
-        asking = self._turns.asking(question)
-        exchange.on_close(asking.end)
-        prompt = await self._prompts.of(question, conversation, asking)
+        prompt = await self._prompt(exchange, request, question)
         ids = np.frombuffer(prompt.ids(), np.int32)
         judged = JudgedAnswers(self._verdicts)
         choices = [self._choice(index, request, question, prompt, judged) for index in range(request.n)]
@@ -98,6 +89,20 @@ class Chat:
                 whole = [choice.whole() for choice in choices]
                 told = frame.put(whole, usage=used(), **about_prompt, **choices[0].about())
         return Reply(200, [JSON, *unread.headers], orjson.dumps(told, option=orjson.OPT_SERIALIZE_NUMPY))
+
+    async def _prompt(self, exchange: Exchange, request: ChatRequest, question: Question) -> Prompt:
+        asking = self._turns.asking(question)
+        exchange.on_close(asking.end)
+        if request.input_ids is not None:
+            return self._prompts.given(request.input_ids, asking, continues=request.continue_final_message)
+        conversation = Conversation(
+            [for_template(each) for each in request.messages],
+            request.tools.shown or None,
+            request.template_kwargs,
+            request.add_generation_prompt,
+            request.continue_final_message,
+        )
+        return await self._prompts.of(question, conversation, asking)
 
     def _payload(self, request: ChatRequest, ids: Any) -> dict[str, Any]:
         sampling = dict(request.sampling)

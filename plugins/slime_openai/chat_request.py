@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from slime_openai.errors import InvalidRequest, MissingParameter, UnsupportedParameter
-from slime_openai.fields import Reader, boolean, integer, mapping, one_of, read_parameters
+from slime_openai.errors import InvalidRequest, MissingParameter, UnsupportedParameter, wrong
+from slime_openai.fields import Reader, boolean, integer, mapping, one_of, read_parameters, token_ids
 from slime_openai.messages import Message, read_messages
 from slime_openai.options import COMMON, NO_EFFECT, REFUSED, Options, common_options
 from slime_openai.sampling import grammar_of
@@ -46,10 +46,12 @@ class ChatRequest(Options):
     With ``tools.choice`` "required", ``sampling`` binds the text to the JSON of :func:`calls_schema`: it is a list
     of calls, whatever the model's own format is. Otherwise the model may call ``tools.callable`` in that format.
     Without ``parallel_tool_calls``, which a choice of one tool by name implies, only its first call counts.
+    ``input_ids``: the prompt, in place of what the template makes of ``messages``.
     """
 
     messages: tuple[Message, ...]
     tools: Tools
+    input_ids: list[int] | None = None
     parallel_tool_calls: bool = True
     logprobs: bool = False
     top_logprobs: int = 0
@@ -67,6 +69,12 @@ def _template_kwargs(param: str, value: Any) -> dict[str, Any]:
     return variables
 
 
+def _input_ids(param: str, value: Any) -> list[int]:
+    if value == []:
+        raise wrong(param, "token ids, of which there is at least one", value)
+    return token_ids(param, value)
+
+
 #: What a chat request may hold and is honoured.
 HONOURED: Mapping[str, Reader] = {
     **COMMON,
@@ -75,6 +83,7 @@ HONOURED: Mapping[str, Reader] = {
     "chat_template_kwargs": _template_kwargs,
     "continue_final_message": boolean,
     "enable_thinking": boolean,
+    "input_ids": _input_ids,
     "logprobs": boolean,
     "max_completion_tokens": integer(1),
     "messages": lambda param, value: read_messages(value, param),
@@ -109,6 +118,7 @@ def read_chat(body: Any) -> ChatRequest:
     return ChatRequest(
         messages=values["messages"],
         tools=tools,
+        input_ids=values.get("input_ids"),
         parallel_tool_calls=several,
         logprobs=values.get("logprobs", False),
         top_logprobs=values.get("top_logprobs", 0),

@@ -84,7 +84,8 @@ class Choice:
 
     def whole(self) -> dict[str, Any]:
         """The choice of an answer that is not streamed."""
-        told = {"index": self._index, "message": message_of(self.message()), "logprobs": self._new_logprobs()}
+        message = message_of(self.message(), self._request)
+        told = {"index": self._index, "message": message, "logprobs": self._new_logprobs()}
         return told | self._new_ids() | self._ending()
 
     def more(self, text: str, event: bytes) -> list[dict[str, Any]]:
@@ -139,6 +140,6 @@ class Choice:
     def _ending(self) -> dict[str, Any]:
         """The finish reason, and what a trainer asked for."""
         request = self._request
-        told = reason_of(self.output)
+        told = reason_of(self.output, request)
         told["finish_reason"] = finish_reason(told["finish_reason"], called=self._parser.called)
         return told | about_output(self.output, request, self._inexact_reason)

@@ -74,6 +74,7 @@ _PARAMETERS: Mapping[str, Reader] = {
     **HONOURED,
     **NO_EFFECT,
     **REFUSED,
+    "input_ids": refused("token ids are given as 'prompt' here"),
     "suffix": refused("only the end of a text can be generated"),
 }
 

@@ -183,7 +183,7 @@ class _Choice:
 
     def _ending(self) -> dict[str, Any]:
         verdict = partial(self._judged.inexact_reason, self._index)
-        return reason_of(self.output) | about_output(self.output, self._request, verdict)
+        return reason_of(self.output, self._request) | about_output(self.output, self._request, verdict)
 
 
 def _payload(request: CompletionRequest) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from slime_openai.fields import encoded
 from slime_openai.messages import Message, ToolCall
 from slime_openai.template_traits import TemplateTraits
 
-__all__ = ["Key", "answers_of", "beginning", "keys", "next_key"]
+__all__ = ["Key", "answers_of", "beginning", "keys", "next_key", "unreachable_key"]
 
 #: Of a conversation up to some message.
 Key = bytes
@@ -72,6 +72,11 @@ def next_key(key: Key, message: Message, traits: TemplateTraits, call: int = 0) 
     name = message.name if traits.shows_tool_name else None
     answered = message.tool_call_id if traits.shows_call_ids else call
     return _digest(key + orjson.dumps([role, content, name, answered]))
+
+
+def unreachable_key(place: Key) -> Key:
+    """A key behind ``place`` that no conversation has: that of an answer which none can go on from."""
+    return _digest(place + b"unreachable")
 
 
 def answers_of(messages: Iterable[Message], traits: TemplateTraits) -> bytes:

@@ -12,7 +12,7 @@ from slime_openai.identity import answers_of, beginning, keys
 from slime_openai.messages import Message, ToolCall
 from slime_openai.template_traits import TemplateTraits
 
-__all__ = ["CHATS", "Gone", "Record", "Said", "reader"]
+__all__ = ["CHATS", "Gone", "Record", "Said", "reader", "size_of"]
 
 #: A conversation of all roles, with what clients change on the way.
 _SAMPLE = (
@@ -54,7 +54,7 @@ class Said(NamedTuple):
 
     @property
     def size(self) -> int:
-        return (len(self.asked) + len(self.sampled)) // 4
+        return size_of(self.asked, self.sampled)
 
 
 class Gone(NamedTuple):
@@ -75,6 +75,11 @@ CHATS = LogKind(
     foreign="conversations of another tokenizer or chat template, or of another version of slime-router",
     what_to_move="*.chats",
 )
+
+
+def size_of(asked: bytes, sampled: bytes) -> int:
+    """The tokens of a turn; at least 1, or turns without any would stay in the file for ever."""
+    return (len(asked) + len(sampled)) // 4 or 1
 
 
 def reader(tokenizer: Tokenizer, template: str, traits: TemplateTraits) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from router_core.record_log import RecordLog
 from slime_openai.evidence import LostSessions
 from slime_openai.history import History, Turn
-from slime_openai.log_records import Gone, Record, Said
+from slime_openai.log_records import Gone, Record, Said, size_of
 from slime_openai.messages import Message, ToolCall
 
 __all__ = ["LoggedHistory"]
@@ -48,7 +48,7 @@ class LoggedHistory(History):
 
     def _forget(self, turn: Turn) -> None:
         if self._replayed is None:
-            self._gone.append(Gone(self._serials[turn], _tokens(turn)))
+            self._gone.append(Gone(self._serials[turn], size_of(turn.asked, turn.sampled)))
         super()._forget(turn)
         del self._serials[turn]
 
@@ -106,7 +106,3 @@ class LoggedHistory(History):
             super().add(turn)
         elif record.serial in replayed:  # if not, it was left out when its file was written again
             self._forget(replayed.pop(record.serial))
-
-
-def _tokens(turn: Turn) -> int:
-    return (len(turn.asked) + len(turn.sampled)) // 4

@@ -30,6 +30,7 @@ class Options:
 
     ``unknown``: the parameters that are no API's, or that cannot be honoured and are no reason to refuse.
     ``tokens_as_ids``: in logprobs a token is ``token_id:ID``, not its text.
+    ``return_meta_info``: the client knows SGLang's ``meta_info``, and wants the engine's.
     """
 
     model: str | None = None
@@ -37,6 +38,7 @@ class Options:
     include_usage: bool = False
     return_token_ids: bool = False
     return_prompt_token_ids: bool = False
+    return_meta_info: bool = False
     return_routed_experts: bool = False
     tokens_as_ids: bool = False
     rid: str | None = None
@@ -95,6 +97,7 @@ _ENGINE: Mapping[str, Reader] = {
     "ngram_corpus_id": string,
     "priority": integer(-(2**31), 2**31 - 1),
     "return_hidden_states": _hidden_states,
+    "return_indexer_topk": boolean,
     "routed_dp_rank": _RANK,
     "routed_experts_start_len": integer(0, 2**31 - 1),
 }
@@ -127,7 +130,6 @@ REFUSED: Mapping[str, Reader] = {
     "moderation": refused("nothing is moderated here"),
     "prediction": refused("outputs cannot be predicted here"),
     "web_search_options": refused("there is no web search here"),
-    "input_ids": refused(_ITS_OWN_PROMPT),
     "session_params": refused(_ITS_OWN_PROMPT),
     "stop_regex": refused("where such a stop begins cannot be known here; it is honoured on /generate only"),
 }
@@ -139,6 +141,7 @@ COMMON: Mapping[str, Reader] = {
     "include_stop_str_in_output": boolean,
     "model": text,
     "request_id": string,
+    "return_meta_info": boolean,
     "return_prompt_token_ids": boolean,
     "return_routed_experts": boolean,
     "return_token_ids": boolean,
@@ -163,6 +166,7 @@ def common_options(
         "include_usage": values.get("stream_options", False),
         "return_token_ids": values.get("return_token_ids", False),
         "return_prompt_token_ids": values.get("return_prompt_token_ids", False),
+        "return_meta_info": values.get("return_meta_info", False),
         "return_routed_experts": values.get("return_routed_experts", False),
         "tokens_as_ids": values.get("return_tokens_as_token_ids", False),
         "rid": values.get("rid"),

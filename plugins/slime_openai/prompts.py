@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,13 +21,16 @@ __all__ = ["HistoryMode", "Origin", "Prompt", "Prompts"]
 HistoryMode = Literal["exact", "template"]
 #: Where the first tokens come from: ``exact``, the turn before; ``restored``, that too, although the client changed an
 #: answer on the way; ``template``, some turn before that (or none), and the template's words for all that came after
-#: it, answers too; ``fresh``, no turn is known.
-Origin = Literal["exact", "restored", "template", "fresh"]
+#: it, answers too; ``fresh``, no turn is known; ``given``, the client gave all ids itself.
+Origin = Literal["exact", "restored", "template", "fresh", "given"]
+
+#: Ids at the end of a given prompt that are spelt out: enough to see if it ends within thoughts.
+_END = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """``asked`` are the packed ids behind those of ``parent``, ``text`` is what they say.
+    """``asked`` are the packed ids behind those of ``parent``, ``text`` is what they (or the last of given ones) say.
 
     ``begun``: the answer that they end within, as it was given.
     """
@@ -65,6 +69,16 @@ class Prompts:
         prompt = await self._of(question, chat, asking)
         asking.goes_on_from(prompt.parent)
         return prompt
+
+    def given(self, ids: Sequence[int], asking: Asking, *, continues: bool) -> Prompt:
+        """The prompt that a client gave as ``ids``. Nothing is rendered or looked up: that is the client's business.
+
+        ``continues``: its end is the beginning of the answer.
+        """
+        asking.goes_on_from(None)
+        end = ids if continues else ids[-_END:]
+        text = self._tokenizer.decode(end, skip_special_tokens=False)
+        return Prompt(None, array("i", ids).tobytes(), text, "given")
 
     async def _of(self, question: Question, chat: Conversation, asking: Asking) -> Prompt:
         found = await self._parents.of(question, chat)

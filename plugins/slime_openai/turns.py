@@ -6,6 +6,7 @@ from array import array
 
 from router_core.types import Tokenizer
 from slime_openai.history import Asking, History, Turn
+from slime_openai.identity import unreachable_key
 from slime_openai.messages import Message
 from slime_openai.outputs import Output
 from slime_openai.prompts import Prompt
@@ -30,13 +31,18 @@ class Turns:
     ) -> None:
         """``reply`` is the message in which the client got ``output``.
 
-        One that is not usable is no turn: its tokens are not what the engine sampled, or nobody knows.
+        One that is not usable is no turn: its tokens are not what the engine sampled, or nobody knows. Neither is one
+        to a prompt that the client gave as ids: that they say the messages beside them is the client's claim. Its
+        session has spoken there all the same, and does not go on from an answer of another one.
         """
         if not is_usable:
             if output.ids or output.text:
                 self._history.lose(question.session)
             return
         if not output.ids:
+            return
+        if prompt.origin == "given":
+            self._add_unreachable(question)
             return
         key, count, whole = question.with_reply(reply, prompt.begun)
         first = prompt.parent.count if prompt.parent is not None else 0
@@ -63,6 +69,14 @@ class Turns:
                 question.answers(first, count - 1),
             )
         )
+
+    def _add_unreachable(self, question: Question) -> None:
+        """Keep that the session has asked ``question``; no conversation leads to this turn."""
+        session, place = question.session, question.place
+        if session is not None:
+            key, reply = unreachable_key(place), Message("assistant")
+            turn = Turn(None, key, question.asked + 1, session, b"", b"", reply, "", "", 0, False, place, b"")
+            self._history.add(turn)
 
     def _ending(self, output: Output, text: str) -> tuple[int, str]:
         """How many tokens at the end say that the model chose to stop, and what they say."""

@@ -52,9 +52,10 @@ def event(document: dict[str, Any]) -> bytes:
     return b"data: %b\n\n" % orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def message_of(reply: Message) -> dict[str, Any]:
-    """An assistant's message."""
-    told: dict[str, Any] = {"role": "assistant", "content": reply.content, "refusal": None}
+def message_of(reply: Message, options: Options) -> dict[str, Any]:
+    """An assistant's message. Its content is never null beside ``meta_info``, as in SGLang."""
+    content = (reply.content or "") if options.return_meta_info else reply.content
+    told: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
     if reply.reasoning is not None:
         told["reasoning_content"] = reply.reasoning
     if reply.tool_calls:
@@ -83,14 +84,18 @@ def delta(piece: Delta) -> dict[str, Any]:
             return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
 
 
-def reason_of(output: Output) -> dict[str, Any]:
-    """``finish_reason``, and the engine's own where strict clients do not know it."""
+def reason_of(output: Output, options: Options) -> dict[str, Any]:
+    """``finish_reason``, and the engine's own where strict clients do not know it.
+
+    "abort" is for clients that ask for ``meta_info``, and so know SGLang: a trainer must not take it for a limit.
+    """
     reason = output.reason or {"type": "length"}
     kind = reason.get("type")
     if kind in ("stop", "length"):
         matched = {"matched_stop": reason["matched"]} if "matched" in reason else {}
         return {"finish_reason": kind, **matched}
-    return {"finish_reason": "length", "engine_finish_reason": reason}
+    told = "abort" if options.return_meta_info and kind == "abort" else "length"
+    return {"finish_reason": told, "engine_finish_reason": reason}
 
 
 def usage(prompt_tokens: int, outputs: Sequence[Output], reasoning_tokens: int) -> dict[str, Any]:
@@ -111,7 +116,8 @@ def about_output(
 ) -> dict[str, Any]:
     """Members of a choice that a trainer asked for, but for its tokens, when the last of them has come.
 
-    ``inexact_reason``: the verdict on its record.
+    ``inexact_reason``: the verdict on its record. ``meta_info`` is the engine's, as it is; the experts are in there,
+    and not told twice.
     """
     meta = output.meta
     told: dict[str, Any] = {}
@@ -124,8 +130,11 @@ def about_output(
         }
         if meta.get("weight_versions"):
             told["weight_versions"] = meta["weight_versions"]
+    if options.return_meta_info:
+        told["meta_info"] = meta
     if options.return_routed_experts:
-        told["routed_experts"] = meta.get("routed_experts")
+        if not options.return_meta_info:
+            told["routed_experts"] = meta.get("routed_experts")
         if options.return_token_ids:
             start = options.engine.get("routed_experts_start_len", 0)
             told["routing_matrices"] = routing_matrices(output, start)

@@ -224,9 +224,9 @@ class RadixCache:
             return
         if document is not None:
             request.replace_json(document)
-        # Who sends tokens goes on from aborted ones by itself; slime ends each rollout by aborting all engines.
-        handles_aborts = ask.has_ids and exchange.asked is None
-        generation = self._aborts.begin(exchange, body.get("rid")) if not handles_aborts else None
+        # Clients that send tokens handle aborts; slime and miles end each rollout by aborting all engines.
+        handles_aborts = _handles_aborts(exchange, ask)
+        generation = None if handles_aborts else self._aborts.begin(exchange, body.get("rid"))
         exchange.notes[NOTE] = _Noted(ask, turns, generation)
 
     async def _begin(self, exchange: Exchange, ask: Ask) -> list[Turn]:
@@ -293,3 +293,14 @@ class RadixCache:
     async def on_weight_update(self, update: WeightUpdate) -> None:
         """Forget what was not used under the last few weights."""
         self._trajectories.see_version(update.version)
+
+
+def _handles_aborts(exchange: Exchange, ask: Ask) -> bool:
+    """True when the client itself sent token ids, in a ``/generate`` or a chat."""
+    if exchange.asked is None:
+        return ask.has_ids
+    try:
+        body = exchange.asked.request.json()
+    except BadRequest:
+        return False
+    return isinstance(body, dict) and body.get("input_ids") is not None

@@ -8,6 +8,7 @@ import pytest
 
 from engine.served import Serve, Served
 from slime_engine.model import NgramModel
+from slime_engine.moe import encode_experts, routed_experts
 
 pytestmark = pytest.mark.anyio
 
@@ -84,6 +85,48 @@ async def test_models_are_listed(serve: Serve) -> None:
     assert only["id"] == "tiny"
 
 
+async def test_a_chat_with_token_ids_tells_what_a_session_server_reads(
+    serve: Serve, model: NgramModel
+) -> None:
+    ids = model.tokenizer.encode_plain("<|im_start|>user\nHi<|im_end|>")
+    body: dict[str, Any] = {
+        "messages": MESSAGES,
+        "input_ids": ids,
+        "logprobs": True,
+        "return_meta_info": True,
+    }
+    body |= {"return_routed_experts": True, "routed_experts_start_len": 2, "return_indexer_topk": True}
+    body |= {"no_stop_trim": False, "max_tokens": 30, "n": 2, "seed": 3}
+    async with serve(moe_layers=2) as engine:
+        choices = (await engine.post("/v1/chat/completions", **body)).json()["choices"]
+        entries = {entry["rid"]: entry for entry in await engine.journal()}
+        settings = engine.host.settings
+    for choice in choices:
+        meta = choice["meta_info"]
+        entry = entries.pop(meta["id"])
+        assert entry["input_ids"] == ids
+        assert [token for _, token, _ in meta["output_token_logprobs"]] == entry["output_ids"]
+        assert [logprob for logprob, _, _ in meta["output_token_logprobs"]] == entry["output_logprobs"]
+        assert all(isinstance(text, str) for _, _, text in meta["output_token_logprobs"])
+        assert meta["completion_tokens"] == len(entry["output_ids"])
+        assert meta["finish_reason"] == entry["finish_reason"]
+        rows = routed_experts([*ids, *entry["output_ids"]], 2, settings)
+        assert meta["routed_experts"] == encode_experts(rows)
+        assert meta["routed_experts_start_len"] == 2
+        assert "indexer_topk" not in meta, "as SGLang without an indexer"
+        assert choice["message"]["content"] == entry["text"]
+    assert not entries
+
+
+async def test_content_is_empty_and_not_null(engine: Served, model: NgramModel) -> None:
+    stop = [token for token in range(model.vocab_size) if token not in model.tokenizer.special_ids]
+    body = {"messages": MESSAGES, "stop_token_ids": stop, "return_meta_info": True}
+    (choice,) = (await engine.post("/v1/chat/completions", **body)).json()["choices"]
+    assert choice["message"]["content"] == ""
+    assert choice["meta_info"]["completion_tokens"] == 1
+    assert "output_token_logprobs" not in choice["meta_info"], "they come with logprobs"
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -96,6 +139,13 @@ async def test_models_are_listed(serve: Serve) -> None:
         ("/v1/chat/completions", {"messages": MESSAGES, "tool_choice": "always"}),
         ("/v1/chat/completions", {"messages": MESSAGES, "tool_choice": "required"}),
         ("/v1/chat/completions", {"messages": MESSAGES, "tool_choice": "required", "tools": [{}]}),
+        ("/v1/chat/completions", {"input_ids": [1]}),
+        ("/v1/chat/completions", {"messages": MESSAGES, "input_ids": []}),
+        ("/v1/chat/completions", {"messages": MESSAGES, "input_ids": "1"}),
+        ("/v1/chat/completions", {"messages": MESSAGES, "input_ids": [[1]]}),
+        ("/v1/chat/completions", {"messages": MESSAGES, "input_ids": [1 << 30]}),
+        ("/v1/chat/completions", {"messages": MESSAGES, "return_meta_info": 1}),
+        ("/v1/chat/completions", {"messages": MESSAGES, "lora_path": "adapter"}),
         ("/v1/completions", {"prompt": ""}),
         ("/v1/completions", {"prompt": None}),
     ],
@@ -106,6 +156,13 @@ async def test_errors_are_flat_as_sglangs_are(engine: Served, path: str, body: d
         assert set(answer) == {"object", "message", "type", "param", "code"}
         assert (answer["object"], answer["code"]) == ("error", 400)
         assert answer["message"]
+
+
+async def test_meta_info_is_not_streamed(engine: Served) -> None:
+    """As in SGLang, whose words a session server may know."""
+    body = {"messages": MESSAGES, "return_meta_info": True, "stream": True}
+    answer = (await engine.post("/v1/chat/completions", 400, **body)).json()
+    assert "return_meta_info is not supported with streaming" in answer["message"]
 
 
 async def test_responses_are_refused_by_name(engine: Served) -> None:

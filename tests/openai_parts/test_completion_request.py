@@ -110,6 +110,8 @@ EFFECTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "response_format": ({"type": "json_object"}, {}),
     "request_id": ("r", {}),
     "return_hidden_states": ("last", {}),
+    "return_indexer_topk": (True, {}),
+    "return_meta_info": (True, {}),
     "return_prompt_token_ids": (True, {}),
     "return_routed_experts": (True, {}),
     "return_token_ids": (True, {}),

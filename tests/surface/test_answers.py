@@ -35,6 +35,15 @@ GREETING = "Hello, how are you?"
 ENOUGH = {"max_tokens": 1000}
 #: All that a trainer can ask for.
 TRAINER = {"return_token_ids": True, "return_routed_experts": True}
+#: All that a session server asks for.
+SERVER = {
+    "input_ids": QWEN3.tokenizer.encode(
+        "<|im_start|>user\nfor a session server<|im_end|>\n<|im_start|>assistant\n"
+    ),
+    "return_meta_info": True,
+    "return_routed_experts": True,
+    "return_indexer_topk": True,
+}
 
 #: By what the user says: what the engine says, and what else is asked.
 CHATS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -49,6 +58,7 @@ CHATS: dict[str, tuple[str, dict[str, Any]]] = {
     "a call that had to be": (FORCED, {"tools": [FIND], "tool_choice": "required"}),
     "logprobs": (f"{THOUGHTS}é 😀", {"logprobs": True, "top_logprobs": 3}),
     "for a trainer": (f"{THOUGHTS}é 😀", TRAINER),
+    "for a session server": (CALL, {"tools": [FIND], "n": 2, "logprobs": True, **SERVER}),
     "all at once": (f"{THOUGHTS}{CALL}", {"tools": [FIND], "n": 2, "logprobs": True, **TRAINER}),
 }
 COMPLETIONS: list[dict[str, Any]] = [
