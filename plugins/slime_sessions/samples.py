@@ -1,0 +1,142 @@
+"""Training samples of a session: one for each leaf of its tree, as miles' session server makes them.
+
+The rules are those of miles at 31f1ca961: miles/rollout/session/samples/merge.py (truncation), generate_utils/
+sample_utils.py (what ends a sample), session/v2/picker_hub/drop_retries.py and v2/postprocessor_hub (which leaves, and
+which of them trains on what they share).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from router_core.errors import HTTPError
+from slime_sessions.tree import committed, leaves
+from slime_sessions.turns import Record, SessionTurns, Turn, TurnContext
+
+__all__ = ["InexactSession", "Sample", "samples_of"]
+
+_STATUS = {"stop": "completed", "length": "truncated", "abort": "aborted"}
+_COMPLETED = "completed"
+_PROMPT = -1
+
+
+class InexactSession(HTTPError):
+    """A sample would hold tokens that are not exact, or one would be missing."""
+
+    status, type, code = 422, "invalid_request_error", "INEXACT_SESSION"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One sample. ``loss_mask`` and ``logprobs`` are those of the last ``len(loss_mask)`` of ``tokens``: the response.
+
+    ``status``: completed, truncated or aborted. ``weight_versions``: of each turn that is trained on, in order.
+    """
+
+    tokens: npt.NDArray[np.int64]
+    response: str
+    loss_mask: npt.NDArray[np.uint8]
+    logprobs: npt.NDArray[np.float64]
+    status: str
+    weight_versions: list[str]
+    leaf: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Path:
+    """A leaf with all before it, up to token ``end``."""
+
+    leaf: Turn
+    context: TurnContext
+    end: int
+    status: str
+
+
+def samples_of(
+    source: SessionTurns, turns: Sequence[Turn], *, max_seq_len: int | None = None, retries: bool = False
+) -> list[Sample]:
+    """The samples of the committed ``turns`` of a session, those with most turns first. O(their tokens).
+
+    Raises InexactSession.
+    """
+    by_number = {turn.number: turn for turn in turns}
+    paths = []
+    for leaf in leaves(committed(turns), retries=retries):
+        context = source.context(leaf, turns)
+        if context.inexact_reason is not None:
+            raise InexactSession(
+                f"the tokens of turn {leaf.number} are not exact: {context.inexact_reason}"
+                " (GET /trajectories/{session} has what is known)"
+            )
+        end, status = _kept(context, by_number, max_seq_len)
+        if end:
+            paths.append(_Path(leaf, context, end, status))
+    paths.sort(key=lambda path: (len(path.context.spans), path.leaf.number), reverse=True)
+    owners = _owners(paths)
+    samples = (_sample(source, path, owners) for path in paths)
+    return [sample for sample in samples if sample.loss_mask.any()]
+
+
+def _kept(context: TurnContext, turns: Mapping[int, Turn], max_seq_len: int | None) -> tuple[int, str]:
+    """How many tokens of ``context`` are the sample's, and its status.
+
+    A turn that was not completed is the last one, unless the client itself kept only a part of it. A turn over
+    ``max_seq_len`` is cut, one that begins behind it left out with all that follows.
+    """
+    end, status = 0, _COMPLETED
+    for number, start, stop, is_whole in context.spans:
+        if max_seq_len is not None and stop > max_seq_len:
+            return (max_seq_len, "truncated") if start < max_seq_len else (end, status)
+        end, status = stop, _status(turns[number]) if is_whole else _COMPLETED
+        if status != _COMPLETED:
+            break
+    return end, status
+
+
+def _status(turn: Turn) -> str:
+    reason = turn.finish_reason
+    return _STATUS.get(str(reason.get("type")), "aborted") if reason is not None else _COMPLETED
+
+
+def _owners(paths: Sequence[_Path]) -> dict[int, int]:
+    """The leaf that trains on each turn: the earliest."""
+    owners: dict[int, int] = {}
+    for path in paths:
+        for number, *_ in path.context.spans:
+            owners[number] = min(path.leaf.number, owners.get(number, path.leaf.number))
+    return owners
+
+
+def _sample(source: SessionTurns, path: _Path, owners: Mapping[int, int]) -> Sample:
+    record, end = path.context.record, path.end
+    mask = record.loss_mask[:end].astype(np.uint8)
+    sampled = np.flatnonzero(mask)
+    start = int(sampled[0]) if len(sampled) else end
+    for number, begin, stop, _ in path.context.spans:
+        if owners[number] != path.leaf.number:
+            mask[begin:stop] = 0
+    numbers = [number for number, begin, *_ in path.context.spans if begin < end]
+    return Sample(
+        record.tokens[:end].astype(np.int64),
+        source.spell(record.tokens[start:end].tolist()),
+        mask[start:],
+        record.logprobs[start:end],
+        path.status,
+        list(_versions(record, end)),
+        {"node_id": path.leaf.number, "parent": path.leaf.before, "path_node_ids": numbers},
+    )
+
+
+def _versions(record: Record, end: int) -> Iterator[str]:
+    position = 0
+    for version, count in record.spans:
+        if position >= end:
+            return
+        if count and version is not None and version != _PROMPT:
+            yield str(version)
+        position += count
