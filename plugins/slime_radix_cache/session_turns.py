@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +20,13 @@ __all__ = ["SessionTurns", "Turn", "TurnContext"]
 class Turn:
     """One response of a session. ``before``: number of the turn that it goes on from, None where it begins.
 
-    Numbers are in the order in which responses came. ``finish_reason``: the engine's; None when no end was seen.
+    Numbers are in the order in which responses came. ``prompt``: the same for responses to one prompt.
+    ``finish_reason``: the engine's; None when no end was seen.
     """
 
     number: int
     before: int | None
+    prompt: Hashable
     tokens: int
     finish_reason: dict[str, Any] | None
     response: Response
@@ -58,6 +60,7 @@ class SessionTurns:
             Turn(
                 number,
                 self._before(response, numbers),
+                (response.parent, response.kept),
                 len(response),
                 orjson.loads(response.finish_reason),
                 response,

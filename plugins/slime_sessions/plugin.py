@@ -64,7 +64,7 @@ class Sessions:
     def routes(self, router: Router) -> Sequence[BaseRoute]:
         return SessionRoutes(router, self._created).all()
 
-    @hookimpl
+    @hookimpl(tryfirst=True)  # it takes no slot
     async def pre_request(self, exchange: Exchange) -> None:
         """Refuse what a deleted session asks: nobody will take its samples."""
         if not self._created.has_deleted:

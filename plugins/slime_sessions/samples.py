@@ -15,13 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from router_core.errors import HTTPError
-from slime_sessions.tree import committed, leaves
+from slime_sessions.tree import COMPLETED, committed, leaves, status_of
 from slime_sessions.turns import Record, SessionTurns, Turn, TurnContext
 
 __all__ = ["InexactSession", "Sample", "samples_of"]
 
-_STATUS = {"stop": "completed", "length": "truncated", "abort": "aborted"}
-_COMPLETED = "completed"
 _PROMPT = -1
 
 
@@ -88,19 +86,14 @@ def _kept(context: TurnContext, turns: Mapping[int, Turn], max_seq_len: int | No
     A turn that was not completed is the last one, unless the client itself kept only a part of it. A turn over
     ``max_seq_len`` is cut, one that begins behind it left out with all that follows.
     """
-    end, status = 0, _COMPLETED
+    end, status = 0, COMPLETED
     for number, start, stop, is_whole in context.spans:
         if max_seq_len is not None and stop > max_seq_len:
             return (max_seq_len, "truncated") if start < max_seq_len else (end, status)
-        end, status = stop, _status(turns[number]) if is_whole else _COMPLETED
-        if status != _COMPLETED:
+        end, status = stop, status_of(turns[number]) if is_whole else COMPLETED
+        if status != COMPLETED:
             break
     return end, status
-
-
-def _status(turn: Turn) -> str:
-    reason = turn.finish_reason
-    return _STATUS.get(str(reason.get("type")), "aborted") if reason is not None else _COMPLETED
 
 
 def _owners(paths: Sequence[_Path]) -> dict[int, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -13,12 +13,17 @@ __all__ = ["Record", "SessionTurns", "Turn", "TurnContext"]
 
 
 class Turn(Protocol):
-    """One response. ``before``: number of the turn that it goes on from; ``finish_reason`` None: no end was seen."""
+    """One response. ``before``: number of the turn that it goes on from; ``finish_reason`` None: no end was seen.
+
+    ``prompt``: the same for responses to one prompt.
+    """
 
     @property
     def number(self) -> int: ...
     @property
     def before(self) -> int | None: ...
+    @property
+    def prompt(self) -> Hashable: ...
     @property
     def tokens(self) -> int: ...
     @property

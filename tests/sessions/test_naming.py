@@ -114,9 +114,16 @@ async def test_odd_metadata_names_none_and_is_no_error(value: Any, start: Start)
 
 
 async def test_keys_that_open_something_and_placeholders_name_none(start: Start) -> None:
-    flags = ("--worker-api-key", "workers", "--admin-api-key", "admin")
+    flags = (
+        "--worker-api-key",
+        "workers",
+        "--admin-api-key",
+        "admin",
+        "--control-plane-api-keys",
+        "a:b:user:bobs",
+    )
     async with start(*RECORDING, *ALL, *flags) as running:
-        for key in ("workers", "admin", JWT, "EMPTY", "dummy", "sk-no-key-required", "x" * 513):
+        for key in ("workers", "admin", "bobs", JWT, "EMPTY", "dummy", "sk-no-key-required", "x" * 513):
             assert await session_of(running, api_key=key) is None, key
         (worker,) = running.router.pool
         worker.api_key = "its-own"

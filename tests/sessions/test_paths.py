@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 
+#: Nobody else asks the worker.
+ALONE = ("--no-default-plugins", "--plugin", "sessions")
 NAMES = ["a", "harbor/hello-world:0", "50%", "%2F", "é ☔", "a=b&c?d#e", "v1", "x" * 512]
 
 
 async def test_a_worker_sees_the_path_and_the_header_that_are_meant(start: Start) -> None:
     worker = Recording()
-    async with serving(worker) as url, start("--worker-urls", url) as running:
+    async with serving(worker) as url, start(*ALONE, "--worker-urls", url) as running:
         headers = [("x-session-id", "other"), ("x-more", "1"), ("x-smg-routing-key", "key")]
         body = b'{ "as": "it came" }'
         path = "/sessions/mine/v1/a%2Fb/c?d=%20&d=2"
@@ -72,7 +74,7 @@ async def test_any_name_is_the_same_in_a_path_and_in_a_header(name: str, start: 
 )
 async def test_what_is_no_name_is_told_and_reaches_no_worker(raw: str, told: str, start: Start) -> None:
     worker = Recording()
-    async with serving(worker) as url, start("--worker-urls", url) as running:
+    async with serving(worker) as url, start(*ALONE, "--worker-urls", url) as running:
         stream = await anyio.connect_tcp("127.0.0.1", int(running.url.rpartition(":")[2]))
         async with stream:
             head = f"POST {raw} HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{{}}"
@@ -86,7 +88,7 @@ async def test_what_is_no_name_is_told_and_reaches_no_worker(raw: str, told: str
 @pytest.mark.parametrize("path", ["/sessions/a/flush_cache", "/sessions/a/sessions/b/x", "/sessions/a/v12"])
 async def test_nothing_else_is_below_a_session(path: str, start: Start) -> None:
     worker = Recording()
-    async with serving(worker) as url, start("--worker-urls", url) as running:
+    async with serving(worker) as url, start(*ALONE, "--worker-urls", url) as running:
         answer = await running.client.post(path)
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "NOT_FOUND")
     assert worker.requests == []

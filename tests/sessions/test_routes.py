@@ -9,7 +9,7 @@ import pytest
 from chat.chatting import chatting
 from plugged import Recording
 from router_core.serving import serving
-from sessions.speaking import talk
+from sessions.speaking import samples_of, talk
 from slime_sessions.created import CreatedSessions
 
 if TYPE_CHECKING:
@@ -153,7 +153,9 @@ async def test_a_deletion_is_in_the_log_too(start: Start, tmp_path: Any) -> None
         for name in ("a", "b"):
             await running.client.post(f"/sessions/{name}/generate", json=one)
         assert (await running.client.delete("/sessions/a")).status_code == 204
+        before = await samples_of(running.client, "b")
     async with start(*flags) as running:
+        assert await samples_of(running.client, "b") == before
         assert (await running.client.get("/trajectories/a")).status_code == 404
         assert (await running.client.get("/trajectories/b")).json()["complete"] is True
         answer = await running.client.post("/sessions/b/generate", json=one)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 
 from chat.chatting import Chat, chatting
+from plugged import until
 from sessions.speaking import said_by, samples_of, speak, talk
 
 if TYPE_CHECKING:
@@ -180,3 +182,31 @@ async def test_what_a_client_kept_of_an_answer_is_trained_on_and_no_more(start: 
         assert sample.loss_mask[:6] == [1, 1, 1, 1, 1, 0]
         assert sample.loss_mask[-1] == 1
         assert sample.about["metadata"]["leaf"]["path_node_ids"] == [0, 1]
+
+
+async def test_a_turn_whose_client_gave_up_and_asked_again_is_no_sample(start: Start) -> None:
+    """Its beginning is there, and aborted: one sample, as miles' first client wants it."""
+    async with chatting(start, "word " * 2000, tokens_per_second=100) as chat:
+        with pytest.raises(httpx.ReadTimeout):
+            await chat.running.client.post(
+                "/sessions/a/v1/chat/completions", json={"messages": WHY}, timeout=0.3
+            )
+        await until(lambda: not any(worker.in_flight for worker in chat.running.router.pool))
+        await speak(chat, "/sessions/a", WHY, max_tokens=3)
+        assert len(await chat.trajectories("a")) == 2
+        (sample,) = (await samples_of(chat.running.client, "a")).samples
+        said_by(sample, chat.entries[1])
+        _, aborted = (await samples_of(chat.running.client, "a", include_retries=True)).samples
+        assert aborted.about["status"] == "aborted"
+
+
+async def test_each_turn_tells_the_weights_that_it_was_sampled_under(start: Start) -> None:
+    async with chatting(start, "First.", "Second.") as chat:
+        said = await speak(chat, "/sessions/a", WHY)
+        update = {"model_path": chat.engine.checkpoint, "weight_version": "7"}
+        answer = await chat.running.client.post("/update_weights_from_disk", json=update)
+        assert answer.status_code == 200, answer.text
+        await speak(chat, "/sessions/a", [*said, user("And?")])
+        (sample,) = (await samples_of(chat.running.client, "a")).samples
+        assert sample.about["weight_versions"] == ["default", "7"]
+        said_by(sample, *chat.entries)

@@ -106,7 +106,9 @@ async def test_what_is_no_request_is_refused(start: Start) -> None:
     async with client_of(start) as client:
         for path in POSTS:
             for content in NO_REQUESTS:
-                if not content and path.startswith("/sessions"):  # which takes an empty body for an empty object
+                if not content and path.startswith(
+                    "/sessions"
+                ):  # which takes an empty body for an empty object
                     continue
                 answer = await client.post(path, content=content)
                 assert is_told(answer), f"{path} {content[:40]!r}: {answer.text}"
