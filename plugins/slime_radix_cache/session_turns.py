@@ -37,11 +37,13 @@ class TurnContext:
     """All that an engine consumed and sampled up to the end of one turn.
 
     ``spans``: for each turn of the session in it ``(number, start, end, is_whole)``, in tokens; not whole where the
-    client kept a part of the response. ``inexact_reason``: None when the record is exact.
+    client kept a part of the response. ``sampled``: ``(key, start, end)`` of each response in it, also of other
+    sessions; a key is the same in all contexts. ``inexact_reason``: None when the record is exact.
     """
 
     record: Record
     spans: tuple[tuple[int, int, int, bool], ...]
+    sampled: tuple[tuple[Hashable, int, int], ...]
     inexact_reason: str | None
 
 
@@ -80,15 +82,18 @@ class SessionTurns:
         numbers = {one.response: one.number for one in turns}
         context = turn.response, len(turn.response)
         record = record_of(context, session=turn.response.session)
-        spans = []
+        spans: list[tuple[int, int, int, bool]] = []
+        sampled: list[tuple[Hashable, int, int]] = []
         end = len(record.tokens)
         for segment, length in links(context):
-            if isinstance(segment, Response) and segment in numbers and length:
-                spans.append((numbers[segment], end - length, end, length == len(segment)))
+            if isinstance(segment, Response) and length:
+                sampled.append((segment, end - length, end))
+                if segment in numbers:
+                    spans.append((numbers[segment], end - length, end, length == len(segment)))
             end -= length
         cut_short = turn.response.continuation_lost
         reason = "evicted" if cut_short else reason_of_record(context, record)
-        return TurnContext(record, tuple(reversed(spans)), reason)
+        return TurnContext(record, tuple(reversed(spans)), tuple(reversed(sampled)), reason)
 
     def text(self, turn: Turn) -> str:
         """What the client was told in ``turn``."""

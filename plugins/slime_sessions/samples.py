@@ -7,7 +7,7 @@ which of them trains on what they share).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,9 +74,11 @@ def samples_of(
         end, status = _kept(context, by_number, max_seq_len)
         if end:
             paths.append(_Path(leaf, context, end, status))
-    paths.sort(key=lambda path: (len(path.context.spans), path.leaf.number), reverse=True)
-    owners = _owners(paths)
-    samples = (_sample(source, path, owners) for path in paths)
+    trained: dict[Hashable, int] = {}
+    samples = [
+        _sample(source, path, trained) for path in paths
+    ]  # oldest leaf first: it trains on what they share
+    samples.sort(key=lambda sample: (len(sample.leaf["path_node_ids"]), sample.leaf["node_id"]), reverse=True)
     return [sample for sample in samples if sample.loss_mask.any()]
 
 
@@ -96,23 +98,16 @@ def _kept(context: TurnContext, turns: Mapping[int, Turn], max_seq_len: int | No
     return end, status
 
 
-def _owners(paths: Sequence[_Path]) -> dict[int, int]:
-    """The leaf that trains on each turn: the earliest."""
-    owners: dict[int, int] = {}
-    for path in paths:
-        for number, *_ in path.context.spans:
-            owners[number] = min(path.leaf.number, owners.get(number, path.leaf.number))
-    return owners
-
-
-def _sample(source: SessionTurns, path: _Path, owners: Mapping[int, int]) -> Sample:
+def _sample(source: SessionTurns, path: _Path, trained: dict[Hashable, int]) -> Sample:
+    """``trained``: where the tokens of each response end that earlier samples train on; those of this one are added."""
     record, end = path.context.record, path.end
     mask = record.loss_mask[:end].astype(np.uint8)
     sampled = np.flatnonzero(mask)
     start = int(sampled[0]) if len(sampled) else end
-    for number, begin, stop, _ in path.context.spans:
-        if owners[number] != path.leaf.number:
-            mask[begin:stop] = 0
+    for key, begin, stop in path.context.sampled:
+        shared = trained.get(key, begin)
+        mask[begin : min(stop, shared)] = 0
+        trained[key] = max(shared, min(stop, end))
     numbers = [number for number, begin, *_ in path.context.spans if begin < end]
     return Sample(
         record.tokens[:end].astype(np.int64),

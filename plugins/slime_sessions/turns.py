@@ -44,12 +44,17 @@ class Record(Protocol):
 
 
 class TurnContext(Protocol):
-    """All up to the end of one turn. ``spans``: ``(number, start, end, is_whole)`` of the session's turns in it."""
+    """All up to the end of one turn. ``spans``: ``(number, start, end, is_whole)`` of the session's turns in it.
+
+    ``sampled``: ``(key, start, end)`` of all responses in it, with a key that is the same in all contexts.
+    """
 
     @property
     def record(self) -> Record: ...
     @property
     def spans(self) -> tuple[tuple[int, int, int, bool], ...]: ...
+    @property
+    def sampled(self) -> tuple[tuple[Hashable, int, int], ...]: ...
     @property
     def inexact_reason(self) -> str | None: ...
 

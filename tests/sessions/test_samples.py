@@ -210,3 +210,30 @@ async def test_each_turn_tells_the_weights_that_it_was_sampled_under(start: Star
         (sample,) = (await samples_of(chat.running.client, "a")).samples
         assert sample.about["weight_versions"] == ["default", "7"]
         said_by(sample, *chat.entries)
+
+
+async def test_branches_behind_a_cut_share_only_what_they_kept(start: Start) -> None:
+    """The earlier leaf trains on what both have; the later one on what only it has. Of another session's, too."""
+    async with start(*RECORDING) as running:
+        client = running.client
+        one = {"text": "Hello", "sampling_params": {"max_new_tokens": 10, "temperature": 0}}
+        first = (await client.post("/sessions/a/generate", json=one)).json()
+        tokenizer = running.router.components.get("tokenizer")
+        few = {"max_new_tokens": 3}
+        for session in ("a", "b"):
+            for kept in (2, 4, 6):
+                text = f"Hello{tokenizer.decode(first['output_ids'][:kept])} so {kept}"
+                body = {"text": text, "sampling_params": few}
+                assert (await client.post(f"/sessions/{session}/generate", json=body)).status_code == 200
+            samples = (await samples_of(client, session, include_retries=True)).samples
+            assert len(samples) == 3
+            asked = first["meta_info"]["prompt_tokens"]
+            masks = {}
+            for sample in samples:
+                whole = [0] * sample.start + sample.loss_mask
+                same = [
+                    one == two for one, two in zip(sample.tokens[asked:], first["output_ids"], strict=False)
+                ]
+                kept = same.index(False) if False in same else len(same)
+                masks[kept] = whole[asked : asked + kept]
+            assert masks == {2: [1, 1], 4: [0, 0, 1, 1], 6: [0, 0, 0, 0, 1, 1]}
