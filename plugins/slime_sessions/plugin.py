@@ -45,6 +45,7 @@ class Sessions:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._created = CreatedSessions()
+        self._keys: ApiKeySessions | None = None
 
     @hookimpl
     def setup(self, router: Router) -> None:
@@ -53,7 +54,8 @@ class Sessions:
         if self._settings.from_user:
             router.session_sources.append(from_user)
         if self._settings.from_api_key:
-            router.session_sources.append(ApiKeySessions(router))
+            self._keys = ApiKeySessions(router)
+            router.session_sources.append(self._keys)
 
     @hookimpl
     def asgi_middleware(self, app: ASGIApp) -> ASGIApp:
@@ -66,9 +68,18 @@ class Sessions:
 
     @hookimpl(tryfirst=True)  # it takes no slot
     async def pre_request(self, exchange: Exchange) -> None:
-        """Refuse what a deleted session asks: nobody will take its samples."""
+        """Refuse what a deleted session asks: nobody will take its samples. A name in place of a key ends here."""
+        if self._keys is not None and self._keys(exchange.request) is not None:
+            self._take_key(exchange)
         if not self._created.has_deleted:
             return
         value = exchange.request.header(b"x-session-id")
         if value and self._created.is_deleted(session_named(value)):
             raise SessionNotFound(f"session {session_named(value)!r} was deleted")
+
+    def _take_key(self, exchange: Exchange) -> None:
+        """Take a name out of ``Authorization``: the worker gets its own key, which it would not beside another one."""
+        request = exchange.request
+        session = exchange.session  # found while the key is still there, and kept by the exchange
+        assert session is not None  # the key is a name
+        request.headers = [pair for pair in request.headers if pair[0] != b"authorization"]

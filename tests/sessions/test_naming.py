@@ -9,8 +9,10 @@ from urllib.parse import quote
 
 import pytest
 
+from plugged import Recording
 from router_core.cli import build
 from router_core.errors import SettingsError
+from router_core.serving import serving
 
 if TYPE_CHECKING:
     import httpx
@@ -148,3 +150,14 @@ async def test_one_user_is_one_session_for_the_worker_too(start: Start) -> None:
             await running.client.post("/generate", json=body)
         pool = running.router.pool
         assert None not in (pool.of_session("a"), pool.of_session("b"))
+
+
+async def test_a_worker_gets_its_own_key_where_a_name_came_in_place_of_one(start: Start) -> None:
+    worker = Recording()
+    flags = ("--no-default-plugins", "--plugin", "sessions", "--worker-api-key", "workers", *ALL)
+    async with serving(worker) as url, start(*flags, "--worker-urls", url) as running:
+        for key in ("rollout-7", JWT):
+            headers = {"authorization": f"Bearer {key}"}
+            await running.client.post("/generate", json={"text": "Hi"}, headers=headers)
+        assert running.router.pool.of_session("rollout-7") is not None
+    assert [got["authorization"] for _, got, _ in worker.requests] == ["Bearer workers", f"Bearer {JWT}"]
