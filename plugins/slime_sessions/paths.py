@@ -46,7 +46,9 @@ def _rewritten(scope: Scope) -> Scope:
     """``scope`` without what names the session in its path. Raises BadRequest, NothingThere."""
     found = read_path(scope["raw_path"])
     if found is None:
-        if scope["method"] in _OWN_METHODS or scope["path"].endswith(_SAMPLES):
+        path: str = scope["path"]
+        is_own = scope["method"] in _OWN_METHODS or "/" not in path[len(PREFIX) :] or path.endswith(_SAMPLES)
+        if is_own:  # other methods of such a path are a 405 there
             return scope
         raise NothingThere("below /sessions/{id} there are /v1/..., /generate and /samples")
     name = found.name.encode()

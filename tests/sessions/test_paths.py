@@ -91,6 +91,8 @@ async def test_nothing_else_is_below_a_session(path: str, start: Start) -> None:
     async with serving(worker) as url, start(*ALONE, "--worker-urls", url) as running:
         answer = await running.client.post(path)
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "NOT_FOUND")
+        for method, own in (("PUT", "/sessions/a"), ("PUT", "/sessions/a/samples"), ("GET", "/sessions")):
+            assert (await running.client.request(method, own)).status_code == 405
     assert worker.requests == []
 
 
