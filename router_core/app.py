@@ -40,7 +40,7 @@ from router_core.request_ids import log_prefix
 from router_core.router import Router
 from router_core.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["make_app"]
+__all__ = ["make_app", "send_error"]
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,11 @@ def make_app(router: Router, middleware: Iterable[Callable[..., Any]] = ()) -> A
     for kind in reversed(list(middleware)):
         app = kind(app, router=router)
     guard = router.settings.guard(inner.own)
-    return app if guard is None else _Guarded(app, guard, audit=router.settings.control_plane.audited)
+    if guard is not None:
+        app = _Guarded(app, guard, audit=router.settings.control_plane.audited)
+    for _, wrap in reversed(router.hooks.asgi_middleware):
+        app = wrap(app, router)
+    return app
 
 
 class _Guarded:
@@ -85,7 +89,7 @@ class _Guarded:
         if refusal is None:
             await self._app(scope, receive, send)
         else:
-            await _send_error(refusal, send, unread=receive)
+            await send_error(refusal, send, unread=receive)
 
 
 class _App:
@@ -121,7 +125,7 @@ class _App:
                 await self._proxied(scope, receive, send)
                 return
             if "\n" in path:  # which Starlette's patterns do not see, and would hand on to a worker
-                await _send_error(BadRequest("the path has a line break in it"), send)
+                await send_error(BadRequest("the path has a line break in it"), send)
                 return
             receive = self._bounded(receive)
         try:
@@ -158,12 +162,14 @@ class _App:
             try:
                 body = await read_body(headers, receive, self._router.settings.max_payload_size)
             except PayloadTooLarge as error:
-                await _send_error(error, send, unread=receive)
+                await send_error(error, send, unread=receive)
                 return
             query = scope["query_string"]
             target = scope["raw_path"] + b"?" + query if query else scope["raw_path"]
             with (
-                Exchange(Request(scope["method"], target, headers, body)) as exchange,
+                Exchange(
+                    Request(scope["method"], target, headers, body), sources=self._router.session_sources
+                ) as exchange,
                 self._router.clients.cancelling(receive, exchange) as client,
             ):
                 reply = await self._router.respond(exchange)
@@ -175,7 +181,7 @@ class _App:
             if started:
                 raise
             # It has outlasted the grace period. The task ends here, and uvicorn would log each one's traceback.
-            await _send_error(ShuttingDown("the router is shutting down"), send)
+            await send_error(ShuttingDown("the router is shutting down"), send)
         except HTTPError as error:
             if started:
                 # The client sees a body that breaks off: the server closes the connection without its end.
@@ -186,14 +192,15 @@ class _App:
                 path = scope["raw_path"].decode("latin-1")
                 prefix = log_prefix(scope)
                 logger.warning("%s%s %s: %d, %s", prefix, scope["method"], path, error.status, error)
-            await _send_error(error, send)
+            await send_error(error, send)
         except Exception:
             logger.exception("%sa request failed", log_prefix(scope))
             if not started:
-                await _send_error(HTTPError("internal error; the router's log has the traceback"), send)
+                await send_error(HTTPError("internal error; the router's log has the traceback"), send)
 
 
-async def _send_error(error: HTTPError, send: Send, unread: Receive | None = None) -> None:
+async def send_error(error: HTTPError, send: Send, unread: Receive | None = None) -> None:
+    """Answer a request by ``error``; ``unread``: its body was not read, and is not wanted."""
     body = error_body(error)
     headers = [_JSON, (b"content-length", b"%d" % len(body)), *error.headers]
     if unread is not None or isinstance(error, ShuttingDown):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from router_core.errors import BadRequest
 
@@ -15,18 +15,21 @@ if TYPE_CHECKING:
     from router_core.request import Request
     from router_core.workers import Worker
 
-__all__ = ["Exchange", "session_named"]
+__all__ = ["Exchange", "SessionSource", "session_named", "session_of"]
 
 logger = logging.getLogger(__name__)
 
 _UNREAD = object()
 
+#: Finds the session of a request that names none in its headers, nor as ``session_id`` in its body.
+SessionSource: TypeAlias = "Callable[[Request], str | None]"
+
 
 class Exchange:
     """One request on its way through the hooks; ``with`` it, so that the worker's count comes back.
 
-    ``session`` is that of the request unless it is given (a string, or None for none). ``asked`` is the client's
-    exchange, for which a plugin made this one.
+    ``session`` is that of the request unless it is given (a string, or None for none); ``sources`` as for
+    :func:`session_of`. ``asked`` is the client's exchange, for which a plugin made this one.
     ``worker`` is the worker whose lease is held, ``reply`` what the client will get, ``notes`` a place for
     plugins to keep what they know about this request (key: the plugin's own name). ``gone``: the client has hung up
     or aborted it, and nothing new is to be begun for it. ``suits`` says which workers may be asked, or raises an
@@ -34,10 +37,18 @@ class Exchange:
     """
 
     __slots__ = (
-        "_closed", "_on_close", "_parts", "_reply", "_session", "asked", "gone", "notes", "request", "suits", "worker"
+        "_closed", "_on_close", "_parts", "_reply", "_session", "_sources", "asked", "gone", "notes", "request",
+        "suits", "worker",
     )  # fmt: skip
 
-    def __init__(self, request: Request, *, session: object = _UNREAD, asked: Exchange | None = None) -> None:
+    def __init__(
+        self,
+        request: Request,
+        *,
+        session: object = _UNREAD,
+        asked: Exchange | None = None,
+        sources: Iterable[SessionSource] = (),
+    ) -> None:
         self.request = request
         self.asked = asked
         self._parts: list[Exchange] = []
@@ -49,6 +60,7 @@ class Exchange:
         self.suits: Callable[[Worker], bool] | None = asked.suits if asked is not None else None
         self.notes: dict[str, Any] = {}
         self._session = session
+        self._sources = sources
         self._on_close: list[Callable[[], object]] = []
         self._closed = False
 
@@ -65,30 +77,10 @@ class Exchange:
 
     @property
     def session(self) -> str | None:
-        """Session of the conversation: ``X-Session-Id``, else ``X-SMG-Routing-Key``, else body ``session_id``."""
+        """Session of the conversation, as :func:`session_of` finds it."""
         if self._session is _UNREAD:
-            self._session = self._find_session()
+            self._session = session_of(self.request, self._sources)
         return self._session  # type: ignore[return-value]  # _UNREAD is gone now
-
-    def _find_session(self) -> str | None:
-        request = self.request
-        routing_key = None
-        for name, value in request.headers:
-            if name == b"x-session-id" and value:
-                return session_named(value)
-            if name == b"x-smg-routing-key" and value and routing_key is None:
-                routing_key = session_named(value)
-        if routing_key is not None:
-            return routing_key
-        if b'"session_id"' in request.body:  # a look at the bytes is cheaper than parsing each body
-            try:
-                document = request.json()
-            except BadRequest:
-                return None  # the worker says so in its own words
-            if isinstance(document, dict):
-                named = document.get("session_id")
-                return named if isinstance(named, str) and named else None
-        return None
 
     def lease(self, worker: Worker) -> None:
         """Count this request on ``worker`` until the exchange ends or leases another one."""
@@ -166,3 +158,39 @@ def session_named(value: bytes) -> str:
         return value.decode()
     except UnicodeDecodeError:
         return value.decode("latin-1")
+
+
+def session_of(request: Request, sources: Iterable[SessionSource] = ()) -> str | None:
+    """The session of ``request``: ``X-Session-Id``, else ``X-SMG-Routing-Key``, else ``session_id`` in the body.
+
+    Else the first that one of ``sources`` finds. Every part of the router that looks for a session asks here.
+    """
+    named = _in_headers(request) or _in_body(request)
+    if named is not None:
+        return named
+    for source in sources:
+        named = source(request)
+        if named is not None:
+            return named
+    return None
+
+
+def _in_headers(request: Request) -> str | None:
+    routing_key = None
+    for name, value in request.headers:
+        if name == b"x-session-id" and value:
+            return session_named(value)
+        if name == b"x-smg-routing-key" and value and routing_key is None:
+            routing_key = session_named(value)
+    return routing_key
+
+
+def _in_body(request: Request) -> str | None:
+    if b'"session_id"' not in request.body:  # a look at the bytes is cheaper than parsing each body
+        return None
+    try:
+        document = request.json()
+    except BadRequest:
+        return None  # the worker says so in its own words
+    named = document.get("session_id") if isinstance(document, dict) else None
+    return named if isinstance(named, str) and named else None

@@ -99,6 +99,7 @@ class Hooks:
         self._worker_changed = _in_order(manager, "worker_changed")
         self.setup = _at_start(manager, "setup")
         self.routes = _at_start(manager, "routes")
+        self.asgi_middleware = _at_start(manager, "asgi_middleware")
         self.lifespan = [(plugin, _entered(plugin, life)) for plugin, life in _in_order(manager, "lifespan")]
 
     def call_attempt_failed(self, worker: Worker, request: Request, error: HTTPError | None) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from router_core.reply import Reply
     from router_core.request import Request
     from router_core.router import Router
+    from router_core.types import ASGIApp
     from router_core.weights import WeightUpdate
     from router_core.workers import Worker
 
@@ -62,6 +63,16 @@ def routes(router: Router) -> Sequence[BaseRoute]:  # type: ignore[empty-body]
     """Starlette routes that the plugin answers itself.
 
     When: once, after ``setup``. They come before the proxy. A path that somebody has claimed is an error at start.
+    """
+
+
+@hookspec
+def asgi_middleware(app: ASGIApp, router: Router) -> ASGIApp:  # type: ignore[empty-body]
+    """Wrap the whole application in ASGI middleware.
+
+    When: once, after ``routes``; the first plugin's is the outermost. It sees a request before its key is looked at,
+    and before a route is: what it makes of path and headers is what is authorized, routed and recorded. It passes
+    scopes of other types on. An exception ends the start; one while a request is served is a bare 500.
     """
 
 

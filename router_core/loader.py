@@ -30,7 +30,17 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_PLUGINS", "Loaded", "installed_plugins", "load"]
 
 #: Loaded without being asked for, in this order, before those of ``--plugin``.
-DEFAULT_PLUGINS = ("health", "policies", "control", "retries", "models", "limits", "pd", "kubernetes")
+DEFAULT_PLUGINS = (
+    "health",
+    "policies",
+    "control",
+    "retries",
+    "models",
+    "limits",
+    "pd",
+    "kubernetes",
+    "sessions",
+)
 
 Factory = Callable[[argparse.Namespace], object]
 

@@ -17,7 +17,7 @@ from anyio.abc import TaskGroup, TaskStatus
 from router_core.addresses import CheckedTransport
 from router_core.client import Watch
 from router_core.errors import BadRequest, MixedWorkers
-from router_core.exchange import Exchange
+from router_core.exchange import Exchange, SessionSource
 from router_core.hooks import Hooks, a_reply, failure
 from router_core.hookspecs import WorkerChange
 from router_core.joining import Joining
@@ -74,6 +74,8 @@ class Router:
         #: Workers to start with, by URL, and what :meth:`add_worker` is to be told of them.
         about = {} if settings.worker_type == "regular" else {"worker_type": settings.worker_type}
         self.first_workers: dict[str, dict[str, Any]] = {url: {**about} for url in settings.worker_urls}
+        #: Where a request may name its session beside its headers and ``session_id``, asked in this order.
+        self.session_sources: list[SessionSource] = []
         #: Workers are told apart by their models: set by a plugin that lets no request go to another than it names.
         self.by_model = False
         self._clients: Watch | None = None

@@ -24,6 +24,7 @@ from router_core.hooks import Hooks, hook_names, new_plugin_manager
 from router_core.hookspecs import WorkerChange
 from router_core.router import Router
 from router_core.settings import Settings
+from router_core.types import ASGIApp, Receive, Scope, Send
 
 pytestmark = pytest.mark.anyio
 
@@ -565,6 +566,39 @@ async def test_two_plugins_cannot_claim_one_route() -> None:
         make_app(Router(Settings(), manager))
 
 
+# asgi_middleware
+
+
+async def test_hook_asgi_middleware() -> None:
+    """Around everything, the first plugin's outermost; what it makes of a request is routed."""
+
+    class Moves:
+        def __init__(self, before: str, after: str) -> None:
+            self.before, self.after = before, after
+
+        @hookimpl
+        def asgi_middleware(self, app: ASGIApp, router: Router) -> ASGIApp:
+            assert len(router.pool) == 0
+
+            async def moved(scope: Scope, receive: Receive, send: Send) -> None:
+                if scope["type"] == "http" and scope["path"] == self.before:
+                    scope = {**scope, "path": self.after, "raw_path": self.after.encode()}
+                await app(scope, receive, send)
+
+            return moved
+
+    class Breaks:
+        @hookimpl
+        def asgi_middleware(self) -> None:
+            raise ValueError(SECRET)
+
+    plugins = {"outer": Moves("/there", "/here"), "inner": Moves("/here", "/health")}
+    async with routing(plugins, Recording()) as running:
+        assert (await running.client.get("/there")).json()["status"] == "ok"
+        assert (await running.client.get("/elsewhere")).json() == {"worker": "worker"}
+    assert refused(Breaks()).startswith("plugin 'odd' failed in asgi_middleware")
+
+
 # lifespan and setup
 
 
@@ -854,6 +888,7 @@ async def test_hooks_that_nobody_implements_cost_nothing() -> None:
     assert hooks.pre_request == hooks.post_response == []
     assert hook_names() == [
         "add_options",
+        "asgi_middleware",
         "attempt_failed",
         "client_gone",
         "forward",

@@ -150,7 +150,9 @@ def test_a_middleware_class_finds_its_flags_as_slime_wrote_them(module: Module) 
             async def __call__(self, scope, receive, send): ...
         """,
     )
-    _, app = build(["--port", "7", "--slime-router-middleware-paths", f"{path}.Middleware"])
+    _, app = build(
+        ["--no-default-plugins", "--port", "7", "--slime-router-middleware-paths", f"{path}.Middleware"]
+    )
     assert getattr(app, "port") == 7  # noqa: B009  # the attribute is not an ASGIApp's
 
 
@@ -274,12 +276,12 @@ SOURCES = {
         "@hookimpl\ndef add_options(parser): parser.add_argument('--x', kind=int)",
         "add_options: TypeError: ",
     ),
-    "hookless": ("pre_request_too = 1", "has no hooks; known: add_options, attempt_failed, "),
+    "hookless": ("pre_request_too = 1", "has no hooks; known: add_options, asgi_middleware, "),
     "unmarked": ("async def pre_request(exchange): ...", "pre_request lacks @hookimpl"),
     "misspelt": ("@hookimpl\nasync def pre_requset(exchange): ...", "no such hook: pre_requset (known: "),
     "half_misspelt": (
         "@hookimpl\nasync def pre_request(exchange): ...\n@hookimpl\nasync def post_respnse(exchange): ...",
-        "no such hook: post_respnse (known: add_options, attempt_failed, ",
+        "no such hook: post_respnse (known: add_options, asgi_middleware, ",
     ),
     "wrong_argument": (
         "@hookimpl\nasync def pre_request(request): ...",

@@ -26,7 +26,7 @@ BoolArray = npt.NDArray[np.bool_]
 
 #: SGLang's word for any JSON.
 _ANY = "$$ANY$$"
-_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_LAYOUT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _KEPT = 64
 _MISSING = (
     "{kind} needs the library llguidance, which is not installed beside the embedded engine:"

@@ -111,6 +111,11 @@ class LoggedTrajectories(Trajectories):
         super().withdraw(part)
         self._write()
 
+    def forget(self, session: str) -> None:
+        """See Trajectories."""
+        super().forget(session)
+        self._write()
+
     def see_version(self, version: str) -> None:
         """See Trajectories."""
         super().see_version(version)

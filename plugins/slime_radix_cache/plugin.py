@@ -37,6 +37,7 @@ from slime_radix_cache.recorder import StreamRecorder
 from slime_radix_cache.replies import EVENTS, JSON, media_type
 from slime_radix_cache.requests import MALFORMED, Ask, names, read_ask, rewritten
 from slime_radix_cache.retrieval import Retrieval
+from slime_radix_cache.session_turns import SessionTurns
 from slime_radix_cache.settings import Settings
 from slime_radix_cache.spelling import Spelling
 from slime_radix_cache.tally import Tally
@@ -87,7 +88,7 @@ class RadixCache:
 
     @hookimpl
     def setup(self, router: Router) -> None:
-        """Load the tokenizer, or take another plugin's; offer ``"encoder"`` and ``"trajectories"``."""
+        """Load the tokenizer, or take another plugin's; offer ``"trajectories"`` and what else others need."""
         settings = self._settings
         self._pool = router.pool
         if settings.hf_checkpoint:
@@ -122,8 +123,10 @@ class RadixCache:
             self._streams,
             spelling.text_of,
             given_prompts,
+            router.session_sources,
         )
         router.components.register("trajectories", self.retrieval)
+        router.components.register("session_turns", SessionTurns(self._trajectories, spelling.text_of))
         self._aborts = Aborts(
             router,
             self._interruptions,

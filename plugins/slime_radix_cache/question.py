@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
 from router_core.errors import BadRequest
+from router_core.request import Request
 
 __all__ = ["Conversation", "Question", "read_object"]
 
@@ -23,9 +22,9 @@ class Question:
     routed_experts: bool = False
 
     @classmethod
-    def from_json(cls, body: bytes, session: str | None) -> Question:
-        """From the body of ``/retrieve_from_text``; ``session``, of its headers, wins. Raises BadRequest."""
-        document = read_object(body, "text")
+    def from_json(cls, request: Request, session: str | None) -> Question:
+        """From the body of a ``/retrieve_from_text``, which is of ``session``. Raises BadRequest."""
+        document = read_object(request, "text")
         text = document.get("text")
         if not isinstance(text, str):
             raise BadRequest(f'"text" must be a string, got {_kind(text)}')
@@ -77,12 +76,9 @@ class Conversation:
         )
 
 
-def read_object(body: bytes, key: str) -> dict[str, Any]:
-    """``body`` as a JSON object; ``key`` is what it has to have, for the message. Raises BadRequest."""
-    try:
-        document = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise BadRequest(f"the body is not JSON: {error}") from None
+def read_object(request: Request, key: str) -> dict[str, Any]:
+    """The body as a JSON object; ``key`` is what it has to have, for the message. Raises BadRequest."""
+    document = request.json()
     if not isinstance(document, dict):
         raise BadRequest(f'wanted a JSON object with "{key}"')
     return document

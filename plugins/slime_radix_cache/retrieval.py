@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import anyio.to_thread
 import orjson
-from starlette.requests import Request
+from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response as HTTPResponse
 from starlette.routing import Route
 
 from router_core.errors import HTTPError
-from router_core.exchange import session_named
+from router_core.exchange import SessionSource, session_of
+from router_core.request import Request
 from slime_radix_cache.answer import Answer, Lost, about_record, inexact_reason, record_of
 from slime_radix_cache.branches import Branch, answer_of, branches
 from slime_radix_cache.encoding import Encoder
@@ -29,7 +30,6 @@ from slime_radix_cache.trajectories import Trajectories
 
 __all__ = ["Retrieval", "SessionNotFound"]
 
-_SESSION_HEADERS = ("x-session-id", "x-smg-routing-key")
 #: Answers with more tokens are written in a thread: about 1 ms of work.
 _MANY_TOKENS = 16_384
 
@@ -56,6 +56,7 @@ class Retrieval:
         streams: OpenStreams,
         spell: Callable[[Sequence[int]], str],
         given_prompts: GivenPrompts,
+        session_sources: Iterable[SessionSource] = (),
     ) -> None:
         self._trajectories = trajectories
         self._encoder = encoder
@@ -64,6 +65,7 @@ class Retrieval:
         self._streams = streams
         self._spell = spell
         self._given_prompts = given_prompts
+        self._session_sources = session_sources
 
     async def retrieve(self, question: Question) -> Answer:
         """The answer that is documented for ``/retrieve_from_text``."""
@@ -95,14 +97,15 @@ class Retrieval:
             about |= {"routed_experts": None, "routed_experts_reason": "not_recorded"}
         return Answer(record, about, question.logprobs)
 
-    async def retrieve_messages(self, body: bytes, session: str | None) -> Answer:
-        """The answer for the text of the messages in ``body``. Raises BadRequest."""
-        document = read_object(body, "messages")
+    async def retrieve_messages(self, request: Request) -> Answer:
+        """The answer for the text of the messages in the body of ``request``. Raises BadRequest."""
+        document = read_object(request, "messages")
         conversation = Conversation.from_document(document)
-        question = Question.about("", document, session)
-        text = await self._template.text_of(conversation, len(body))
+        question = Question.about("", document, self._session_of(request))
+        size = len(request.body)
+        text = await self._template.text_of(conversation, size)
         if not conversation.add_generation_prompt and text[-1:].isspace():
-            space = await self._template.closing_space(conversation, len(body))
+            space = await self._template.closing_space(conversation, size)
             text = self._without_unseen(space, text, question.session)
         return await self.retrieve(replace(question, text=text))
 
@@ -127,17 +130,21 @@ class Retrieval:
         about = {"session_id": session, "complete": not self._trajectories.has_lost(session)}
         return about, branches(responses, self._trajectories.candidates)
 
+    def _session_of(self, request: Request) -> str | None:
+        return session_of(request, self._session_sources)
+
     def routes(self, stats: Callable[[], dict[str, Any]]) -> list[Route]:
         """The plugin's routes."""
 
-        async def retrieve_from_text(request: Request) -> HTTPResponse:
-            question = Question.from_json(await request.body(), _session(request))
+        async def retrieve_from_text(request: HTTPRequest) -> HTTPResponse:
+            asked = await _read(request)
+            question = Question.from_json(asked, self._session_of(asked))
             return await _one(request, await self.retrieve(question))
 
-        async def retrieve_from_messages_template(request: Request) -> HTTPResponse:
-            return await _one(request, await self.retrieve_messages(await request.body(), _session(request)))
+        async def retrieve_from_messages_template(request: HTTPRequest) -> HTTPResponse:
+            return await _one(request, await self.retrieve_messages(await _read(request)))
 
-        async def trajectories(request: Request) -> HTTPResponse:
+        async def trajectories(request: HTTPRequest) -> HTTPResponse:
             about, leaves = self.session(request.path_params["session"])
             format = format_for(request.headers.get("accept", ""))
 
@@ -146,7 +153,7 @@ class Retrieval:
 
             return await _written(format, sum(leaf.tokens for leaf in leaves), write)
 
-        async def cache_stats(_: Request) -> HTTPResponse:
+        async def cache_stats(_: HTTPRequest) -> HTTPResponse:
             return HTTPResponse(orjson.dumps(stats()), media_type=JSON.media_type)
 
         return [
@@ -165,12 +172,12 @@ def _finish_reason(match: Match, text: bytes) -> Any:
     return orjson.loads(last.finish_reason) if isinstance(last, Response) and length == len(last) else None
 
 
-def _session(request: Request) -> str | None:
-    named = next(filter(None, map(request.headers.get, _SESSION_HEADERS)), None)
-    return session_named(named.encode("latin-1")) if named is not None else None
+async def _read(request: HTTPRequest) -> Request:
+    """``request`` as the router's own kind, whose body is parsed once."""
+    return Request(request.method, request.scope["raw_path"], request.headers.raw, await request.body())
 
 
-async def _one(request: Request, answer: Answer) -> HTTPResponse:
+async def _one(request: HTTPRequest, answer: Answer) -> HTTPResponse:
     format = format_for(request.headers.get("accept", ""))
     return await _written(format, len(answer.record.tokens), lambda: format.one(answer))
 

@@ -295,6 +295,24 @@ class Trajectories:
         if after[-1:] != before[-1:]:
             self._generation += 1
 
+    def forget(self, session: str) -> None:
+        """Evict what ``session`` was answered, but what is in flight, or another session goes on from. O(what goes).
+
+        Nothing of it is complete any more, under this name.
+        """
+        responses = self._sessions.of(session)
+        for response in reversed(responses):
+            segment: Segment | None = response if response in response.node.ends else None
+            while segment is not None and not segment.children and not segment.pins:
+                if isinstance(segment, Response) and segment.session != session:
+                    break
+                before = segment.parent
+                self._evict(segment)
+                self.evicted["deleted"] += 1
+                segment = before
+        if responses:
+            self.losses.sessions.add(session)
+
     def _keep_to_limits(self, newest: Segment | None = None) -> None:
         """Evict the oldest until the limits hold, or all that is left is in flight or the ``newest``. O(what goes)."""
         limits = self._limits

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from routers import Start
 
 SCHEMAS: dict[str, Any] = DOCUMENT["components"]["schemas"]
-ROUTER = [part for name in ("engine", "radix_cache", "openai", "control") for part in ("--plugin", name)]
+ROUTER = [
+    part for name in ("engine", "radix_cache", "openai", "control", "sessions") for part in ("--plugin", name)
+]
 #: Answered before any route is looked for.
 OPENAI = {
     ("GET", "/v1/models"),

@@ -106,6 +106,10 @@ async def test_what_is_no_request_is_refused(start: Start) -> None:
     async with client_of(start) as client:
         for path in POSTS:
             for content in NO_REQUESTS:
+                if not content and path.startswith(
+                    "/sessions"
+                ):  # which takes an empty body for an empty object
+                    continue
                 answer = await client.post(path, content=content)
                 assert is_told(answer), f"{path} {content[:40]!r}: {answer.text}"
 
@@ -236,7 +240,7 @@ async def test_odd_headers_change_no_answer(start: Start) -> None:
             assert is_told(await client.post(path, content=zipped, headers={"content-encoding": "gzip"}))
 
 
-@pytest.mark.parametrize("path", ["/v1/models/", "/trajectories/", "/workers/"])
+@pytest.mark.parametrize("path", ["/v1/models/", "/trajectories/", "/sessions/", "/workers/"])
 async def test_odd_names_are_not_found(start: Start, path: str) -> None:
     names = (
         "%00",

@@ -1,0 +1,108 @@
+"""A session turn by turn, as it was sampled: for plugins that make samples or records of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from slime_radix_cache.answer import Record, reason_of_record, record_of
+from slime_radix_cache.segments import Response, links
+from slime_radix_cache.text_index import text_of
+from slime_radix_cache.trajectories import Trajectories
+
+__all__ = ["SessionTurns", "Turn", "TurnContext"]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One response of a session. ``before``: number of the turn that it goes on from, None where it begins.
+
+    Numbers are in the order in which responses came. ``prompt``: the same for responses to one prompt.
+    ``finish_reason``: the engine's; None when no end was seen.
+    """
+
+    number: int
+    before: int | None
+    prompt: Hashable
+    tokens: int
+    finish_reason: dict[str, Any] | None
+    response: Response
+
+
+@dataclass(frozen=True, slots=True)
+class TurnContext:
+    """All that an engine consumed and sampled up to the end of one turn.
+
+    ``spans``: for each turn of the session in it ``(number, start, end, is_whole)``, in tokens; not whole where the
+    client kept a part of the response. ``sampled``: ``(key, start, end)`` of each response in it, also of other
+    sessions; a key is the same in all contexts. ``inexact_reason``: None when the record is exact.
+    """
+
+    record: Record
+    spans: tuple[tuple[int, int, int, bool], ...]
+    sampled: tuple[tuple[Hashable, int, int], ...]
+    inexact_reason: str | None
+
+
+class SessionTurns:
+    """What is kept of each session; the component ``"session_turns"``. A read leaves no trace."""
+
+    def __init__(self, trajectories: Trajectories, spell: Callable[[Sequence[int]], str]) -> None:
+        self._trajectories = trajectories
+        self.spell = spell
+
+    def turns(self, session: str) -> list[Turn]:
+        """The turns of ``session``, oldest first. O(their segments)."""
+        responses = self._trajectories.responses_of(session)
+        numbers = {response: number for number, response in enumerate(responses)}
+        return [
+            Turn(
+                number,
+                self._before(response, numbers),
+                (response.parent, response.kept),
+                len(response),
+                orjson.loads(response.finish_reason),
+                response,
+            )
+            for number, response in enumerate(responses)
+        ]
+
+    def _before(self, response: Response, numbers: dict[Response, int]) -> int | None:
+        context = (response.parent, response.kept) if response.parent is not None else None
+        for segment, kept in links(context):
+            if kept and isinstance(segment, Response) and segment in numbers:
+                return numbers[segment]
+        return None
+
+    def context(self, turn: Turn, turns: Sequence[Turn]) -> TurnContext:
+        """The context of ``turn``, one of ``turns``. O(its tokens); any thread may make it."""
+        numbers = {one.response: one.number for one in turns}
+        context = turn.response, len(turn.response)
+        record = record_of(context, session=turn.response.session)
+        spans: list[tuple[int, int, int, bool]] = []
+        sampled: list[tuple[Hashable, int, int]] = []
+        end = len(record.tokens)
+        for segment, length in links(context):
+            if isinstance(segment, Response) and length:
+                sampled.append((segment, end - length, end))
+                if segment in numbers:
+                    spans.append((numbers[segment], end - length, end, length == len(segment)))
+            end -= length
+        cut_short = turn.response.continuation_lost
+        reason = "evicted" if cut_short else reason_of_record(context, record)
+        return TurnContext(record, tuple(reversed(spans)), tuple(reversed(sampled)), reason)
+
+    def text(self, turn: Turn) -> str:
+        """What the client was told in ``turn``."""
+        return text_of(turn.response.node)[turn.response.start :].decode()
+
+    def has_lost(self, session: str) -> bool:
+        """True when something of ``session`` is lost, or could not be recorded as exact."""
+        return self._trajectories.has_lost(session)
+
+    def forget(self, session: str) -> None:
+        """Evict what ``session`` was answered. See Trajectories."""
+        self._trajectories.forget(session)

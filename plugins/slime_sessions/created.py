@@ -1,0 +1,52 @@
+"""Sessions that ``POST /sessions`` made, and those that were deleted."""
+
+from __future__ import annotations
+
+import secrets
+from collections import OrderedDict
+
+__all__ = ["CreatedSessions"]
+
+#: Names that are remembered, of each kind. The least recent are forgotten.
+_MAX_NAMES = 262_144
+
+
+class CreatedSessions:
+    """Bounded memory of names; nothing of it outlives the process."""
+
+    def __init__(self, limit: int = _MAX_NAMES) -> None:
+        self._limit = limit
+        self._open: OrderedDict[str, None] = OrderedDict()
+        self._deleted: OrderedDict[str, None] = OrderedDict()
+
+    def create(self, name: str | None = None) -> str:
+        """Open a session: ``name``, or one of 128 random bits."""
+        name = name or secrets.token_hex(16)
+        self._deleted.pop(name, None)
+        self._add(self._open, name)
+        return name
+
+    def __contains__(self, name: str) -> bool:
+        """True when ``name`` was created and not deleted."""
+        return name in self._open
+
+    def delete(self, name: str) -> None:
+        """Close ``name``. What was created here and is closed stays closed."""
+        if name in self._open:
+            del self._open[name]
+            self._add(self._deleted, name)
+
+    @property
+    def has_deleted(self) -> bool:
+        """True when a session was created and deleted."""
+        return bool(self._deleted)
+
+    def is_deleted(self, name: str) -> bool:
+        """True when ``name`` was created and deleted."""
+        return name in self._deleted
+
+    def _add(self, names: OrderedDict[str, None], name: str) -> None:
+        names[name] = None
+        names.move_to_end(name)
+        if len(names) > self._limit:
+            names.popitem(last=False)

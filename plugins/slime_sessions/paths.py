@@ -1,0 +1,60 @@
+"""ASGI middleware: ``/sessions/{id}/v1/...`` is ``/v1/...`` with that session."""
+
+from __future__ import annotations
+
+from urllib.parse import unquote
+
+from router_core.app import send_error
+from router_core.errors import HTTPError
+from router_core.types import ASGIApp, Receive, Scope, Send
+from slime_sessions.names import PREFIX, read_path
+
+__all__ = ["SessionPaths"]
+
+_HEADER = b"x-session-id"
+_SAMPLES = "/samples"
+#: Of the routes on a session itself.
+_OWN_METHODS = ("GET", "HEAD", "DELETE")
+
+
+class NothingThere(HTTPError):
+    """No such path below a session."""
+
+    status, type, code = 404, "not_found_error", "NOT_FOUND"
+
+
+class SessionPaths:
+    """Outside of everything else: keys, routes, plugins and workers see the path and the header that are meant.
+
+    The path wins over the client's own ``X-Session-Id``.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith(PREFIX):
+            try:
+                scope = _rewritten(scope)
+            except HTTPError as error:
+                await send_error(error, send, unread=receive)
+                return
+        await self._app(scope, receive, send)
+
+
+def _rewritten(scope: Scope) -> Scope:
+    """``scope`` without what names the session in its path. Raises BadRequest, NothingThere."""
+    found = read_path(scope["raw_path"])
+    if found is None:
+        path: str = scope["path"]
+        is_own = scope["method"] in _OWN_METHODS or "/" not in path[len(PREFIX) :] or path.endswith(_SAMPLES)
+        if is_own:  # other methods of such a path are a 405 there
+            return scope
+        raise NothingThere("below /sessions/{id} there are /v1/..., /generate and /samples")
+    name = found.name.encode()
+    return {
+        **scope,
+        "path": unquote(found.rest.decode("latin-1")),
+        "raw_path": found.rest,
+        "headers": [(_HEADER, name), *(pair for pair in scope["headers"] if pair[0] != _HEADER)],
+    }

@@ -1,0 +1,85 @@
+"""The plugin: sessions by path, body and key, and the routes on them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from starlette.routing import BaseRoute
+
+from router_core import Exchange, hookimpl
+from router_core.exchange import session_named
+from router_core.router import Router
+from router_core.types import ASGIApp
+from slime_sessions.created import CreatedSessions
+from slime_sessions.paths import SessionPaths
+from slime_sessions.routes import SessionNotFound, SessionRoutes
+from slime_sessions.settings import Settings
+from slime_sessions.sources import ApiKeySessions, from_metadata, from_user
+
+__all__ = ["Sessions", "add_options", "make_plugin"]
+
+
+@hookimpl
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--session-from-user",
+        action="store_true",
+        help='the body\'s "user" names the session of a request that names none otherwise',
+    )
+    parser.add_argument(
+        "--session-from-api-key",
+        action="store_true",
+        help="so does the key in Authorization: Bearer KEY, unless it is one that opens something",
+    )
+
+
+def make_plugin(options: argparse.Namespace) -> Sessions:
+    """The plugin with the flags of the command line."""
+    return Sessions(Settings.from_options(options))
+
+
+class Sessions:
+    """Names sessions, and remembers those that it made."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._created = CreatedSessions()
+        self._keys: ApiKeySessions | None = None
+
+    @hookimpl
+    def setup(self, router: Router) -> None:
+        """Name sessions by the body's metadata, and as the flags say."""
+        router.session_sources.append(from_metadata)
+        if self._settings.from_user:
+            router.session_sources.append(from_user)
+        if self._settings.from_api_key:
+            self._keys = ApiKeySessions(router)
+            router.session_sources.append(self._keys)
+
+    @hookimpl
+    def asgi_middleware(self, app: ASGIApp) -> ASGIApp:
+        """Take sessions out of paths."""
+        return SessionPaths(app)
+
+    @hookimpl
+    def routes(self, router: Router) -> Sequence[BaseRoute]:
+        return SessionRoutes(router, self._created).all()
+
+    @hookimpl(tryfirst=True)  # it takes no slot
+    async def pre_request(self, exchange: Exchange) -> None:
+        """Refuse what a deleted session asks: nobody will take its samples. A name in place of a key ends here."""
+        if self._keys is not None and self._keys(exchange.request) is not None:
+            self._take_key(exchange)
+        if not self._created.has_deleted:
+            return
+        value = exchange.request.header(b"x-session-id")
+        if value and self._created.is_deleted(session_named(value)):
+            raise SessionNotFound(f"session {session_named(value)!r} was deleted")
+
+    def _take_key(self, exchange: Exchange) -> None:
+        """Take a name out of ``Authorization``: the worker gets its own key, which it would not beside another one."""
+        request = exchange.request
+        session = exchange.session  # found while the key is still there, and kept by the exchange
+        assert session is not None  # the key is a name
+        request.headers = [pair for pair in request.headers if pair[0] != b"authorization"]

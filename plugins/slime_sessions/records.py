@@ -1,0 +1,68 @@
+"""A session's turns in the shape of miles' records (miles/rollout/session/types.py at 31f1ca961)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from slime_sessions.turns import SessionTurns, Turn
+
+__all__ = ["accumulated", "records_of"]
+
+_PROMPT = -1
+
+
+def records_of(source: SessionTurns, turns: Sequence[Turn]) -> list[dict[str, Any]]:
+    """What the engines were sent and answered, turn by turn. O(tokens of all contexts); any thread may make it.
+
+    ``request.input_ids``: all before the response. ``output_token_logprobs``: ``[logprob, id, null]`` for each token.
+    Messages and times are not kept: there are none of the former, and null for the latter.
+    """
+    return [_record(source, turn, turns) for turn in turns]
+
+
+def _record(source: SessionTurns, turn: Turn, turns: Sequence[Turn]) -> dict[str, Any]:
+    context = source.context(turn, turns)
+    tokens = context.record.tokens.tolist()
+    asked = len(tokens) - turn.tokens
+    logprobs = context.record.logprobs[asked:].tolist()
+    versions = [version for version, count in context.record.spans if count and version != _PROMPT]
+    meta: dict[str, Any] = {
+        "prompt_tokens": asked,
+        "completion_tokens": turn.tokens,
+        "finish_reason": turn.finish_reason,
+        "output_token_logprobs": [
+            [logprob if logprob == logprob else None, token, None]  # NaN: the engine gave none
+            for logprob, token in zip(logprobs, tokens[asked:], strict=True)
+        ],
+    }
+    if versions and versions[-1] is not None:
+        meta["weight_version"] = versions[-1]
+    finish = turn.finish_reason["type"] if turn.finish_reason is not None else None
+    choice = {
+        "index": 0,
+        "message": {"role": "assistant", "content": source.text(turn)},
+        "finish_reason": finish,
+        "meta_info": meta,
+    }
+    return {
+        "timestamp": None,
+        "request_timestamp": None,
+        "method": "POST",
+        "path": "/generate",
+        "status_code": 200,
+        "request": {"input_ids": tokens[:asked]},
+        "response": {"choices": [choice]},
+        "number": turn.number,
+        "parent": turn.before,
+        "exact": context.inexact_reason is None,
+        "inexact_reason": context.inexact_reason,
+    }
+
+
+def accumulated(source: SessionTurns, turns: Sequence[Turn], committed: Sequence[Turn]) -> list[int]:
+    """The tokens up to the end of the latest of the ``committed`` turns."""
+    if not committed:
+        return []
+    tokens: list[int] = source.context(committed[-1], turns).record.tokens.tolist()
+    return tokens

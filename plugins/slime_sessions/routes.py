@@ -1,0 +1,190 @@
+"""``/sessions``: make one, read its records, take its samples, delete it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import anyio.to_thread
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from router_core.errors import BadRequest, HTTPError
+from router_core.router import Router
+from slime_sessions.created import CreatedSessions
+from slime_sessions.names import check_name
+from slime_sessions.records import accumulated, records_of
+from slime_sessions.tree import committed
+from slime_sessions.turns import SessionTurns, Turn
+
+__all__ = ["SessionNotFound", "SessionRoutes"]
+
+_COMPONENT = "session_turns"
+#: Of the sample's metadata, the server's own (miles' _SERVER_OWNED_METADATA_KEYS).
+_OWN_KEYS = frozenset(("accumulated_token_ids", "tito_session_mismatch", "leaf"))
+#: Answers about more tokens are written in a thread: about 1 ms of work.
+_MANY_TOKENS = 16_384
+
+
+class SessionNotFound(HTTPError):
+    """Nobody created the session, and nothing is kept of it; or it was deleted."""
+
+    status, type, code = 404, "not_found_error", "SESSION_NOT_FOUND"
+
+
+class NothingRecorded(HTTPError):
+    """No plugin records what sessions are answered."""
+
+    status, type, code = 501, "not_implemented_error", "NOTHING_RECORDED"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplesRequest:
+    """``max_seq_len``: tokens of a sample, at most. ``retries``: leaves that were tried again are samples, too."""
+
+    max_seq_len: int | None = None
+    metadata: dict[str, Any] | None = None
+    retries: bool = False
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> SamplesRequest:
+        """Check what was sent. Raises BadRequest."""
+        longest = document.get("max_seq_len")
+        if longest is not None and (type(longest) is not int or longest < 1):
+            raise BadRequest(f'"max_seq_len" must be an integer above 0, or null, got {longest!r:.80}')
+        metadata = document.get("metadata")
+        if metadata is not None and not isinstance(metadata, dict):
+            raise BadRequest(f'"metadata" must be an object, or null, got {type(metadata).__name__}')
+        retries = document.get("include_retries")
+        if retries is not None and not isinstance(retries, bool):
+            raise BadRequest(f'"include_retries" must be true or false, got {retries!r:.80}')
+        return cls(longest, metadata, bool(retries))
+
+
+class SessionRoutes:
+    """The routes on sessions, and what they know."""
+
+    def __init__(self, router: Router, created: CreatedSessions) -> None:
+        self._router = router
+        self._created = created
+
+    def all(self) -> list[Route]:
+        """The routes."""
+        return [
+            Route("/sessions", self._create, methods=["POST"]),
+            Route("/sessions/{session:path}/samples", self._samples, methods=["POST"]),
+            Route("/sessions/{session:path}", self._show, methods=["GET"]),
+            Route("/sessions/{session:path}", self._delete, methods=["DELETE"]),
+        ]
+
+    async def _create(self, request: Request) -> Response:
+        document = await _object(request)
+        name = document.get("session_id")
+        if name is not None:
+            if not isinstance(name, str):
+                raise BadRequest(f'"session_id" must be a string, got {type(name).__name__}')
+            check_name(name, 'wanted "session_id"')
+        if document.get("sampling_params"):  # of rllm's gateway, which writes them into each request
+            raise BadRequest(
+                '"sampling_params" of a session are not applied here: send them with each request'
+            )
+        session = self._created.create(name)
+        return _json({"session_id": session})
+
+    async def _show(self, request: Request) -> Response:
+        session, source, turns = self._find(request)
+        complete = not source.has_lost(session)
+
+        def write() -> bytes:
+            metadata = {
+                "accumulated_token_ids": accumulated(source, turns, committed(turns)),
+                "max_trim_tokens": 0,
+                "complete": complete,
+            }
+            return orjson.dumps(
+                {"session_id": session, "records": records_of(source, turns), "metadata": metadata}
+            )
+
+        return Response(await _written(turns, write), media_type="application/json")
+
+    async def _samples(self, request: Request) -> Response:
+        wanted = SamplesRequest.from_json(await _object(request))
+        session, source, turns = self._find(request)
+        is_lossy = source.has_lost(session)
+
+        def write() -> bytes:
+            from slime_sessions.samples import InexactSession, samples_of  # numpy is heavy
+            from slime_sessions.wire import encode  # numpy is heavy
+
+            if is_lossy:
+                raise InexactSession(
+                    f"something of session {session!r} is lost, or could not be recorded as exact: a sample would"
+                    " be missing or too short (GET /trajectories/{session} has what is kept)"
+                )
+            agent = wanted.metadata or {}
+            metadata: dict[str, Any] = {
+                "accumulated_token_ids": accumulated(source, turns, committed(turns)),
+                "max_trim_tokens": 0,
+                "complete": True,
+                **({"agent": agent} if wanted.metadata is not None else {}),
+            }
+            samples = samples_of(source, turns, max_seq_len=wanted.max_seq_len, retries=wanted.retries)
+            empty = None if samples else "all_truncated" if committed(turns) else "no_records"
+            shown = {key: value for key, value in agent.items() if key not in _OWN_KEYS}
+            return encode(samples, metadata, empty, reward=agent.get("reward"), agent=shown)
+
+        return Response(await _written(turns, write), media_type="application/octet-stream")
+
+    async def _delete(self, request: Request) -> Response:
+        session: str = request.path_params["session"]
+        source: SessionTurns | None = None
+        if _COMPONENT in self._router.components:
+            source = self._router.components.get(_COMPONENT)
+        if session not in self._created and not (source is not None and source.turns(session)):
+            raise _not_found(session)
+        self._created.delete(session)
+        if source is not None:
+            source.forget(session)
+        return Response(status_code=204)
+
+    def _find(self, request: Request) -> tuple[str, SessionTurns, Sequence[Turn]]:
+        """The session that ``request`` names, and its turns. Raises SessionNotFound, NothingRecorded."""
+        session: str = request.path_params["session"]
+        if _COMPONENT not in self._router.components:
+            raise NothingRecorded("nothing is recorded without --plugin radix_cache")
+        source: SessionTurns = self._router.components.get(_COMPONENT)
+        turns = source.turns(session)
+        if self._created.is_deleted(session) or (not turns and session not in self._created):
+            raise _not_found(session)
+        return session, source, turns
+
+
+def _not_found(session: str) -> SessionNotFound:
+    return SessionNotFound(f"no session {session!r:.200}: nothing is kept of it, and nobody created it")
+
+
+async def _object(request: Request) -> dict[str, Any]:
+    """The body as a JSON object; an empty body is an empty one. Raises BadRequest."""
+    body = await request.body()
+    if not body.strip():
+        return {}
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"the body is not JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise BadRequest(f"wanted a JSON object, got {type(document).__name__}")
+    return document
+
+
+async def _written(turns: Sequence[Turn], write: Callable[[], bytes]) -> bytes:
+    """What ``write`` makes of ``turns``; in a thread where that takes long."""
+    many = sum(turn.tokens for turn in turns) > _MANY_TOKENS or len(turns) > 64
+    return await anyio.to_thread.run_sync(write) if many else write()
+
+
+def _json(content: object) -> Response:
+    return Response(orjson.dumps(content), media_type="application/json")

@@ -1,0 +1,130 @@
+"""Training samples of a session: one for each leaf of its tree, as miles' session server makes them.
+
+The rules are those of miles at 31f1ca961: miles/rollout/session/samples/merge.py (truncation), generate_utils/
+sample_utils.py (what ends a sample), session/v2/picker_hub/drop_retries.py and v2/postprocessor_hub (which leaves, and
+which of them trains on what they share).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from router_core.errors import HTTPError
+from slime_sessions.tree import COMPLETED, committed, leaves, status_of
+from slime_sessions.turns import Record, SessionTurns, Turn, TurnContext
+
+__all__ = ["InexactSession", "Sample", "samples_of"]
+
+_PROMPT = -1
+
+
+class InexactSession(HTTPError):
+    """A sample would hold tokens that are not exact, or one would be missing."""
+
+    status, type, code = 422, "invalid_request_error", "INEXACT_SESSION"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One sample. ``loss_mask`` and ``logprobs`` are those of the last ``len(loss_mask)`` of ``tokens``: the response.
+
+    ``status``: completed, truncated or aborted. ``weight_versions``: of each turn that is trained on, in order.
+    """
+
+    tokens: npt.NDArray[np.int64]
+    response: str
+    loss_mask: npt.NDArray[np.uint8]
+    logprobs: npt.NDArray[np.float64]
+    status: str
+    weight_versions: list[str]
+    leaf: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Path:
+    """A leaf with all before it, up to token ``end``."""
+
+    leaf: Turn
+    context: TurnContext
+    end: int
+    status: str
+
+
+def samples_of(
+    source: SessionTurns, turns: Sequence[Turn], *, max_seq_len: int | None = None, retries: bool = False
+) -> list[Sample]:
+    """The samples of the committed ``turns`` of a session, those with most turns first. O(their tokens).
+
+    Raises InexactSession.
+    """
+    by_number = {turn.number: turn for turn in turns}
+    paths = []
+    for leaf in leaves(committed(turns), retries=retries):
+        context = source.context(leaf, turns)
+        if context.inexact_reason is not None:
+            raise InexactSession(
+                f"the tokens of turn {leaf.number} are not exact: {context.inexact_reason}"
+                " (GET /trajectories/{session} has what is known)"
+            )
+        end, status = _kept(context, by_number, max_seq_len)
+        if end:
+            paths.append(_Path(leaf, context, end, status))
+    trained: dict[Hashable, int] = {}
+    samples = [
+        _sample(source, path, trained) for path in paths
+    ]  # oldest leaf first: it trains on what they share
+    samples.sort(key=lambda sample: (len(sample.leaf["path_node_ids"]), sample.leaf["node_id"]), reverse=True)
+    return [sample for sample in samples if sample.loss_mask.any()]
+
+
+def _kept(context: TurnContext, turns: Mapping[int, Turn], max_seq_len: int | None) -> tuple[int, str]:
+    """How many tokens of ``context`` are the sample's, and its status.
+
+    A turn that was not completed is the last one, unless the client itself kept only a part of it. A turn over
+    ``max_seq_len`` is cut, one that begins behind it left out with all that follows.
+    """
+    end, status = 0, COMPLETED
+    for number, start, stop, is_whole in context.spans:
+        if max_seq_len is not None and stop > max_seq_len:
+            return (max_seq_len, "truncated") if start < max_seq_len else (end, status)
+        end, status = stop, status_of(turns[number]) if is_whole else COMPLETED
+        if status != COMPLETED:
+            break
+    return end, status
+
+
+def _sample(source: SessionTurns, path: _Path, trained: dict[Hashable, int]) -> Sample:
+    """``trained``: where the tokens of each response end that earlier samples train on; those of this one are added."""
+    record, end = path.context.record, path.end
+    mask = record.loss_mask[:end].astype(np.uint8)
+    sampled = np.flatnonzero(mask)
+    start = int(sampled[0]) if len(sampled) else end
+    for key, begin, stop in path.context.sampled:
+        shared = trained.get(key, begin)
+        mask[begin : min(stop, shared)] = 0
+        trained[key] = max(shared, min(stop, end))
+    numbers = [number for number, begin, *_ in path.context.spans if begin < end]
+    return Sample(
+        record.tokens[:end].astype(np.int64),
+        source.spell(record.tokens[start:end].tolist()),
+        mask[start:],
+        record.logprobs[start:end],
+        path.status,
+        list(_versions(record, end)),
+        {"node_id": path.leaf.number, "parent": path.leaf.before, "path_node_ids": numbers},
+    )
+
+
+def _versions(record: Record, end: int) -> Iterator[str]:
+    position = 0
+    for version, count in record.spans:
+        if position >= end:
+            return
+        if count and version is not None and version != _PROMPT:
+            yield str(version)
+        position += count

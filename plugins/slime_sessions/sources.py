@@ -1,0 +1,73 @@
+"""Sessions of requests that name none in a header, or as ``session_id``: what else of a request may be a name.
+
+Two rollouts with one name are one session: then a token of the one counts as sampled by the other. So a field that is
+often the same for all, ``user`` or a key, names a session only where that was asked for.
+"""
+
+from __future__ import annotations
+
+import hmac
+from typing import Any
+
+from router_core.errors import BadRequest
+from router_core.request import Request
+from router_core.router import Router
+from slime_sessions.names import is_placeholder, is_usable
+
+__all__ = ["ApiKeySessions", "from_metadata", "from_user"]
+
+
+def from_metadata(request: Request) -> str | None:
+    """``metadata.session_id`` of the body."""
+    if b'"metadata"' not in request.body:
+        return None
+    metadata = _field(request, "metadata")
+    return _usable(metadata.get("session_id")) if isinstance(metadata, dict) else None
+
+
+def from_user(request: Request) -> str | None:
+    """``user`` of the body: OpenAI's name for an end user."""
+    return _usable(_field(request, "user")) if b'"user"' in request.body else None
+
+
+class ApiKeySessions:
+    """The key in ``Authorization: Bearer KEY``, unless it opens something: the router's keys have been taken away.
+
+    A worker's key, a JSON Web Token, and a placeholder that all clients share are no names.
+    """
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+
+    def __call__(self, request: Request) -> str | None:
+        value = request.header(b"authorization")
+        if value is None:
+            return None
+        words = value.split()
+        if len(words) != 2 or words[0].lower() != b"bearer":
+            return None
+        key = words[1].decode("latin-1")
+        if is_placeholder(key) or _is_jwt(key) or self._is_a_workers(words[1]):
+            return None
+        return _usable(key)
+
+    def _is_a_workers(self, key: bytes) -> bool:
+        known = {worker.api_key for worker in self._router.pool} | {self._router.settings.worker_api_key}
+        return any(hmac.compare_digest(key, each.encode()) for each in known if each is not None)
+
+
+def _is_jwt(key: str) -> bool:
+    """RFC 7519: three parts, of which the first is the base64url of a JSON object."""
+    return key.startswith("eyJ") and key.count(".") == 2
+
+
+def _field(request: Request, name: str) -> Any:
+    try:
+        document = request.json()
+    except BadRequest:
+        return None  # the worker says so in its own words
+    return document.get(name) if isinstance(document, dict) else None
+
+
+def _usable(name: Any) -> str | None:
+    return name if is_usable(name) else None

@@ -1,0 +1,44 @@
+"""A session as a tree of turns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slime_sessions.turns import Turn
+
+__all__ = ["COMPLETED", "committed", "leaves", "status_of"]
+
+COMPLETED = "completed"
+_STATUS = {"stop": COMPLETED, "length": "truncated", "abort": "aborted"}
+
+
+def status_of(turn: Turn) -> str:
+    """How ``turn`` ended, in miles' words. One whose end nobody saw, and that was gone on from, is completed."""
+    reason = turn.finish_reason
+    return _STATUS.get(str(reason.get("type")), "aborted") if reason is not None else COMPLETED
+
+
+def committed(turns: Sequence[Turn]) -> list[Turn]:
+    """The turns that sampled something and have ended, or that the session went on from."""
+    continued = {turn.before for turn in turns}
+    return [
+        turn for turn in turns if turn.tokens and (turn.finish_reason is not None or turn.number in continued)
+    ]
+
+
+def leaves(turns: Sequence[Turn], *, retries: bool) -> list[Turn]:
+    """The turns of the tree that nothing goes on from.
+
+    Without ``retries`` not those that were tried again: a later turn goes on from where they do. That is miles' rule,
+    which keeps all turns that begin a tree; of these we leave out the aborted ones whose prompt came again later.
+    """
+    continued = {turn.before for turn in turns}
+    latest = {turn.before: turn.number for turn in turns}
+    asked_last = {turn.prompt: turn.number for turn in turns}
+
+    def was_tried_again(turn: Turn) -> bool:
+        if turn.before is not None:
+            return latest[turn.before] != turn.number
+        return status_of(turn) == "aborted" and asked_last[turn.prompt] != turn.number
+
+    return [turn for turn in turns if turn.number not in continued and (retries or not was_tried_again(turn))]

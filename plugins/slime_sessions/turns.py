@@ -1,0 +1,87 @@
+"""What ``radix_cache`` tells of a session: the component ``"session_turns"``."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+__all__ = ["Record", "SessionTurns", "Turn", "TurnContext"]
+
+
+class Turn(Protocol):
+    """One response. ``before``: number of the turn that it goes on from; ``finish_reason`` None: no end was seen.
+
+    ``prompt``: the same for responses to one prompt.
+    """
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def before(self) -> int | None: ...
+    @property
+    def prompt(self) -> Hashable: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def finish_reason(self) -> dict[str, Any] | None: ...
+
+
+class Record(Protocol):
+    """Tokens of a context, and what is known of each; ``spans``: runs ``(version, count)``, -1 for a prompt's."""
+
+    @property
+    def tokens(self) -> npt.NDArray[np.int32]: ...
+    @property
+    def loss_mask(self) -> npt.NDArray[np.int8]: ...
+    @property
+    def logprobs(self) -> npt.NDArray[np.float64]: ...
+    @property
+    def spans(self) -> tuple[tuple[str | int | None, int], ...]: ...
+
+
+class TurnContext(Protocol):
+    """All up to the end of one turn. ``spans``: ``(number, start, end, is_whole)`` of the session's turns in it.
+
+    ``sampled``: ``(key, start, end)`` of all responses in it, with a key that is the same in all contexts.
+    """
+
+    @property
+    def record(self) -> Record: ...
+    @property
+    def spans(self) -> tuple[tuple[int, int, int, bool], ...]: ...
+    @property
+    def sampled(self) -> tuple[tuple[Hashable, int, int], ...]: ...
+    @property
+    def inexact_reason(self) -> str | None: ...
+
+
+class SessionTurns(Protocol):
+    """What is kept of sessions."""
+
+    def turns(self, session: str) -> Sequence[Turn]:
+        """The turns of ``session``, oldest first."""
+        ...
+
+    def context(self, turn: Any, turns: Any) -> TurnContext:
+        """The context of ``turn``, one of ``turns``; any thread may make it."""
+        ...
+
+    def text(self, turn: Any) -> str:
+        """What the client was told in ``turn``."""
+        ...
+
+    def spell(self, ids: Sequence[int]) -> str:
+        """The text of ``ids``, special tokens spelt out."""
+        ...
+
+    def has_lost(self, session: str) -> bool:
+        """True when something of ``session`` is lost, or could not be recorded as exact."""
+        ...
+
+    def forget(self, session: str) -> None:
+        """Evict what ``session`` was answered."""
+        ...
