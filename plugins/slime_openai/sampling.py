@@ -27,9 +27,8 @@ _ANY_OBJECT = '{"type":"object"}'
 
 
 def _top_k(param: str, value: Any) -> int:
-    if value != -1:
-        return int(integer(1)(param, value))
-    return -1
+    """-1 and 0 are all tokens, as in vLLM; SGLang knows -1 alone."""
+    return int(integer(-1)(param, value)) or -1
 
 
 def _logit_bias(param: str, value: Any) -> dict[str, float]:

@@ -79,17 +79,22 @@ _SAMPLING = frozenset(
     )
 )
 _ASKS_FOR_MORE = "return_"
+#: An empty list of these is none, in SGLang too (``_normalize_image_data`` in srt/managers/io_struct.py).
+_MEDIA = ("image_data", "video_data", "audio_data")
 
 
 def unknown_field(body: Mapping[str, Any]) -> str | None:
     """Name the first field of ``body``, by its name, that is not known to be harmless; None: all are.
 
-    Null stands for the default, as in SGLang. Sampling parameters are looked at, too.
+    Null stands for the default, as in SGLang, and so does an empty list of media. Sampling parameters are looked at,
+    too.
     """
     unknown = [
         name
         for name in body.keys() - _TOP_LEVEL
-        if body[name] is not None and not name.startswith(_ASKS_FOR_MORE)
+        if body[name] is not None
+        and not name.startswith(_ASKS_FOR_MORE)
+        and not (name in _MEDIA and body[name] == [])
     ]
     parameters = body.get("sampling_params")
     for one in parameters if isinstance(parameters, list) else (parameters,):

@@ -194,6 +194,11 @@ def test_every_parameter_of_openai_is_known() -> None:
     assert set(OPENAI.split()) <= HONOURED.keys() | NO_EFFECT.keys() | REFUSED.keys()
 
 
+@pytest.mark.parametrize("top_k", [0, -1])
+def test_no_top_k_is_all_tokens(top_k: int) -> None:
+    assert read(top_k=top_k).sampling["top_k"] == -1
+
+
 def test_parameters_are_renamed_for_the_engine() -> None:
     request = read(
         model="m",
@@ -292,7 +297,7 @@ def test_a_message_that_is_continued_gets_no_new_beginning() -> None:
         ({"temperature": True}, "temperature", "got true"),
         ({"temperature": float("nan")}, "temperature", "got nan"),
         ({"top_p": 0}, "top_p", "wanted a number above 0, up to 1, got 0"),
-        ({"top_k": 0}, "top_k", "wanted an integer of at least 1, got 0"),
+        ({"top_k": -2}, "top_k", "wanted an integer of at least -1, got -2"),
         ({"min_p": -0.1}, "min_p", "wanted a number from 0 to 1"),
         ({"frequency_penalty": -3}, "frequency_penalty", "wanted a number from -2 to 2"),
         ({"repetition_penalty": 0}, "repetition_penalty", "wanted a number above 0, up to 2"),

@@ -33,6 +33,9 @@ USUAL: dict[str, Any] = {
         ({"sampling_params": [{"n": 1}, {"custom_params": {"a": 1}}]}, "custom_params"),
         ({"sampling_params": {"custom_params": None}}, None),
         ({"sampling_params": None}, None),
+        ({"image_data": [], "video_data": [], "audio_data": []}, None),
+        ({"image_data": ["image.png"]}, "image_data"),
+        ({"positional_embed_overrides": []}, "positional_embed_overrides"),
     ],
 )
 def test_the_first_field_that_is_not_known_is_named(more: dict[str, Any], name: str | None) -> None:
