@@ -39,8 +39,9 @@ def ranks_told(server_info: bytes) -> int:
 class Ranks:
     """A Dispatcher that writes the rank into what a rank is sent, and leaves all else to ``inner``.
 
-    A rank that a client names is taken out: the router chooses, and a server with a single rank may refuse it.
-    ``in_header``: each request that a rank is given, whatever its path, names it in a header as well.
+    A rank that a client names is taken out: the router chooses, and a server with a single rank may refuse it. Bodies
+    for workers that are only proxied to stay as they are. ``in_header``: each request that a rank is given, whatever
+    its path, names it in a header as well.
     """
 
     def __init__(self, inner: Dispatcher, *, in_header: bool = False) -> None:
@@ -53,8 +54,9 @@ class Ranks:
 
     async def send(self, exchange: Exchange, request: Request, body: bytes | None = None) -> Reply:
         """See :class:`router_core.types.Dispatcher`."""
-        rank = exchange.worker.rank if exchange.worker is not None else None
-        if generates(request):
+        worker = exchange.worker
+        rank = worker.rank if worker is not None else None
+        if generates(request) and not (worker is not None and worker.server.worker_type == "passthrough"):
             body = request.body if body is None else body
             if rank is None:
                 body = without_fields(body, _FIELDS)

@@ -101,8 +101,11 @@ async def proxying(start: Start, checkpoint: str, *flags: str) -> AsyncIterator[
         yield running, worker
 
 
-async def test_openai_requests_pass_byte_for_byte(start: Start, checkpoint: str) -> None:
-    async with proxying(start, checkpoint) as (running, worker):
+@pytest.mark.parametrize("flags", [(), ("--intra-node-data-parallel-size", "2")], ids=["", "ranks"])
+async def test_openai_requests_pass_byte_for_byte(
+    start: Start, checkpoint: str, flags: tuple[str, ...]
+) -> None:
+    async with proxying(start, checkpoint, *flags) as (running, worker):
         for path in ("/v1/chat/completions", "/v1/completions"):
             whole = await running.client.post(path, content=ASKED)
             assert (whole.status_code, whole.content) == (200, ANSWER)
@@ -115,7 +118,7 @@ async def test_openai_requests_pass_byte_for_byte(start: Start, checkpoint: str)
         refused = await running.client.post("/v1/embeddings", content=b"{}")
         assert (refused.status_code, refused.content) == (404, WRONG)
         one = (await running.client.get("/workers")).json()
-        assert one["stats"]["passthrough_count"] == 1
+        assert one["stats"]["passthrough_count"] == (2 if flags else 1)
         assert one["workers"][0]["weight_version"] is None
         assert (await running.client.get("/readiness")).status_code == 200
 
