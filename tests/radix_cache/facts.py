@@ -163,7 +163,8 @@ class Fact:
         rest = text[start:]
         if reading and rest == self.text and self.ended:  # the hidden tokens too
             yield Anchor(len(text), self, size, self.complete)
-            return
+            if not self.was_in_flight:  # of those the part that was told before may be all that is left
+                return
         if reading:
             yield from self._told(rest, len(text))
         one = self.reader.one_reading
