@@ -374,7 +374,14 @@ async def test_without_retries_and_control_a_failure_ends_both_all_the_same(star
 
 async def test_an_abort_between_two_attempts_ends_the_request(start: Start) -> None:
     prefill, decode = StandIn("prefill", rest=refusal(503)), StandIn("decode", rest=HANG)
-    flags = ("--retry-initial-backoff-ms", "300", "--retry-jitter-factor", "0")
+    flags = (
+        "--retry-initial-backoff-ms",
+        "5000",
+        "--retry-max-backoff-ms",
+        "5000",
+        "--retry-jitter-factor",
+        "0",
+    )
     async with between(start, prefill, decode, flags=flags) as running:
         status: list[int] = []
 
