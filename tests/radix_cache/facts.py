@@ -163,8 +163,10 @@ class Fact:
         rest = text[start:]
         if reading and rest == self.text and self.ended:  # the hidden tokens too
             yield Anchor(len(text), self, size, self.complete)
-            if not self.was_in_flight:  # of those the part that was told before may be all that is left
-                return
+            for shown, kept, _ in self.places if self.was_in_flight else ():
+                if rest.startswith(shown) and shown != rest:  # told before, it may be all that is left
+                    yield Anchor(start + len(shown), self, kept, False)
+            return
         if reading:
             yield from self._told(rest, len(text))
         one = self.reader.one_reading
