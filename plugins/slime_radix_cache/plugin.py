@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from starlette.routing import BaseRoute
 
-from router_core import Worker, hookimpl
+from router_core import hookimpl
 from router_core.errors import BadRequest, HTTPError
 from router_core.exchange import Exchange
 from router_core.fingerprint import fingerprint
@@ -22,7 +22,7 @@ from router_core.record_log import RecordLog
 from router_core.router import Router
 from router_core.types import Tokenizer
 from router_core.weights import WeightUpdate
-from slime_radix_cache.aborts import Aborts, Generation
+from slime_radix_cache.aborts import Aborts, Generation, is_only_proxied
 from slime_radix_cache.checkpoint import eos_ids, load_tokenizer
 from slime_radix_cache.encoding import Encoder
 from slime_radix_cache.given_prompts import GivenPrompts
@@ -64,11 +64,6 @@ class _Noted:
     ask: Ask
     turns: list[Turn]
     generation: Generation | None
-
-
-def _is_only_proxied(worker: Worker | None) -> bool:
-    """What came of ``worker`` is no evidence: it may speak any protocol. It has taken the place of others just now."""
-    return worker is not None and worker.server.worker_type == "passthrough"
 
 
 class RadixCache:
@@ -245,7 +240,7 @@ class RadixCache:
         """Record the answer; a stream's when its last event passes."""
         noted: _Noted | None = exchange.notes.get(NOTE)
         reply = exchange.reply
-        if noted is None or _is_only_proxied(exchange.worker):
+        if noted is None or is_only_proxied(exchange.worker):
             self._mark(exchange)
             return
         if reply is None or reply.status != 200:
