@@ -240,10 +240,8 @@ class RadixCache:
         """Record the answer; a stream's when its last event passes."""
         noted: _Noted | None = exchange.notes.get(NOTE)
         reply = exchange.reply
-        if noted is None or is_only_proxied(exchange.worker):
+        if noted is None or reply is None or reply.status != 200 or is_only_proxied(exchange.worker):
             self._mark(exchange)
-            return
-        if reply is None or reply.status != 200:
             return
         noted.turns = [sequence for turn in noted.turns for sequence in turn.sequences(noted.ask.copies)]
         if noted.ask.copies == 1:  # by now it has a name: the last plugin may have given one

@@ -59,6 +59,15 @@ async def test_a_sequence_that_never_comes_is_a_loss(client: Client) -> None:
     assert (await client.stats())["unrecorded"] == {"sequence_missing": 1}
 
 
+async def test_an_answer_with_another_status_is_a_loss(client: Client) -> None:
+    await ask(client, PROMPT, MINE, "a")
+    client.engine.script.append((201, orjson.dumps(output(client, LAST))))
+    headers = {"x-session-id": "a"}
+    answer = await client.running.client.post("/generate", json={"text": PROMPT}, headers=headers)
+    assert (answer.status_code, answer.headers["x-slime-exact"]) == (201, "false")
+    assert not (await session_of(client, "a"))["complete"]
+
+
 async def test_an_engine_that_fails_in_a_stream_is_no_loss(client: Client) -> None:
     await ask(client, PROMPT, MINE, "a")
     await stream(client, "a", events({"error": {"message": "out of memory"}}))
