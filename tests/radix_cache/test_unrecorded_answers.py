@@ -59,6 +59,19 @@ async def test_a_sequence_that_never_comes_is_a_loss(client: Client) -> None:
     assert (await client.stats())["unrecorded"] == {"sequence_missing": 1}
 
 
+async def test_a_stream_with_an_event_that_is_not_understood_is_not_exact(client: Client) -> None:
+    """It may have told tokens: these would be missing in the middle."""
+    first = output(client, MINE)
+    first["meta_info"] |= {"finish_reason": None}
+    last = output(client, LAST)
+    for one in (first, last):
+        del one["meta_info"]["completion_tokens"]
+    await stream(client, "a", events(first, {"text": 5, "meta_info": {}}, last))
+    document = await session_of(client, "a")
+    assert not document["complete"]
+    assert [record["exact"] for record in document["trajectories"]] == [False]
+
+
 async def test_an_answer_with_another_status_is_a_loss(client: Client) -> None:
     await ask(client, PROMPT, MINE, "a")
     client.engine.script.append((201, orjson.dumps(output(client, LAST))))
