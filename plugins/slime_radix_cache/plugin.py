@@ -147,7 +147,7 @@ class RadixCache:
             opened(self._logs, f"{name}.marks", SessionFile)
             for name in ("running-streams", "unanswered-sessions")
         )
-        self._unfinished = UnfinishedStreams(streams, sessions)
+        self._unfinished = UnfinishedStreams(streams, sessions, texts)
         unanswered = UnansweredSessions(asking, sessions)
         losses = Losses(sessions, texts, asked=unanswered)
         self._logged = LoggedTrajectories(limits, cut, log, around, losses, unanswered)
@@ -250,7 +250,7 @@ class RadixCache:
         worker = exchange.worker.url if exchange.worker is not None else "unknown"
         kind = media_type(reply)
         if kind == EVENTS:
-            if self._unfinished is not None and exchange.session is not None:
+            if self._unfinished is not None:
                 exchange.on_close(self._unfinished.begin(exchange.session))
             recorder = StreamRecorder(noted.turns, self._turns, self._tally, self._streams, worker)
             generation = noted.generation

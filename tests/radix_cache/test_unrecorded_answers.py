@@ -186,16 +186,18 @@ async def test_a_log_that_is_given_up_remembers_what_it_lacks(
     assert (document["complete"], len(document["trajectories"])) == (False, 1)
 
 
+@pytest.mark.parametrize("session", ["a", ""], ids=["a", "nobody"])
 async def test_a_stream_that_a_kill_cuts_off_is_a_loss(
-    start: Start, engine: ScriptedEngine, checkpoint: str, tmp_path: Path
+    start: Start, engine: ScriptedEngine, checkpoint: str, tmp_path: Path, session: str
 ) -> None:
     log, copy = tmp_path / "log", tmp_path / "copy"
     async with routed(start, engine, checkpoint, "--trajectory-log", str(log)) as client:
         await ask(client, "first " + PROMPT, MINE, "a")
+        await ask(client, PROMPT, LAST, "b")  # reads as the first tokens of the stream do
         engine.hold, engine.hold_after = anyio.Event(), 1
         engine.script.append([*LAST, 9])
         body = {"text": PROMPT, "stream": True}
-        headers = {"x-session-id": "a"}
+        headers = {"x-session-id": session} if session else {}
         async with client.running.client.stream("POST", "/generate", json=body, headers=headers) as reply:
             async for line in reply.aiter_lines():
                 if line.startswith("data: {"):
@@ -205,4 +207,6 @@ async def test_a_stream_that_a_kill_cuts_off_is_a_loss(
     engine.hold = None
     async with routed(start, engine, checkpoint, "--trajectory-log", str(copy)) as client:
         document = await session_of(client, "a")
-    assert (document["complete"], len(document["trajectories"])) == (False, 1)
+        answer = await client.retrieve(PROMPT + engine.tokenizer.decode(LAST))
+    assert (document["complete"], len(document["trajectories"])) == (not session, 1)
+    assert (answer["candidates"], answer["candidates_relation"]) == (1, "gte")
