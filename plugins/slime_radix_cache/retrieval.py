@@ -166,7 +166,9 @@ def _finish_reason(match: Match, text: bytes) -> Any:
 
 
 def _session(request: Request) -> str | None:
-    named = next(filter(None, map(request.headers.get, _SESSION_HEADERS)), None)
+    named = next(
+        (value for name in _SESSION_HEADERS for value in request.headers.getlist(name) if value), None
+    )
     return session_named(named.encode("latin-1")) if named is not None else None
 
 
