@@ -10,7 +10,7 @@ from router_core.exchange import Exchange
 from slime_openai.outputs import Output
 from slime_sglang import CONTRADICTION, contradiction
 
-__all__ = ["NOT_RECORDED", "JudgedAnswers", "LostSessions", "Verdicts"]
+__all__ = ["NOT_RECORDED", "JudgedAnswers", "LostSessions", "Ownership", "Verdicts"]
 
 NOT_RECORDED = "not_recorded"
 #: Answers for which no turn is kept: nothing may go on from their tokens.
@@ -25,6 +25,14 @@ class LostSessions(Protocol):
         ...
 
     def __contains__(self, name: str, /) -> bool: ...
+
+
+class Ownership(Protocol):
+    """The component ``"ownership"``: what sessions have asked by whatever way, not as chats alone."""
+
+    def may_take(self, ids: bytes, session: str, /) -> bool:
+        """False when ``session`` has asked with the first of ``ids`` (packed), and did not go on with the others."""
+        ...
 
 
 class Verdicts(Protocol):

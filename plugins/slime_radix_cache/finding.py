@@ -74,6 +74,13 @@ class Finder:
 
         return find_given(along, ids, self._known(session), others)
 
+    def may_take(self, ids: bytes, session: str) -> bool:
+        """False when ``session`` has asked with the first of ``ids`` (packed), and did not go on with the others."""
+        has_asked = any(response.session == session for response, _ in self._starts.along(ids))
+        if not has_asked and next(self._sessions.asked(session, b"", ids), _NONE) is _NONE:
+            return True
+        return len(context_ids(self.given(ids, session))) == len(ids)
+
     def to_read(self, text: bytes, session: str | None = None) -> Match:
         """The context that ``text`` stands for."""
         return find_to_read(self._index.walk(text), text, self._cut, self._around, session)

@@ -97,6 +97,7 @@ class RadixCache:
         around = encoder.abilities.special.around
         self._trajectories = self._begin_trajectories(router, limits, spelling.cut, around)
         router.components.register("lost_sessions", self._trajectories.losses)
+        router.components.register("ownership", self._trajectories)
         given_prompts = GivenPrompts(encoder, spelling)
         self._streams = OpenStreams()
         self._turns = Turns(
