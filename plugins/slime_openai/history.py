@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import TypeAlias
 
-from slime_openai.evidence import LostSessions
+from slime_openai.evidence import LostSessions, Ownership
 from slime_openai.identity import Key
 from slime_openai.messages import Message
 from slime_openai.speakers import Speakers
@@ -135,13 +135,15 @@ def _likeness(reply: Message, message: Message) -> int:
 class History:
     """Turns by their conversation, the most recently used ones kept. Synchronous: one event loop needs no lock.
 
-    ``lost``: the sessions of which turns had to go, among others.
+    ``lost``: the sessions of which turns had to go, among others. ``ownership``: what sessions have asked as no chat;
+    None where there is nothing else.
     """
 
-    def __init__(self, max_bytes: int, lost: LostSessions) -> None:
+    def __init__(self, max_bytes: int, lost: LostSessions, ownership: Ownership | None = None) -> None:
         self.size_bytes = 0
         self._max_bytes = max_bytes
         self._lost = lost
+        self._ownership = ownership
         self._turns: dict[Key, list[Turn]] = {}
         self._used: OrderedDict[Turn, None] = OrderedDict()
         self._speakers: Speakers[Turn] = Speakers()
@@ -168,9 +170,14 @@ class History:
             return own
         contexts = self._speakers.contexts(session, places, asked)
         if contexts is None:
-            return chain(own, self._longest(places, answers, lambda turn: turn.session != session))
+            return chain(own, self._longest(places, answers, lambda turn: self._may_take(turn, session)))
         taken = {turn for context in contexts if context is not None for turn in context.chain()}
         return chain(own, self._longest(places, answers, lambda turn: turn in taken))
+
+    def _may_take(self, turn: Turn, session: str) -> bool:
+        if turn.session == session or self._ownership is None:
+            return turn.session != session
+        return self._ownership.may_take(turn.ids(), session)
 
     def _longest(
         self, places: Sequence[Key], answers: Answers, is_open: Callable[[Turn], bool]

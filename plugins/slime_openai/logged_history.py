@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from router_core.record_log import RecordLog
-from slime_openai.evidence import LostSessions
+from slime_openai.evidence import LostSessions, Ownership
 from slime_openai.history import History, Turn
 from slime_openai.log_records import Gone, Record, Said, size_of
 from slime_openai.messages import Message, ToolCall
@@ -18,8 +18,10 @@ class LoggedHistory(History):
     holds from the next turn on.
     """
 
-    def __init__(self, max_bytes: int, lost: LostSessions, log: RecordLog) -> None:
-        super().__init__(max_bytes, lost)
+    def __init__(
+        self, max_bytes: int, lost: LostSessions, log: RecordLog, ownership: Ownership | None = None
+    ) -> None:
+        super().__init__(max_bytes, lost, ownership)
         self._log = log
         self._serials: dict[Turn, int] = {}
         self._gone: list[Record] = []

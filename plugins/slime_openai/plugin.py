@@ -18,7 +18,7 @@ from router_core.types import Tokenizer
 from slime_openai.chat import Chat
 from slime_openai.completions import Completions
 from slime_openai.errors import error_body, error_object
-from slime_openai.evidence import LostSessions
+from slime_openai.evidence import LostSessions, Ownership
 from slime_openai.formats import Formats
 from slime_openai.generating import JSON
 from slime_openai.history import History
@@ -83,11 +83,12 @@ class OpenAI:
         """An empty one, or that of the log, which is where ``radix_cache`` keeps the tokens. Raises StartupError."""
         limit = self._settings.history_max_bytes
         lost: LostSessions = router.components.get("lost_sessions")
+        ownership: Ownership = router.components.get("ownership")
         if "log_directory" not in router.components:
-            return History(limit, lost)
+            return History(limit, lost, ownership)
         who = reader(tokenizer, renderer.source, renderer.traits)
         log = RecordLog(router.components.get("log_directory"), CHATS, who)
-        self._logged = LoggedHistory(limit, lost, log)
+        self._logged = LoggedHistory(limit, lost, log, ownership)
         return self._logged
 
     @hookimpl

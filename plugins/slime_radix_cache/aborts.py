@@ -15,6 +15,7 @@ from router_core.reply import Reply
 from router_core.request import Request
 from router_core.router import Router
 from router_core.types import Tokenizer
+from router_core.workers import Worker
 from slime_radix_cache.continuing import can_go_on, continuation
 from slime_radix_cache.endings import Endings
 from slime_radix_cache.interruptions import Interruptions, Watch
@@ -25,7 +26,7 @@ from slime_radix_cache.spelling import Spelling
 from slime_radix_cache.tally import Tally
 from slime_sglang import sampled_ids
 
-__all__ = ["Aborts", "Generation", "Mended"]
+__all__ = ["Aborts", "Generation", "Mended", "is_only_proxied"]
 
 T = TypeVar("T")
 
@@ -224,6 +225,9 @@ class Generation:
             reply = await self._aborts.router.ask_again(self._exchange, request)
         except HTTPError:
             return None
+        if is_only_proxied(self._exchange.worker):
+            self.rest(reply)
+            raise NoUse
         wanted = EVENTS if request.json().get("stream") else JSON
         if reply.status == 200 and media_type(reply) == wanted:
             return reply
@@ -231,6 +235,11 @@ class Generation:
         if reply.status != 200 and reply.status < 500:
             raise NoUse
         return None
+
+
+def is_only_proxied(worker: Worker | None) -> bool:
+    """What came of ``worker`` is no evidence: it may speak any protocol. It has taken the place of others just now."""
+    return worker is not None and worker.server.worker_type == "passthrough"
 
 
 def _mended(joined: JoinedResponse) -> Mended:

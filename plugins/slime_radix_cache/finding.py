@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from itertools import chain
 
 from slime_radix_cache.losses import Count, Losses
 from slime_radix_cache.matching import Around, Cut, Match, find_given, find_to_continue, find_to_read
 from slime_radix_cache.ownership import ContextFilter, SpellingCheck, anybodys, continued_by, inherited
-from slime_radix_cache.segments import Context, Response
+from slime_radix_cache.segments import Context, Response, context_ids, last_sampled
 from slime_radix_cache.sessions import Sessions, spoken_at
 from slime_radix_cache.starts import Starts
 from slime_radix_cache.text_index import TextIndex
 
 __all__ = ["Finder"]
+
+_NONE = object()  # a context may be None
 
 
 class Finder:
@@ -32,15 +35,31 @@ class Finder:
         """The context to continue for ``text``; the text behind the match is to be tokenised.
 
         Contexts that have the ``unknown`` prompts were left out: look again when it is known whether those are odd.
+        A session may have asked with the tokens of another one's context and by another text, which the tokenizer
+        normalises to the same: so there is a second look, by ids.
         """
         path = self._index.walk(text)
         check = SpellingCheck(session)
 
-        def others() -> ContextFilter:
-            spoken = spoken_at(path.stops, session) if session is not None else ()
-            return self._others(session, spoken, text, None, check)
+        def find(spoken: Callable[[], Iterable[Response]], ids: bytes | None) -> Match:
+            return find_to_continue(
+                *(path, text, self._cut, self._around, self._known(session)),
+                lambda: self._others(session, spoken(), text, ids, check),
+                check,
+            )
 
-        return find_to_continue(path, text, self._cut, self._around, self._known(session), others, check)
+        def by_text() -> Iterable[Response]:
+            return spoken_at(path.stops, session) if session is not None else ()
+
+        match = find(by_text, None)
+        last = last_sampled(match.context)
+        if session is None or last is None or last[0].session == session:
+            return match
+        ids = context_ids(match.context)
+        by_ids = [response for response, _ in self._starts.along(ids) if response.session == session]
+        if not by_ids and next(self._sessions.asked(session, b"", ids), _NONE) is _NONE:
+            return match
+        return find(lambda: chain(by_text(), by_ids), ids)
 
     def given(self, ids: bytes, session: str | None = None, text: bytes = b"") -> Context:
         """The longest context that ``ids`` (packed), which say ``text``, begin with."""
@@ -54,6 +73,13 @@ class Finder:
             return self._others(session, spoken, text, ids, None)
 
         return find_given(along, ids, self._known(session), others)
+
+    def may_take(self, ids: bytes, session: str) -> bool:
+        """False when ``session`` has asked with the first of ``ids`` (packed), and did not go on with the others."""
+        has_asked = any(response.session == session for response, _ in self._starts.along(ids))
+        if not has_asked and next(self._sessions.asked(session, b"", ids), _NONE) is _NONE:
+            return True
+        return len(context_ids(self.given(ids, session))) == len(ids)
 
     def to_read(self, text: bytes, session: str | None = None) -> Match:
         """The context that ``text`` stands for."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 
 from slime_radix_cache.encoding import Encoder
-from slime_radix_cache.segments import Prompt
+from slime_radix_cache.segments import Prompt, Segment
 from slime_radix_cache.spelling import Spelling
 from slime_radix_cache.text_index import text_of
 
@@ -21,9 +21,23 @@ class GivenPrompts:
 
     async def find_out(self, prompt: Prompt) -> None:
         """Note in ``prompt`` if its tokens are odd: others than the tokenizer makes of the text that they say."""
-        said = self._spelling.text_of(array("i", prompt.ids))
-        is_odd = not text_of(prompt.node).endswith(said.encode()) or prompt.ids != await self._encoder.encode(
-            said, begins=prompt.parent is None
+        ids, begins = _up_to(prompt)
+        said = self._spelling.text_of(array("i", ids))
+        is_odd = not text_of(prompt.node).endswith(said.encode()) or ids != await self._encoder.encode(
+            said, begins=begins
         )
         if prompt.giver is not None:
             prompt.giver = prompt.giver._replace(is_odd=is_odd)
+
+
+def _up_to(prompt: Prompt) -> tuple[bytes, bool]:
+    """The packed ids of ``prompt`` and of the prompts right before it, and whether a text begins with them.
+
+    Given ids may go on from a prompt; a text is tokenised in one go, across the seam.
+    """
+    parts = [prompt.ids]
+    here: Segment = prompt
+    while isinstance(here.parent, Prompt):
+        parts.append(here.parent.ids[: 4 * here.kept])
+        here = here.parent
+    return b"".join(reversed(parts)), here.parent is None

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from starlette.routing import BaseRoute
 
-from router_core import Worker, hookimpl
+from router_core import hookimpl
 from router_core.errors import BadRequest, HTTPError
 from router_core.exchange import Exchange
 from router_core.fingerprint import fingerprint
@@ -22,7 +22,7 @@ from router_core.record_log import RecordLog
 from router_core.router import Router
 from router_core.types import Tokenizer
 from router_core.weights import WeightUpdate
-from slime_radix_cache.aborts import Aborts, Generation
+from slime_radix_cache.aborts import Aborts, Generation, is_only_proxied
 from slime_radix_cache.checkpoint import eos_ids, load_tokenizer
 from slime_radix_cache.encoding import Encoder
 from slime_radix_cache.given_prompts import GivenPrompts
@@ -67,11 +67,6 @@ class _Noted:
     generation: Generation | None
 
 
-def _is_only_proxied(worker: Worker | None) -> bool:
-    """What came of ``worker`` is no evidence: it may speak any protocol. It has taken the place of others just now."""
-    return worker is not None and worker.server.worker_type == "passthrough"
-
-
 class RadixCache:
     """Sends known tokens instead of text, and keeps what the engines answer.
 
@@ -103,6 +98,7 @@ class RadixCache:
         around = encoder.abilities.special.around
         self._trajectories = self._begin_trajectories(router, limits, spelling.cut, around)
         router.components.register("lost_sessions", self._trajectories.losses)
+        router.components.register("ownership", self._trajectories)
         given_prompts = GivenPrompts(encoder, spelling)
         self._streams = OpenStreams()
         self._turns = Turns(
@@ -155,7 +151,7 @@ class RadixCache:
             opened(self._logs, f"{name}.marks", SessionFile)
             for name in ("running-streams", "unanswered-sessions")
         )
-        self._unfinished = UnfinishedStreams(streams, sessions)
+        self._unfinished = UnfinishedStreams(streams, sessions, texts)
         unanswered = UnansweredSessions(asking, sessions)
         losses = Losses(sessions, texts, asked=unanswered)
         self._logged = LoggedTrajectories(limits, cut, log, around, losses, unanswered)
@@ -248,10 +244,8 @@ class RadixCache:
         """Record the answer; a stream's when its last event passes."""
         noted: _Noted | None = exchange.notes.get(NOTE)
         reply = exchange.reply
-        if noted is None or _is_only_proxied(exchange.worker):
+        if noted is None or reply is None or reply.status != 200 or is_only_proxied(exchange.worker):
             self._mark(exchange)
-            return
-        if reply is None or reply.status != 200:
             return
         noted.turns = [sequence for turn in noted.turns for sequence in turn.sequences(noted.ask.copies)]
         if noted.ask.copies == 1:  # by now it has a name: the last plugin may have given one
@@ -260,7 +254,7 @@ class RadixCache:
         worker = exchange.worker.url if exchange.worker is not None else "unknown"
         kind = media_type(reply)
         if kind == EVENTS:
-            if self._unfinished is not None and exchange.session is not None:
+            if self._unfinished is not None:
                 exchange.on_close(self._unfinished.begin(exchange.session))
             recorder = StreamRecorder(noted.turns, self._turns, self._tally, self._streams, worker)
             generation = noted.generation

@@ -9,7 +9,7 @@ from slime_radix_cache.open_streams import OpenStreams
 from slime_radix_cache.streams import GenerationStream
 from slime_radix_cache.tally import Tally
 from slime_radix_cache.turns import Growing, Turn, Turns
-from slime_sglang import AnswerSoFar, sampled_ids
+from slime_sglang import CONTRADICTION, AnswerSoFar, sampled_ids
 
 __all__ = ["StreamRecorder"]
 
@@ -82,7 +82,8 @@ class StreamRecorder:
     def _record(self, index: int, answer: Any) -> None:
         if not (type(index) is int and 0 <= index < len(self._responses)):
             raise ValueError(f"wanted one of {len(self._responses)} sequences, got number {index!r}")
-        self._responses[index].record(answer, self.doubt(), is_whole=False)
+        doubt = CONTRADICTION if self._failed else self.doubt()  # what was not understood may be tokens
+        self._responses[index].record(answer, doubt, is_whole=False)
 
     def failed(self, error: Exception) -> None:
         """Something of the stream was not understood."""

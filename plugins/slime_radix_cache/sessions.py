@@ -12,9 +12,12 @@ from slime_radix_cache.unanswered import Unanswered
 __all__ = ["Running", "Sessions", "spoken_at"]
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(eq=False, slots=True)
 class Running:
-    """A request that has not been answered: ``session`` asked with ``prompt``, packed ``ids``, behind ``context``."""
+    """A request that has not been answered: ``session`` asked with ``prompt``, behind ``context``.
+
+    ``ids``: of all of the prompt, packed; None until they are known.
+    """
 
     session: str
     prompt: bytes

@@ -88,7 +88,8 @@ class Spelling:
         if kind == "stop" and isinstance(matched, str) and matched:
             # The text may end in half a character, which whole tokens show as another one.
             start = max(0, len(text) - 1)
-            return any(reading.text(ids, skip).find(matched, start) >= 0 for reading, skip in both)
+            end = len(text) + len(matched)
+            return any(reading.text(ids, skip).find(matched, start, end) >= 0 for reading, skip in both)
         return bool(kind == "abort")
 
     def _ends_early(self, reading: _Reading, ids: Sequence[int], text: str) -> tuple[int, str] | None:

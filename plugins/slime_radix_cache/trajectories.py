@@ -104,6 +104,10 @@ class Trajectories:
         """See :meth:`Finder.given`."""
         return self._finder.given(ids, session, text)
 
+    def may_take(self, ids: bytes, session: str) -> bool:
+        """See :meth:`Finder.may_take`."""
+        return self._finder.may_take(ids, session)
+
     def find_to_read(self, text: bytes, session: str | None = None) -> Match:
         """See :meth:`Finder.to_read`."""
         return self._finder.to_read(text, session)

@@ -129,6 +129,8 @@ class Turns:
             text = turn.prompt[turn.position :].decode()
             turn.rest = await self._encoder.encode(text, begins=turn.context is None)
         turn.tokens = reused + len(turn.rest) // 4
+        if turn.running is not None:
+            turn.running.ids = turn.ids
         number = 1 + sum(isinstance(segment, Response) for segment, _ in known)
         self._tally.turn(number, reused, turn.tokens - reused)
 

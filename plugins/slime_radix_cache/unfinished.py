@@ -16,6 +16,8 @@ __all__ = ["SessionFile", "UnansweredSessions", "UnfinishedStreams"]
 _SLOTS = 1 << 16
 _SLOT = struct.Struct("<QQ")
 _FREE: Digest = (0, 0)
+#: Stands for a client without a session: no session has this name.
+_NOBODY = ""
 
 
 class SessionFile:
@@ -60,24 +62,30 @@ class SessionFile:
 class UnfinishedStreams:
     """Sessions that are told a stream, which is recorded when it ends, or when somebody asks for what it has told.
 
-    ``lost`` gets those that a former process left: what their streams had told is gone.
+    ``sessions`` gets those that a former process left: what their streams had told is gone. So may be the twin of any
+    text, and ``texts`` gets a mark.
     """
 
-    def __init__(self, file: SessionFile, lost: Marks) -> None:
+    def __init__(self, file: SessionFile, sessions: Marks, texts: Marks) -> None:
         self._file = file
-        self._lost = lost
+        self._sessions = sessions
+        self._texts = texts
         for slot, digest in file.left.items():
-            lost.add_digest(digest)
+            if digest != digest_of(_NOBODY):
+                sessions.add_digest(digest)
+            texts.add(b"")
             file.free(slot)
 
-    def begin(self, session: str) -> Callable[[], None]:
-        """``session`` is told a stream until the function returned is called.
+    def begin(self, session: str | None) -> Callable[[], None]:
+        """``session`` is told a stream until the function returned is called; None: nobody's.
 
         Where there is no room, something of it counts as lost at once.
         """
-        slot = self._file.take(session)
+        slot = self._file.take(session if session is not None else _NOBODY)
         if slot is None:
-            self._lost.add(session)
+            if session is not None:
+                self._sessions.add(session)
+            self._texts.add(b"")
             return lambda: None
         return lambda: self._file.free(slot)
 

@@ -88,12 +88,14 @@ class AnswerSoFar:
     """The answer that the events of one sequence come to.
 
     Figures that do not fit stay as the engine gave them, for :func:`slime_sglang.contradiction` to see.
-    ``cumulative``, ``incremental``: an event repeated the ones before it, or did not.
+    ``cumulative``, ``incremental``: an event repeated the ones before it, or did not. ``rewritten``: one did so with
+    another text.
     """
 
     def __init__(self) -> None:
         self.cumulative = False
         self.incremental = False
+        self.rewritten = False
         self.text = ""
         self._ids: list[int] = []
         self._event: dict[str, Any] | None = None
@@ -288,7 +290,9 @@ class AnswerSoFar:
         if not news.is_full:
             self.text += text
         elif not aborted:
-            self.text = text  # shorter than before, where a stop string was trimmed
+            # Shorter than before, where a stop string was trimmed.
+            self.rewritten |= not (text.startswith(before) or before.startswith(text))
+            self.text = text
         elif news.again:
             self.text = _without_queued(before, text)
         elif len(text) > len(before):

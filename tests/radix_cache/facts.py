@@ -234,11 +234,20 @@ class Fact:
                 self.ancestors |= parent.ancestors if kept else parent.ancestors - {parent}
         self.is_spelt, self.is_surely_spelt = True, True
 
-    def is_usable(self, session: str | None, *, surely: bool = False) -> bool:
+    def is_usable(
+        self, session: str | None, *, surely: bool = False, seen: dict[Fact, bool] | None = None
+    ) -> bool:
         """True when the tokens of its context may be sent for a text of ``session``.
 
-        Tokens that a client gave are its own spelling, unless the tokenizer spells the text so.
+        Tokens that a client gave are its own spelling, unless the tokenizer spells the text so. ``seen``: what was
+        found for the same session. Ways to a fact are many more than facts.
         """
+        seen = {} if seen is None else seen
+        if self not in seen:
+            seen[self] = self._is_usable(session, surely, seen)
+        return seen[self]
+
+    def _is_usable(self, session: str | None, surely: bool, seen: dict[Fact, bool]) -> bool:
         if session is not None and self.session == session and self.asked.given:
             return True
         if not (self.is_surely_spelt if surely else self.is_spelt) and (
@@ -246,7 +255,8 @@ class Fact:
         ):
             return False
         return (all if surely else any)(
-            parent is None or parent.is_usable(session, surely=surely) for parent, _ in self.parents
+            parent is None or parent.is_usable(session, surely=surely, seen=seen)
+            for parent, _ in self.parents
         )
 
     def tells(

@@ -105,6 +105,20 @@ async def test_odd_ids_behind_an_answer_are_not_sent_for_anothers_text(client: C
     assert client.engine.consumed[-1] == begin + tokenizer.encode(text[len(tokenizer.decode(begin)) :])
 
 
+@SESSIONS
+async def test_ids_given_in_two_steps_are_not_sent_for_anothers_text(
+    client: Client, giver: str, asker: str
+) -> None:
+    """The tokenizer spells each step so, and what they say together in another way."""
+    encode = client.engine.tokenizer.encode
+    first, second = encode("ha"), encode("rbour")
+    assert first + second != encode("harbour")
+    await ask(client, first, MINE, giver)
+    await ask(client, first + second, MINE, giver)
+    await ask(client, "harbour", LAST, asker)
+    assert client.engine.consumed[-1] == encode("harbour")
+
+
 async def test_a_prompt_of_equal_length_is_not_taken_for_another(client: Client) -> None:
     """Both read twelve characters behind the prompt: the answer without the special token, and that token itself."""
     tokenizer = client.engine.tokenizer

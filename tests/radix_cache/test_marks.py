@@ -78,21 +78,31 @@ def test_a_directory_that_is_not_there_ends_the_start(tmp_path: Path) -> None:
 
 
 def test_a_stream_that_a_kill_cuts_off_is_lost_to_its_session(tmp_path: Path) -> None:
-    streams = UnfinishedStreams(SessionFile(tmp_path / "streams", slots=8), _marks())
+    streams = UnfinishedStreams(SessionFile(tmp_path / "streams", slots=8), _marks(), _marks())
     ends = {name: streams.begin(name) for name in ("ended", "cut", "cut again")}
     ends["ended"]()
-    lost = _marks()
-    UnfinishedStreams(SessionFile(tmp_path / "streams", slots=8), lost)
+    lost, texts = _marks(), _marks()
+    UnfinishedStreams(SessionFile(tmp_path / "streams", slots=8), lost, texts)
     assert [name in lost for name in ends] == [False, True, True]
-    later = _marks()
-    UnfinishedStreams(SessionFile(tmp_path / "streams", slots=8), later)
-    assert later.number == 0
+    assert texts.number == 1, "nobody knows which texts"
+    later, texts = _marks(), _marks()
+    UnfinishedStreams(SessionFile(tmp_path / "streams", slots=8), later, texts)
+    assert (later.number, texts.number) == (0, 0)
+
+
+def test_nobodys_stream_that_a_kill_cuts_off_is_lost_to_no_session(tmp_path: Path) -> None:
+    UnfinishedStreams(SessionFile(tmp_path / "streams", slots=8), _marks(), _marks()).begin(None)
+    lost, texts = _marks(), _marks()
+    UnfinishedStreams(SessionFile(tmp_path / "streams", slots=8), lost, texts)
+    assert (lost.number, texts.number) == (0, 1)
 
 
 def test_a_stream_for_which_there_is_no_room_counts_as_lost(tmp_path: Path) -> None:
-    lost = _marks()
-    streams = UnfinishedStreams(SessionFile(tmp_path / "streams", slots=1), lost)
+    lost, texts = _marks(), _marks()
+    streams = UnfinishedStreams(SessionFile(tmp_path / "streams", slots=1), lost, texts)
     end = streams.begin("first")
+    streams.begin(None)()
+    assert (lost.number, texts.number) == (0, 1)
     streams.begin("second")()
     assert ("first" in lost, "second" in lost) == (False, True)
     end()
@@ -103,7 +113,7 @@ def test_a_stream_for_which_there_is_no_room_counts_as_lost(tmp_path: Path) -> N
 def test_a_file_of_streams_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "streams").write_bytes(b"short")
     with pytest.raises(ValueError, match="wanted 128 bytes of sessions, got 5"):
-        UnfinishedStreams(SessionFile(tmp_path / "streams", slots=8), _marks())
+        UnfinishedStreams(SessionFile(tmp_path / "streams", slots=8), _marks(), _marks())
 
 
 def test_a_session_without_an_answer_is_known_in_later_processes(tmp_path: Path) -> None:

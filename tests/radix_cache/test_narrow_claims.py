@@ -105,6 +105,15 @@ async def test_the_header_names_the_session_that_retrieves(client: Client, heade
             assert answer.json()["exact"]
 
 
+async def test_an_empty_session_header_hides_no_other_one(client: Client) -> None:
+    """Generating takes the first that names one, and so does retrieving."""
+    await ask(client, PROMPT, in_pieces(client, "harbour"), "b")
+    headers = [("x-session-id", ""), ("x-session-id", "a")]
+    body = {"text": PROMPT + "harbour"}
+    answer = (await client.running.client.post("/retrieve_from_text", json=body, headers=headers)).json()
+    assert (answer["inexact_reason"], trained(answer)) == ("other_session", [])
+
+
 async def test_the_session_header_comes_before_the_routing_key(client: Client) -> None:
     headers = {"x-session-id": "session", "x-smg-routing-key": "key"}
     await ask(client, PROMPT, MINE, headers=headers, session_id="body")

@@ -116,6 +116,7 @@ def test_no_tokens_at_all_are_ever_cut_wrongly(
         ("harbour wakes", "", {"type": "length", "length": 2}, False),
         ("harbour wakes", "harbour", {"type": "stop", "matched": " wakes"}, True),
         ("harbour wakes", "harbour", {"type": "stop", "matched": "tide"}, False),
+        ("harbour wakes", "harb", {"type": "stop", "matched": " wakes"}, False),
         ("harbour<|im_end|>", "harbour", {"type": "stop", "matched": "EOS"}, True),
         ("harbour wakes<|im_end|>", "harbour", {"type": "stop", "matched": "EOS"}, False),
         ("harbour wakes", "harbour", {"type": "stop", "matched": "EOS"}, False),

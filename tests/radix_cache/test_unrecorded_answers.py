@@ -59,6 +59,28 @@ async def test_a_sequence_that_never_comes_is_a_loss(client: Client) -> None:
     assert (await client.stats())["unrecorded"] == {"sequence_missing": 1}
 
 
+async def test_a_stream_with_an_event_that_is_not_understood_is_not_exact(client: Client) -> None:
+    """It may have told tokens: these would be missing in the middle."""
+    first = output(client, MINE)
+    first["meta_info"] |= {"finish_reason": None}
+    last = output(client, LAST)
+    for one in (first, last):
+        del one["meta_info"]["completion_tokens"]
+    await stream(client, "a", events(first, {"text": 5, "meta_info": {}}, last))
+    document = await session_of(client, "a")
+    assert not document["complete"]
+    assert [record["exact"] for record in document["trajectories"]] == [False]
+
+
+async def test_an_answer_with_another_status_is_a_loss(client: Client) -> None:
+    await ask(client, PROMPT, MINE, "a")
+    client.engine.script.append((201, orjson.dumps(output(client, LAST))))
+    headers = {"x-session-id": "a"}
+    answer = await client.running.client.post("/generate", json={"text": PROMPT}, headers=headers)
+    assert (answer.status_code, answer.headers["x-slime-exact"]) == (201, "false")
+    assert not (await session_of(client, "a"))["complete"]
+
+
 async def test_an_engine_that_fails_in_a_stream_is_no_loss(client: Client) -> None:
     await ask(client, PROMPT, MINE, "a")
     await stream(client, "a", events({"error": {"message": "out of memory"}}))
@@ -164,16 +186,18 @@ async def test_a_log_that_is_given_up_remembers_what_it_lacks(
     assert (document["complete"], len(document["trajectories"])) == (False, 1)
 
 
+@pytest.mark.parametrize("session", ["a", ""], ids=["a", "nobody"])
 async def test_a_stream_that_a_kill_cuts_off_is_a_loss(
-    start: Start, engine: ScriptedEngine, checkpoint: str, tmp_path: Path
+    start: Start, engine: ScriptedEngine, checkpoint: str, tmp_path: Path, session: str
 ) -> None:
     log, copy = tmp_path / "log", tmp_path / "copy"
     async with routed(start, engine, checkpoint, "--trajectory-log", str(log)) as client:
         await ask(client, "first " + PROMPT, MINE, "a")
+        await ask(client, PROMPT, LAST, "b")  # reads as the first tokens of the stream do
         engine.hold, engine.hold_after = anyio.Event(), 1
         engine.script.append([*LAST, 9])
         body = {"text": PROMPT, "stream": True}
-        headers = {"x-session-id": "a"}
+        headers = {"x-session-id": session} if session else {}
         async with client.running.client.stream("POST", "/generate", json=body, headers=headers) as reply:
             async for line in reply.aiter_lines():
                 if line.startswith("data: {"):
@@ -183,4 +207,6 @@ async def test_a_stream_that_a_kill_cuts_off_is_a_loss(
     engine.hold = None
     async with routed(start, engine, checkpoint, "--trajectory-log", str(copy)) as client:
         document = await session_of(client, "a")
-    assert (document["complete"], len(document["trajectories"])) == (False, 1)
+        answer = await client.retrieve(PROMPT + engine.tokenizer.decode(LAST))
+    assert (document["complete"], len(document["trajectories"])) == (not session, 1)
+    assert (answer["candidates"], answer["candidates_relation"]) == (1, "gte")
