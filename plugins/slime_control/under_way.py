@@ -135,7 +135,7 @@ def rids_of(request: Request) -> list[str] | None:
     ours = _OURS.match(request.body)
     if ours is not None:
         return [ours[1].decode()]
-    if b'"rid"' not in request.body:
+    if not request.may_have(b"rid"):
         return None
     try:
         document: Any = request.json()
@@ -152,7 +152,7 @@ def rids_of(request: Request) -> list[str] | None:
 
 def renamed_by_the_engine(request: Request) -> bool:
     """True when the engine gives its sequences other names (``n`` above 1), so that nobody can end them by these."""
-    if b'"n"' not in request.body:
+    if not request.may_have(b"n"):
         return False
     try:
         document: Any = request.json()

@@ -19,7 +19,7 @@ __all__ = ["ApiKeySessions", "from_metadata", "from_user"]
 
 def from_metadata(request: Request) -> str | None:
     """``metadata.session_id`` of the body."""
-    if b'"metadata"' not in request.body:
+    if not request.may_have(b"metadata"):
         return None
     metadata = _field(request, "metadata")
     return _usable(metadata.get("session_id")) if isinstance(metadata, dict) else None
@@ -27,7 +27,7 @@ def from_metadata(request: Request) -> str | None:
 
 def from_user(request: Request) -> str | None:
     """``user`` of the body: OpenAI's name for an end user."""
-    return _usable(_field(request, "user")) if b'"user"' in request.body else None
+    return _usable(_field(request, "user")) if request.may_have(b"user") else None
 
 
 class ApiKeySessions:

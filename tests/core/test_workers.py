@@ -509,9 +509,10 @@ def test_ties_are_broken_at_random() -> None:
         {"headers": {"X-Session-Id": "s1"}},
         {"headers": {"x-smg-routing-key": "s1"}},
         {"json": {"session_id": "s1", "text": "hello"}},
+        {"content": b'{"session\\u005fid": "s1"}'},
         {"headers": {"X-Session-Id": "s1", "X-SMG-Routing-Key": "other"}, "json": {"session_id": "third"}},
     ],
-    ids=["x-session-id", "x-smg-routing-key", "session_id", "all"],
+    ids=["x-session-id", "x-smg-routing-key", "session_id", "escaped", "all"],
 )
 async def test_a_session_keeps_its_worker(start: Start, spelt: dict[str, Any]) -> None:
     async with engines("a", "b", "c", "d") as found, start(BARE, "--worker-urls", *found) as running:
