@@ -105,6 +105,9 @@ class AnswerSoFar:
         self._held: bytes | None = None
         self._text_is_told = False
         self._is_shared = True
+        #: The version of the weights that an event named last; and whether another one had named another.
+        self._version: Any = None
+        self._has_versions = False
 
     @property
     def begun(self) -> bool:
@@ -124,11 +127,16 @@ class AnswerSoFar:
 
     @property
     def meta(self) -> dict[str, Any]:
-        """``meta_info`` of the answer, as :attr:`ids`; empty before the first event."""
+        """``meta_info`` of the answer, as :attr:`ids`; empty before the first event.
+
+        It names no version of the weights where events named several, and none says which tokens are whose.
+        """
         self._catch_up()
         if self._event is None:
             return {}
         meta: dict[str, Any] = self._event["meta_info"]
+        if self._has_versions and not meta.get("weight_versions"):
+            meta = {name: value for name, value in meta.items() if name != "weight_version"}
         return meta if self._lists is None else {**meta, **self._lists}
 
     @property
@@ -194,6 +202,7 @@ class AnswerSoFar:
         else:
             self._append(meta, news)
         self._event = event
+        self._see_version(event["meta_info"])
         return self._read_text(text, news, aborted)
 
     def _is_next_delta(self, ids: list[int] | None, count: Any) -> bool:
@@ -211,12 +220,19 @@ class AnswerSoFar:
         """The same for the usual event of an incremental stream: half of the work."""
         self._append(meta, _News(ids, has_all=False, is_full=False))
         self._event = event
+        self._see_version(meta)
         self._names_ids |= "output_ids" in event
         if text is None:
             return ""
         self._has_text = True
         self.text += text
         return text
+
+    def _see_version(self, meta: dict[str, Any]) -> None:
+        version = meta.get("weight_version")
+        if version is not None:
+            self._has_versions |= self._version not in (None, version)
+            self._version = version
 
     def _see_mode(self, ids: list[int], news: _News, aborted: bool) -> None:
         """Note if the event repeats others. An abort may do so in any stream, but for those ``ids`` that are all."""

@@ -210,3 +210,17 @@ async def test_a_stream_that_a_kill_cuts_off_is_a_loss(
         answer = await client.retrieve(PROMPT + engine.tokenizer.decode(LAST))
     assert (document["complete"], len(document["trajectories"])) == (not session, 1)
     assert (answer["candidates"], answer["candidates_relation"]) == (1, "gte")
+
+
+@pytest.mark.parametrize("incremental", [False, True])
+async def test_new_weights_in_mid_stream_leave_no_token_another_version(
+    client: Client, incremental: bool
+) -> None:
+    """Engines without ``weight_versions`` do not say which tokens are whose."""
+    first, last = output(client, MINE), output(client, LAST if incremental else [*MINE, *LAST])
+    first["meta_info"] |= {"weight_version": "1", "finish_reason": None}
+    last["meta_info"] |= {"weight_version": "2", "completion_tokens": 4}
+    await stream(client, "a", events(first, last))
+    (record,) = (await session_of(client, "a"))["trajectories"]
+    assert (trained(record), record["exact"]) == ([*MINE, *LAST], True)
+    assert record["generation_versions"][-4:] == [None] * 4
