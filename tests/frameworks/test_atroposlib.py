@@ -11,10 +11,11 @@ pytest.importorskip("atroposlib", reason="atroposlib is not installed")
 
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 from atroposlib.envs.server_handling.server_manager import ServerManager
+from pydantic import ValidationError
 
 from chat_models.families import QWEN2_5, Words
 from clients.rolling import QUESTION, SYSTEM
-from frameworks.fleet import Fleet, Sample, serving_fleet
+from frameworks.fleet import ENDLESS, Fleet, Sample, serving_fleet
 
 if TYPE_CHECKING:
     from routers import Start
@@ -98,3 +99,23 @@ async def test_several_samples_of_one_prompt(start: Start) -> None:
         assert sorted(sampled) == sorted(zip(outputs, logprobs, strict=True))
         assert {tuple(entry.input_ids) for entry in fleet.entries()} == {tuple(asked)}
         assert [reason["type"] for reason in reasons] == ["stop"] * 3
+
+
+async def test_an_aborted_turn_is_in_the_records_only(start: Start) -> None:
+    """Atropos gives OpenAI's ``Choice`` the finish reason ``abort``, and pydantic refuses it; so with SGLang."""
+    async with serving_fleet(start, ENDLESS, family=QWEN2_5, tokens_per_second=100) as fleet:
+
+        async def ask() -> None:
+            async with servers_of(fleet).managed_server() as managed:
+                with pytest.raises(ValidationError, match="finish_reason"):
+                    await managed.chat_completion(
+                        messages=[{"role": "user", "content": QUESTION}], max_tokens=600
+                    )
+
+        async with anyio.create_task_group() as rollouts:
+            rollouts.start_soon(ask)
+            await fleet.generating(1)
+            await fleet.abort()
+        [entry] = fleet.entries()
+        tokens = [*entry.input_ids, *entry.output_ids]
+        assert (await fleet.retrieve(fleet.family.tokenizer.decode(tokens)))["tokens"] == tokens

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from itertools import count
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ from trl.experimental.async_grpo.async_rollout_worker import _AsyncRolloutLoop
 
 from chat_models.families import QWEN2_5
 from clients.rolling import ANSWERS, LAST_WORDS, QUESTION, RESULTS, SYSTEM, clock, weather
-from frameworks.fleet import Fleet, Sample, serving_fleet
+from frameworks.fleet import ENDLESS, Fleet, Sample, serving_fleet
 
 if TYPE_CHECKING:
     from routers import Start
@@ -79,25 +79,39 @@ def rolling_out(fleet: Fleet) -> Iterator[Any]:
         thread.join()
 
 
-def roll_out(fleet: Fleet) -> list[Any]:
-    """Samples of some conversations, in a thread; weights are updated in the middle of turns."""
-    with rolling_out(fleet) as loop:
-        from_thread.run(fleet.generating, ROLLOUTS)
-        from_thread.run(fleet.update_weights, "2")
-        return [loop.rollout_buffer.get(timeout=30) for _ in range(ROLLOUTS)]
+async def roll_out(fleet: Fleet, meanwhile: Callable[[], Coroutine[Any, Any, None]]) -> list[Any]:
+    """Samples of some conversations; ``meanwhile`` is called when all have begun."""
+
+    def in_thread() -> list[Any]:
+        with rolling_out(fleet) as loop:
+            from_thread.run(fleet.generating, ROLLOUTS)
+            from_thread.run(meanwhile)
+            return [loop.rollout_buffer.get(timeout=30) for _ in range(ROLLOUTS)]
+
+    with anyio.fail_after(60):
+        return await to_thread.run_sync(in_thread)
+
+
+def sample_of(sample: Any) -> Sample:
+    return Sample(sample.input_ids.tolist(), sample.completion_mask.tolist(), sample.old_log_probs)
 
 
 async def test_conversations_with_tools_while_weights_change(start: Start) -> None:
     async with serving_fleet(start, *ANSWERS, family=QWEN2_5, tokens_per_second=300) as fleet:
-        with anyio.fail_after(60):
-            samples = await to_thread.run_sync(roll_out, fleet)
-        for sample in samples:
+        for sample in await roll_out(fleet, lambda: fleet.update_weights("2")):
             assert (sample.completion[-1]["content"].strip(), sample.metrics["reward"]) == (LAST_WORDS, 1.0)
-            fleet.check(
-                Sample(sample.input_ids.tolist(), sample.completion_mask.tolist(), sample.old_log_probs)
-            )
+            fleet.check(sample_of(sample))
             text = fleet.family.tokenizer.decode(sample.input_ids.tolist())
             for result in RESULTS:
                 assert result in text
         versions = [set(entry.as_json()["output_versions"]) for entry in fleet.entries()]
         assert {"1", "2"} in versions, "new weights in the middle of a turn"
+
+
+async def test_an_aborted_turn_is_trained_on_as_far_as_it_went(start: Start) -> None:
+    async with serving_fleet(start, ENDLESS, family=QWEN2_5, tokens_per_second=300) as fleet:
+        for sample in await roll_out(fleet, fleet.abort):
+            assert sample.completion[-1]["content"].startswith("It rains")
+            fleet.check(sample_of(sample))
+        ends = [entry.finish_reason["type"] for entry in fleet.entries() if entry.finish_reason]
+        assert ends.count("abort") == ROLLOUTS
