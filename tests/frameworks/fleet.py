@@ -14,6 +14,8 @@ from operator import eq
 from typing import Any
 
 import anyio
+import numpy as np
+import numpy.typing as npt
 
 from chat_models.families import QWEN3, Family, Words
 from chat_models.steered import Steered, by_text, speaking
@@ -33,11 +35,14 @@ _ANSWER_BEGINS = "<|im_start|>assistant\n"
 
 @dataclass(frozen=True)
 class Sample:
-    """Tokens of a conversation: what was sampled has ``mask`` 1 and its ``logprobs``, the rest 0 and 0.0."""
+    """Tokens of a conversation: what was sampled has ``mask`` 1 and its ``logprobs``, the rest 0 and 0.0.
+
+    An array of logprobs is compared in its own precision.
+    """
 
     tokens: Sequence[int]
     mask: Sequence[int]
-    logprobs: Sequence[float]
+    logprobs: Sequence[float] | npt.NDArray[np.float32]
     versions: Sequence[str | int] | None = None
 
 
@@ -123,7 +128,8 @@ class Fleet:
         assert any(mask)
         assert tokens != self.family.tokenizer.encode(self.family.tokenizer.decode(tokens)), "proves nothing"
         assert list(sample.mask) == mask
-        assert list(sample.logprobs) == logprobs
+        told = np.asarray(sample.logprobs)
+        assert told.tolist() == np.array(logprobs, told.dtype).tolist()
         if sample.versions is not None:
             assert list(sample.versions) == versions
 
