@@ -206,17 +206,17 @@ class Fact:
     def given(self, ids: list[int]) -> Iterator[Anchor]:
         """Where ``ids`` may be gone on from; positions are in tokens."""
         start = len(self.consumed)
-        if self.lies or not self.sampled:
+        if ids[:start] != self.consumed:
             return
-        if ids[:start] == self.consumed and len(ids) > start:
-            pairs = zip(self.sampled, ids[start:], strict=False)
-            kept = next((place for place, (one, other) in enumerate(pairs) if one != other), -1)
-            kept = min(len(self.sampled), len(ids) - start) if kept < 0 else kept
-            if kept:  # who may not take what was sampled may take what it was asked
-                yield Anchor(start, self, 0, False)
-            if kept > self.sure:
-                yield Anchor(start + self.sure, self, self.sure, self.sure > 0)
-            yield Anchor(start + kept, self, kept, 0 < kept <= self.sure)
+        yield Anchor(start, self, 0, False)  # what it was asked, whoever asked
+        if self.lies or not self.sampled or len(ids) == start:
+            return
+        pairs = zip(self.sampled, ids[start:], strict=False)
+        kept = next((place for place, (one, other) in enumerate(pairs) if one != other), -1)
+        kept = min(len(self.sampled), len(ids) - start) if kept < 0 else kept
+        if kept > self.sure:
+            yield Anchor(start + self.sure, self, self.sure, self.sure > 0)
+        yield Anchor(start + kept, self, kept, 0 < kept <= self.sure)
 
     def comes_from(self, parents: Sequence[tuple[Fact | None, int]]) -> None:
         """Note all contexts that it may have gone on from, ``(fact, tokens kept)``."""
