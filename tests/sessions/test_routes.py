@@ -131,6 +131,28 @@ async def test_a_deleted_session_is_gone_and_asks_nothing_more(start: Start) -> 
         )
 
 
+@pytest.mark.parametrize("named", ["x-smg-routing-key", "session_id", "metadata", "user", "authorization"])
+async def test_a_deleted_session_is_refused_by_whatever_names_it(named: str, start: Start) -> None:
+    worker = Recording()
+    flags = ("--session-from-user", "--session-from-api-key")
+    async with serving(worker) as url, start("--worker-urls", url, *flags) as running:
+        name = (await running.client.post("/sessions")).json()["session_id"]
+        headers, body = {}, {"text": "Hi"}
+        if named in ("session_id", "user"):
+            body[named] = name
+        elif named == "metadata":
+            body = {**body, "metadata": {"session_id": name}}  # type: ignore[dict-item]  # JSON
+        else:
+            headers[named] = name if named != "authorization" else f"Bearer {name}"
+        answers = []
+        for _ in range(2):
+            answers.append(await running.client.post("/generate", json=body, headers=headers))
+            await running.client.delete(f"/sessions/{name}")
+    assert [answer.status_code for answer in answers] == [200, 404]
+    assert answers[1].json()["error"]["code"] == "SESSION_NOT_FOUND"
+    assert len([path for path, *_ in worker.requests if path == "/generate"]) == 1
+
+
 async def test_a_session_that_another_one_goes_on_from_stays_as_far_as_it_must(start: Start) -> None:
     async with start(*RECORDING) as running:
         client = running.client
