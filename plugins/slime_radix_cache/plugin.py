@@ -277,11 +277,15 @@ class RadixCache:
 
     def _mark(self, exchange: Exchange) -> None:
         """Say of an answer to a request that was passed on untouched that its tokens are not known; remember that."""
-        reply, request = exchange.reply, exchange.request
-        if reply is None or exchange.worker is None or reply.status >= 400 or not at_generation(request):
+        reply, request, worker = exchange.reply, exchange.request, exchange.worker
+        if reply is None or worker is None or reply.status >= 400:
+            return
+        is_known = at_generation(request)
+        # Another protocol may generate anywhere, as vLLM does at /inference/v1/generate.
+        if not is_known and not (is_only_proxied(worker) and request.method == "POST"):
             return
         self._trajectories.lose(exchange.session)
-        if request.path != "/generate":  # whose reason was counted
+        if is_known and request.path != "/generate":  # whose reason was counted
             self._tally.untouched(request.path)
         if reply.header(_NOT_EXACT[0]) is None:
             reply.headers = [*reply.headers, _NOT_EXACT]
