@@ -297,11 +297,13 @@ class RadixCache:
 
 
 def _handles_aborts(exchange: Exchange, ask: Ask) -> bool:
-    """True when the client itself sent token ids, in a ``/generate`` or a chat."""
+    """True when the client itself sent token ids, in a ``/generate``, a chat or a completion."""
     if exchange.asked is None:
         return ask.has_ids
     try:
         body = exchange.asked.request.json()
     except BadRequest:
         return False
-    return isinstance(body, dict) and body.get("input_ids") is not None
+    if not isinstance(body, dict):
+        return False
+    return body.get("input_ids") is not None or (ask.has_ids and isinstance(body.get("prompt"), list))
