@@ -109,7 +109,8 @@ class SessionRoutes:
                 "complete": complete,
             }
             return orjson.dumps(
-                {"session_id": session, "records": records_of(source, turns), "metadata": metadata}
+                {"session_id": session, "records": records_of(source, turns), "metadata": metadata},
+                option=orjson.OPT_SERIALIZE_NUMPY,
             )
 
         return Response(await _written(turns, write), media_type="application/json")
