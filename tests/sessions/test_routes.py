@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import pytest
 
 from chat.chatting import chatting
-from plugged import Recording
+from plugged import Recording, until
 from router_core.serving import serving
 from sessions.speaking import samples_of, talk
 from slime_sessions.created import CreatedSessions
@@ -151,6 +153,21 @@ async def test_a_deleted_session_is_refused_by_whatever_names_it(named: str, sta
     assert [answer.status_code for answer in answers] == [200, 404]
     assert answers[1].json()["error"]["code"] == "SESSION_NOT_FOUND"
     assert len([path for path, *_ in worker.requests if path == "/generate"]) == 1
+
+
+async def test_an_answer_that_comes_after_a_deletion_is_no_sample_of_the_next_session(start: Start) -> None:
+    """Of the same name, which then counts as not complete."""
+    async with chatting(start, "word " * 2000, tokens_per_second=100) as chat:
+        client, one = chat.running.client, {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 20}
+        await client.post("/sessions", json={"session_id": "a"})
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(client.post, "/sessions/a/v1/chat/completions", json=one))
+            await until(lambda: bool(chat.entries))
+            assert (await client.delete("/sessions/a")).status_code == 204
+            assert (await client.post("/sessions", json={"session_id": "a"})).status_code == 200
+        shown = (await client.get("/sessions/a")).json()
+        assert (len(shown["records"]), shown["metadata"]["complete"]) == (1, False)
+        assert (await client.post("/sessions/a/samples")).status_code == 422
 
 
 async def test_a_session_that_another_one_goes_on_from_stays_as_far_as_it_must(start: Start) -> None:
