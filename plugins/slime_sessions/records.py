@@ -39,7 +39,7 @@ def _record(source: SessionTurns, turn: Turn, turns: Sequence[Turn]) -> dict[str
     }
     if versions and versions[-1] is not None:
         meta["weight_version"] = versions[-1]
-    finish = turn.finish_reason["type"] if turn.finish_reason is not None else None
+    finish = turn.finish_reason.get("type") if turn.finish_reason is not None else None
     choice = {
         "index": 0,
         "message": {"role": "assistant", "content": source.text(turn)},

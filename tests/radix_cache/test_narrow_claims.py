@@ -124,6 +124,20 @@ async def test_the_session_header_comes_before_the_routing_key(client: Client) -
     assert len((await session_of(client, "session"))["trajectories"]) == 1
 
 
+@pytest.mark.parametrize("reason", ["stop", 7, {}, {"type": None}], ids=str)
+async def test_records_show_whatever_end_an_engine_tells(
+    start: Start, engine: ScriptedEngine, checkpoint: str, reason: Any
+) -> None:
+    async with routed(start, engine, checkpoint, "--plugin", "sessions") as client:
+        engine.meta = {"finish_reason": reason}
+        await ask(client, PROMPT, MINE, "s")
+        answer = await client.running.client.get("/sessions/s")
+        assert answer.status_code == 200, answer.text
+        (record,) = answer.json()["records"]
+        assert record["exact"] is isinstance(reason, dict)
+        assert record["response"]["choices"][0]["finish_reason"] is None
+
+
 class TestAdapters:
     """``lora_path`` is a part of the policy."""
 
