@@ -21,7 +21,10 @@ def forced_form(body: JSONObject) -> dict[str, str]:
     goes before a ``response_format``.
     """
     schema = _forced_call(body) or _response_format(body.get("response_format"))
-    return {} if schema is None else {"json_schema": orjson.dumps(schema).decode()}
+    try:
+        return {} if schema is None else {"json_schema": orjson.dumps(schema).decode()}
+    except orjson.JSONEncodeError as error:  # it writes fewer levels than it reads
+        raise BadRequest(f"The schema cannot be written as JSON: {error}.") from None
 
 
 def _response_format(wanted: Any) -> dict[str, Any] | None:
@@ -65,6 +68,11 @@ def _function(tool: object) -> dict[str, Any]:
     function = tool.get("function") if isinstance(tool, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise BadRequest('tools must be a list of {"type": "function", "function": {"name": ...}}.')
+    parameters = function.get("parameters") or {}
+    if not isinstance(parameters, dict) or not isinstance(parameters.get("$defs", {}), dict):
+        raise BadRequest(
+            f"The parameters of {function['name']!r} must be a JSON schema, and its $defs an object."
+        )
     return function
 
 

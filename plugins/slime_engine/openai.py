@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from slime_engine.engine import Engine, EngineHost
 from slime_engine.errors import BadRequest, NotServed
-from slime_engine.fields import JSONObject, boolean
+from slime_engine.fields import JSONObject, boolean, string
 from slime_engine.forced_form import forced_form
 from slime_engine.http import EventStream, JSONBytes, json_body, unless_gone
 from slime_engine.requests import GenerateBody, parse_generate
@@ -84,7 +84,7 @@ class _Form(ABC):
     chunk_name = ""
 
     def __init__(self, body: JSONObject, engine: Engine) -> None:
-        self._model = body.get("model") or engine.settings.model_name
+        self._model = string(body, "model") or engine.settings.model_name
         self._incremental = engine.settings.incremental_streaming_output
         options = body.get("stream_options")
         self._include_usage = isinstance(options, dict) and bool(options.get("include_usage"))
@@ -170,7 +170,7 @@ class _Chat(_Form):
             text = engine.model.tokenizer.apply_chat_template(
                 messages, tools=body.get("tools"), add_generation_prompt=True
             )
-        except (TemplateError, TypeError) as error:
+        except (TemplateError, TypeError, RecursionError) as error:
             raise BadRequest(f"The messages do not fit the chat template: {error}") from None
         return {"text": text}
 

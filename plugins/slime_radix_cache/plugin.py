@@ -277,11 +277,15 @@ class RadixCache:
 
     def _mark(self, exchange: Exchange) -> None:
         """Say of an answer to a request that was passed on untouched that its tokens are not known; remember that."""
-        reply, request = exchange.reply, exchange.request
-        if reply is None or exchange.worker is None or reply.status >= 400 or not at_generation(request):
+        reply, request, worker = exchange.reply, exchange.request, exchange.worker
+        if reply is None or worker is None or reply.status >= 400:
+            return
+        is_known = at_generation(request)
+        # Another protocol may generate anywhere, as vLLM does at /inference/v1/generate.
+        if not is_known and not (is_only_proxied(worker) and request.method == "POST"):
             return
         self._trajectories.lose(exchange.session)
-        if request.path != "/generate":  # whose reason was counted
+        if is_known and request.path != "/generate":  # whose reason was counted
             self._tally.untouched(request.path)
         if reply.header(_NOT_EXACT[0]) is None:
             reply.headers = [*reply.headers, _NOT_EXACT]
@@ -293,11 +297,13 @@ class RadixCache:
 
 
 def _handles_aborts(exchange: Exchange, ask: Ask) -> bool:
-    """True when the client itself sent token ids, in a ``/generate`` or a chat."""
+    """True when the client itself sent token ids, in a ``/generate``, a chat or a completion."""
     if exchange.asked is None:
         return ask.has_ids
     try:
         body = exchange.asked.request.json()
     except BadRequest:
         return False
-    return isinstance(body, dict) and body.get("input_ids") is not None
+    if not isinstance(body, dict):
+        return False
+    return body.get("input_ids") is not None or (ask.has_ids and isinstance(body.get("prompt"), list))

@@ -21,7 +21,7 @@ class Turn:
     """One response of a session. ``before``: number of the turn that it goes on from, None where it begins.
 
     Numbers are in the order in which responses came. ``prompt``: the same for responses to one prompt.
-    ``finish_reason``: the engine's; None when no end was seen.
+    ``finish_reason``: the engine's; None when no end was seen, or one that is no object.
     """
 
     number: int
@@ -64,7 +64,7 @@ class SessionTurns:
                 self._before(response, numbers),
                 (response.parent, response.kept),
                 len(response),
-                orjson.loads(response.finish_reason),
+                _reason_of(response),
                 response,
             )
             for number, response in enumerate(responses)
@@ -106,3 +106,8 @@ class SessionTurns:
     def forget(self, session: str) -> None:
         """Evict what ``session`` was answered. See Trajectories."""
         self._trajectories.forget(session)
+
+
+def _reason_of(response: Response) -> dict[str, Any] | None:
+    reason = orjson.loads(response.finish_reason)
+    return reason if isinstance(reason, dict) else None

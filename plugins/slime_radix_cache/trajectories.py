@@ -314,7 +314,7 @@ class Trajectories:
                 self._evict(segment)
                 self.evicted["deleted"] += 1
                 segment = before
-        if responses:
+        if responses or self._sessions.is_asking(session):  # what it is answered yet belongs to nobody
             self.losses.sessions.add(session)
 
     def _keep_to_limits(self, newest: Segment | None = None) -> None:

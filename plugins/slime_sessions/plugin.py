@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from starlette.routing import BaseRoute
 
 from router_core import Exchange, hookimpl
-from router_core.exchange import session_named
+from router_core.exchange import SessionSource, session_of
 from router_core.router import Router
 from router_core.types import ASGIApp
 from slime_sessions.created import CreatedSessions
@@ -46,10 +46,12 @@ class Sessions:
         self._settings = settings
         self._created = CreatedSessions()
         self._keys: ApiKeySessions | None = None
+        self._sources: Sequence[SessionSource] = ()
 
     @hookimpl
     def setup(self, router: Router) -> None:
         """Name sessions by the body's metadata, and as the flags say."""
+        self._sources = router.session_sources
         router.session_sources.append(from_metadata)
         if self._settings.from_user:
             router.session_sources.append(from_user)
@@ -69,13 +71,12 @@ class Sessions:
     @hookimpl(tryfirst=True)  # it takes no slot
     async def pre_request(self, exchange: Exchange) -> None:
         """Refuse what a deleted session asks: nobody will take its samples. A name in place of a key ends here."""
+        if self._created.has_deleted and exchange.asked is None:  # what it asked before goes on
+            name = session_of(exchange.request, self._sources)
+            if name is not None and self._created.is_deleted(name):
+                raise SessionNotFound(f"session {name!r:.200} was deleted")
         if self._keys is not None and self._keys(exchange.request) is not None:
             self._take_key(exchange)
-        if not self._created.has_deleted:
-            return
-        value = exchange.request.header(b"x-session-id")
-        if value and self._created.is_deleted(session_named(value)):
-            raise SessionNotFound(f"session {session_named(value)!r} was deleted")
 
     def _take_key(self, exchange: Exchange) -> None:
         """Take a name out of ``Authorization``: the worker gets its own key, which it would not beside another one."""

@@ -15,6 +15,7 @@ _PROMPT = -1
 def records_of(source: SessionTurns, turns: Sequence[Turn]) -> list[dict[str, Any]]:
     """What the engines were sent and answered, turn by turn. O(tokens of all contexts); any thread may make it.
 
+    Ids are numpy arrays: of a long session there are many more than of all its answers.
     ``request.input_ids``: all before the response. ``output_token_logprobs``: ``[logprob, id, null]`` for each token.
     Messages and times are not kept: there are none of the former, and null for the latter.
     """
@@ -23,7 +24,7 @@ def records_of(source: SessionTurns, turns: Sequence[Turn]) -> list[dict[str, An
 
 def _record(source: SessionTurns, turn: Turn, turns: Sequence[Turn]) -> dict[str, Any]:
     context = source.context(turn, turns)
-    tokens = context.record.tokens.tolist()
+    tokens = context.record.tokens
     asked = len(tokens) - turn.tokens
     logprobs = context.record.logprobs[asked:].tolist()
     versions = [version for version, count in context.record.spans if count and version != _PROMPT]
@@ -33,12 +34,12 @@ def _record(source: SessionTurns, turn: Turn, turns: Sequence[Turn]) -> dict[str
         "finish_reason": turn.finish_reason,
         "output_token_logprobs": [
             [logprob if logprob == logprob else None, token, None]  # NaN: the engine gave none
-            for logprob, token in zip(logprobs, tokens[asked:], strict=True)
+            for logprob, token in zip(logprobs, tokens[asked:].tolist(), strict=True)
         ],
     }
     if versions and versions[-1] is not None:
         meta["weight_version"] = versions[-1]
-    finish = turn.finish_reason["type"] if turn.finish_reason is not None else None
+    finish = turn.finish_reason.get("type") if turn.finish_reason is not None else None
     choice = {
         "index": 0,
         "message": {"role": "assistant", "content": source.text(turn)},
@@ -60,9 +61,8 @@ def _record(source: SessionTurns, turn: Turn, turns: Sequence[Turn]) -> dict[str
     }
 
 
-def accumulated(source: SessionTurns, turns: Sequence[Turn], committed: Sequence[Turn]) -> list[int]:
-    """The tokens up to the end of the latest of the ``committed`` turns."""
+def accumulated(source: SessionTurns, turns: Sequence[Turn], committed: Sequence[Turn]) -> Any:
+    """The tokens, as an array, up to the end of the latest of the ``committed`` turns."""
     if not committed:
         return []
-    tokens: list[int] = source.context(committed[-1], turns).record.tokens.tolist()
-    return tokens
+    return source.context(committed[-1], turns).record.tokens

@@ -58,6 +58,10 @@ class SamplesRequest:
         metadata = document.get("metadata")
         if metadata is not None and not isinstance(metadata, dict):
             raise BadRequest(f'"metadata" must be an object, or null, got {type(metadata).__name__}')
+        try:
+            orjson.dumps([[[metadata]]])  # as deep as it stands in the answer
+        except orjson.JSONEncodeError as error:  # which writes fewer levels than it reads
+            raise BadRequest(f'"metadata" cannot be written as JSON: {error}') from None
         retries = document.get("include_retries")
         if retries is not None and not isinstance(retries, bool):
             raise BadRequest(f'"include_retries" must be true or false, got {retries!r:.80}')
@@ -105,7 +109,8 @@ class SessionRoutes:
                 "complete": complete,
             }
             return orjson.dumps(
-                {"session_id": session, "records": records_of(source, turns), "metadata": metadata}
+                {"session_id": session, "records": records_of(source, turns), "metadata": metadata},
+                option=orjson.OPT_SERIALIZE_NUMPY,
             )
 
         return Response(await _written(turns, write), media_type="application/json")

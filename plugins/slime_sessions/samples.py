@@ -105,6 +105,8 @@ def _sample(source: SessionTurns, path: _Path, trained: dict[Hashable, int]) -> 
     sampled = np.flatnonzero(mask)
     start = int(sampled[0]) if len(sampled) else end
     for key, begin, stop in path.context.sampled:
+        if not mask[begin:stop].any():
+            continue  # by another adapter than the leaf: a sample of that one's trains on it
         shared = trained.get(key, begin)
         mask[begin : min(stop, shared)] = 0
         trained[key] = max(shared, min(stop, end))

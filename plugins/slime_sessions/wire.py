@@ -52,5 +52,5 @@ def encode(
             }
         )
     meta = {"samples": described, "session_metadata": metadata, "empty_reason": empty_reason}
-    tensors[_META] = np.frombuffer(orjson.dumps(meta), np.uint8)
+    tensors[_META] = np.frombuffer(orjson.dumps(meta, option=orjson.OPT_SERIALIZE_NUMPY), np.uint8)
     return safetensors.numpy.save(tensors)

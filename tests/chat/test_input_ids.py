@@ -239,7 +239,8 @@ async def _asked(start: Start, answer: dict[str, Any], *bodies: dict[str, Any]) 
             await running.router.add_worker(url)
             answers = []
             for body in bodies:
-                reply = await running.client.post("/v1/chat/completions", json=body)
+                path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+                reply = await running.client.post(path, json=body)
                 assert reply.status_code == 200, reply.text
                 if body.get("stream"):
                     *events, _ = reply.text.strip().split("\n\n")
@@ -277,3 +278,23 @@ async def test_an_abort_is_passed_on_to_a_client_that_gives_ids(start: Start, st
     assert told["choices"][0]["meta_info"] == meta
     assert plain["choices"][0]["finish_reason"] == "length"
     assert plain["choices"][0]["engine_finish_reason"]["type"] == "abort"
+
+
+@STREAMED
+@pytest.mark.parametrize("prompt", [[5, 6], [[5, 6]]])
+async def test_an_abort_of_a_completion_of_ids_is_passed_on(
+    start: Start, streamed: bool, prompt: Any
+) -> None:
+    """As of a chat: TRL and rllm's gateway send ids there."""
+    meta = {
+        "id": "r",
+        "finish_reason": {"type": "abort", "message": "Abort in waiting queue"},
+        "completion_tokens": 1,
+        "prompt_tokens": 2,
+        "output_token_logprobs": [[-0.5, 39, None]],
+    }
+    asked = {"prompt": prompt, "stream": streamed, "return_meta_info": True}
+    answer = {"text": "H", "output_ids": [39], "meta_info": meta}
+    worker, (told,) = await _asked(start, answer, asked)
+    assert len(worker.bodies) == 1, "it is asked once"
+    assert told["choices"][0]["finish_reason"] == "abort"

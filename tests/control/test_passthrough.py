@@ -53,7 +53,7 @@ class VLLM:
             return JSONResponse(self._fixed[path])
         if path == "/metrics":
             return Response("# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 2\n")
-        if path not in ("/v1/chat/completions", "/v1/completions"):
+        if path not in ("/v1/chat/completions", "/v1/completions", "/inference/v1/generate"):
             return Response(WRONG, 404, media_type="application/json")
         if b"endless" in body:
             return StreamingResponse(self._endless(), media_type="text/event-stream")
@@ -136,6 +136,25 @@ async def test_nothing_of_it_is_recorded(start: Start, checkpoint: str) -> None:
     assert found.status_code == 404
     assert told["exact"] is False
     assert stats["entries"] == 0
+
+
+async def test_a_session_that_generates_by_a_path_of_its_own_is_not_complete(
+    start: Start, checkpoint: str
+) -> None:
+    """vLLM's ``/inference/v1/generate``, which prime-rl asks: tokens in, tokens out."""
+    async with proxying(start, checkpoint) as (running, worker):
+        await running.client.post("/sessions", json={"session_id": "s"})
+        for path, is_exact in (
+            ("/v1/models", "false"),
+            ("/inference/v1/generate", "false"),
+            ("/version", None),
+        ):
+            method = "POST" if "generate" in path else "GET"
+            answer = await running.client.request(method, path, headers={"x-session-id": "s"})
+            assert (answer.status_code, answer.headers.get("x-slime-exact")) == (200, is_exact)
+            shown = (await running.client.get("/sessions/s")).json()
+            assert shown["metadata"]["complete"] is ("generate" not in str(worker.paths()))
+        assert (await running.client.post("/sessions/s/samples")).status_code == 422
 
 
 async def test_control_calls_reach_nobody(start: Start, checkpoint: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
 import pytest
 
 from engine.served import Serve, Served
@@ -13,6 +14,16 @@ from slime_engine.moe import encode_experts, routed_experts
 pytestmark = pytest.mark.anyio
 
 MESSAGES = [{"role": "user", "content": "Tell me a joke."}]
+#: Nested deeper than orjson writes.
+DEEP = {"items": orjson.loads(b"[" * 400 + b"]" * 400)}
+
+
+def tool(parameters: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": parameters}}
+
+
+def json_schema(schema: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
 
 
 async def test_a_chat_is_rendered_generated_and_counted(engine: Served, model: NgramModel) -> None:
@@ -139,6 +150,14 @@ async def test_content_is_empty_and_not_null(engine: Served, model: NgramModel) 
         ("/v1/chat/completions", {"messages": MESSAGES, "tool_choice": "always"}),
         ("/v1/chat/completions", {"messages": MESSAGES, "tool_choice": "required"}),
         ("/v1/chat/completions", {"messages": MESSAGES, "tool_choice": "required", "tools": [{}]}),
+        ("/v1/chat/completions", {"messages": MESSAGES, "tool_choice": "required", "tools": [tool([1])]}),
+        (
+            "/v1/chat/completions",
+            {"messages": MESSAGES, "tool_choice": "required", "tools": [tool({"$defs": [1]})]},
+        ),
+        ("/v1/chat/completions", {"messages": MESSAGES, "tool_choice": "required", "tools": [tool(DEEP)]}),
+        ("/v1/chat/completions", {"messages": MESSAGES, "response_format": json_schema(DEEP)}),
+        ("/v1/chat/completions", {"messages": MESSAGES, "model": 7}),
         ("/v1/chat/completions", {"input_ids": [1]}),
         ("/v1/chat/completions", {"messages": MESSAGES, "input_ids": []}),
         ("/v1/chat/completions", {"messages": MESSAGES, "input_ids": "1"}),

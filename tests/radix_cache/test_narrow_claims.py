@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from radix_cache.claims import AS_IDS, NEXT, PROMPT, STREAMED, ask, in_pieces, session_of, trained, until
 from radix_cache.scripted import Client, ScriptedEngine, bits, routed
+from sessions.speaking import samples_of
 from slime_engine.tokenizer import corpus_documents
 from slime_radix_cache.encoding import Encoder
 
@@ -123,6 +124,20 @@ async def test_the_session_header_comes_before_the_routing_key(client: Client) -
     assert len((await session_of(client, "session"))["trajectories"]) == 1
 
 
+@pytest.mark.parametrize("reason", ["stop", 7, {}, {"type": None}], ids=str)
+async def test_records_show_whatever_end_an_engine_tells(
+    start: Start, engine: ScriptedEngine, checkpoint: str, reason: Any
+) -> None:
+    async with routed(start, engine, checkpoint, "--plugin", "sessions") as client:
+        engine.meta = {"finish_reason": reason}
+        await ask(client, PROMPT, MINE, "s")
+        answer = await client.running.client.get("/sessions/s")
+        assert answer.status_code == 200, answer.text
+        (record,) = answer.json()["records"]
+        assert record["exact"] is isinstance(reason, dict)
+        assert record["response"]["choices"][0]["finish_reason"] is None
+
+
 class TestAdapters:
     """``lora_path`` is a part of the policy."""
 
@@ -148,6 +163,24 @@ class TestAdapters:
             assert bits(told["rollout_logp"][:size]) == bits([0.0] * size)
             assert told["generation_versions"][:size] == [-1] * size
         assert trained(await client.retrieve(PROMPT + tokenizer.decode(MINE), session_id="s")) == MINE
+
+    async def test_a_sample_of_one_adapter_keeps_no_token_from_that_of_another(
+        self, start: Start, engine: ScriptedEngine, checkpoint: str
+    ) -> None:
+        """Both go on from what A sampled: the sample of B, which comes first, does not train on it."""
+        tokenizer, mine, last = engine.tokenizer, [*MINE, engine.eos], [*LAST, engine.eos]
+        async with routed(start, engine, checkpoint, "--plugin", "sessions") as client:
+            await ask(client, PROMPT, mine, "s", lora_path="A")
+            for adapter in ("B", "A"):
+                text = PROMPT + tokenizer.decode(MINE) + NEXT.replace("and?", adapter)
+                await ask(client, text, last, "s", lora_path=adapter)
+            samples = (await samples_of(client.running.client, "s", include_retries=True)).samples
+        masks = {}
+        for sample in samples:
+            response = zip(sample.tokens[sample.start :], sample.loss_mask, strict=True)
+            adapter = "A" if sample.about["metadata"]["leaf"]["node_id"] == 2 else "B"
+            masks[adapter] = [token for token, is_trained in response if is_trained]
+        assert masks == {"A": mine + last, "B": last}
 
     async def test_one_adapter_keeps_its_mask(self, client: Client) -> None:
         tokenizer = client.engine.tokenizer

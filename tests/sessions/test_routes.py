@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import pytest
 
 from chat.chatting import chatting
-from plugged import Recording
+from plugged import Recording, until
 from router_core.serving import serving
 from sessions.speaking import samples_of, talk
 from slime_sessions.created import CreatedSessions
@@ -129,6 +131,43 @@ async def test_a_deleted_session_is_gone_and_asks_nothing_more(start: Start) -> 
             True,
             [*chat.entries[2].input_ids, *chat.entries[2].output_ids],
         )
+
+
+@pytest.mark.parametrize("named", ["x-smg-routing-key", "session_id", "metadata", "user", "authorization"])
+async def test_a_deleted_session_is_refused_by_whatever_names_it(named: str, start: Start) -> None:
+    worker = Recording()
+    flags = ("--session-from-user", "--session-from-api-key")
+    async with serving(worker) as url, start("--worker-urls", url, *flags) as running:
+        name = (await running.client.post("/sessions")).json()["session_id"]
+        headers, body = {}, {"text": "Hi"}
+        if named in ("session_id", "user"):
+            body[named] = name
+        elif named == "metadata":
+            body = {**body, "metadata": {"session_id": name}}  # type: ignore[dict-item]  # JSON
+        else:
+            headers[named] = name if named != "authorization" else f"Bearer {name}"
+        answers = []
+        for _ in range(2):
+            answers.append(await running.client.post("/generate", json=body, headers=headers))
+            await running.client.delete(f"/sessions/{name}")
+    assert [answer.status_code for answer in answers] == [200, 404]
+    assert answers[1].json()["error"]["code"] == "SESSION_NOT_FOUND"
+    assert len([path for path, *_ in worker.requests if path == "/generate"]) == 1
+
+
+async def test_an_answer_that_comes_after_a_deletion_is_no_sample_of_the_next_session(start: Start) -> None:
+    """Of the same name, which then counts as not complete."""
+    async with chatting(start, "word " * 2000, tokens_per_second=100) as chat:
+        client, one = chat.running.client, {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 20}
+        await client.post("/sessions", json={"session_id": "a"})
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(client.post, "/sessions/a/v1/chat/completions", json=one))
+            await until(lambda: bool(chat.entries))
+            assert (await client.delete("/sessions/a")).status_code == 204
+            assert (await client.post("/sessions", json={"session_id": "a"})).status_code == 200
+        shown = (await client.get("/sessions/a")).json()
+        assert (len(shown["records"]), shown["metadata"]["complete"]) == (1, False)
+        assert (await client.post("/sessions/a/samples")).status_code == 422
 
 
 async def test_a_session_that_another_one_goes_on_from_stays_as_far_as_it_must(start: Start) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import httpx
+import orjson
 import pytest
 
 from chat.chatting import Chat, chatting
@@ -69,6 +70,10 @@ async def test_a_sample_is_cut_where_a_turn_passes_the_longest_length(start: Sta
         for wrong in (0, -1, 1.5, "7", True):
             assert (await refused(chat, "a", max_seq_len=wrong))[0] == 400
         assert (await refused(chat, "a", metadata=[]))[0] == 400
+        deep = {"metadata": orjson.loads(b'{"reward":' + b"[" * 250 + b"]" * 250 + b"}")}
+        assert (await samples_of(chat.running.client, "a", **deep)).samples
+        deeper = {"metadata": orjson.loads(b'{"reward":' + b"[" * 400 + b"]" * 400 + b"}")}
+        assert (await refused(chat, "a", **deeper))[0] == 400
         assert (await refused(chat, "a", include_retries="yes"))[0] == 400
 
 
