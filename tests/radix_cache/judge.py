@@ -201,7 +201,10 @@ class Judge:
             speakers = anchor.fact.speakers(anchor.kept)
             if is_bound and not any(one is None or one in inherited for one in speakers):
                 continue
-            certain = is_free or all(one is None or one in surely for one in speakers)
+            # Nobody here knows what a refused request went on from; that is all that its session may take then.
+            certain = is_free or (
+                not may_have_spoken and all(one is None or one in surely for one in speakers)
+            )
             yield anchor._replace(certain=anchor.certain and certain)
 
 
