@@ -230,7 +230,7 @@ class AnswerSoFar:
 
     def _see_version(self, meta: dict[str, Any]) -> None:
         version = meta.get("weight_version")
-        if version is not None:
+        if version is not None and self._ids:  # an attempt without tokens says nothing of the next one's
             self._has_versions |= self._version not in (None, version)
             self._version = version
 
