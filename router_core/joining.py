@@ -76,7 +76,7 @@ class Joining:
         say of itself: whatever it answers will do.
         """
         served = None
-        introduces = worker.worker_type != "passthrough"
+        introduces = not worker.passthrough
         try:
             with anyio.fail_after(_FIRST_LOOK_S):  # httpx counts each step of a request by itself
                 for path in ("/model_info", "/get_model_info") if introduces else ("/health",):

@@ -56,7 +56,7 @@ class Ranks:
         """See :class:`router_core.types.Dispatcher`."""
         worker = exchange.worker
         rank = worker.rank if worker is not None else None
-        if generates(request) and not (worker is not None and worker.server.worker_type == "passthrough"):
+        if generates(request) and not (worker is not None and worker.passthrough):
             body = request.body if body is None else body
             if rank is None:
                 body = without_fields(body, _FIELDS)

@@ -119,9 +119,14 @@ class Worker:
         return self.url if self.rank is None else f"{self.url}@{self.rank}"
 
     @property
+    def passthrough(self) -> bool:
+        """It is only proxied to; of a rank, its server is."""
+        return self.server.worker_type == "passthrough"
+
+    @property
     def kind(self) -> WorkerType:
         """The type as which it is chosen: one that is only proxied to takes whole requests, as a regular one does."""
-        return "regular" if self.worker_type == "passthrough" else self.worker_type
+        return "regular" if self.passthrough else self.worker_type
 
     @property
     def load(self) -> int:
@@ -251,16 +256,16 @@ class WorkerPool:
     def passthrough(self) -> bool:
         """The workers are only proxied to: no plugin takes a request for one of SGLang's, or changes it. O(1)."""
         first = next(iter(self._workers.values()), None)  # all are alike
-        return first is not None and first.worker_type == "passthrough"
+        return first is not None and first.passthrough
 
     def _expect_alike(self, worker: Worker) -> None:
-        wanted = worker.worker_type == "passthrough"
+        wanted = worker.passthrough
         others = [other for other in self._workers.values() if other.url != worker.url]
         if wanted and self.kinds != ("regular",):
             raise MixedWorkers(
                 f"{worker.url}: a router of {' and '.join(self.kinds)} workers has no passthrough workers"
             )
-        if any((other.worker_type == "passthrough") != wanted for other in others):
+        if any(other.passthrough != wanted for other in others):
             raise MixedWorkers(
                 f"{worker.url} would be a {worker.worker_type} worker beside {others[0].worker_type} workers:"
                 " passthrough workers and others need a router of their own each"

@@ -182,7 +182,7 @@ class Control:
 
         Of others the engine hears by the connection that is closed, some seconds later.
         """
-        if self._ending is None or worker.server.worker_type == "passthrough" or not at_generation(request):
+        if self._ending is None or worker.passthrough or not at_generation(request):
             return False
         rids = rids_of(request) or []
         ending = [rid for rid in rids if not self.under_way.ends_others(rid, rids)]

@@ -97,12 +97,7 @@ class Health:
     async def post_response(self, exchange: Exchange) -> None:
         """Listen for the version of the weights that an answer comes from."""
         worker, reply = exchange.worker, exchange.reply
-        if (
-            worker is None
-            or reply is None
-            or reply.status != 200
-            or worker.server.worker_type == "passthrough"
-        ):
+        if worker is None or reply is None or reply.status != 200 or worker.passthrough:
             return
         if exchange.request.target in GENERATION_PATHS:
             watch = self._watches.get(worker.server)

@@ -44,7 +44,7 @@ class Probe:
 
     async def weight_version(self) -> str | None:
         """The version of its weights; None when it does not say. Raises HTTPError."""
-        if self._worker.worker_type == "passthrough":
+        if self._worker.passthrough:
             return None
         for path in ("/model_info", "/get_model_info"):  # the second: older engines
             status, body = await self._get(path, _MAX_INFO_BYTES)

@@ -239,7 +239,7 @@ class Generation:
 
 def is_only_proxied(worker: Worker | None) -> bool:
     """What came of ``worker`` is no evidence: it may speak any protocol. It has taken the place of others just now."""
-    return worker is not None and worker.server.worker_type == "passthrough"
+    return worker is not None and worker.passthrough
 
 
 def _mended(joined: JoinedResponse) -> Mended:
