@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import anyio
 import pytest
@@ -17,6 +19,14 @@ pytestmark = pytest.mark.anyio
 UPDATE = "/update_weights_from_disk"
 PIECE = "/update_weights_from_distributed"
 FAILED = (400, b'{"success": false, "message": "out of memory"}')
+
+
+@contextmanager
+def closed_port() -> Iterator[str]:
+    """The URL of a port that is taken, and on which nobody listens."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
 
 
 async def update(running: Running, version: str, path: str = UPDATE) -> int:
@@ -62,9 +72,7 @@ async def test_one_that_missed_a_piece_of_an_update_does_not_come_back_by_the_ne
 async def test_one_that_could_not_be_reached_for_a_piece_has_missed_it() -> None:
     late = Steered()
     async with steering(Steered()) as running:
-        with socket.socket() as sock:
-            sock.bind(("127.0.0.1", 0))
-            url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+        with closed_port() as url:
             await running.router.add_worker(url)
             assert await update(running, "7", PIECE) == 207
         async with serving(late.app, port=int(url.rpartition(":")[2])):
@@ -202,9 +210,7 @@ async def test_who_could_not_pull_weights_has_none_of_the_update_that_loads_them
 async def test_who_was_not_reached_to_pull_weights_has_to_do_it_too() -> None:
     late = Steered()
     async with steering(Steered()) as running:
-        with socket.socket() as sock:
-            sock.bind(("127.0.0.1", 0))
-            url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+        with closed_port() as url:
             await running.router.add_worker(url)
             assert await pull(running, 7) == 207
         worker = running.router.pool.find(url)
@@ -248,9 +254,7 @@ async def test_one_that_was_not_reached_owes_nothing() -> None:
 async def test_one_that_was_not_reached_comes_back_by_the_next_update() -> None:
     late = Steered()
     async with steering(Steered()) as running:
-        with socket.socket() as sock:
-            sock.bind(("127.0.0.1", 0))
-            url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+        with closed_port() as url:
             await running.router.add_worker(url)
             assert await update(running, "7") == 207
         async with serving(late.app, port=int(url.rpartition(":")[2])):
