@@ -72,10 +72,6 @@ class Sessions:
             return None
         return self.unanswered.add(running.session, running.prompt, running.ids, running.context)
 
-    def is_asking(self, session: str) -> bool:
-        """True while a request of ``session`` is on its way."""
-        return session in self._running
-
     def asked(self, session: str, text: bytes, ids: bytes | None) -> Iterator[Context]:
         """Contexts of requests of ``session`` without a recorded answer, running ones included.
 

@@ -304,8 +304,7 @@ class Trajectories:
 
         Nothing of it is complete any more, under this name.
         """
-        responses = self._sessions.of(session)
-        for response in reversed(responses):
+        for response in reversed(self._sessions.of(session)):
             segment: Segment | None = response if response in response.node.ends else None
             while segment is not None and not segment.children and not segment.pins:
                 if isinstance(segment, Response) and segment.session != session:
@@ -314,8 +313,7 @@ class Trajectories:
                 self._evict(segment)
                 self.evicted["deleted"] += 1
                 segment = before
-        if responses or self._sessions.is_asking(session):  # what it is answered yet belongs to nobody
-            self.losses.sessions.add(session)
+        self.losses.sessions.add(session)  # what it is answered yet, of requests that still wait too, is nobody's
 
     def _keep_to_limits(self, newest: Segment | None = None) -> None:
         """Evict the oldest until the limits hold, or all that is left is in flight or the ``newest``. O(what goes)."""

@@ -170,6 +170,23 @@ async def test_an_answer_that_comes_after_a_deletion_is_no_sample_of_the_next_se
         assert (await client.post("/sessions/a/samples")).status_code == 422
 
 
+async def test_a_request_that_waits_for_a_slot_while_its_session_is_deleted_is_no_sample(start: Start) -> None:
+    flags = ("--max-concurrent-requests", "1", "--queue-size", "1")
+    async with chatting(start, "word " * 20, tokens_per_second=100, flags=flags) as chat:
+        client, one = chat.running.client, {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 20}
+        await client.post("/sessions", json={"session_id": "a"})
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(client.post, "/v1/chat/completions", json=one))
+            await until(lambda: bool(chat.entries))
+            tasks.start_soon(partial(client.post, "/sessions/a/v1/chat/completions", json=one))
+            await anyio.sleep(0.05)  # by then it waits
+            assert (await client.delete("/sessions/a")).status_code == 204
+            await client.post("/sessions", json={"session_id": "a"})
+        assert len(chat.entries) == 2
+        assert (await client.get("/sessions/a")).json()["metadata"]["complete"] is False
+        assert (await client.post("/sessions/a/samples")).status_code == 422
+
+
 async def test_a_session_that_another_one_goes_on_from_stays_as_far_as_it_must(start: Start) -> None:
     async with start(*RECORDING) as running:
         client = running.client
