@@ -49,6 +49,11 @@ class GenerationStream:
         for index in self._answers.keys() - self._ended:
             self._try_record(index)
 
+    def record_again(self) -> None:
+        """Record those that have ended once more: there is something to be said against them."""
+        for index in list(self._ended):
+            self._try_record(index)
+
     def forget(self) -> None:
         """Let go of the listeners, which have this: a circle would wait for the garbage collector."""
         self._record = lambda index, answer: None
@@ -75,6 +80,7 @@ class GenerationStream:
         event = read_event(event)
         index = event.get("index", 0)
         if index in self._ended:
+            _check_is_old(event, self._answers[index])
             return
         answer = self._answers.get(index) or AnswerSoFar()
         answer.take(event)
@@ -88,6 +94,14 @@ class GenerationStream:
             self._record(index, self._answers[index].answer)
         except Exception as error:
             self._fail(error)
+
+
+def _check_is_old(event: dict[str, Any], answer: AnswerSoFar) -> None:
+    """Raise ValueError when ``event``, behind the end of ``answer``, tells a client more or other tokens or text."""
+    longer = answer.copy()
+    longer.take(event)
+    if (longer.ids, longer.text) != (answer.ids, answer.text):
+        raise ValueError("a sequence goes on behind its end")
 
 
 def _is_last(data: bytes) -> bool:
