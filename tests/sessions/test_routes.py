@@ -170,7 +170,9 @@ async def test_an_answer_that_comes_after_a_deletion_is_no_sample_of_the_next_se
         assert (await client.post("/sessions/a/samples")).status_code == 422
 
 
-async def test_a_request_that_waits_for_a_slot_while_its_session_is_deleted_is_no_sample(start: Start) -> None:
+async def test_a_request_that_waits_for_a_slot_while_its_session_is_deleted_is_no_sample(
+    start: Start,
+) -> None:
     flags = ("--max-concurrent-requests", "1", "--queue-size", "1")
     async with chatting(start, "word " * 20, tokens_per_second=100, flags=flags) as chat:
         client, one = chat.running.client, {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 20}
