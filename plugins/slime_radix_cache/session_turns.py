@@ -11,7 +11,7 @@ import orjson
 from slime_radix_cache.answer import Record, reason_of_record, record_of
 from slime_radix_cache.branches import continued_in
 from slime_radix_cache.segments import Response, Segment, links
-from slime_radix_cache.text_index import text_of
+from slime_radix_cache.text_index import prompt_end, text_of
 from slime_radix_cache.trajectories import Trajectories
 
 __all__ = ["SessionTurns", "Turn", "TurnContext"]
@@ -108,8 +108,8 @@ class SessionTurns:
         return TurnContext(record, tuple(reversed(spans)), tuple(reversed(sampled)), reason)
 
     def text(self, turn: Turn) -> str:
-        """What the client was told in ``turn``."""
-        return text_of(turn.response.node)[turn.response.start :].decode()
+        """What the client was told in ``turn``. O(its length); in the event loop only, for the index moves."""
+        return text_of(turn.response.node, prompt_end(turn.response)).decode()
 
     def has_lost(self, session: str) -> bool:
         """True when something of ``session`` is lost, or could not be recorded as exact."""
