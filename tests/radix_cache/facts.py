@@ -217,8 +217,8 @@ class Fact:
         pairs = zip(self.sampled, ids[start:], strict=False)
         kept = next((place for place, (one, other) in enumerate(pairs) if one != other), -1)
         kept = min(len(self.sampled), len(ids) - start) if kept < 0 else kept
-        if kept > self.sure:
-            yield Anchor(start + self.sure, self, self.sure, self.sure > 0)
+        for told in range(1, kept):  # less of it may be left
+            yield Anchor(start + told, self, told, told == self.sure)
         yield Anchor(start + kept, self, kept, 0 < kept <= self.sure)
 
     def comes_from(self, parents: Sequence[tuple[Fact | None, int]]) -> None:
