@@ -134,7 +134,7 @@ class Chat:
         judged: JudgedAnswers,
     ) -> Choice:
         def record(output: Output, reply: Message) -> None:
-            self._turns.record(question, prompt, output, reply, is_usable=judged.is_usable(index, output))
+            self._turns.record(question, prompt, output, reply, is_usable=judged.is_usable(index))
 
         parser = self._formats.parser(request, prompt.text)
         reason = partial(judged.inexact_reason, index)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from slime_openai.chat_request import ChatRequest
@@ -20,8 +19,8 @@ __all__ = ["Choice"]
 class Choice:
     """Reads one sequence. ``record`` is called once with what it came to, however it ends.
 
-    ``inexact_reason``: the verdict on what was told of it, once its last event was read. ``history``: what is told
-    beside it of where the prompt came from.
+    ``inexact_reason``: the verdict on it, once its last event was read. ``history``: what is told beside it of where
+    the prompt came from.
 
     The ids of tokens, and their logprobs, are told as soon as the engine gives them, although their text may have to
     wait: no stop string, tag or half a character holds them back.
@@ -34,7 +33,7 @@ class Choice:
         parser: Parser,
         logprobs: Logprobs,
         record: Callable[[Output, Message], None],
-        inexact_reason: Callable[[Output], str | None],
+        inexact_reason: Callable[[], str | None],
         history: dict[str, Any],
     ) -> None:
         self.output = Output()
@@ -143,4 +142,4 @@ class Choice:
         request = self._request
         told = reason_of(self.output, request)
         told["finish_reason"] = finish_reason(told["finish_reason"], called=self._parser.called)
-        return told | about_output(self.output, request, partial(self._inexact_reason, self.output))
+        return told | about_output(self.output, request, self._inexact_reason)

@@ -182,7 +182,7 @@ class _Choice:
         return self._logprobs.legacy(chosen, top, count or 0, offset, as_ids=as_ids)
 
     def _ending(self) -> dict[str, Any]:
-        verdict = partial(self._judged.inexact_reason, self._index, self.output)
+        verdict = partial(self._judged.inexact_reason, self._index)
         return reason_of(self.output, self._request) | about_output(self.output, self._request, verdict)
 
 

@@ -7,8 +7,7 @@ from functools import partial
 from typing import Protocol
 
 from router_core.exchange import Exchange
-from slime_openai.outputs import Output
-from slime_sglang import CONTRADICTION, contradiction
+from slime_sglang import CONTRADICTION
 
 __all__ = ["NOT_RECORDED", "JudgedAnswers", "LostSessions", "Ownership", "Verdicts"]
 
@@ -61,22 +60,13 @@ class JudgedAnswers:
         """Keep the verdicts: the exchange drops its notes when it has closed."""
         self._last, self._exchange = tuple(self._verdicts.of(exchange)), None
 
-    def inexact_reason(self, index: int, told: Output) -> str | None:
-        """Why sequence ``index`` is not exact, of which the client was ``told``. To be asked at its last event.
-
-        An event may have told tokens, or text, that later ones take back: then the record has others than the client.
-        """
+    def inexact_reason(self, index: int) -> str | None:
+        """Why sequence ``index`` is not exact. To be asked at its last event."""
         if index not in self._known:
             reasons = self._verdicts.of(self._exchange) if self._exchange is not None else self._last
             self._known[index] = reasons[index] if index < len(reasons) else NOT_RECORDED
-        return self._known[index] or _contradiction(told)
+        return self._known[index]
 
-    def is_usable(self, index: int, told: Output) -> bool:
-        """True when a conversation may continue from the tokens of sequence ``index``; ``told``: as above."""
-        return self.inexact_reason(index, told) not in _UNUSABLE
-
-
-def _contradiction(told: Output) -> str | None:
-    answer = {"output_ids": told.ids, "meta_info": told.meta}
-    figure = contradiction(answer, prompt_tokens=None, rid=None)
-    return CONTRADICTION if told.rewritten or figure is not None else None
+    def is_usable(self, index: int) -> bool:
+        """True when a conversation may continue from the tokens of sequence ``index``."""
+        return self.inexact_reason(index) not in _UNUSABLE

@@ -55,11 +55,6 @@ class Output:
         return self._so_far.cumulative
 
     @property
-    def rewritten(self) -> bool:
-        """True when an event told another text than one before."""
-        return self._so_far.rewritten
-
-    @property
     def text(self) -> str:
         """All text so far."""
         return self._so_far.text

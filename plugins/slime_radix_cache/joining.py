@@ -11,7 +11,7 @@ from slime_radix_cache.continuing import max_new_tokens
 from slime_radix_cache.endings import Endings
 from slime_radix_cache.seams import SeamlessText, StopAcross
 from slime_radix_cache.spelling import Spelling
-from slime_sglang import CONTRADICTION, PER_TOKEN, AnswerSoFar, contradiction
+from slime_sglang import CONTRADICTION, PER_TOKEN, AnswerSoFar, contradiction, is_abort
 
 __all__ = ["JoinedResponse", "is_aborted", "read_event"]
 
@@ -160,8 +160,8 @@ class JoinedResponse:
     def _is_spelt(self) -> bool:
         """True when the text of the attempt is that of its ids, but for a character that was begun before it."""
         ids, text, reason = self._attempt.ids, self._attempt.text, self._attempt.finish_reason
-        if not ids:
-            return not text
+        if not ids:  # only an abort comes before a token: an end without one has lost it
+            return not text and (reason is None or is_abort(self._attempt.meta))
         if self._spelling.tail(ids, text, reason) is not None:
             return True
         text = text.lstrip(_BROKEN)

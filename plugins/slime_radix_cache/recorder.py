@@ -79,10 +79,11 @@ class StreamRecorder:
         self._responses[0].begin_anew()
         self.doubt = _no_doubt
 
-    def _record(self, index: int, answer: Any) -> None:
+    def _record(self, index: int, answer: Any, took_back: bool = False) -> None:
         if not (type(index) is int and 0 <= index < len(self._responses)):
             raise ValueError(f"wanted one of {len(self._responses)} sequences, got number {index!r}")
-        doubt = CONTRADICTION if self._failed else self.doubt()  # what was not understood may be tokens
+        # What was not understood may be tokens.
+        doubt = CONTRADICTION if self._failed or took_back else self.doubt()
         self._responses[index].record(answer, doubt, is_whole=False)
 
     def failed(self, error: Exception) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 from router_core.events import EventSplitter
 from slime_radix_cache.joining import read_event
+from slime_radix_cache.repeats import RepeatedEvents
 from slime_radix_cache.replies import parsed
-from slime_sglang import AnswerSoFar
+from slime_sglang import AnswerSoFar, is_abort
 
 __all__ = ["GenerationStream"]
 
@@ -21,16 +22,17 @@ _OF_A_SEQUENCE = {"text", "output_ids"}
 class GenerationStream:
     """One streamed ``/generate``: its bytes in, answers as of an unstreamed one out.
 
-    ``record(index, answer)`` is called for each sequence when its last event has come, so before the client
-    sees that event; and with what there is by :meth:`record_all`. ``fail(error)`` is called when something goes
-    wrong; nothing is raised.
+    ``record(index, answer, took_back)`` is called for each sequence when its last event has come, so before the client
+    sees that event; and with what there is by :meth:`record_all`. ``took_back``: an event told other tokens, or another
+    text, than one before. ``fail(error)`` is called when something goes wrong; nothing is raised.
     """
 
-    def __init__(self, record: Callable[[int, Any], None], fail: Callable[[Exception], None]) -> None:
+    def __init__(self, record: Callable[[int, Any, bool], None], fail: Callable[[Exception], None]) -> None:
         self._record = record
         self._fail = fail
         self._events = EventSplitter()
         self._answers: dict[int, AnswerSoFar] = {}
+        self._repeats: dict[int, RepeatedEvents] = {}
         self._ended: set[int] = set()
         #: The engine has said that it failed.
         self.failed = False
@@ -56,7 +58,7 @@ class GenerationStream:
 
     def forget(self) -> None:
         """Let go of the listeners, which have this: a circle would wait for the garbage collector."""
-        self._record = lambda index, answer: None
+        self._record = lambda index, answer, took_back: None
         self._fail = lambda error: None
 
     def has_begun(self, index: int) -> bool:
@@ -72,6 +74,7 @@ class GenerationStream:
         only = self._answers.get(0)
         if only is not None and only.cumulative and _INDEX not in data and not _is_last(data):
             only.hold(data)
+            self._compare(0, data)
             return
         event = parsed(data)
         if isinstance(event, dict) and "meta_info" not in event and not event.keys() & _OF_A_SEQUENCE:
@@ -85,13 +88,21 @@ class GenerationStream:
         answer = self._answers.get(index) or AnswerSoFar()
         answer.take(event)
         self._answers[index] = answer
-        if event["meta_info"].get("finish_reason") is not None:
+        is_last = event["meta_info"].get("finish_reason") is not None
+        if answer.cumulative and not is_abort(event["meta_info"]):  # an abort repeats only some
+            self._compare(index, data, is_last=is_last)
+        if is_last:
             self._ended.add(index)
             self._try_record(index)
 
+    def _compare(self, index: int, data: bytes, *, is_last: bool = False) -> None:
+        self._repeats.setdefault(index, RepeatedEvents()).see(data, is_last=is_last)
+
     def _try_record(self, index: int) -> None:
         try:
-            self._record(index, self._answers[index].answer)
+            answer, repeats = self._answers[index], self._repeats.get(index)
+            took_back = answer.rewritten or (repeats is not None and repeats.took_back)
+            self._record(index, answer.answer, took_back)
         except Exception as error:
             self._fail(error)
 

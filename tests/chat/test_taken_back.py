@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import pytest
 
-from radix_cache.claims import PROMPT
+from radix_cache.claims import PROMPT, session_of
 from radix_cache.conftest import checkpoint, engine, tokenizer
-from radix_cache.scripted import ScriptedEngine, routed
-from radix_cache.test_unrecorded_answers import events, output
+from radix_cache.scripted import Client, ScriptedEngine, routed
+from radix_cache.test_unrecorded_answers import events, output, stream
 
 if TYPE_CHECKING:
     from routers import Start
@@ -45,6 +45,32 @@ async def test_tokens_that_were_taken_back_are_not_exact(
         lines = [line[6:] for line in answer.text.split("\n") if line.startswith("data: {")]
         last = orjson.loads(lines[-1])["choices"][0]
         assert (last["exact"], last["inexact_reason"]) == (False, "engine_contradicts_itself")
+        await expect_doubt(client)
+
+
+async def expect_doubt(client: Client) -> None:
+    """No record of session a is exact."""
+    document = await session_of(client, "a")
+    assert not document["complete"]
+    verdicts = {(record["exact"], record["inexact_reason"]) for record in document["trajectories"]}
+    assert verdicts == {(False, "engine_contradicts_itself")}
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("size", [2, 3])
+async def test_tokens_that_a_generation_took_back_are_not_exact(
+    start: Start, engine: ScriptedEngine, checkpoint: str, size: int, n: int
+) -> None:
+    """Of a cumulative stream only the first two events and the last are parsed; the others are compared as bytes."""
+    async with routed(start, engine, checkpoint) as client:
+        told = [output(client, [5, 6, 7, 8][:length]) for length in range(1, 5)]
+        for one in told[:3]:
+            one["meta_info"]["finish_reason"] = None
+        told[size - 1]["output_ids"] = [*[5, 6, 7, 8][: size - 1], 88]
+        told[size - 1]["meta_info"]["output_token_logprobs"][size - 1][1] = 88
+        twins = [one | ({"index": index} if n > 1 else {}) for one in told for index in range(n)]
+        await stream(client, "a", events(*twins), sampling_params={"n": n})
+        await expect_doubt(client)
 
 
 async def test_no_chat_goes_on_from_an_answer_that_was_taken_back(

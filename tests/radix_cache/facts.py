@@ -58,7 +58,8 @@ class Fact:
 
     ``number``: of its first attempt. ``sure``: so many tokens are certain to be recorded, the text's end if all are.
     ``ended``: an engine said that it ends there, so its last tokens may show nothing. ``lies``: the figures in which
-    an engine contradicts itself. ``in_flight``: its answer has not ended. Without ``sampled``, it is only a request.
+    an engine contradicts itself. ``in_flight``: its answer has not ended, and the client has read ``heard`` of it.
+    Without ``sampled``, it is only a request.
     """
 
     number: int
@@ -72,6 +73,7 @@ class Fact:
     ended: bool = True
     lies: tuple[str, ...] = ()
     in_flight: bool = False
+    heard: str = ""
     was_in_flight: bool = False
 
     def __post_init__(self) -> None:
@@ -170,9 +172,10 @@ class Fact:
         if reading:
             yield from self._told(rest, len(text))
         one = self.reader.one_reading
+        heard = self.heard if self.in_flight else self.text
         for shown, kept, is_told in self.places:
             if rest.startswith(shown) and not (one and shown == self.text and kept != self.visible):
-                certain = one and kept <= self.sure and is_told and self.text.startswith(shown)
+                certain = one and kept <= self.sure and is_told and heard.startswith(shown)
                 yield Anchor(start + len(shown), self, kept, certain)
         if self.was_in_flight:
             yield from self._half_told(rest, start)
@@ -214,8 +217,8 @@ class Fact:
         pairs = zip(self.sampled, ids[start:], strict=False)
         kept = next((place for place, (one, other) in enumerate(pairs) if one != other), -1)
         kept = min(len(self.sampled), len(ids) - start) if kept < 0 else kept
-        if kept > self.sure:
-            yield Anchor(start + self.sure, self, self.sure, self.sure > 0)
+        for told in range(1, kept):  # less of it may be left
+            yield Anchor(start + told, self, told, told == self.sure)
         yield Anchor(start + kept, self, kept, 0 < kept <= self.sure)
 
     def comes_from(self, parents: Sequence[tuple[Fact | None, int]]) -> None:

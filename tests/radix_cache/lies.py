@@ -40,7 +40,8 @@ def can_be_told(lie: str, output: dict[str, Any], *, named: bool) -> bool:
         return len(meta.get("output_token_logprobs") or ()) == size and size > 1
     if lie == "cut_text":
         text = output["text"].rstrip()
-        return meta["finish_reason"]["type"] == "length" and bool(text) and not text.endswith("\ufffd")
+        reason = meta["finish_reason"] or {}  # an answer to a client that leaves has none
+        return reason.get("type") == "length" and bool(text) and not text.endswith("\ufffd")
     return True
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from os.path import commonprefix
 from typing import Any
 
 from router_core.types import Tokenizer
@@ -39,12 +40,13 @@ class Detokenizer:
         trims = not parameters.get("no_stop_trim")
         matched = reason.get("matched") if reason is not None and trims else None
         shown = ids[:-1] if isinstance(matched, int) else ids
-        text = self.read(before, shown, parameters.get("skip_special_tokens") is not False)
+        skip_special = parameters.get("skip_special_tokens") is not False
+        text = self.read(before, shown, skip_special)
         if isinstance(matched, str):
             return text.partition(matched)[0]
         if reason is not None:
             return text
-        text = text.rstrip("\ufffd")
+        text = self._settled(text.rstrip("\ufffd"), before, ids, skip_special)
         held = [
             size
             for stop in stops_of(parameters)
@@ -52,6 +54,16 @@ class Detokenizer:
             if text.endswith(stop[:size])
         ]
         return text[: len(text) - max(held, default=0)] if trims else text
+
+    def _settled(self, text: str, before: Sequence[int], ids: Sequence[int], skip_special: bool) -> str:
+        """``text`` without what another byte takes back: some read a run of bytes as characters only as a whole."""
+        start = len(ids)
+        while start and self.decode(ids[start - 1 : start]) == "\ufffd":
+            start -= 1
+        if start == len(ids):
+            return text
+        later = self.read(before, [*ids, ids[start]], skip_special)
+        return commonprefix((text, later))  # noqa: RUF071 - by characters
 
 
 def stops_of(parameters: dict[str, Any]) -> list[str]:

@@ -238,7 +238,7 @@ class Stage:
             (fact,) = self.facts(turn)
             (heard,) = turn.so_far
             fact.in_flight, fact.was_in_flight, ended, fact.ended = True, True, fact.ended, False
-            fact.sure = len(heard.ids)
+            fact.sure, fact.heard = len(heard.ids), heard.text
             self.judge.take(fact, turn.known)
             await self.read(fact.prompt + heard.text, session)
             other = Conversation(session, fact.prompt, prompt=fact.prompt)

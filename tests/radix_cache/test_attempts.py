@@ -375,6 +375,25 @@ async def test_a_text_behind_half_a_character_lacks_none_of_its_own(
     assert leaf["inexact_reason"] == ("engine_contradicts_itself" if lies else None)
 
 
+@pytest.mark.parametrize("streams", [False, True])
+async def test_an_attempt_that_ends_without_a_token_is_doubted(
+    start: Start, checkpoint: str, said: Said, streams: bool
+) -> None:
+    """Only an abort comes before a token: an end without one has lost it."""
+    whole = said.output([1275], {"type": "stop", "matched": 1275}, went=1)
+    meta = {name: value for name, value in whole["meta_info"].items() if name != "output_token_logprobs"}
+    first, last = said.output([5], ABORT), {"text": "", "meta_info": meta}
+    async with rolling(start, checkpoint, "--resume-aborted") as (running, attempts, _):
+        attempts.script += [
+            stream(b"data: %s\n\n" % orjson.dumps(one), DONE) if streams else json(one)
+            for one in (first, last)
+        ]
+        asked = {"text": PROMPT, "session_id": "s", "stream": streams}
+        assert (await running.client.post("/generate", json=asked)).status_code == 200
+        [leaf] = await leaves(running)
+    assert leaf["inexact_reason"] == "engine_contradicts_itself"
+
+
 async def test_a_worker_that_answers_nonsense_is_named_without_a_trace(
     start: Start, checkpoint: str, said: Said, caplog: pytest.LogCaptureFixture
 ) -> None:

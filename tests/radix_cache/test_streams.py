@@ -31,9 +31,12 @@ class Recorded:
     def __init__(self) -> None:
         self.answers: list[tuple[int, Any]] = []
         self.errors: list[Exception] = []
-        self.stream = GenerationStream(
-            lambda index, answer: self.answers.append((index, answer)), self.errors.append
-        )
+        self.took_back = False
+        self.stream = GenerationStream(self._record, self.errors.append)
+
+    def _record(self, index: int, answer: Any, took_back: bool) -> None:
+        self.answers.append((index, answer))
+        self.took_back = took_back
 
     def send(self, **event: Any) -> None:
         self.stream.feed(b"data: %s\n\n" % orjson.dumps(event))
@@ -71,7 +74,7 @@ def test_a_stream_ends_as_the_unstreamed_answer(events: list[dict[str, Any]], in
     ((place, answer),) = recorded.answers
     expected = event("abcd", [1, 2, 3, 4], 4, last=True)
     assert (place, {**answer, **index}) == (0, expected | index)
-    assert recorded.errors == []
+    assert (recorded.errors, recorded.took_back) == ([], False)
 
 
 def test_what_was_told_of_a_cumulative_stream_is_recorded_when_it_breaks() -> None:
@@ -80,6 +83,28 @@ def test_what_was_told_of_a_cumulative_stream_is_recorded_when_it_breaks() -> No
         recorded.send(**event("abcd"[:count], list(range(1, count + 1)), count))
     recorded.stream.record_all()
     assert recorded.answers == [(0, event("abcd", [1, 2, 3, 4], 4))]
+
+
+@pytest.mark.parametrize(
+    ("third", "fourth", "took_back"),
+    [
+        (event("abc", [1, 2, 3], 3), event("ab", [1, 2, 3, 4], 4, last=True), False),
+        (event("abc", [1, 2, 3], 3), event("abX", [1, 2, 3, 4], 4, last=True), True),
+        (event("abX", [1, 2, 3], 3), event("abc", [1, 2, 3, 4], 4, last=True), True),
+        (event('ab"', [1, 2, 3], 3), event('ab"c', [1, 2, 3, 4], 4, last=True), False),
+        (event('ab"', [1, 2, 3], 3), event("abc", [1, 2, 3, 4], 4, last=True), True),
+        (event("abc", [1, 2, 3], 3), event("abcd", [1, 2, 34, 4], 4, last=True), True),
+        (event("abc", [1, 2, 34], 3), event("abcd", [1, 2, 3, 4], 4, last=True), True),
+    ],
+)
+def test_an_event_that_does_not_repeat_the_one_before_takes_it_back(
+    third: dict[str, Any], fourth: dict[str, Any], took_back: bool
+) -> None:
+    """Only the last event may have a shorter text: a stop string is trimmed there."""
+    recorded = Recorded()
+    for one in (event("a", [1], 1), event("ab", [1, 2], 2), third, fourth):
+        recorded.send(**one)
+    assert recorded.took_back == took_back
 
 
 def test_an_abort_that_says_nothing_but_its_reason_keeps_what_was_sampled() -> None:
@@ -140,7 +165,7 @@ def test_nonsense_is_a_failure_that_is_told(data: bytes) -> None:
 def test_a_failure_to_record_is_told() -> None:
     errors: list[Exception] = []
 
-    def fail(index: int, answer: Any) -> None:
+    def fail(index: int, answer: Any, took_back: bool) -> None:
         raise RuntimeError("out of order")
 
     GenerationStream(fail, errors.append).feed(b"data: %s\n\n" % orjson.dumps(event("a", [1], 1, last=True)))
