@@ -34,6 +34,7 @@ class GenerationStream:
         self._answers: dict[int, AnswerSoFar] = {}
         self._repeats: dict[int, RepeatedEvents] = {}
         self._ended: set[int] = set()
+        self._recorded: set[int] = set()
         #: The engine has said that it failed.
         self.failed = False
 
@@ -52,8 +53,8 @@ class GenerationStream:
             self._try_record(index)
 
     def record_again(self) -> None:
-        """Record those that have ended once more: there is something to be said against them."""
-        for index in list(self._ended):
+        """Record once more what was recorded: there is something to be said against it."""
+        for index in list(self._recorded):
             self._try_record(index)
 
     def forget(self) -> None:
@@ -103,6 +104,7 @@ class GenerationStream:
             answer, repeats = self._answers[index], self._repeats.get(index)
             took_back = answer.rewritten or (repeats is not None and repeats.took_back)
             self._record(index, answer.answer, took_back)
+            self._recorded.add(index)
         except Exception as error:
             self._fail(error)
 
