@@ -90,6 +90,23 @@ async def test_a_stream_that_goes_on_behind_the_end_of_its_answer_is_not_exact(
     assert not any(record["loss_mask"])
 
 
+@pytest.mark.parametrize("figure", ["id", "prompt_tokens", None])
+async def test_a_delta_of_another_request_is_not_exact(client: Client, figure: str | None) -> None:
+    """Two streams in step, of which an event each has gone astray: the counts are right."""
+    told = [output(client, [token]) for token in (5, 6, 7)]
+    for count, one in enumerate(told, 1):
+        one["meta_info"] |= {"completion_tokens": count, "id": "mine", "prompt_tokens": 4}
+        if count < len(told):
+            one["meta_info"]["finish_reason"] = None
+    if figure is not None:
+        told[1]["meta_info"][figure] = {"id": "another", "prompt_tokens": 5}[figure]
+    await stream(client, "a", events(*told), text="abcd")
+    document = await session_of(client, "a")
+    (record,) = document["trajectories"]
+    reason = "engine_contradicts_itself" if figure is not None else None
+    assert (document["complete"], record["inexact_reason"]) == (figure is None, reason)
+
+
 async def test_an_end_that_is_told_twice_is_exact(client: Client) -> None:
     await stream(client, "a", events(output(client, MINE), output(client, MINE)))
     document = await session_of(client, "a")
