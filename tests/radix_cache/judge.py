@@ -205,9 +205,13 @@ class Judge:
         surely = set().union(*(one.sure_ancestors for one in known))
         for anchor in every:
             speakers = anchor.fact.speakers(anchor.kept)
-            if is_bound and not any(one is None or one in inherited for one in speakers):
-                continue
             # Nobody here knows what a refused request went on from; that is all that its session may take then.
+            if (
+                is_bound
+                and not may_have_spoken
+                and not any(one is None or one in inherited for one in speakers)
+            ):
+                continue
             certain = is_free or (
                 not may_have_spoken and all(one is None or one in surely for one in speakers)
             )
