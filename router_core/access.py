@@ -27,6 +27,9 @@ _VISIBLE = re.compile(r"[!-~]+")
 _READING = ("GET", "HEAD")
 #: More than any scheme puts into one header.
 _MAX_WORDS = 64
+_SEPARATORS = re.compile(rb"[,;]")
+#: Where clients of other servers put a key: it opens nothing here.
+_OTHER_PLACES = frozenset((b"x-api-key", b"api-key", b"cookie", b"proxy-authorization"))
 #: The core's own routes that say nothing of value, for orchestrators; reading one that says a little.
 _ANYBODYS = frozenset(("/health", "/liveness", "/readiness"))
 _TRAFFICS = frozenset(("/weight_version",))
@@ -130,8 +133,8 @@ class Keys:
     def shown(self, headers: Headers) -> tuple[Caller, Headers]:
         """Whom ``headers`` show, and the headers without keys of the router's.
 
-        A key is compared in constant time, and with all there are. It is taken away under any scheme and among other
-        words, and counts as ``Bearer`` only.
+        A key is compared in constant time, and with all there are. It is taken away under any scheme, among other
+        words and in other headers, and counts as ``Bearer`` only.
         """
         caller = self._anybody
         rest = headers
@@ -145,12 +148,13 @@ class Keys:
                 caller = max(*found, caller, key=_level)  # the first of equals: one with a name
             if found or ((len(words) != 2 or b"," in token) and self._among(pair[1])):
                 rest = [other for other in rest if other is not pair]
-        return caller, rest
+        return caller, [pair for pair in rest if pair[0] not in _OTHER_PLACES or not self._among(pair[1])]
 
     def _among(self, value: bytes) -> bool:
         """Whether a key stands among the words of ``value``; also when there are too many to look at each."""
-        words = value.replace(b",", b" ").split(None, _MAX_WORDS)
-        found = [word for word in words for key, _ in self._known if hmac.compare_digest(word, key)]
+        words = _SEPARATORS.sub(b" ", value).split(None, _MAX_WORDS)
+        values = (part for word in words for part in (word, word.partition(b"=")[2].strip(b'"')))
+        found = [each for each in values for key, _ in self._known if hmac.compare_digest(each, key)]
         return bool(found) or len(words) > _MAX_WORDS
 
 

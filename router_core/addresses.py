@@ -36,6 +36,7 @@ _REFUSED: tuple[Network, ...] = tuple(
             "192.0.0.192/32",  # Oracle
             "fd00:ec2::/32",  # Amazon
             "fd20:ce::254/128",  # Google
+            "64:ff9b:1::/48",  # a network's own NAT64: an IPv4 address of any kind, in one of four places (RFC 8215)
         ),
     )
 )  # fmt: skip

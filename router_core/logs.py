@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
+from io import TextIOWrapper
 from logging.handlers import TimedRotatingFileHandler
 from pathlib import Path
 
@@ -16,6 +18,17 @@ _LEVELS = {"debug": "DEBUG", "info": "INFO", "warn": "WARNING", "error": "ERROR"
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _FILE = "slime-router.log"
+
+
+class _DailyFile(TimedRotatingFileHandler):
+    """A log that only its owner can read."""
+
+    def _open(self) -> TextIOWrapper:  # logging's name
+        return open(self.baseFilename, "a", encoding=self.encoding, opener=_open_private)
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 class _OneLine(logging.Formatter):
@@ -43,7 +56,7 @@ def daily_file(directory: Path) -> TimedRotatingFileHandler:
     The file of an earlier day is renamed, its date behind its name; none is ever deleted.
     """
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        return TimedRotatingFileHandler(directory / _FILE, when="midnight", encoding="utf-8")
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return _DailyFile(directory / _FILE, when="midnight", encoding="utf-8")
     except OSError as error:
         raise SettingsError(f"--log-dir {directory}: {error.strerror or error}") from None

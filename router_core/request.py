@@ -42,9 +42,14 @@ class Request:
 
     @property
     def body(self) -> bytes:
-        """The bytes that go to the worker; encoded again only after :meth:`replace_json`."""
+        """The bytes that go to the worker; encoded again only after :meth:`replace_json`. Raises BadRequest then."""
         if self._stale:
-            self._body = orjson.dumps(self._json, option=orjson.OPT_SERIALIZE_NUMPY)
+            try:
+                self._body = orjson.dumps(self._json, option=orjson.OPT_SERIALIZE_NUMPY)
+            except orjson.JSONEncodeError as error:
+                if "ecursion" not in str(error):
+                    raise
+                raise BadRequest("the body is nested too deeply: at most 254 levels can be passed on") from None
             self._stale = False
         return self._body
 

@@ -33,7 +33,7 @@ CLIENT_TIMEOUT_S = 300.0
 _BACKLOG = 4096
 #: Longer than clients keep an idle connection, so that none of them uses one that is just being closed.
 _KEEP_ALIVE_S = 75
-_HANDLED = (signal.SIGINT, signal.SIGTERM)
+_HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class _Server(uvicorn.Server):
@@ -193,12 +193,15 @@ def _calm_the_collector() -> None:
 async def _serve_until_signalled(app: ASGIApp, sock: socket.socket, **options: Any) -> None:
     loop = asyncio.get_running_loop()
     server = _Server(app, **options)
-    for number in _HANDLED:
+    handled = [
+        number for number in _HANDLED if signal.getsignal(number) is not signal.SIG_IGN
+    ]  # nohup's SIGHUP
+    for number in handled:
         loop.add_signal_handler(number, server.stop)
     try:
         await server.serve([sock])
     finally:
-        for number in _HANDLED:
+        for number in handled:
             loop.remove_signal_handler(number)
     if server.crashed:
         raise SystemExit(1)  # uvicorn has logged why
@@ -213,7 +216,7 @@ def run(
     on_stop: Callable[[], object] | None = None,
     **options: Any,
 ) -> None:
-    """Serve ``app`` on a socket of :func:`bind` in the foreground until SIGTERM or SIGINT; then finish and return.
+    """Serve ``app`` on a socket of :func:`bind` in the foreground until SIGTERM, SIGINT or SIGHUP; then finish.
 
     Requests that are still running ``grace_s`` seconds after the signal, at which ``on_stop`` is called, are
     cancelled. A second signal ends at once. ``client_timeout_s`` and ``options`` are as for :func:`serving`.

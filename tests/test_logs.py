@@ -25,4 +25,5 @@ def test_the_file_of_an_earlier_day_is_kept_under_its_date(tmp_path: Path) -> No
     earlier = sorted(tmp_path.glob("new/logs/slime-router.log.*"))
     assert now.read_text() == "day 2\n"
     assert [path.read_text() for path in earlier] == ["day 0\n", "day 1\n"]
+    assert {path.stat().st_mode & 0o777 for path in (now, *earlier)} == {0o600}
     assert all(re.fullmatch(r"\.\d{4}-\d\d-\d\d", path.suffix) for path in earlier)

@@ -25,7 +25,7 @@ class JournalFile:
     """Appends to the file at ``path``, which several engines may share, at once or one after the other."""
 
     def __init__(self, path: str) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         self._run = uuid.uuid4().hex
         self._write([b""])  # an engine that was killed may have left half a line
 

@@ -214,6 +214,11 @@ class RadixCache:
         if isinstance(ask, str):
             self._tally.untouched(ask)
             return
+        if ask.sequences > self._settings.max_sequences:
+            raise BadRequest(
+                f"wanted at most {self._settings.max_sequences} sequences in one request"
+                f" (--max-sequences-per-request), got {len(ask.prompts)} prompts with n = {ask.copies}"
+            )
         try:
             turns = await self._begin(exchange, ask)
             document = rewritten(body, ask, [np.frombuffer(turn.ids, np.int32) for turn in turns])

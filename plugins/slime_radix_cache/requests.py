@@ -55,6 +55,11 @@ class Ask:
     doubt: str | None
 
     @property
+    def sequences(self) -> int:
+        """How many are sampled."""
+        return len(self.prompts) * self.copies
+
+    @property
     def has_ids(self) -> bool:
         """True when the client sent token ids."""
         return isinstance(self.prompts[0], bytes)
@@ -137,7 +142,7 @@ def rewritten(
 def names(body: dict[str, Any], ask: Ask) -> list[str | None]:
     """What the engine calls each sequence of its answer; None where that is its own choice."""
     rid = body.get("rid") if ask.copies == 1 else None
-    count = len(ask.prompts) * ask.copies
+    count = ask.sequences
     if ask.batch and isinstance(rid, str):
         return [f"{rid}_{place}" for place in range(count)]
     given = rid if ask.batch and isinstance(rid, list) and len(rid) == count else [rid] * count

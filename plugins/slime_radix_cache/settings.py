@@ -13,6 +13,8 @@ __all__ = ["Settings", "add_radix_cache_options"]
 #: Room for a few steps of a large rollout (512 prompts x 8 samples x 8k tokens are 34M tokens).
 _MAX_TOKENS = 100_000_000
 _MAX_BYTES = 4 << 30
+#: 1,024 prompts of a batch with 16 samples each.
+_MAX_SEQUENCES = 1 << 14
 
 
 def add_radix_cache_options(parser: argparse.ArgumentParser) -> None:
@@ -44,6 +46,13 @@ def add_radix_cache_options(parser: argparse.ArgumentParser) -> None:
         default=5,
         metavar="K",
         help="forget what was not used within the last K weight versions, 0 for never (default 5)",
+    )
+    flags.add_argument(
+        "--max-sequences-per-request",
+        type=int,
+        default=_MAX_SEQUENCES,
+        metavar="N",
+        help=f"prompts times n that one generation may ask for (default {_MAX_SEQUENCES:,})",
     )
     flags.add_argument(
         "--radix-add-special-tokens",
@@ -86,6 +95,7 @@ class Settings:
     max_tokens: int
     max_bytes: int
     gc_threshold_k: int
+    max_sequences: int
     add_special_tokens: bool
     abort_retries: int
     abort_retry_wait_s: float
@@ -103,6 +113,8 @@ class Settings:
         ):
             if not value >= 0:
                 raise SettingsError(f"{flag} is {value}; wanted 0 or more")
+        if self.max_sequences < 1:
+            raise SettingsError(f"--max-sequences-per-request is {self.max_sequences}; wanted 1 or more")
 
     @classmethod
     def from_options(cls, options: argparse.Namespace) -> Settings:
@@ -112,6 +124,7 @@ class Settings:
             max_tokens=options.radix_tree_max_size,
             max_bytes=options.radix_tree_max_bytes,
             gc_threshold_k=options.gc_threshold_k,
+            max_sequences=options.max_sequences_per_request,
             add_special_tokens=options.radix_add_special_tokens,
             abort_retries=options.abort_retries,
             abort_retry_wait_s=options.abort_retry_wait_s,

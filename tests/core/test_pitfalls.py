@@ -59,6 +59,23 @@ async def test_pitfall_10_an_edited_body_has_its_own_length(body: bytes) -> None
         assert headers["content-length"] == str(len(arrived))
 
 
+@pytest.mark.parametrize(("levels", "status"), [(254, 200), (255, 400), (1000, 400)])
+async def test_an_edited_body_that_is_nested_too_deeply_is_a_400(levels: int, status: int) -> None:
+    class Reader:
+        @hookimpl
+        async def pre_request(self, exchange: Exchange) -> None:
+            exchange.request.replace_json(exchange.request.json())
+
+    async with routing({"reader": Reader()}, Recording()) as running:
+        reply = await running.client.post("/generate", content=b"[" * levels + b"]" * levels)
+        assert reply.status_code == status
+        if status == 400:
+            assert reply.json()["error"]["message"] == (
+                "the body is nested too deeply: at most 254 levels can be passed on"
+            )
+        assert in_flight(running) == [0]
+
+
 async def test_pitfall_11_query_headers_method_and_host_are_those_they_should_be(start: Start) -> None:
     async def echo(wire: Wire) -> None:
         while request := await wire.request():

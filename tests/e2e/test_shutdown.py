@@ -123,6 +123,21 @@ async def test_a_stream_that_outlasts_the_grace_period_is_cut_off_and_its_engine
 
 
 @pytest.mark.anyio
+async def test_a_terminal_that_is_closed_ends_it_gracefully() -> None:
+    async with (
+        slow_engine() as (engine, _),
+        router_process(engine) as router,
+        httpx.AsyncClient(base_url=router.url, trust_env=False, timeout=20) as client,
+        client.stream("POST", "/generate", json=STREAM) as answer,
+    ):
+        lines = answer.aiter_lines()
+        await anext(lines)
+        router.process.send_signal(signal.SIGHUP)
+        assert [line async for line in lines if line][-1] == "data: [DONE]"
+        assert await router.left() == 0
+
+
+@pytest.mark.anyio
 async def test_a_second_signal_does_not_wait() -> None:
     async with (
         slow_engine() as (engine, _),

@@ -298,7 +298,9 @@ class _Claim:
                 one
                 for one in nobodys
                 if one.fact.speakers(0) == {None}
-                and (one.fact.session == session or session not in judge.lost | judge.doubted)
+                and (
+                    one.fact.session == session or session not in judge.lost | judge.doubted | judge.forgotten
+                )
                 and one.fact.is_usable(session, surely=True)
             ]
 

@@ -32,7 +32,8 @@ class Judge:
 
     ``special``: texts that are one token each, inside of which nothing may end that is gone on from. ``evicted``:
     anything may be gone. ``lost``: sessions of which it is certain that something is; of the ``doubted`` it is not.
-    ``marked``: some text was lost. ``refused``: what was asked, and not answered.
+    ``marked``: some text was lost. ``refused``: what was asked, and not answered; of the sessions that are
+    ``forgotten`` a former router knew it.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Judge:
         self.doubted: set[str] = set()
         self.marked = False
         self.refused: list[Asked] = []
+        self.forgotten: set[str | None] = set()
         self.owners: dict[float, tuple[Fact, int]] = {}
 
     def know(self, fact: Fact) -> None:
@@ -55,6 +57,10 @@ class Judge:
         }
         if fact.lies:
             self.marked = True
+
+    def restart(self) -> None:
+        """Another router goes on: it knows who was not answered, but not what they had asked."""
+        self.forgotten |= {one.session for one in self.refused} - {None}
 
     def take(self, fact: Fact, known: int, *, alone: bool = True) -> None:
         """``fact`` is new; it must have gone on from where the rules say. The first ``known`` facts came before.
@@ -190,7 +196,7 @@ class Judge:
         spoken = [one for one in self._own(session) if _follows(fact, one)]
         known = [one for one in spoken if one.on_record and one in sure]
         is_bound = bool(known) or session in self.lost
-        may_be_lost = self.evicted or session in self.lost or session in self.doubted
+        may_be_lost = self.evicted or session in self.lost | self.doubted | self.forgotten
         may_have_spoken = any(
             one.session == session and (one.given or fact.prompt.startswith(one.text)) for one in self.refused
         )
@@ -199,9 +205,13 @@ class Judge:
         surely = set().union(*(one.sure_ancestors for one in known))
         for anchor in every:
             speakers = anchor.fact.speakers(anchor.kept)
-            if is_bound and not any(one is None or one in inherited for one in speakers):
-                continue
             # Nobody here knows what a refused request went on from; that is all that its session may take then.
+            if (
+                is_bound
+                and not may_have_spoken
+                and not any(one is None or one in inherited for one in speakers)
+            ):
+                continue
             certain = is_free or (
                 not may_have_spoken and all(one is None or one in surely for one in speakers)
             )

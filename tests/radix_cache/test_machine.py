@@ -108,6 +108,7 @@ class Rollouts(RuleBasedStateMachine):
         self.portal.call(self.stage.settle, [])
         self.running.__exit__(None, None, None)
         self.stage.client = self._begin()
+        self.stage.judge.restart()
         self.counts["restarts"] += 1
 
     @precondition(lambda self: len(self.stage.conversations) < _AT_ONCE)

@@ -264,6 +264,19 @@ async def test_the_routers_keys_reach_no_worker_and_other_ones_do(start: Start) 
         assert worker.arrived[-1].values(b"authorization") == [b"Bearer theirs"]
 
 
+@pytest.mark.parametrize("header", ["x-api-key", "api-key", "cookie"])
+async def test_the_routers_keys_reach_no_worker_in_another_header(start: Start, header: str) -> None:
+    async with guarded(start, "--no-default-plugins", "--admin-api-key", ADMIN) as (running, worker):
+        hidden = [ADMIN, f"a=b; key={ADMIN}; c=d", f'key="{ADMIN}"', f"{ADMIN};c=d"]
+        passed = ["theirs", "a=b; c=d", f"{ADMIN}x"]
+        for value in (*hidden, *passed):
+            reply = await running.client.get("/generate", headers={header: value})
+            assert reply.status_code == 200, value
+            assert (await running.client.get("/workers", headers={header: value})).status_code == 401
+        arrived = [request.values(header.encode()) for request in worker.arrived]
+        assert arrived == [*([[]] * len(hidden)), *([value.encode()] for value in passed)]
+
+
 @pytest.mark.parametrize(
     "key", ["", " ", "the-secret ", " the-secret", "the\nsecret", "the-sécret", 7, ["the-secret"]]
 )
