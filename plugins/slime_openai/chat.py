@@ -113,7 +113,7 @@ class Chat:
             "sampling_params": sampling,
             "stream": request.stream,
             "return_logprob": True,
-            **request.engine,
+            **self._models.engine_fields(request),
         }
         if self._formats.thinks_before_grammar(request):
             payload["require_reasoning"] = True

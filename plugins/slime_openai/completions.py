@@ -50,7 +50,7 @@ class Completions:
         unread = self._unknown.treat(request.unknown)
         session = exchange.session or request.session
         shown = [self._shown(prompt) for prompt in request.prompts]
-        payload = {**unread.passed, **_payload(request)}
+        payload = {**unread.passed, **_payload(request), **self._models.engine_fields(request)}
         inner, reply = await generate(self._router, exchange, payload, session)
         judged = JudgedAnswers(self._verdicts)
         judged.begin(inner)
@@ -195,7 +195,6 @@ def _payload(request: CompletionRequest) -> dict[str, Any]:
         "sampling_params": request.sampling,
         "stream": request.stream,
         "return_logprob": True,
-        **request.engine,
     }
     if request.logprobs:
         payload["top_logprobs_num"] = request.logprobs

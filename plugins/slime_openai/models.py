@@ -7,6 +7,8 @@ from typing import Any
 
 from router_core.errors import HTTPError
 from router_core.router import Router
+from slime_openai.errors import InvalidRequest
+from slime_openai.options import Options
 
 __all__ = ["ModelNotFound", "Models"]
 
@@ -37,6 +39,26 @@ class Models:
     def default(self) -> str:
         """What a request that names no model gets."""
         return next(iter(self._names()), "default")
+
+    def engine_fields(self, request: Options) -> dict[str, Any]:
+        """More fields of the engine's for ``request``, with the LoRA adapter that its ``model`` names.
+
+        ``MODEL:ADAPTER``, as in SGLang (its OpenAIServingBase._parse_model_parameter), where a worker serves MODEL.
+        Raises InvalidRequest when ``lora_path`` is another one.
+        """
+        adapter = self._adapter(request.model or "")
+        if adapter is None:
+            return request.engine
+        if request.engine.get("lora_path", adapter) != adapter:
+            raise InvalidRequest("lora_path", "'model' and 'lora_path' name different LoRA adapters.")
+        return {**request.engine, "lora_path": adapter}
+
+    def _adapter(self, model: str) -> str | None:
+        names = self._names()
+        if model in names:
+            return None
+        found = [model.removeprefix(f"{name}:").strip() for name in names if model.startswith(f"{name}:")]
+        return min(found, key=len, default=None) or None  # of the longest name, should one begin with another
 
     def _names(self) -> dict[str, None]:
         """In the order of the workers."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import orjson
@@ -12,7 +12,7 @@ from slime_radix_cache.losses import Count
 from slime_radix_cache.segments import Response, Segment, links
 from slime_radix_cache.text_index import text_of
 
-__all__ = ["Branch", "Shared", "answer_of", "branches"]
+__all__ = ["Branch", "Shared", "answer_of", "branches", "continued_in"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,18 @@ class Branch:
     cut_short: bool
 
 
-def branches(responses: Sequence[Response], candidates: Callable[[bytes], Count]) -> list[Branch]:
+def branches(
+    responses: Sequence[Response],
+    candidates: Callable[[bytes], Count],
+    longer: Mapping[Response, Response],
+) -> list[Branch]:
     """The branches of ``responses``, which are all of one session, oldest first. O(their segments and text).
 
     A response that was continued is no leaf, even where only a part of it was kept. ``candidates``: how many contexts
-    a text may stand for.
+    a text may stand for. ``longer``: see Sessions.
     """
-    continued = _continued(responses)
+    continued = continued_in(responses)
+    continued |= {whole for part, whole in longer.items() if part in continued}
     seen: dict[Segment, list[tuple[int, int]]] = {}
     found: list[Branch] = []
     for leaf in responses:
@@ -59,7 +64,8 @@ def branches(responses: Sequence[Response], candidates: Callable[[bytes], Count]
     return found
 
 
-def _continued(responses: Sequence[Response]) -> set[Segment]:
+def continued_in(responses: Sequence[Response]) -> set[Segment]:
+    """The segments that one of ``responses`` goes on from."""
     continued: set[Segment] = set()
     for response in responses:
         before = (response.parent, response.kept) if response.parent is not None else None

@@ -151,6 +151,8 @@ class JoinedResponse:
     def doubt(self) -> str | None:
         """Name why the response is no evidence: an attempt, judged by itself, contradicts itself. None: it is."""
         if self._doubt is None and self._attempt.begun:
+            if self._attempt.rewritten:
+                return CONTRADICTION
             answer = self._attempt.answer
             sent = self._sent + self._kept
             if contradiction(answer, prompt_tokens=sent, rid=self._attempt_rid) or not self._is_spelt():

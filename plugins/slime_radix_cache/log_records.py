@@ -32,7 +32,10 @@ class Asked(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """A response was sampled; ``start``: where in the text it begins. The other fields as in Asked and Sampled."""
+    """A response was sampled; ``start``: where in the text it begins. The other fields as in Asked and Sampled.
+
+    ``parts``: the segments that are only a beginning of it.
+    """
 
     serial: int
     parent: int
@@ -49,6 +52,7 @@ class Answered(NamedTuple):
     session: str | None
     doubt: str | None = None
     adapter: str | None = None
+    parts: tuple[int, ...] = ()
 
     @property
     def size(self) -> int:

@@ -173,7 +173,14 @@ class LoggedTrajectories(Trajectories):
             segment.session,
             segment.doubt,
             segment.adapter,
+            self._parts_of(segment),
         )
+
+    def _parts_of(self, response: Response) -> tuple[int, ...]:
+        if response.session is None:
+            return ()
+        longer = self.longer_of(response.session)
+        return tuple(self._serials[part] for part, whole in longer.items() if whole is response)
 
     def _remove(self, segment: Segment) -> None:
         super()._remove(segment)
@@ -225,7 +232,11 @@ class LoggedTrajectories(Trajectories):
             giver = Giver(record.giver) if record.giver is not None else None
             self._prompt(context, record.ids, text, record.doubt, giver)
         else:
-            self.record(context, b"", text[: record.start], _sampled(record, text), record.session)
+            response = self.record(context, b"", text[: record.start], _sampled(record, text), record.session)
+            for serial in record.parts:
+                part = replay.segments.get(serial)
+                if isinstance(part, Response) and record.session is not None:
+                    self._sessions.grew(record.session, part, response)
         self.unpin(context)
 
     def _remove_again(self, record: Gone) -> None:

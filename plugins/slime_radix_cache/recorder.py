@@ -87,11 +87,13 @@ class StreamRecorder:
         self._responses[index].record(answer, doubt, is_whole=False)
 
     def failed(self, error: Exception) -> None:
-        """Something of the stream was not understood."""
-        self._failed = True
+        """Something of the stream was not understood: what was recorded of it is not to be believed any more."""
+        had_failed, self._failed = self._failed, True
         self._tally.unrecorded("stream_not_understood", error, self._worker)
         for turn in self._turns:
             self._recorder.lose(turn)
+        if not had_failed:
+            self._stream.record_again()
 
 
 def _no_doubt() -> None:

@@ -125,7 +125,7 @@ def read_output(output: Any) -> Output:
     except (TypeError, ValueError, OverflowError, IndexError):
         raise Unusable("answer_not_understood") from None
     if not ids:
-        claims_some = meta.get("completion_tokens", 0) != 0 or bool(text)
+        claims_some = meta.get("completion_tokens", 0) != 0 or bool(text or meta.get("output_token_logprobs"))
         raise Unusable("answer_without_ids" if claims_some else NOTHING_SAMPLED)
     if not isinstance(text, str):
         raise Unusable("answer_without_text")

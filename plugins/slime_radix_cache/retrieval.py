@@ -128,7 +128,8 @@ class Retrieval:
             )
             raise SessionNotFound(f"nothing is kept of session {session!r}: {why}")
         about = {"session_id": session, "complete": not self._trajectories.has_lost(session)}
-        return about, branches(responses, self._trajectories.candidates)
+        kept = self._trajectories
+        return about, branches(responses, kept.candidates, kept.longer_of(session))
 
     def _session_of(self, request: Request) -> str | None:
         return session_of(request, self._session_sources)

@@ -9,8 +9,9 @@ from typing import Any
 import orjson
 
 from slime_radix_cache.answer import Record, reason_of_record, record_of
-from slime_radix_cache.segments import Response, links
-from slime_radix_cache.text_index import text_of
+from slime_radix_cache.branches import continued_in
+from slime_radix_cache.segments import Response, Segment, links
+from slime_radix_cache.text_index import prompt_end, text_of
 from slime_radix_cache.trajectories import Trajectories
 
 __all__ = ["SessionTurns", "Turn", "TurnContext"]
@@ -21,7 +22,8 @@ class Turn:
     """One response of a session. ``before``: number of the turn that it goes on from, None where it begins.
 
     Numbers are in the order in which responses came. ``prompt``: the same for responses to one prompt.
-    ``finish_reason``: the engine's; None when no end was seen, or one that is no object.
+    ``finish_reason``: the engine's; None when no end was seen, or one that is no object. ``parts``: its beginnings,
+    which the client went on from before all of ``response`` had come.
     """
 
     number: int
@@ -30,6 +32,7 @@ class Turn:
     tokens: int
     finish_reason: dict[str, Any] | None
     response: Response
+    parts: tuple[Response, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +60,24 @@ class SessionTurns:
     def turns(self, session: str) -> list[Turn]:
         """The turns of ``session``, oldest first. O(their segments)."""
         responses = self._trajectories.responses_of(session)
-        numbers = {response: number for number, response in enumerate(responses)}
+        continued = continued_in(responses)
+        longer = self._trajectories.longer_of(session)
+        parts = {part: whole for part, whole in longer.items() if part in continued}
+        numbers: dict[Response, int] = {}
+        for response in dict.fromkeys(parts.get(one, one) for one in responses):
+            numbers[response] = len(numbers)
+        places = numbers | {part: numbers[whole] for part, whole in parts.items()}
         return [
             Turn(
                 number,
-                self._before(response, numbers),
+                self._before(response, places),
                 (response.parent, response.kept),
                 len(response),
                 _reason_of(response),
                 response,
+                tuple(part for part, whole in parts.items() if whole is response),
             )
-            for number, response in enumerate(responses)
+            for response, number in numbers.items()
         ]
 
     def _before(self, response: Response, numbers: dict[Response, int]) -> int | None:
@@ -79,7 +89,7 @@ class SessionTurns:
 
     def context(self, turn: Turn, turns: Sequence[Turn]) -> TurnContext:
         """The context of ``turn``, one of ``turns``. O(its tokens); any thread may make it."""
-        numbers = {one.response: one.number for one in turns}
+        turn_of: dict[Segment, Turn] = {part: one for one in turns for part in (one.response, *one.parts)}
         context = turn.response, len(turn.response)
         record = record_of(context, session=turn.response.session)
         spans: list[tuple[int, int, int, bool]] = []
@@ -87,17 +97,19 @@ class SessionTurns:
         end = len(record.tokens)
         for segment, length in links(context):
             if isinstance(segment, Response) and length:
-                sampled.append((segment, end - length, end))
-                if segment in numbers:
-                    spans.append((numbers[segment], end - length, end, length == len(segment)))
+                own = turn_of.get(segment)
+                whole = own.response if own is not None else segment
+                sampled.append((whole, end - length, end))
+                if own is not None:
+                    spans.append((own.number, end - length, end, length == len(whole)))
             end -= length
         cut_short = turn.response.continuation_lost
         reason = "evicted" if cut_short else reason_of_record(context, record)
         return TurnContext(record, tuple(reversed(spans)), tuple(reversed(sampled)), reason)
 
     def text(self, turn: Turn) -> str:
-        """What the client was told in ``turn``."""
-        return text_of(turn.response.node)[turn.response.start :].decode()
+        """What the client was told in ``turn``. O(its length); in the event loop only, for the index moves."""
+        return text_of(turn.response.node, prompt_end(turn.response)).decode()
 
     def has_lost(self, session: str) -> bool:
         """True when something of ``session`` is lost, or could not be recorded as exact."""

@@ -31,6 +31,7 @@ class Sessions:
     def __init__(self) -> None:
         self._responses: dict[str, list[Response]] = {}
         self._running: dict[str, dict[Running, None]] = {}
+        self._longer: dict[str, dict[Response, Response]] = {}
         self.unanswered = Unanswered()
 
     def __len__(self) -> int:
@@ -57,6 +58,33 @@ class Sessions:
             remaining.remove(response)
         if not remaining:
             del self._responses[session]
+        if session in self._longer:
+            self._forget_length(session, response)
+
+    def _forget_length(self, session: str, response: Response) -> None:
+        longer = self._longer[session]
+        behind = longer.pop(response, None)
+        for part in [part for part, known in longer.items() if known is response]:
+            if behind is not None:
+                longer[part] = behind
+            else:
+                del longer[part]
+        if not longer:
+            del self._longer[session]
+
+    def grew(self, session: str, part: Response, longer: Response) -> None:
+        """``part`` is the beginning of ``longer``: the same tokens, of which more is known."""
+        self._longer.setdefault(session, {})[part] = longer
+
+    def longer(self, session: str) -> dict[Response, Response]:
+        """For each response that is only the beginning of another one: all of that."""
+        known = self._longer.get(session, {})
+        found = {}
+        for part, whole in known.items():
+            while whole in known:
+                whole = known[whole]
+            found[part] = whole
+        return found
 
     def begin(self, running: Running) -> None:
         """A request is on its way; to be given to :meth:`end`."""
@@ -71,10 +99,6 @@ class Sessions:
         if is_recorded:
             return None
         return self.unanswered.add(running.session, running.prompt, running.ids, running.context)
-
-    def is_asking(self, session: str) -> bool:
-        """True while a request of ``session`` is on its way."""
-        return session in self._running
 
     def asked(self, session: str, text: bytes, ids: bytes | None) -> Iterator[Context]:
         """Contexts of requests of ``session`` without a recorded answer, running ones included.

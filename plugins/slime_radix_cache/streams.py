@@ -34,6 +34,7 @@ class GenerationStream:
         self._answers: dict[int, AnswerSoFar] = {}
         self._repeats: dict[int, RepeatedEvents] = {}
         self._ended: set[int] = set()
+        self._recorded: set[int] = set()
         #: The engine has said that it failed.
         self.failed = False
 
@@ -49,6 +50,11 @@ class GenerationStream:
     def record_all(self) -> None:
         """Record what has come of the sequences that have not ended."""
         for index in self._answers.keys() - self._ended:
+            self._try_record(index)
+
+    def record_again(self) -> None:
+        """Record once more what was recorded: there is something to be said against it."""
+        for index in list(self._recorded):
             self._try_record(index)
 
     def forget(self) -> None:
@@ -78,6 +84,7 @@ class GenerationStream:
         event = read_event(event)
         index = event.get("index", 0)
         if index in self._ended:
+            _check_is_old(event, self._answers[index])
             return
         answer = self._answers.get(index) or AnswerSoFar()
         answer.take(event)
@@ -97,8 +104,17 @@ class GenerationStream:
             answer, repeats = self._answers[index], self._repeats.get(index)
             took_back = answer.rewritten or (repeats is not None and repeats.took_back)
             self._record(index, answer.answer, took_back)
+            self._recorded.add(index)
         except Exception as error:
             self._fail(error)
+
+
+def _check_is_old(event: dict[str, Any], answer: AnswerSoFar) -> None:
+    """Raise ValueError when ``event``, behind the end of ``answer``, tells a client more or other tokens or text."""
+    longer = answer.copy()
+    longer.take(event)
+    if (longer.ids, longer.text) != (answer.ids, answer.text):
+        raise ValueError("a sequence goes on behind its end")
 
 
 def _is_last(data: bytes) -> bool:

@@ -124,6 +124,10 @@ class Trajectories:
         """What ``session`` was answered and is kept, oldest first."""
         return self._sessions.of(session)
 
+    def longer_of(self, session: str) -> dict[Response, Response]:
+        """See :meth:`Sessions.longer`: a client went on from these beginnings before all had come."""
+        return self._sessions.longer(session)
+
     def has_lost(self, session: str) -> bool:
         """True when a response of ``session`` had to go, or could not be recorded. O(1); rarely true without that."""
         return session in self.losses.sessions
@@ -265,6 +269,8 @@ class Trajectories:
         self._starts.add(response)
         if session is not None:
             self._sessions.add(session, response)
+            if again is not None and again in again.node.ends and _is_beginning(again, response):
+                self._sessions.grew(session, again, response)
         self._add(response, _RESPONSE_BYTES)
         return response
 
@@ -304,8 +310,7 @@ class Trajectories:
 
         Nothing of it is complete any more, under this name.
         """
-        responses = self._sessions.of(session)
-        for response in reversed(responses):
+        for response in reversed(self._sessions.of(session)):
             segment: Segment | None = response if response in response.node.ends else None
             while segment is not None and not segment.children and not segment.pins:
                 if isinstance(segment, Response) and segment.session != session:
@@ -314,8 +319,9 @@ class Trajectories:
                 self._evict(segment)
                 self.evicted["deleted"] += 1
                 segment = before
-        if responses or self._sessions.is_asking(session):  # what it is answered yet belongs to nobody
-            self.losses.sessions.add(session)
+        self.losses.sessions.add(
+            session
+        )  # what it is answered yet, of requests that still wait too, is nobody's
 
     def _keep_to_limits(self, newest: Segment | None = None) -> None:
         """Evict the oldest until the limits hold, or all that is left is in flight or the ``newest``. O(what goes)."""
@@ -380,6 +386,15 @@ def _confirm(prompt: Prompt, doubt: str | None) -> None:
     """Another answer tells of ``prompt``: one that does not contradict itself makes it a fact."""
     if doubt is None:
         prompt.doubt = None
+
+
+def _is_beginning(part: Response, response: Response) -> bool:
+    """True when the tokens of ``part`` are the first of ``response``, in one context."""
+    return (
+        (part.parent, part.kept) == (response.parent, response.kept)
+        and part.session == response.session
+        and response.ids.startswith(part.ids)
+    )
 
 
 def _is_all(known: Response, context: Context, sampled: Sampled, session: str | None) -> bool:

@@ -12,17 +12,18 @@ __all__ = ["accumulated", "records_of"]
 _PROMPT = -1
 
 
-def records_of(source: SessionTurns, turns: Sequence[Turn]) -> list[dict[str, Any]]:
+def records_of(source: SessionTurns, turns: Sequence[Turn], texts: Sequence[str]) -> list[dict[str, Any]]:
     """What the engines were sent and answered, turn by turn. O(tokens of all contexts); any thread may make it.
 
+    ``texts``: what the client was told in each of ``turns``.
     Ids are numpy arrays: of a long session there are many more than of all its answers.
     ``request.input_ids``: all before the response. ``output_token_logprobs``: ``[logprob, id, null]`` for each token.
     Messages and times are not kept: there are none of the former, and null for the latter.
     """
-    return [_record(source, turn, turns) for turn in turns]
+    return [_record(source, turn, turns, text) for turn, text in zip(turns, texts, strict=True)]
 
 
-def _record(source: SessionTurns, turn: Turn, turns: Sequence[Turn]) -> dict[str, Any]:
+def _record(source: SessionTurns, turn: Turn, turns: Sequence[Turn], text: str) -> dict[str, Any]:
     context = source.context(turn, turns)
     tokens = context.record.tokens
     asked = len(tokens) - turn.tokens
@@ -42,7 +43,7 @@ def _record(source: SessionTurns, turn: Turn, turns: Sequence[Turn]) -> dict[str
     finish = turn.finish_reason.get("type") if turn.finish_reason is not None else None
     choice = {
         "index": 0,
-        "message": {"role": "assistant", "content": source.text(turn)},
+        "message": {"role": "assistant", "content": text},
         "finish_reason": finish,
         "meta_info": meta,
     }

@@ -27,6 +27,8 @@ _COMPONENT = "session_turns"
 _OWN_KEYS = frozenset(("accumulated_token_ids", "tito_session_mismatch", "leaf"))
 #: Answers about more tokens are written in a thread: about 1 ms of work.
 _MANY_TOKENS = 16_384
+#: And those about more turns: each has all tokens before it.
+_MANY_TURNS = 8
 
 
 class SessionNotFound(HTTPError):
@@ -101,6 +103,7 @@ class SessionRoutes:
     async def _show(self, request: Request) -> Response:
         session, source, turns = self._find(request)
         complete = not source.has_lost(session)
+        texts = [source.text(turn) for turn in turns]
 
         def write() -> bytes:
             metadata = {
@@ -109,7 +112,7 @@ class SessionRoutes:
                 "complete": complete,
             }
             return orjson.dumps(
-                {"session_id": session, "records": records_of(source, turns), "metadata": metadata},
+                {"session_id": session, "records": records_of(source, turns, texts), "metadata": metadata},
                 option=orjson.OPT_SERIALIZE_NUMPY,
             )
 
@@ -187,7 +190,7 @@ async def _object(request: Request) -> dict[str, Any]:
 
 async def _written(turns: Sequence[Turn], write: Callable[[], bytes]) -> bytes:
     """What ``write`` makes of ``turns``; in a thread where that takes long."""
-    many = sum(turn.tokens for turn in turns) > _MANY_TOKENS or len(turns) > 64
+    many = sum(turn.tokens for turn in turns) > _MANY_TOKENS or len(turns) > _MANY_TURNS
     return await anyio.to_thread.run_sync(write) if many else write()
 
 

@@ -71,7 +71,7 @@ class SessionTurns(Protocol):
         ...
 
     def text(self, turn: Any) -> str:
-        """What the client was told in ``turn``."""
+        """What the client was told in ``turn``. Not for another thread than the event loop's."""
         ...
 
     def spell(self, ids: Sequence[int]) -> str:

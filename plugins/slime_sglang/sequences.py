@@ -35,6 +35,8 @@ _OF_ALL_TOKENS = frozenset(
         *("output_token_logprobs_length", "output_token_sampling_mask_length"),
     )
 )
+#: What each event of a sequence says of the request, and always the same.
+_OF_THE_REQUEST = ("id", "prompt_tokens")
 
 
 def is_abort(meta: Mapping[str, Any]) -> bool:
@@ -89,7 +91,7 @@ class AnswerSoFar:
 
     Figures that do not fit stay as the engine gave them, for :func:`slime_sglang.contradiction` to see.
     ``cumulative``, ``incremental``: an event repeated the ones before it, or did not. ``rewritten``: one did so with
-    another text.
+    another text, or was that of another request.
     """
 
     def __init__(self) -> None:
@@ -108,6 +110,8 @@ class AnswerSoFar:
         #: The version of the weights that an event named last; and whether another one had named another.
         self._version: Any = None
         self._has_versions = False
+        #: Name and size of the request, as the first event with tokens has told them.
+        self._request: dict[str, Any] = {}
 
     @property
     def begun(self) -> bool:
@@ -159,6 +163,7 @@ class AnswerSoFar:
         twin = AnswerSoFar()
         vars(twin).update(vars(self))
         self._is_shared = twin._is_shared = True
+        twin._request = dict(self._request)
         return twin
 
     def hold(self, event: bytes, text: str | None = None) -> None:
@@ -203,6 +208,7 @@ class AnswerSoFar:
             self._append(meta, news)
         self._event = event
         self._see_version(event["meta_info"])
+        self._see_request(meta)
         return self._read_text(text, news, aborted)
 
     def _is_next_delta(self, ids: list[int] | None, count: Any) -> bool:
@@ -221,6 +227,7 @@ class AnswerSoFar:
         self._append(meta, _News(ids, has_all=False, is_full=False))
         self._event = event
         self._see_version(meta)
+        self._see_request(meta)
         self._names_ids |= "output_ids" in event
         if text is None:
             return ""
@@ -233,6 +240,14 @@ class AnswerSoFar:
         if version is not None and self._ids:  # an attempt without tokens says nothing of the next one's
             self._has_versions |= self._version not in (None, version)
             self._version = version
+
+    def _see_request(self, meta: dict[str, Any]) -> None:
+        """Note if an event with tokens is of another request: streams that are mixed up."""
+        if self._ids:
+            for figure in _OF_THE_REQUEST:
+                told = meta.get(figure)
+                if told is not None and self._request.setdefault(figure, told) != told:
+                    self.rewritten = True
 
     def _see_mode(self, ids: list[int], news: _News, aborted: bool) -> None:
         """Note if the event repeats others. An abort may do so in any stream, but for those ``ids`` that are all."""

@@ -30,7 +30,7 @@ def give(kept: Trajectories, ids: list[int], answer: Sampled) -> None:
 
 
 def leaves(kept: Trajectories, session: str = "s") -> list[Branch]:
-    return branches(kept.responses_of(session), kept.candidates)
+    return branches(kept.responses_of(session), kept.candidates, kept.longer_of(session))
 
 
 def record(branch: Branch) -> dict[str, Any]:
@@ -50,6 +50,20 @@ def test_a_response_that_was_gone_on_from_is_no_leaf() -> None:
     (branch,) = leaves(kept)
     assert tokens_of(branch) == [1, 1, 2, EOS, 2, 1]
     assert (branch.text, branch.prompt_bytes, branch.prompt_tokens) == (b"aab<e>ba", 1, 1)
+
+
+def test_nor_is_one_whose_beginning_was_gone_on_from_before_it_had_all_come() -> None:
+    """Of what was recorded in pieces, each with more: those that nobody went on from are withdrawn."""
+    kept = trajectories()
+    pieces = [kept.record(None, pack(1), b"a", sampled(1, 2), "s")]
+    generate(kept, "aabé", sampled(1))
+    for ids in ((1, 2, 2), (1, 2, 2, EOS)):
+        pieces.append(kept.record(None, pack(1), b"a", sampled(*ids), "s", again=pieces[-1]))
+        kept.withdraw(pieces[-2])
+    assert [tokens_of(branch) for branch in leaves(kept)] == [[1, 1, 2, 6, 1]]
+    assert kept.longer_of("s") == {pieces[0]: pieces[2]}
+    kept.forget("s")
+    assert kept.longer_of("s") == {}
 
 
 def test_nor_is_one_of_which_a_part_was_kept() -> None:

@@ -89,6 +89,7 @@ def test_versions_are_what_the_engine_says_and_nothing_else(version: Any, spans:
         (answer(output_ids=None, output_token_logprobs=[[-0.5]]), "answer_not_understood"),
         (answer(text="", output_ids=[], output_token_logprobs=[], completion_tokens=0), "nothing_sampled"),
         (answer(output_ids=[], output_token_logprobs=[], completion_tokens=0), "answer_without_ids"),
+        (answer(text="", output_ids=[], completion_tokens=0), "answer_without_ids"),
         (answer(output_ids=None, output_token_logprobs=None), "answer_without_ids"),
         (answer(text=None), "answer_without_text"),
         ({"text": "", "meta_info": {"finish_reason": {"type": "abort"}}}, "nothing_sampled"),

@@ -144,11 +144,15 @@ def test_text_that_looks_like_the_end_is_text() -> None:
 
 
 def test_events_after_the_last_one_change_nothing() -> None:
+    """That they say more or something else is told."""
     recorded = Recorded()
-    recorded.send(**event("a", [1], 1, last=True))
+    for _ in range(2):
+        recorded.send(**event("a", [1], 1, last=True))
+    assert recorded.errors == []
     recorded.send(**event("ab", [1, 2], 2, last=True))
     recorded.stream.record_all()
     assert recorded.answers == [(0, event("a", [1], 1, last=True))]
+    assert [str(error) for error in recorded.errors] == ["a sequence goes on behind its end"]
 
 
 @pytest.mark.parametrize("data", [b"data: {\n\n", b"data: 5\n\n", b'data: {"meta_info": 5}\n\n'])

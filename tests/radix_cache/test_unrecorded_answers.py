@@ -72,6 +72,47 @@ async def test_a_stream_with_an_event_that_is_not_understood_is_not_exact(client
     assert [record["exact"] for record in document["trajectories"]] == [False]
 
 
+@pytest.mark.parametrize("more", ["tokens", "sequence", "nonsense"])
+async def test_a_stream_that_goes_on_behind_the_end_of_its_answer_is_not_exact(
+    client: Client, more: str
+) -> None:
+    """The client was told more than was recorded, or nobody knows what."""
+    behind = {
+        "tokens": output(client, [*MINE, *LAST]),
+        "sequence": output(client, LAST) | {"index": 1},
+        "nonsense": {"text": 5, "meta_info": {}},
+    }
+    await stream(client, "a", events(output(client, MINE), behind[more]))
+    document = await session_of(client, "a")
+    assert not document["complete"]
+    (record,) = document["trajectories"]
+    assert (record["exact"], record["inexact_reason"]) == (False, "engine_contradicts_itself")
+    assert not any(record["loss_mask"])
+
+
+@pytest.mark.parametrize("figure", ["id", "prompt_tokens", None])
+async def test_a_delta_of_another_request_is_not_exact(client: Client, figure: str | None) -> None:
+    """Two streams in step, of which an event each has gone astray: the counts are right."""
+    told = [output(client, [token]) for token in (5, 6, 7)]
+    for count, one in enumerate(told, 1):
+        one["meta_info"] |= {"completion_tokens": count, "id": "mine", "prompt_tokens": 4}
+        if count < len(told):
+            one["meta_info"]["finish_reason"] = None
+    if figure is not None:
+        told[1]["meta_info"][figure] = {"id": "another", "prompt_tokens": 5}[figure]
+    await stream(client, "a", events(*told), text="abcd")
+    document = await session_of(client, "a")
+    (record,) = document["trajectories"]
+    reason = "engine_contradicts_itself" if figure is not None else None
+    assert (document["complete"], record["inexact_reason"]) == (figure is None, reason)
+
+
+async def test_an_end_that_is_told_twice_is_exact(client: Client) -> None:
+    await stream(client, "a", events(output(client, MINE), output(client, MINE)))
+    document = await session_of(client, "a")
+    assert (document["complete"], [record["exact"] for record in document["trajectories"]]) == (True, [True])
+
+
 async def test_an_answer_with_another_status_is_a_loss(client: Client) -> None:
     await ask(client, PROMPT, MINE, "a")
     client.engine.script.append((201, orjson.dumps(output(client, LAST))))

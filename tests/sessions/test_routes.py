@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from chat.chatting import chatting
 from plugged import Recording, until
 from router_core.serving import serving
 from sessions.speaking import samples_of, talk
+from slime_radix_cache.session_turns import SessionTurns
 from slime_sessions.created import CreatedSessions
 
 if TYPE_CHECKING:
@@ -111,6 +113,29 @@ async def test_records_are_what_the_engine_got_and_gave(start: Start) -> None:
         assert shown["metadata"]["accumulated_token_ids"] == [*last.input_ids, *last.output_ids]
 
 
+async def test_long_records_are_written_in_a_thread_which_does_not_read_the_index(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other requests divide its edges meanwhile: a text that is read there may have a piece twice."""
+    threads = {"text": set[int](), "context": set[int]()}
+    for name, seen in threads.items():
+        method = getattr(SessionTurns, name)
+
+        def noting(*args: Any, method: Any = method, seen: set[int] = seen) -> Any:
+            seen.add(threading.get_ident())
+            return method(*args)
+
+        monkeypatch.setattr(SessionTurns, name, noting)
+    async with start(*RECORDING) as running:
+        for number in range(9):
+            one = {"text": f"Turn {number}", "sampling_params": {"max_new_tokens": 1}}
+            assert (await running.client.post("/sessions/a/generate", json=one)).status_code == 200
+        records = (await running.client.get("/sessions/a")).json()["records"]
+        assert len(records) == 9
+    assert threads["text"] == {threading.get_ident()}
+    assert threading.get_ident() not in threads["context"]
+
+
 async def test_a_deleted_session_is_gone_and_asks_nothing_more(start: Start) -> None:
     async with chatting(start, "Well.") as chat:
         name = (await chat.post("/sessions"))["session_id"]
@@ -167,6 +192,25 @@ async def test_an_answer_that_comes_after_a_deletion_is_no_sample_of_the_next_se
             assert (await client.post("/sessions", json={"session_id": "a"})).status_code == 200
         shown = (await client.get("/sessions/a")).json()
         assert (len(shown["records"]), shown["metadata"]["complete"]) == (1, False)
+        assert (await client.post("/sessions/a/samples")).status_code == 422
+
+
+async def test_a_request_that_waits_for_a_slot_while_its_session_is_deleted_is_no_sample(
+    start: Start,
+) -> None:
+    flags = ("--max-concurrent-requests", "1", "--queue-size", "1")
+    async with chatting(start, "word " * 20, tokens_per_second=100, flags=flags) as chat:
+        client, one = chat.running.client, {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 20}
+        await client.post("/sessions", json={"session_id": "a"})
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(client.post, "/v1/chat/completions", json=one))
+            await until(lambda: bool(chat.entries))
+            tasks.start_soon(partial(client.post, "/sessions/a/v1/chat/completions", json=one))
+            await anyio.sleep(0.05)  # by then it waits
+            assert (await client.delete("/sessions/a")).status_code == 204
+            await client.post("/sessions", json={"session_id": "a"})
+        assert len(chat.entries) == 2
+        assert (await client.get("/sessions/a")).json()["metadata"]["complete"] is False
         assert (await client.post("/sessions/a/samples")).status_code == 422
 
 

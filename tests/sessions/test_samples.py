@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from shutil import copytree
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -187,6 +189,38 @@ async def test_what_a_client_kept_of_an_answer_is_trained_on_and_no_more(start: 
         assert sample.loss_mask[:6] == [1, 1, 1, 1, 1, 0]
         assert sample.loss_mask[-1] == 1
         assert sample.about["metadata"]["leaf"]["path_node_ids"] == [0, 1]
+
+
+async def test_what_comes_of_a_stream_behind_the_part_that_was_kept_is_no_sample_of_its_own(
+    start: Start, tmp_path: Path
+) -> None:
+    """An agent goes on behind a tag while the engine has not noticed: the part is trained on, and once."""
+    flags = ("--trajectory-log", str(tmp_path / "log"))
+    async with chatting(start, "word " * 30, "More.", tokens_per_second=100, flags=flags) as chat:
+        client, told = chat.running.client, ""
+        async with client.stream(
+            "POST", "/sessions/a/generate", json={"text": "Hi", "stream": True}
+        ) as stream:
+            lines = stream.aiter_lines()
+            async for line in lines:
+                if "word word" in line:
+                    told = orjson.loads(line.removeprefix("data: "))["text"]
+                    break
+            await chat.post("/sessions/a/generate", text=f"Hi{told} found:")
+            assert [line async for line in lines][-2] == "data: [DONE]"
+        (sample,) = (await samples_of(client, "a", include_retries=True)).samples
+        one, two = chat.entries
+        assert len(one.output_ids) > sum(sample.loss_mask) - len(two.output_ids) > 0
+        assert sample.about["metadata"]["leaf"]["path_node_ids"] == [0, 1]
+        (record,) = await chat.trajectories("a")
+        assert record["tokens"] == sample.tokens
+        shown = (await client.get("/sessions/a")).json()
+        assert [each["parent"] for each in shown["records"]] == [None, 0]
+        copytree(tmp_path / "log", tmp_path / "copy")
+        checkpoint = ("--hf-checkpoint", chat.engine.checkpoint, "--trajectory-log", str(tmp_path / "copy"))
+        async with start("--plugin", "radix_cache", *checkpoint) as again:
+            assert (await again.client.get("/sessions/a")).json() == shown
+            assert (await samples_of(again.client, "a")).samples == [sample]
 
 
 async def test_a_turn_whose_client_gave_up_and_asked_again_is_no_sample(start: Start) -> None:

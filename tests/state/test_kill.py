@@ -130,7 +130,7 @@ class Fleet:
         told = self._told
         while True:
             if len(told.workers) < 4:
-                told.in_doubt = url = f"http://127.0.0.1:{random.randint(2, 900)}"
+                told.in_doubt = url = f"http://127.0.0.1:{random.randint(81, 900)}"
                 answer = await self._asked("/workers", {"url": url, "worker_type": "decode"})
                 told.workers[url] = answer.json()["worker_id"]
             else:
