@@ -1,4 +1,4 @@
-"""The events of a cumulative stream, compared as bytes: each repeats the text and the ids of the one before.
+"""The events of a cumulative stream, compared as bytes: each repeats text, ids and logprobs of the one before.
 
 To parse every event of an answer of n tokens would be O(n²), in steps of microseconds; this is memory compared.
 """
@@ -7,18 +7,18 @@ from __future__ import annotations
 
 __all__ = ["RepeatedEvents"]
 
-#: In JSON neither can stand inside a string: there the quotes would be escaped. SGLang writes the text first.
-_TEXT, _IDS = b'"text":', b'"output_ids":'
+#: In JSON none can stand inside a string: there the quotes would be escaped. SGLang writes the text first.
+_TEXT, _IDS, _LOGPROBS = b'"text":', b'"output_ids":', b'"output_token_logprobs":[['
 
 
 class RepeatedEvents:
     """Events of one sequence. ``took_back``: one did not repeat what the one before had told."""
 
-    __slots__ = ("_ids", "_text", "took_back")
+    __slots__ = ("_ids", "_logprobs", "_text", "took_back")
 
     def __init__(self) -> None:
         self.took_back = False
-        self._text = self._ids = b""
+        self._text = self._ids = self._logprobs = b""
 
     def see(self, event: bytes, *, is_last: bool = False) -> None:
         """Take the next ``event``. The text of the last one may be shorter: there a stop string is trimmed."""
@@ -29,9 +29,17 @@ class RepeatedEvents:
         begin = max(event.find(_TEXT, 0, start), 0)
         text = event[begin : event.rfind(b'"', begin, start)]  # without the quote at its end
         repeats = text.startswith(self._text) or (is_last and self._text.startswith(text))
-        if not (repeats and _begins(ids, self._ids)):
+        if not (repeats and _begins(ids, self._ids) and self._repeats_logprobs(event)):
             self.took_back = True
         self._text, self._ids = text, ids
+
+    def _repeats_logprobs(self, event: bytes) -> bool:
+        start = event.find(_LOGPROBS)
+        if start < 0:
+            return True
+        known = self._logprobs
+        self._logprobs = event[start : event.find(b"]]", start + len(known))]
+        return self._logprobs.startswith(known)
 
 
 def _begins(ids: bytes, known: bytes) -> bool:

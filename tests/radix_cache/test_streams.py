@@ -85,6 +85,18 @@ def test_what_was_told_of_a_cumulative_stream_is_recorded_when_it_breaks() -> No
     assert recorded.answers == [(0, event("abcd", [1, 2, 3, 4], 4))]
 
 
+@pytest.mark.parametrize("place", [1, 2, 3])
+@pytest.mark.parametrize("change", [None, [-7.0, 1, None]])
+def test_a_logprob_that_changes_is_taken_back(place: int, change: Any) -> None:
+    recorded = Recorded()
+    for count in range(1, 5):
+        told = event("abcd"[:count], list(range(1, count + 1)), count, last=count == 4)
+        if count > place and change is not None:
+            told["meta_info"]["output_token_logprobs"][0] = change
+        recorded.send(**told)
+    assert recorded.took_back == (change is not None)
+
+
 @pytest.mark.parametrize(
     ("third", "fourth", "took_back"),
     [
