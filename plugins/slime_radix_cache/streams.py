@@ -90,14 +90,18 @@ class GenerationStream:
         answer.take(event)
         self._answers[index] = answer
         is_last = event["meta_info"].get("finish_reason") is not None
-        if answer.cumulative and not is_abort(event["meta_info"]):  # an abort repeats only some
+        if not is_abort(event["meta_info"]):  # which repeats only some
             self._compare(index, data, is_last=is_last)
         if is_last:
             self._ended.add(index)
             self._try_record(index)
 
     def _compare(self, index: int, data: bytes, *, is_last: bool = False) -> None:
-        self._repeats.setdefault(index, RepeatedEvents()).see(data, is_last=is_last)
+        answer = self._answers[index]
+        if not (answer.cumulative or answer.incremental) and answer.ids:  # the next one may repeat this one
+            self._repeats[index] = RepeatedEvents()
+        if not answer.incremental:
+            self._repeats.setdefault(index, RepeatedEvents()).see(data, is_last=is_last)
 
     def _try_record(self, index: int) -> None:
         try:
