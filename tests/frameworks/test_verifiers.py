@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-pytest.importorskip("verifiers", reason="verifiers is not installed")
+pytest.importorskip("verifiers", minversion="0.4", reason="verifiers is not installed, or is an older one")
 
 import verifiers.v1 as vf
 from openai import AsyncOpenAI, LengthFinishReasonError
