@@ -17,7 +17,7 @@ def records_of(source: SessionTurns, turns: Sequence[Turn]) -> list[dict[str, An
 
     Ids are numpy arrays: of a long session there are many more than of all its answers.
     ``request.input_ids``: all before the response. ``output_token_logprobs``: ``[logprob, id, null]`` for each token.
-    Messages and times are not kept: there are none of the former, and null for the latter.
+    Messages and times are not kept: there are none of the former, and ``timestamp`` is 0, for miles wants a number.
     """
     return [_record(source, turn, turns) for turn in turns]
 
@@ -47,7 +47,7 @@ def _record(source: SessionTurns, turn: Turn, turns: Sequence[Turn]) -> dict[str
         "meta_info": meta,
     }
     return {
-        "timestamp": None,
+        "timestamp": 0.0,
         "request_timestamp": None,
         "method": "POST",
         "path": "/generate",
