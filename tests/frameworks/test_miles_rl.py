@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -20,10 +20,11 @@ from miles.rollout.session.session_server import SessionServer
 from miles.utils import http_utils
 from miles.utils.misc import function_registry
 from miles.utils.types import Sample as MilesSample
-from openai import AsyncOpenAI, LengthFinishReasonError
+from openai import AsyncOpenAI
 from transformers import AutoTokenizer
 
-from clients.rolling import ANSWERS, LAST_WORDS, QUESTION, RESULTS, SYSTEM, TOOLS, call
+from clients.rolling import ANSWERS, LAST_WORDS, QUESTION, RESULTS, SYSTEM, TOOLS
+from frameworks.agents import converse
 from frameworks.fleet import ENDLESS, Fleet, Sample, serving_fleet
 from router_core.serving import serving
 
@@ -47,21 +48,9 @@ async def agent(
     async with AsyncOpenAI(
         base_url=f"{base_url}/v1", api_key="none", max_retries=0, default_headers=headers
     ) as client:
-        completions: Any = client.chat.completions
-        while messages[-1]["role"] != "assistant":
-            asked = {"model": "policy", "messages": messages, "tools": TOOLS, **request_kwargs}
-            if streamed:
-                async with completions.stream(**asked) as stream:
-                    with suppress(LengthFinishReasonError):  # aborted: as far as it went
-                        await stream.until_done()
-                    said = stream.current_completion_snapshot.choices[0].message
-            else:
-                said = (await completions.create(**asked)).choices[0].message
-            messages.append(said.model_dump(exclude_none=True))
-            for each in said.tool_calls or ():
-                result = call(each.function.name, each.function.arguments)
-                messages.append({"role": "tool", "tool_call_id": each.id, "content": result})
-    return {"last_words": said.content, "base_url": base_url}
+        asked = {"model": "policy", "tools": TOOLS, **request_kwargs}
+        await converse(client.chat.completions, messages, streamed=streamed, **asked)
+    return {"last_words": messages[-1]["content"], "base_url": base_url}
 
 
 @asynccontextmanager
