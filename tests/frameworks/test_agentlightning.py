@@ -1,4 +1,4 @@
-"""Agent-lightning's proxy, which is LiteLLM's, before a router: the tokens of its spans are the engines' journals."""
+"""Agent-lightning's proxy, LiteLLM's until 1.0, before a router: the tokens of its spans are the engines' journals."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-pytest.importorskip("agentlightning", reason="agentlightning is not installed")
+pytest.importorskip("agentlightning.llm_proxy", reason="agentlightning 0.3 is not installed")
 
 from agentlightning import InMemoryLightningStore, LlmProxyTraceToTriplet
 from agentlightning.llm_proxy import LLMProxy
