@@ -100,7 +100,7 @@ def assert_told(fleet: Fleet, experiences: list[Any]) -> None:
         (
             len(entry.input_ids),
             [*entry.input_ids, *entry.output_ids],
-            np.float32(entry.output_logprobs).tolist(),
+            np.array(entry.output_logprobs, np.float32).tolist(),
         )
         for entry in fleet.entries()
     ]
