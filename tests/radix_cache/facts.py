@@ -59,7 +59,7 @@ class Fact:
     ``number``: of its first attempt. ``sure``: so many tokens are certain to be recorded, the text's end if all are.
     ``ended``: an engine said that it ends there, so its last tokens may show nothing. ``lies``: the figures in which
     an engine contradicts itself. ``in_flight``: its answer has not ended, and the client has read ``heard`` of it.
-    Without ``sampled``, it is only a request.
+    Without ``sampled``, it is only a request. ``gave_first``: the router knows of given ids that they are its session's.
     """
 
     number: int
@@ -75,6 +75,7 @@ class Fact:
     in_flight: bool = False
     heard: str = ""
     was_in_flight: bool = False
+    gave_first: bool = True
 
     def __post_init__(self) -> None:
         self.prompt, self.session, self.parameters = (
@@ -252,7 +253,7 @@ class Fact:
 
     def _is_usable(self, session: str | None, surely: bool, seen: dict[Fact, bool]) -> bool:
         if session is not None and self.session == session and self.asked.given:
-            return True
+            return self.gave_first or not surely
         if not (self.is_surely_spelt if surely else self.is_spelt) and (
             session is None or session != self.session
         ):
