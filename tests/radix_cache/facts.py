@@ -59,7 +59,7 @@ class Fact:
     ``number``: of its first attempt. ``sure``: so many tokens are certain to be recorded, the text's end if all are.
     ``ended``: an engine said that it ends there, so its last tokens may show nothing. ``lies``: the figures in which
     an engine contradicts itself. ``in_flight``: its answer has not ended, and the client has read ``heard`` of it.
-    Without ``sampled``, it is only a request. ``gave_first``: the router knows of given ids that they are its session's.
+    Without ``sampled``, it is only a request. ``gave_first``: the router knows whose the given ids are.
     """
 
     number: int
@@ -178,7 +178,7 @@ class Fact:
             if rest.startswith(shown) and not (one and shown == self.text and kept != self.visible):
                 certain = one and kept <= self.sure and is_told and heard.startswith(shown)
                 yield Anchor(start + len(shown), self, kept, certain)
-        if self.was_in_flight:
+        if self.was_in_flight or not self.complete:
             yield from self._half_told(rest, start)
         if self.visible and rest.startswith(self.text):
             yield Anchor(start + len(self.text), self, self.visible, one and self.complete)
