@@ -198,13 +198,18 @@ class Fact:
                 yield Anchor(end, self, told, False)
 
     def _half_told(self, rest: str, start: int) -> Iterator[Anchor]:
-        """A byte that is no character was told alone, since what follows may be the beginning of a stop string."""
+        """A byte that is no character was told alone, since what follows may be the beginning of a stop string.
+
+        Or a client left there, and it is the last that is known.
+        """
         size = len(self.sampled)
         for kept in range(1, size):
             shown = self._read(kept, skip_special=False)
             if shown.endswith("\ufffd") and rest.startswith(shown):
                 each = (self.sampled[:told] for told in range(kept + 1, size + 1))
-                if any(shown == self.reader.text(self.consumed, ids, self.parameters, None) for ids in each):
+                if not self.complete or any(
+                    shown == self.reader.text(self.consumed, ids, self.parameters, None) for ids in each
+                ):
                     yield Anchor(start + len(shown), self, kept, False)
 
     def given(self, ids: list[int]) -> Iterator[Anchor]:
