@@ -51,15 +51,17 @@ def branches(
 ) -> list[Branch]:
     """The branches of ``responses``, which are all of one session, oldest first. O(their segments and text).
 
-    A response that was continued is no leaf, even where only a part of it was kept. ``candidates``: how many contexts
-    a text may stand for. ``longer``: see Sessions.
+    A response that was continued is no leaf, even where only a part of it was kept. Nor is the beginning of a longer
+    one, also where nobody goes on from it: the request that was to do so failed, or is on its way. ``candidates``: how
+    many contexts a text may stand for. ``longer``: see Sessions.
     """
     continued = continued_in(responses)
     continued |= {whole for part, whole in longer.items() if part in continued}
     seen: dict[Segment, list[tuple[int, int]]] = {}
     found: list[Branch] = []
     for leaf in responses:
-        if leaf not in continued:
+        is_part = leaf in longer and not leaf.continuation_lost
+        if leaf not in continued and not is_part:
             found.append(_branch(leaf, len(found), seen, candidates))
     return found
 

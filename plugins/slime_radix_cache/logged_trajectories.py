@@ -100,9 +100,10 @@ class LoggedTrajectories(Trajectories):
         session: str | None = None,
         giver: Giver | None = None,
         again: Response | None = None,
+        instead_of: Response | None = None,
     ) -> Response:
-        """See Trajectories."""
-        response = super().record(context, prompt_ids, prompt, sampled, session, giver, again)
+        """See Trajectories. One write tells of it, and of what goes: a kill leaves both, or neither."""
+        response = super().record(context, prompt_ids, prompt, sampled, session, giver, again, instead_of)
         self._write()
         return response
 

@@ -23,7 +23,7 @@ class Turn:
 
     Numbers are in the order in which responses came. ``prompt``: the same for responses to one prompt.
     ``finish_reason``: the engine's; None when no end was seen, or one that is no object. ``parts``: its beginnings,
-    which the client went on from before all of ``response`` had come.
+    which the client went on from, or wanted to, before all of ``response`` had come.
     """
 
     number: int
@@ -62,7 +62,9 @@ class SessionTurns:
         responses = self._trajectories.responses_of(session)
         continued = continued_in(responses)
         longer = self._trajectories.longer_of(session)
-        parts = {part: whole for part, whole in longer.items() if part in continued}
+        parts = {
+            part: whole for part, whole in longer.items() if part in continued or not part.continuation_lost
+        }
         numbers: dict[Response, int] = {}
         for response in dict.fromkeys(parts.get(one, one) for one in responses):
             numbers[response] = len(numbers)

@@ -173,12 +173,13 @@ class Trajectories:
         session: str | None = None,
         giver: Giver | None = None,
         again: Response | None = None,
+        instead_of: Response | None = None,
     ) -> Response:
         """Keep what an engine consumed and sampled.
 
         It consumed ``context``, which is pinned, and then ``prompt_ids``; the text of both is ``prompt``. ``giver``:
         the client that gave these ids. ``again``: what was recorded of the same sequence before; if that was all, it
-        stays.
+        stays. ``instead_of``: the beginning of this response, which is withdrawn.
         """
         doubt = CONTRADICTION if sampled.doubt == CONTRADICTION else None
         if giver is not None:
@@ -201,6 +202,8 @@ class Trajectories:
             if segment is not None and segment.pins == 0:
                 self._ages.remove(segment)
                 self._append(segment)
+        if instead_of is not None and instead_of is not response:
+            self.withdraw(instead_of)
         self._keep_to_limits(response)
         return response
 

@@ -150,11 +150,18 @@ class Turns:
         self._trajectories.lose(turn.session, turn.prompt + told)
 
     def record(
-        self, turn: Turn, answer: Any, doubt: str | None = None, *, is_whole: bool = True
+        self,
+        turn: Turn,
+        answer: Any,
+        doubt: str | None = None,
+        *,
+        is_whole: bool = True,
+        instead_of: Response | None = None,
     ) -> Response | None:
         """Keep ``answer``, one object of the engine's; None, and counted, when there is nothing to be kept.
 
         ``doubt``: why it is no evidence, if an attempt that it was made of was none. ``is_whole``: nothing more comes.
+        ``instead_of``: its beginning, which is forgotten, unless somebody went on from it.
         """
         try:
             output = read_output(answer)
@@ -196,13 +203,16 @@ class Turns:
                 output.finish_reason,
             )
         turn.response = self._trajectories.record(
-            turn.context, turn.rest, turn.prompt, sampled, turn.session, turn.giver, turn.response
+            turn.context,
+            turn.rest,
+            turn.prompt,
+            sampled,
+            turn.session,
+            turn.giver,
+            turn.response,
+            instead_of,
         )
         return turn.response
-
-    def take_back(self, part: Response) -> None:
-        """Forget ``part``, the beginning of a response that is recorded whole, unless somebody went on from it."""
-        self._trajectories.withdraw(part)
 
 
 class Growing:
@@ -221,12 +231,9 @@ class Growing:
         part = self._part
         if part is not None and len(part) > len(sampled_ids(answer)):
             return
-        response = self._recorder.record(self._turn, answer, doubt, is_whole=is_whole)
-        if response is None:
-            return
-        if part is not None and part is not response:
-            self._recorder.take_back(part)
-        self._part = response
+        response = self._recorder.record(self._turn, answer, doubt, is_whole=is_whole, instead_of=part)
+        if response is not None:
+            self._part = response
 
     def begin_anew(self) -> None:
         """What is recorded stands: what comes now is another response."""

@@ -10,6 +10,7 @@ from radix_cache.toy import EOS, encode, pack, sampled, spell, trajectories, unp
 from slime_radix_cache.branches import Branch, Shared, answer_of, branches
 from slime_radix_cache.formats import JSON
 from slime_radix_cache.segments import context_ids
+from slime_radix_cache.session_turns import SessionTurns
 from slime_radix_cache.trajectories import Limits, Sampled, Trajectories
 
 
@@ -64,6 +65,22 @@ def test_nor_is_one_whose_beginning_was_gone_on_from_before_it_had_all_come() ->
     assert kept.longer_of("s") == {pieces[0]: pieces[2]}
     kept.forget("s")
     assert kept.longer_of("s") == {}
+
+
+def test_nor_is_a_beginning_from_which_nobody_has_gone_on() -> None:
+    """A request that would go on from it is on its way, or has failed: all of the response is one sample."""
+    kept = trajectories()
+    part = kept.record(None, pack(1), b"a", sampled(1, 2), "s")
+    match = kept.find_to_continue(b"aabb", "s")
+    assert match.context == (part, 2)
+    kept.pin(match.context)
+    kept.record(None, pack(1), b"a", sampled(1, 2, 2), "s", again=part, instead_of=part)
+    for is_over in (False, True):
+        if is_over:
+            kept.unpin(match.context)
+        assert [tokens_of(branch) for branch in leaves(kept)] == [[1, 1, 2, 2]]
+        (turn,) = SessionTurns(kept, spell).turns("s")
+        assert (turn.tokens, turn.parts) == (3, (part,))
 
 
 def test_nor_is_one_of_which_a_part_was_kept() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -234,6 +234,24 @@ async def test_what_is_read_from_a_log_that_was_written_again_makes_room_like_an
             if segment.parent is not None
         )
     assert kept.tokens <= 400
+    kept.close()
+
+
+def test_a_kill_leaves_a_response_or_the_beginning_that_it_replaces(tmp_path: Path) -> None:
+    """Never both, whatever write the process is killed behind: the beginning would be a sample of its own."""
+    kept = opened(tmp_path / "log")
+    left: list[list[int]] = []
+    append = kept.log.append
+
+    def killed_behind(records: Sequence[Any]) -> None:
+        append(records)
+        again = after_a_kill(kept, tmp_path / "log")
+        left.append([len(one) for one in again.responses_of("s")])
+
+    kept.log.append = killed_behind  # type: ignore[method-assign]  # the only place that writes
+    part = kept.record(None, pack(1), b"a", sampled(1, 2), "s")
+    kept.record(None, pack(1), b"a", sampled(1, 2, 2), "s", again=part, instead_of=part)
+    assert left == [[2], [3]]
     kept.close()
 
 

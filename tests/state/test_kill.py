@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,11 @@ from slime_demo.verdict import expected
 from slime_engine.model import load_model
 
 KILLS = 5
+MOST_KILLS = 20
 CLIENTS = 6
 TURNS = 3
+#: That clients hear between two kills, or half of it.
+ANSWERS = 3 * CLIENTS
 
 
 @contextmanager
@@ -49,6 +53,11 @@ class Told:
         """What was told until now."""
         return replace(self, answers=dict(self.answers), workers=dict(self.workers))
 
+    def is_enough(self) -> bool:
+        """True when there was something of every kind to be lost."""
+        turns = [len(rids) for _, rids in self.answers.values()]
+        return self.version > 2 and sum(turns) > 2 * CLIENTS and TURNS in turns
+
 
 class Fleet:
     """Who talks to the router. All of them ask again until they are answered."""
@@ -58,6 +67,15 @@ class Fleet:
         self._told = told
         self._rids = 0
         self.steady = anyio.Event()  # set while the state is not looked at
+        self._answers = 0
+        self._answered = anyio.Event()
+
+    async def hear(self, answers: int) -> None:
+        """Wait until clients were told that many more answers."""
+        enough = self._answers + answers
+        while self._answers < enough:
+            self._answered = anyio.Event()
+            await self._answered.wait()
 
     def start(self, tasks: TaskGroup) -> None:
         for number in range(CLIENTS):
@@ -94,6 +112,8 @@ class Fleet:
                 one.rids.append(rid)
                 one.hear(answer)
                 self._told.answers[name] = one.text, list(one.rids)
+                self._answers += 1
+                self._answered.set()
                 if answer.endswith("\ufffd"):
                     break  # half a character: what follows it would not follow its tokens
 
@@ -179,10 +199,10 @@ async def journal_of(engine: httpx.AsyncClient) -> dict[str, Any]:
 
 @pytest.mark.anyio
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 async def test_nothing_is_lost_that_a_client_was_told_was_done(tmp_path: Path) -> None:
     load_model().tokenizer.save(tmp_path / "tokenizer")
     port, engine_port, told = free_port(), free_port(), Told()
-    compared: list[int] = []
     engine_flags = ["engine", "--port", str(engine_port), "--tokens-per-second", "100"]
     router_flags = [
         *("--port", str(port), "--log-level", "warn"),
@@ -203,7 +223,7 @@ async def test_nothing_is_lost_that_a_client_was_told_was_done(tmp_path: Path) -
             fleet = Fleet(client, told)
             async with anyio.create_task_group() as tasks:
                 worker = ""
-                for kill in range(KILLS + 1):
+                for kill in count():
                     before = told.copy()
                     with started(Program(router_flags, tmp_path / "router.log")) as router:
                         await listening(client, router)
@@ -214,12 +234,11 @@ async def test_nothing_is_lost_that_a_client_was_told_was_done(tmp_path: Path) -
                         await check_state(client, before, worker)
                         fleet.steady.set()
                         await check_answers(client, await journal_of(engine), before)
-                        compared.append(sum(len(rids) for _, rids in before.answers.values()))
-                        await anyio.sleep(random.uniform(0.2, 1.2))
+                        if kill >= KILLS and before.is_enough():
+                            break
+                        assert kill < MOST_KILLS, "too little was told that could be lost"
+                        await fleet.hear(random.randint(ANSWERS // 2, ANSWERS))
+                        await anyio.sleep(random.uniform(0, 0.1))  # while others are being answered
                         fleet.steady = anyio.Event()
                         router.kill()  # SIGKILL
                 tasks.cancel_scope.cancel()
-    # What there was to be lost.
-    assert told.version > 2
-    assert compared[-1] > 2 * CLIENTS
-    assert any(len(rids) == TURNS for _, rids in told.answers.values())
