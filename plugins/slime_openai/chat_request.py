@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slime_openai.errors import InvalidRequest, MissingParameter, UnsupportedParameter, wrong
-from slime_openai.fields import Reader, boolean, integer, mapping, one_of, read_parameters, token_ids
+from slime_openai.fields import Reader, boolean, integer, is_int, mapping, one_of, read_parameters, token_ids
 from slime_openai.messages import Message, read_messages
 from slime_openai.options import COMMON, NO_EFFECT, REFUSED, Options, common_options
 from slime_openai.sampling import grammar_of
@@ -75,6 +75,13 @@ def _input_ids(param: str, value: Any) -> list[int]:
     return token_ids(param, value)
 
 
+def _logprobs(param: str, value: Any) -> bool:
+    """0 and 1 are false and true, as in vLLM and SGLang: gateways send a completion's ``logprobs`` here."""
+    return bool(_zero_or_one(param, value)) if is_int(value) else boolean(param, value)
+
+
+_zero_or_one = integer(0, 1)
+
 #: What a chat request may hold and is honoured.
 HONOURED: Mapping[str, Reader] = {
     **COMMON,
@@ -84,7 +91,7 @@ HONOURED: Mapping[str, Reader] = {
     "continue_final_message": boolean,
     "enable_thinking": boolean,
     "input_ids": _input_ids,
-    "logprobs": boolean,
+    "logprobs": _logprobs,
     "max_completion_tokens": integer(1),
     "messages": lambda param, value: read_messages(value, param),
     "parallel_tool_calls": boolean,

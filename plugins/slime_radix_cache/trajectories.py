@@ -181,6 +181,8 @@ class Trajectories:
         stays.
         """
         doubt = CONTRADICTION if sampled.doubt == CONTRADICTION else None
+        if giver is not None:
+            _give(context, giver)
         asked = self._prompt(context, prompt_ids, prompt, doubt, giver) if prompt_ids else None
         if asked is not None:
             begin = asked.node
@@ -380,6 +382,17 @@ class Trajectories:
         self._index.unbegin(response, begin)
         if response.session is not None:
             self._sessions.remove(response.session, response)
+
+
+def _give(context: Context, giver: Giver) -> None:
+    """``giver`` gave all ids of ``context``, those that another client had given first, too."""
+    for segment, kept in links(context):
+        if not isinstance(segment, Prompt) or segment.giver is None or kept < len(segment):
+            continue
+        told = segment.giver.with_another(giver.sessions)
+        if told is segment.giver:  # then it gave the ids before that, too
+            return
+        segment.giver = told
 
 
 def _confirm(prompt: Prompt, doubt: str | None) -> None:

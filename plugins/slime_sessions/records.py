@@ -18,7 +18,7 @@ def records_of(source: SessionTurns, turns: Sequence[Turn], texts: Sequence[str]
     ``texts``: what the client was told in each of ``turns``.
     Ids are numpy arrays: of a long session there are many more than of all its answers.
     ``request.input_ids``: all before the response. ``output_token_logprobs``: ``[logprob, id, null]`` for each token.
-    Messages and times are not kept: there are none of the former, and null for the latter.
+    Messages and times are not kept: there are none of the former, and ``timestamp`` is 0, for miles wants a number.
     """
     return [_record(source, turn, turns, text) for turn, text in zip(turns, texts, strict=True)]
 
@@ -48,7 +48,7 @@ def _record(source: SessionTurns, turn: Turn, turns: Sequence[Turn], text: str) 
         "meta_info": meta,
     }
     return {
-        "timestamp": None,
+        "timestamp": 0.0,
         "request_timestamp": None,
         "method": "POST",
         "path": "/generate",

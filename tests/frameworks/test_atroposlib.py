@@ -30,11 +30,11 @@ SAYS = (
 ROLLOUTS = 4
 
 
-def servers_of(fleet: Fleet) -> Any:
-    """Its server manager, before the router."""
+def servers_of(fleet: Fleet, session: str) -> Any:
+    """Its server manager, before the router; the URL of its one server names the session."""
     config = APIServerConfig(
         server_type="sglang",
-        base_url=f"{fleet.url}/v1",
+        base_url=f"{fleet.url}/sessions/{session}/v1",
         api_key="none",
         model_name="policy",
         tokenizer_name=fleet.checkpoint,
@@ -46,31 +46,29 @@ def servers_of(fleet: Fleet) -> Any:
 
 async def test_conversations_while_weights_change(start: Start) -> None:
     async with serving_fleet(start, *SAYS, family=QWEN2_5, tokens_per_second=200) as fleet:
-        servers = servers_of(fleet)
-        nodes: list[Any] = []
+        nodes: dict[str, Any] = {}
 
-        async def converse(number: int) -> None:
+        async def converse(session: str) -> None:
             messages = [
                 {"role": "system", "content": SYSTEM},
-                {"role": "user", "content": f"{number} {QUESTION}"},
+                {"role": "user", "content": f"{session} {QUESTION}"},
             ]
-            async with servers.managed_server() as managed:
+            async with servers_of(fleet, session).managed_server() as managed:
                 for _ in SAYS:
                     answer = await managed.chat_completion(
                         messages=messages, n=1, max_tokens=300, temperature=1.0
                     )
                     messages.append({"role": "assistant", "content": answer.choices[0].message.content})
                     messages.append({"role": "user", "content": "And then?"})
-                [node] = managed.get_state()["nodes"]
-                nodes.append(node)
+                [nodes[session]] = managed.get_state()["nodes"]
 
         async with anyio.create_task_group() as rollouts:
             for number in range(ROLLOUTS):
-                rollouts.start_soon(converse, number)
+                rollouts.start_soon(converse, str(number))
             await fleet.generating(ROLLOUTS)
             await fleet.update_weights("2")
         assert len(fleet.entries()) == len(SAYS) * ROLLOUTS
-        for node in nodes:
+        for session, node in nodes.items():
             mask = [int(token != -100) for token in node.masked_tokens]
             assert sum(mask) == sum(
                 len(entry.output_ids)
@@ -81,7 +79,7 @@ async def test_conversations_while_weights_change(start: Start) -> None:
                 logprob if trained else 0.0 for logprob, trained in zip(node.logprobs, mask, strict=True)
             ]
             fleet.check(Sample(node.tokens, mask, logprobs))
-            record = await fleet.retrieve(fleet.family.tokenizer.decode(node.tokens))
+            [record] = await fleet.trajectories(session)
             assert (record["tokens"], record["loss_mask"]) == (node.tokens, mask)
             assert {"1", "2"} <= set(record["generation_versions"])
 
@@ -91,7 +89,7 @@ async def test_several_samples_of_one_prompt(start: Start) -> None:
         prompt = fleet.family.tokenizer.apply_chat_template(
             [{"role": "user", "content": QUESTION}], add_generation_prompt=True
         )
-        [server] = servers_of(fleet).servers
+        [server] = servers_of(fleet, "samples").servers
         asked, outputs, logprobs, reasons = await server.tokens_and_logprobs_completion(
             prompt=prompt, n=3, max_tokens=300, temperature=1.0
         )
@@ -99,6 +97,7 @@ async def test_several_samples_of_one_prompt(start: Start) -> None:
         assert sorted(sampled) == sorted(zip(outputs, logprobs, strict=True))
         assert {tuple(entry.input_ids) for entry in fleet.entries()} == {tuple(asked)}
         assert [reason["type"] for reason in reasons] == ["stop"] * 3
+        assert len(await fleet.trajectories("samples")) == 3
 
 
 async def test_an_aborted_turn_is_in_the_records_only(start: Start) -> None:
@@ -106,7 +105,7 @@ async def test_an_aborted_turn_is_in_the_records_only(start: Start) -> None:
     async with serving_fleet(start, ENDLESS, family=QWEN2_5, tokens_per_second=100) as fleet:
 
         async def ask() -> None:
-            async with servers_of(fleet).managed_server() as managed:
+            async with servers_of(fleet, "aborted").managed_server() as managed:
                 with pytest.raises(ValidationError, match="finish_reason"):
                     await managed.chat_completion(
                         messages=[{"role": "user", "content": QUESTION}], max_tokens=600
@@ -118,4 +117,5 @@ async def test_an_aborted_turn_is_in_the_records_only(start: Start) -> None:
             await fleet.abort()
         [entry] = fleet.entries()
         tokens = [*entry.input_ids, *entry.output_ids]
-        assert (await fleet.retrieve(fleet.family.tokenizer.decode(tokens)))["tokens"] == tokens
+        [record] = await fleet.trajectories("aborted")
+        assert (record["tokens"], record["finish_reason"]["type"]) == (tokens, "abort")

@@ -1,10 +1,11 @@
-"""miles' own session server and agentic rollouts, from PyPI: its samples are the engines' journals."""
+"""miles' agentic rollouts, from PyPI, before its own session server or the router's: its samples are the journals'."""
 
 from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -22,7 +23,8 @@ from miles.utils.types import Sample as MilesSample
 from openai import AsyncOpenAI
 from transformers import AutoTokenizer
 
-from clients.rolling import ANSWERS, LAST_WORDS, QUESTION, RESULTS, SYSTEM, TOOLS, call
+from clients.rolling import ANSWERS, LAST_WORDS, QUESTION, RESULTS, SYSTEM, TOOLS
+from frameworks.agents import converse
 from frameworks.fleet import ENDLESS, Fleet, Sample, serving_fleet
 from router_core.serving import serving
 
@@ -31,31 +33,40 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 
+#: Its own session server cannot stream; the router's can.
+STREAMED = pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 ROLLOUTS = 4
 AGENT = "agent of the test"
 
 
-async def agent(base_url: str, prompt: Any, request_kwargs: Any, metadata: Any) -> dict[str, Any]:
-    """Talk with tools until the model calls none."""
+async def agent(
+    base_url: str, prompt: Any, request_kwargs: Any, metadata: Any, *, streamed: bool
+) -> dict[str, Any]:
+    """Talk with tools until the model calls none; it names its session where its base URL does not."""
     messages: list[Any] = list(prompt)
-    async with AsyncOpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0) as client:
-        while messages[-1]["role"] != "assistant":
-            answer = await client.chat.completions.create(
-                model="policy", messages=messages, tools=TOOLS, **request_kwargs
-            )
-            said = answer.choices[0].message
-            messages.append(said.model_dump(exclude_none=True))
-            for each in said.tool_calls or ():
-                result = call(each.function.name, each.function.arguments)
-                messages.append({"role": "tool", "tool_call_id": each.id, "content": result})
-    return {"last_words": said.content}
+    headers = None if streamed else {"X-Session-Id": metadata["name"]}
+    async with AsyncOpenAI(
+        base_url=f"{base_url}/v1", api_key="none", max_retries=0, default_headers=headers
+    ) as client:
+        asked = {"model": "policy", "tools": TOOLS, **request_kwargs}
+        await converse(client.chat.completions, messages, streamed=streamed, **asked)
+    return {"last_words": messages[-1]["content"], "base_url": base_url}
+
+
+@asynccontextmanager
+async def session_server(args: Namespace, fleet: Fleet) -> AsyncIterator[str]:
+    """The URL of miles' own, before the router."""
+    server = SessionServer(args, fleet.url)
+    async with serving(server.app) as url:
+        yield url
+        await server.client.aclose()
 
 
 @asynccontextmanager
 async def rollouts_of(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, streamed: bool
 ) -> AsyncIterator[Callable[[int], Awaitable[Any]]]:
-    """miles' session server before the router, and its ``generate()`` before both."""
+    """miles' ``generate()`` before a session server; that of the router when ``streamed``."""
     args = Namespace(
         hf_checkpoint=fleet.checkpoint,
         tito_model="qwen3",
@@ -69,7 +80,6 @@ async def rollouts_of(
         sglang_server_concurrency=ROLLOUTS,
     )
     tokenizer: Any = AutoTokenizer.from_pretrained(fleet.checkpoint)
-    server = SessionServer(args, fleet.url)
 
     async def roll_out(number: int) -> Any:
         messages = [
@@ -78,29 +88,29 @@ async def rollouts_of(
         ]
         asked = GenerateFnInput(
             state=Namespace(args=args, tokenizer=tokenizer),
-            sample=MilesSample(prompt=messages, index=number),
+            sample=MilesSample(prompt=messages, index=number, metadata={"name": f"sample-{number}"}),
             sampling_params={"temperature": 1.0, "max_new_tokens": 600},
             evaluation=False,
         )
         return (await generate(asked)).samples
 
-    async with serving(server.app) as url:
+    async with AsyncExitStack() as stack:
+        url = fleet.url if streamed else await stack.enter_async_context(session_server(args, fleet))
         args.session_server_ip, args.session_server_port = urlsplit(url).hostname, urlsplit(url).port
         # one for each event loop
         monkeypatch.setattr(http_utils, "_http_client", None)
         http_utils.init_http_client(args)
-        with function_registry.temporary(AGENT, agent):
+        with function_registry.temporary(AGENT, partial(agent, streamed=streamed)):
             yield roll_out
         await http_utils._http_client.aclose()
-        await server.client.aclose()
 
 
 async def roll_out_all(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], Awaitable[None]]
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, streamed: bool, meanwhile: Callable[[], Awaitable[None]]
 ) -> list[Any]:
     """Samples of some rollouts at once; ``meanwhile`` is called when all have begun."""
     samples: list[Any] = []
-    async with rollouts_of(fleet, monkeypatch) as roll_out:
+    async with rollouts_of(fleet, monkeypatch, streamed) as roll_out:
 
         async def one(number: int) -> None:
             samples.append(await roll_out(number))
@@ -120,24 +130,41 @@ def sample_of(sample: Any) -> Sample:
     return Sample(sample.tokens, mask, [0.0] * before + sample.rollout_log_probs)
 
 
-async def test_agents_with_tools_while_weights_change(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+async def assert_recorded(fleet: Fleet, sample: Any, streamed: bool) -> None:
+    """The session that the agent named has the sample; miles has deleted the one that it got of the router."""
+    if streamed:
+        gone = await fleet.running.client.get(urlsplit(sample.metadata["base_url"]).path)
+        assert gone.status_code == 404
+        return
+    [record] = await fleet.trajectories(sample.metadata["name"])
+    assert (record["tokens"], record["loss_mask"]) == (sample.tokens, list(sample_of(sample).mask))
+
+
+@STREAMED
+async def test_agents_with_tools_while_weights_change(
+    start: Start, monkeypatch: pytest.MonkeyPatch, streamed: bool
+) -> None:
     async with serving_fleet(start, *ANSWERS, tokens_per_second=300) as fleet:
-        samples = await roll_out_all(fleet, monkeypatch, lambda: fleet.update_weights("2"))
+        samples = await roll_out_all(fleet, monkeypatch, streamed, lambda: fleet.update_weights("2"))
         assert len(fleet.entries()) == 3 * ROLLOUTS
+        versions = [set(entry.as_json()["output_versions"]) for entry in fleet.entries()]
+        assert {"1", "2"} in versions, "new weights in the middle of a turn"
         for sample in samples:
             assert sample.status is MilesSample.Status.COMPLETED
             assert sample.metadata["last_words"].strip() == LAST_WORDS
             assert (len(sample.weight_versions), sample.weight_versions[-1]) == (3, "2")
             fleet.check(sample_of(sample))
-            record = await fleet.retrieve(fleet.family.tokenizer.decode(sample.tokens))
-            assert (record["tokens"], record["loss_mask"]) == (sample.tokens, list(sample_of(sample).mask))
-            assert {"1", "2"} <= set(record["generation_versions"])
+            await assert_recorded(fleet, sample, streamed)
             for result in RESULTS:
                 assert result in sample.response
 
 
-async def test_an_aborted_turn_is_an_aborted_sample(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+@STREAMED
+async def test_an_aborted_turn_is_an_aborted_sample(
+    start: Start, monkeypatch: pytest.MonkeyPatch, streamed: bool
+) -> None:
     async with serving_fleet(start, ENDLESS, tokens_per_second=100) as fleet:
-        for sample in await roll_out_all(fleet, monkeypatch, fleet.abort):
+        for sample in await roll_out_all(fleet, monkeypatch, streamed, fleet.abort):
             assert sample.status is MilesSample.Status.ABORTED
             fleet.check(sample_of(sample))
+            await assert_recorded(fleet, sample, streamed)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +16,13 @@ import pytest
 pytest.importorskip("rllm_model_gateway", reason="rllm-model-gateway is not installed")
 pytest.importorskip("openai", reason="the SDK of OpenAI is not installed")
 
-from openai import AsyncOpenAI, LengthFinishReasonError
+from openai import AsyncOpenAI
 from rllm_model_gateway.client import AsyncGatewayClient
 from rllm_model_gateway.models import GatewayConfig
 from rllm_model_gateway.server import create_app
 
-from clients.rolling import ANSWERS, QUESTION, SYSTEM, TOOLS, call
+from clients.rolling import ANSWERS, QUESTION, SYSTEM, TOOLS
+from frameworks.agents import converse
 from frameworks.fleet import ENDLESS, Fleet, serving_fleet
 from router_core.serving import serving
 
@@ -51,20 +52,7 @@ async def agent(url: str, session: str, streamed: bool, **options: Any) -> None:
     messages.append({"role": "user", "content": f"{session}. {QUESTION}"})
     headers = {"X-Session-Id": session}
     async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0, default_headers=headers) as client:
-        completions: Any = client.chat.completions
-        while messages[-1]["role"] != "assistant":
-            asked = {"model": "policy", "messages": messages, **options}
-            if streamed:
-                async with completions.stream(**asked) as stream:
-                    with suppress(LengthFinishReasonError):  # aborted: as far as it went
-                        await stream.until_done()
-                    said = stream.current_completion_snapshot.choices[0].message
-            else:
-                said = (await completions.create(**asked)).choices[0].message
-            messages.append(said.model_dump(exclude_none=True))
-            for each in said.tool_calls or ():
-                result = call(each.function.name, each.function.arguments)
-                messages.append({"role": "tool", "tool_call_id": each.id, "content": result})
+        await converse(client.chat.completions, messages, streamed=streamed, model="policy", **options)
 
 
 async def traces_of(

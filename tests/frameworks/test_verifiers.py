@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
 
-pytest.importorskip("verifiers", reason="verifiers is not installed")
+pytest.importorskip("verifiers", minversion="0.4", reason="verifiers is not installed, or is an older one")
 
 import verifiers.v1 as vf
-from openai import AsyncOpenAI, LengthFinishReasonError
+from openai import AsyncOpenAI
 
-from clients.rolling import ANSWERS, LAST_WORDS, QUESTION, RESULTS, SYSTEM, TOOLS, call
+from clients.rolling import ANSWERS, LAST_WORDS, QUESTION, RESULTS, SYSTEM, TOOLS
+from frameworks.agents import converse
 from frameworks.fleet import ENDLESS, Fleet, serving_fleet
 
 if TYPE_CHECKING:
@@ -43,22 +43,9 @@ class Conversation(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]  # the p
         system, prompt = self.resolve_prompt(data)
         messages: list[Any] = [{"role": "system", "content": system}, {"role": "user", "content": prompt}]
         async with AsyncOpenAI(base_url=endpoint, api_key=secret, max_retries=0) as client:
-            while messages[-1]["role"] != "assistant":
-                said = await self._ask(client.chat.completions, ctx.model, messages)
-                messages.append(said.model_dump(exclude_none=True))
-                for each in said.tool_calls or ():
-                    result = call(each.function.name, each.function.arguments)
-                    messages.append({"role": "tool", "tool_call_id": each.id, "content": result})
+            options = {"model": ctx.model, **self._options}
+            await converse(client.chat.completions, messages, streamed=self._streamed, **options)
         return vf.ProgramResult(exit_code=0, stdout="", stderr="")
-
-    async def _ask(self, completions: Any, model: str, messages: list[Any]) -> Any:
-        options = {"model": model, "messages": messages, **self._options}
-        if not self._streamed:
-            return (await completions.create(**options)).choices[0].message
-        async with completions.stream(**options) as stream:
-            with suppress(LengthFinishReasonError):  # aborted: as far as it went
-                await stream.until_done()
-            return stream.current_completion_snapshot.choices[0].message
 
 
 async def roll_out(

@@ -346,7 +346,8 @@ def test_a_message_that_is_continued_gets_no_new_beginning() -> None:
         ({"tool_choice": "required"}, "tool_choice", "there are no 'tools'"),
         ({"top_logprobs": 2}, "top_logprobs", "only allowed together with 'logprobs'"),
         ({"top_logprobs": 21, "logprobs": True}, "top_logprobs", "wanted an integer from 0 to 20"),
-        ({"logprobs": 1}, "logprobs", "wanted true or false, got 1"),
+        ({"logprobs": 2}, "logprobs", "wanted an integer from 0 to 1, got 2"),
+        ({"logprobs": "1"}, "logprobs", "wanted true or false"),
         ({"stream_options": {}}, "stream_options", "only allowed together with 'stream'"),
         ({"stream_options": {"include_usage": 1}, "stream": True}, "stream_options.include_usage", "got 1"),
         ({"stream_options": {"x": 1}, "stream": True}, "stream_options.x", "only 'include_usage'"),
@@ -395,6 +396,11 @@ def test_a_refusal_says_what_was_wanted_and_what_came(
     error = refusal(**parameters)
     assert error.param == param
     assert words in str(error)
+
+
+def test_logprobs_of_a_completion_are_taken() -> None:
+    assert read(logprobs=1) == read(logprobs=True)
+    assert read(logprobs=0) == read()
 
 
 def test_vllms_names_are_sglangs() -> None:

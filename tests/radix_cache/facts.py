@@ -59,7 +59,7 @@ class Fact:
     ``number``: of its first attempt. ``sure``: so many tokens are certain to be recorded, the text's end if all are.
     ``ended``: an engine said that it ends there, so its last tokens may show nothing. ``lies``: the figures in which
     an engine contradicts itself. ``in_flight``: its answer has not ended, and the client has read ``heard`` of it.
-    Without ``sampled``, it is only a request.
+    Without ``sampled``, it is only a request. ``gave_first``: the router knows whose the given ids are.
     """
 
     number: int
@@ -75,6 +75,7 @@ class Fact:
     in_flight: bool = False
     heard: str = ""
     was_in_flight: bool = False
+    gave_first: bool = True
 
     def __post_init__(self) -> None:
         self.prompt, self.session, self.parameters = (
@@ -177,7 +178,7 @@ class Fact:
             if rest.startswith(shown) and not (one and shown == self.text and kept != self.visible):
                 certain = one and kept <= self.sure and is_told and heard.startswith(shown)
                 yield Anchor(start + len(shown), self, kept, certain)
-        if self.was_in_flight:
+        if self.was_in_flight or not self.complete:
             yield from self._half_told(rest, start)
         if self.visible and rest.startswith(self.text):
             yield Anchor(start + len(self.text), self, self.visible, one and self.complete)
@@ -197,13 +198,18 @@ class Fact:
                 yield Anchor(end, self, told, False)
 
     def _half_told(self, rest: str, start: int) -> Iterator[Anchor]:
-        """A byte that is no character was told alone, since what follows may be the beginning of a stop string."""
+        """A byte that is no character was told alone, since what follows may be the beginning of a stop string.
+
+        Or a client left there, and it is the last that is known.
+        """
         size = len(self.sampled)
         for kept in range(1, size):
             shown = self._read(kept, skip_special=False)
             if shown.endswith("\ufffd") and rest.startswith(shown):
                 each = (self.sampled[:told] for told in range(kept + 1, size + 1))
-                if any(shown == self.reader.text(self.consumed, ids, self.parameters, None) for ids in each):
+                if not self.complete or any(
+                    shown == self.reader.text(self.consumed, ids, self.parameters, None) for ids in each
+                ):
                     yield Anchor(start + len(shown), self, kept, False)
 
     def given(self, ids: list[int]) -> Iterator[Anchor]:
@@ -252,7 +258,7 @@ class Fact:
 
     def _is_usable(self, session: str | None, surely: bool, seen: dict[Fact, bool]) -> bool:
         if session is not None and self.session == session and self.asked.given:
-            return True
+            return self.gave_first or not surely
         if not (self.is_surely_spelt if surely else self.is_spelt) and (
             session is None or session != self.session
         ):

@@ -59,8 +59,13 @@ class Judge:
             self.marked = True
 
     def restart(self) -> None:
-        """Another router goes on: it knows who was not answered, but not what they had asked."""
+        """Another router goes on: it knows who was not answered, but not what they had asked.
+
+        Of ids that several clients had given it knows the first.
+        """
         self.forgotten |= {one.session for one in self.refused} - {None}
+        for fact in self.facts:
+            fact.gave_first = False
 
     def take(self, fact: Fact, known: int, *, alone: bool = True) -> None:
         """``fact`` is new; it must have gone on from where the rules say. The first ``known`` facts came before.

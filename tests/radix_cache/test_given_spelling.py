@@ -85,6 +85,23 @@ async def test_odd_ids_are_kept_for_the_text_of_their_own_session(client: Client
     assert (answer["exact"], trained(answer)) == (True, MINE + LAST)
 
 
+@KINDS
+@pytest.mark.parametrize("rest", [[], [9, 10]], ids=["all of them", "their beginning"])
+async def test_odd_ids_that_another_session_gave_first_are_kept_for_the_text_of_both(
+    client: Client, kind: str, rest: list[int]
+) -> None:
+    tokenizer = client.engine.tokenizer
+    first = odd(tokenizer, kind)
+    given = [*first, *rest]
+    await ask(client, first, MINE, "a")
+    await ask(client, given, MINE, "b")
+    for session in "ab" if not rest else "b":
+        await ask(client, tokenizer.decode(given), LAST, session)
+        assert client.engine.consumed[-1] == given
+    await ask(client, tokenizer.decode(given), LAST, "c")
+    assert client.engine.consumed[-1] != given
+
+
 @pytest.mark.parametrize("asker", ["b", ""], ids=["another", "nobody"])
 async def test_ids_are_sent_for_a_text_that_the_tokenizer_spells_so(client: Client, asker: str) -> None:
     tokenizer = client.engine.tokenizer

@@ -102,6 +102,7 @@ async def test_records_are_what_the_engine_got_and_gave(start: Start) -> None:
         assert [record["parent"] for record in shown["records"]] == [None, 0]
         for record, entry, text in zip(shown["records"], chat.entries, ("First.", "Second."), strict=True):
             assert record["exact"]
+            assert record["timestamp"] == 0.0, "miles' client refuses null"
             assert record["request"]["input_ids"] == list(entry.input_ids)
             (choice,) = record["response"]["choices"]
             meta = choice["meta_info"]
