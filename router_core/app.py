@@ -24,6 +24,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from router_core.access import Guard, Level
 from router_core.admin import admin_routes
 from router_core.audit import audited
+from router_core.browsers import Pages
 from router_core.client import ClientGone, let_finish, read_body
 from router_core.errors import (
     BadRequest,
@@ -59,11 +60,28 @@ def make_app(router: Router, middleware: Iterable[Callable[..., Any]] = ()) -> A
     for kind in reversed(list(middleware)):
         app = kind(app, router=router)
     guard = router.settings.guard(inner.own)
+    if not router.settings.locked:
+        app = _KeptFromPages(app, router.settings.pages(inner.own))
     if guard is not None:
         app = _Guarded(app, guard, audit=router.settings.control_plane.audited)
     for _, wrap in reversed(router.hooks.asgi_middleware):
         app = wrap(app, router)
     return app
+
+
+class _KeptFromPages:
+    """Before all middleware: does a web page ask what it may not?"""
+
+    def __init__(self, app: ASGIApp, pages: Pages) -> None:
+        self._app = app
+        self._pages = pages
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = self._pages.refusal(scope) if scope["type"] == "http" else None
+        if refusal is None:
+            await self._app(scope, receive, send)
+        else:
+            await send_error(refusal, send, unread=receive)
 
 
 class _Guarded:

@@ -16,6 +16,7 @@
         ├── WorkerNotFound      404
         ├── MixedWorkers        409
         ├── PayloadTooLarge     413
+        ├── UnsupportedMediaType  415
         ├── PluginFailed        500
         ├── WorkerUnreachable   502   no connection (504: not in time)
         ├── WorkerBroke         502   the connection or the protocol broke
@@ -48,6 +49,7 @@ __all__ = [
     "ShuttingDown",
     "StartupError",
     "Unauthorized",
+    "UnsupportedMediaType",
     "WorkerBroke",
     "WorkerNotFound",
     "WorkerRefused",
@@ -104,6 +106,12 @@ class Forbidden(HTTPError):
     """The key is one of the router's, and opens less."""
 
     status, type, code = 403, "permission_error", "FORBIDDEN"
+
+
+class UnsupportedMediaType(HTTPError):
+    """The body is not what its header says, or the header is missing."""
+
+    status, type, code = 415, "invalid_request_error", "UNSUPPORTED_MEDIA_TYPE"
 
 
 class WorkerNotFound(HTTPError):

@@ -49,7 +49,9 @@ class Request:
             except orjson.JSONEncodeError as error:
                 if "ecursion" not in str(error):
                     raise
-                raise BadRequest("the body is nested too deeply: at most 254 levels can be passed on") from None
+                raise BadRequest(
+                    "the body is nested too deeply: at most 254 levels can be passed on"
+                ) from None
             self._stale = False
         return self._body
 

@@ -13,6 +13,7 @@ from typing import Literal
 
 from router_core.access import Guard, Keys, Secret
 from router_core.addresses import ANYWHERE, WorkerAddresses, is_loopback
+from router_core.browsers import Pages
 from router_core.control_plane import NOBODY, ControlPlane, add_control_plane_options
 from router_core.errors import BadRequest, SettingsError
 from router_core.request_ids import add_request_id_options, request_id_headers
@@ -138,6 +139,10 @@ class Settings:
             return None
         keys = Keys(self.api_key, self.admin_api_key, control.keys, closed=control.provider is not None)
         return Guard(keys, own, control.tokens())
+
+    def pages(self, own: Iterable[tuple[re.Pattern[str], bool]]) -> Pages:
+        """What web pages may not ask, where no key is needed. ``own`` is Guard's."""
+        return Pages(Guard(Keys(None, None), own).needed, self.host, self.cors_allowed_origins)
 
     @property
     def exposed(self) -> bool:

@@ -32,7 +32,7 @@ LAYERS = (
         "record_files",
         "request_ids",
     ),
-    ("record_log", "serving"),
+    ("browsers", "record_log", "serving"),
     ("exchange", "hooks", "registry", "reply", "request", "settings", "upstream_reply", "weights", "workers"),
     ("aborts", "connection", "generation", "worker_urls"),
     ("ranks", "upstream"),

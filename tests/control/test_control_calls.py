@@ -99,7 +99,7 @@ async def test_a_call_reaches_workers_as_it_was_written() -> None:
         target = b"/flush_cache?a=%2f&b='|'&c=[%zz]&d=e+f%20g&h"
         reply = await talk(
             running.url,
-            b"POST %b HTTP/1.1\r\nHost: x\r\nX-Hop: 1\r\nConnection: close, X-Hop\r\n\r\n" % target,
+            b"POST %b HTTP/1.1\r\nHost: localhost\r\nX-Hop: 1\r\nConnection: close, X-Hop\r\n\r\n" % target,
         )
         assert reply.startswith(b"HTTP/1.1 200"), reply
     assert heads == [b"POST %b HTTP/1.1" % target]
@@ -110,7 +110,7 @@ async def test_a_call_in_another_transfer_coding_is_refused_and_pauses_nothing()
     async with steering(worker) as running:
         reply = await talk(
             running.url,
-            b"POST /pause_generation HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+            b"POST /pause_generation HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
             b"Transfer-Encoding: gzip, chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
         )
         assert b" 400 " in reply.partition(b"\r\n")[0]

@@ -70,7 +70,7 @@ async def test_a_slow_client_holds_a_fast_worker_back(start: Start, chunked: boo
     async with scripted(flood) as worker, start(BARE, "--worker-urls", worker.url) as running:
         with await dial(running.url, receive_buffer=64 * 1024) as raw:
             await asyncio.get_running_loop().sock_sendall(
-                raw, b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+                raw, b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
             )
             with anyio.fail_after(10):
                 await flood.until_held()
@@ -87,7 +87,7 @@ async def test_a_client_that_stalls_is_no_silence_of_the_worker(start: Start) ->
     async with scripted(flood) as worker, start(*arguments, "--worker-urls", worker.url) as running:
         with await dial(running.url, receive_buffer=64 * 1024) as raw:
             await asyncio.get_running_loop().sock_sendall(
-                raw, b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+                raw, b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
             )
             with anyio.fail_after(10):
                 await flood.until_held()
@@ -156,8 +156,9 @@ async def test_both_directions_held_at_once_go_on(start: Start) -> None:
     upload = PIECE * (8 * MIB // len(PIECE))
     async with scripted(echo) as worker, start(BARE, "--worker-urls", worker.url) as running:
         with await dial(running.url, receive_buffer=64 * 1024) as raw, anyio.fail_after(20):
-            head = b"POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(
-                upload
+            head = (
+                b"POST / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+                % len(upload)
             )
             await asyncio.get_running_loop().sock_sendall(raw, head + upload)
             await anyio.sleep(0.2)

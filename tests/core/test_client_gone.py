@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.anyio, on_both_loops]
 BARE = "--no-default-plugins"
 #: "At once", on a busy machine.
 MOMENT_S = 2.0
-HEAD = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+HEAD = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
 
 
 def closed(raw: socket.socket) -> None:
@@ -175,7 +175,7 @@ async def test_a_router_that_lost_clients_serves_the_next_ones(start: Start) -> 
     async with routed(start, script) as (running, _):
         for _ in range(10):
             raw = await dial(running.url)
-            await say(raw, b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n")
+            await say(raw, b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n")
             await until(lambda: any(worker.in_flight for worker in running.router.pool))
             raw.close()
             assert (await running.client.post("/", content=b"next")).content == b"next"
@@ -190,7 +190,9 @@ async def test_a_pipelined_request_is_answered_in_turn(start: Start) -> None:
 
     async with routed(start, script) as (running, _):
         with await dial(running.url) as raw:
-            await say(raw, b"".join(b"GET /%d HTTP/1.1\r\nHost: x\r\n\r\n" % number for number in range(5)))
+            await say(
+                raw, b"".join(b"GET /%d HTTP/1.1\r\nHost: localhost\r\n\r\n" % number for number in range(5))
+            )
             received = b""
             with anyio.fail_after(5):
                 while received.count(b"HTTP/1.1 200") < 5 or not received.endswith(b"/4"):

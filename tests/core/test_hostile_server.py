@@ -56,7 +56,7 @@ async def all_of(running: Running, paths: list[str]) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
 
     async def get(path: str) -> None:
-        request = f"GET /{path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        request = f"GET /{path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
         found[path] = await talk(running.url, request.encode())
 
     async with anyio.create_task_group() as tasks:
@@ -207,7 +207,7 @@ async def test_a_bad_chunk_breaks_the_clients_body_too(start: Start) -> None:
     async with scripted(hostile) as worker, start(*reading(worker)) as running:
         for number, what in enumerate(BREAKS_OFF):
             with anyio.fail_after(2):
-                reply = await talk(running.url, b"GET /%d HTTP/1.1\r\nHost: x\r\n\r\n" % number)
+                reply = await talk(running.url, b"GET /%d HTTP/1.1\r\nHost: localhost\r\n\r\n" % number)
             assert reply.startswith(b"HTTP/1.1 200"), what
             with pytest.raises(ValueError, match="without sending complete message body"):
                 content(reply)
@@ -569,7 +569,7 @@ async def test_a_worker_that_falls_silent_within_an_answer_breaks_the_body(start
         start(*reading(worker), "--stream-silence-timeout-secs", "0.3") as running,
     ):
         with anyio.fail_after(4):
-            reply = await talk(running.url, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            reply = await talk(running.url, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert reply.count(b"hello") == 4
         with pytest.raises(ValueError, match="incomplete"):
             content(reply)

@@ -45,7 +45,9 @@ async def ask(url: str, number: int) -> bytes | None:
     reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(url).port)
     try:
         body = b"%d" % number
-        head = b"POST /generate HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+        head = (
+            b"POST /generate HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+        )
         writer.write(head % len(body) + body)
         received = b""
         if leaves and number % 2:

@@ -106,7 +106,7 @@ async def test_pitfall_12_a_client_that_hangs_up_is_counted_no_more_and_generate
 
     loop = asyncio.get_running_loop()
     async with scripted(engine) as worker, start(BARE, "--worker-urls", worker.url) as running:
-        head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
+        head = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
         raw = await dial(running.url)
         await loop.sock_sendall(raw, head + bytes(500))  # while uploading
         await anyio.sleep(0.05)
@@ -210,7 +210,7 @@ async def test_pitfall_17_a_fast_worker_waits_for_a_slow_client(start: Start) ->
 
     async with scripted(fast) as worker, start(BARE, "--worker-urls", worker.url) as running:
         with await dial(running.url, receive_buffer=64 * 1024) as raw:
-            await asyncio.get_running_loop().sock_sendall(raw, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            await asyncio.get_running_loop().sock_sendall(raw, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
             before = -1
             while before < sent:
                 before = sent
@@ -264,7 +264,7 @@ async def test_pitfall_20_probes_do_not_wait_for_the_traffics_connections(start:
         await until(lambda: running.router.pool.healthy == 1)
         sockets = [await dial(running.url) for _ in range(busy)]
         for raw in sockets:
-            await asyncio.get_running_loop().sock_sendall(raw, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            await asyncio.get_running_loop().sock_sendall(raw, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await until(lambda: in_flight(running) == [busy])
         probed = worker.probed
         await until(lambda: worker.probed > probed + 5)

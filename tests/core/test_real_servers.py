@@ -85,7 +85,7 @@ TARGETS = [
 
 async def test_requests_arrive_as_without_the_router(start: Start, worker: str) -> None:
     raw = (
-        b"POST %s HTTP/1.1\r\nHost: router\r\nAuthorization: Bearer k\r\nX-A: 1\r\nCookie: a=1\r\nx-a: 2\r\n"
+        b"POST %s HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer k\r\nX-A: 1\r\nCookie: a=1\r\nx-a: 2\r\n"
         b"X-Latin: \xe9\r\nContent-Type: application/json\r\nX-Empty:\r\nContent-Length: 8\r\nConnection: close\r\n"
         b'\r\n{"a": 1}'
     )
@@ -113,7 +113,7 @@ async def test_methods_stay_what_they_were(start: Start, worker: str) -> None:
 
 async def test_hop_by_hop_headers_end_at_the_router(start: Start, worker: str) -> None:
     raw = (
-        b"GET /seen HTTP/1.1\r\nHost: router\r\nX-Hop: 1\r\nX-Stays: 1\r\nConnection: close, X-Hop\r\n"
+        b"GET /seen HTTP/1.1\r\nHost: localhost\r\nX-Hop: 1\r\nX-Stays: 1\r\nConnection: close, X-Hop\r\n"
         b"Keep-Alive: timeout=5\r\nProxy-Authorization: secret\r\nProxy-Connection: close\r\nTE: trailers\r\n"
         b"Trailer: X-T\r\n\r\n"
     )

@@ -49,7 +49,7 @@ async def test_a_body_up_to_the_limit_passes_and_a_larger_one_is_a_413(start: St
 async def test_a_chunked_upload_reaches_the_worker_with_a_length(start: Start) -> None:
     async with scripted(echo) as worker, start(BARE, "--worker-urls", worker.url) as running:
         raw = (
-            b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nTrailer: X-T\r\nConnection: close\r\n\r\n"
+            b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nTrailer: X-T\r\nConnection: close\r\n\r\n"
             b"5;ext=1\r\nhello\r\n6\r\n world\r\n0\r\nX-T: t\r\n\r\n"
         )
         assert content(await talk(running.url, raw)) == b"hello world"
@@ -64,7 +64,7 @@ async def test_a_client_that_asks_first_is_told_to_go_on(start: Start) -> None:
     loop = asyncio.get_running_loop()
     async with scripted(echo) as worker, start(BARE, "--worker-urls", worker.url) as running:
         with await dial(running.url) as raw, anyio.fail_after(3):
-            head = b"POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n"
+            head = b"POST / HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n"
             await loop.sock_sendall(raw, head)
             assert await loop.sock_recv(raw, 1 << 16) == b"HTTP/1.1 100 Continue\r\n\r\n"
             await loop.sock_sendall(raw, b"hello")
@@ -73,15 +73,15 @@ async def test_a_client_that_asks_first_is_told_to_go_on(start: Start) -> None:
 
 
 REFUSED = {
-    "both lengths": b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    "two lengths": b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello!",
-    "a signed length": b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: +5\r\n\r\nhello",
-    "a bad chunk": b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0x5\r\nhello\r\n0\r\n\r\n",
-    "a folded line": b"GET / HTTP/1.1\r\nHost: x\r\nX-A: a\r\n b\r\n\r\n",
-    "bare LF": b"GET / HTTP/1.1\nHost: x\n\n",
+    "both lengths": b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "two lengths": b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello!",
+    "a signed length": b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: +5\r\n\r\nhello",
+    "a bad chunk": b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n0x5\r\nhello\r\n0\r\n\r\n",
+    "a folded line": b"GET / HTTP/1.1\r\nHost: localhost\r\nX-A: a\r\n b\r\n\r\n",
+    "bare LF": b"GET / HTTP/1.1\nHost: localhost\n\n",
     "a space before the colon": b"GET / HTTP/1.1\r\nHost : x\r\n\r\n",
     "not HTTP": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
-    "no path": b"GET HTTP/1.1\r\nHost: x\r\n\r\n",
+    "no path": b"GET HTTP/1.1\r\nHost: localhost\r\n\r\n",
 }
 
 
@@ -109,7 +109,7 @@ TARGETS = {
 async def test_odd_targets_are_answered_and_break_nothing(start: Start) -> None:
     async with scripted(echo) as worker, start(BARE, "--worker-urls", worker.url) as running:
         for target, method in TARGETS.items():
-            raw = b"%s %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % (method, target)
+            raw = b"%s %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n" % (method, target)
             with anyio.fail_after(3):
                 reply = await talk(running.url, raw)
             assert reply[:12] in (b"HTTP/1.1 200", b"HTTP/1.1 400"), target

@@ -73,9 +73,9 @@ async def test_what_outlasts_the_grace_period_is_cut(start: Start) -> None:
     async with scripted(endless) as worker:
         async with start(BARE, "--worker-urls", worker.url, grace_s=1) as running:
             streaming, uploading = await dial(running.url), await dial(running.url)
-            await loop.sock_sendall(streaming, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            await loop.sock_sendall(streaming, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
             await loop.sock_sendall(
-                uploading, b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nhalf"
+                uploading, b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\nhalf"
             )
             received = b""
             while b"hello" not in received:

@@ -31,8 +31,8 @@ TIMEOUT_S = 0.3
 #: When something must have happened by, on a busy machine.
 SOON_S = 5.0
 MIB = 1 << 20
-GET = b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n"
-POST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+GET = b"GET /%s HTTP/1.1\r\nHost: localhost\r\n\r\n"
+POST = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
 
 
 @asynccontextmanager
@@ -156,7 +156,9 @@ async def test_a_client_that_takes_a_large_answer_slowly_gets_all_of_it(connecti
     body = bytes(range(256)) * (16 * MIB // 256)  # of which the kernel takes a few MiB
     async with serving(alone(flooding(body)), client_timeout_s=TIMEOUT_S) as url:
         with await dial(url, receive_buffer=64 * 1024) as raw:
-            await say(raw, b"GET / HTTP/1.1\r\nHost: x\r\nConnection: %s\r\n\r\n" % connection.encode())
+            await say(
+                raw, b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: %s\r\n\r\n" % connection.encode()
+            )
             began, heard = time.monotonic(), bytearray()
             while not heard.endswith(body[-256:]) or len(heard) < len(body):
                 heard += await hear(raw, 256 * 1024)
@@ -170,7 +172,9 @@ async def test_a_client_that_takes_a_whole_answer_drop_by_drop_is_cut_off(connec
     body = bytes(16 * MIB)
     async with serving(alone(flooding(body)), client_timeout_s=TIMEOUT_S) as url:
         with await dial(url, receive_buffer=64 * 1024) as raw:
-            await say(raw, b"GET / HTTP/1.1\r\nHost: x\r\nConnection: %s\r\n\r\n" % connection.encode())
+            await say(
+                raw, b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: %s\r\n\r\n" % connection.encode()
+            )
             for _ in range(round(3 * TIMEOUT_S / 0.05)):
                 await hear(raw, 1024)
                 await anyio.sleep(0.05)
@@ -196,7 +200,9 @@ async def test_a_client_that_leaves_the_last_bytes_of_its_answer_is_cut_off(
     monkeypatch.setattr(serving_module, "_KEEP_ALIVE_S", 0.2)
     async with serving(alone(app), client_timeout_s=TIMEOUT_S, grace_s=SOON_S) as url:
         with await dial(url, receive_buffer=64 * 1024) as raw:
-            await say(raw, b"GET / HTTP/1.1\r\nHost: x\r\nConnection: %s\r\n\r\n" % connection.encode())
+            await say(
+                raw, b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: %s\r\n\r\n" % connection.encode()
+            )
             with anyio.fail_after(SOON_S):
                 await done.wait()
             await anyio.sleep(2 * TIMEOUT_S + 0.2)
@@ -209,8 +215,8 @@ async def test_a_client_that_leaves_the_last_bytes_of_its_answer_is_cut_off(
 @pytest.mark.parametrize(
     "begun",
     [b"G", GET[:-2] % b"", POST % 10, POST % 10 + b"half",
-     b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n",
-     b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n0\r\nTrailer: "],
+     b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n",
+     b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n0\r\nTrailer: "],
     ids=["letter", "head", "no-body", "half-body", "chunk", "trailer"],
 )  # fmt: skip
 async def test_a_request_that_does_not_go_on_is_a_408(begun: bytes) -> None:
@@ -282,7 +288,7 @@ async def test_a_request_behind_a_slow_answer_may_be_half_sent_until_that_has_be
         with await dial(url) as raw:
             await say(raw, GET % b"slow" + b"GET /next")
             assert content(await hear(raw)) == b"/slow"
-            await say(raw, b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            await say(raw, b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
             assert content(await hear_all(raw)) == b"/next"
 
 
@@ -338,9 +344,9 @@ async def test_a_body_that_stops_when_its_answer_has_begun_gets_no_second_answer
         GET % (b"a" * 600_000),
         b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 100_000 + b"\r\n",
         b"GET / HTTP/1.1\r\na: " + b"b" * 600_000,
-        b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n" + b"a: b\r\n" * 100_000,
-        b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\na: " + b"b" * 600_000,
-        b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1;a=" + b"b" * 600_000,
+        b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n" + b"a: b\r\n" * 100_000,
+        b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\na: " + b"b" * 600_000,
+        b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n1;a=" + b"b" * 600_000,
     ],
     ids=["request line", "many headers", "long header", "many trailers", "long trailer", "chunk extension"],
 )  # fmt: skip
@@ -356,7 +362,7 @@ async def test_what_stands_beside_a_body_is_bounded(sent: bytes) -> None:
 async def test_a_large_body_is_none_of_that() -> None:
     async with before(echo) as (_, url):
         chunks = b"100000\r\n" + bytes(MIB) + b"\r\n"
-        head = b"POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+        head = b"POST / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
         for request in (
             head + b"Transfer-Encoding: chunked\r\n\r\n" + 2 * chunks + b"0\r\n\r\n",
             head + b"Content-Length: %d\r\n\r\n" % (2 * MIB) + bytes(2 * MIB),
@@ -433,14 +439,16 @@ async def test_nonsense_behind_a_request_is_not_written_into_its_answer() -> Non
 async def test_many_requests_sent_ahead_are_all_answered_in_turn() -> None:
     async with before(echo) as (_, url):
         requests = b"".join(GET % (b"%d" % number) for number in range(100))
-        last = b"GET /last HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        last = b"GET /last HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
         with anyio.fail_after(SOON_S):
             reply = await talk(url, requests + last)
         bodies = [part.rpartition(b"\r\n\r\n")[2] for part in reply.split(b"HTTP/1.1 200 OK")[1:]]
         assert bodies == [*(b"/%d" % number for number in range(100)), b"/last"]
 
 
-UPGRADE = b"Host: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n"
+UPGRADE = (
+    b"Host: localhost\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n"
+)
 
 
 async def test_a_request_for_another_protocol_is_answered_in_this_one_and_the_connection_ends(

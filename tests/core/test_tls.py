@@ -208,9 +208,11 @@ async def test_a_body_cut_without_the_closing_alert_is_broken(
         scripted(script, tls=context) as worker,
         start(BARE, "--worker-urls", worker.url, "--ca-cert-paths", certificates.ca) as running,
     ):
-        whole = await talk(running.url, b"GET /polite HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        whole = await talk(
+            running.url, b"GET /polite HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        )
         assert content(whole) == b"hello"
-        cut = await talk(running.url, b"GET /cut HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        cut = await talk(running.url, b"GET /cut HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         assert b"hello" in cut
         with pytest.raises(ValueError, match="without sending complete message body"):
             content(cut)
@@ -239,7 +241,7 @@ async def test_clients_are_served_over_tls(certificates: Certificates) -> None:
 
 @pytest.mark.parametrize(
     "sent",
-    [b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\xff\xff", b"\0" * 1000, b"POST / HTTP/1.1\r\n" * 99],
+    [b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n", b"\x16\x03\x01\xff\xff", b"\0" * 1000, b"POST / HTTP/1.1\r\n" * 99],
     ids=["a request", "a broken hello", "zeros", "many lines"],
 )  # fmt: skip
 async def test_what_is_no_tls_gets_no_answer_from_a_tls_port(certificates: Certificates, sent: bytes) -> None:

@@ -263,7 +263,7 @@ async def read_stream(url: str, received: list[int], number: int) -> None:
     raw = await dial(url)
     loop = asyncio.get_running_loop()
     try:
-        await loop.sock_sendall(raw, b"GET /stream HTTP/1.1\r\nHost: x\r\n\r\n")
+        await loop.sock_sendall(raw, b"GET /stream HTTP/1.1\r\nHost: localhost\r\n\r\n")
         while await loop.sock_recv(raw, 65536):
             received[number] += 1
     finally:

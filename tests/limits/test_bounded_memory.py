@@ -56,7 +56,9 @@ async def test_a_fast_worker_and_a_client_that_does_not_read_cost_little_and_not
             await anyio.sleep(0.02)
         before = router.peak
         with await dial(router.url, receive_buffer=64 * 1024) as raw:
-            await asyncio.get_running_loop().sock_sendall(raw, b"GET /stream HTTP/1.1\r\nHost: x\r\n\r\n")
+            await asyncio.get_running_loop().sock_sendall(
+                raw, b"GET /stream HTTP/1.1\r\nHost: localhost\r\n\r\n"
+            )
             await until(lambda: sent > 0)
             assert await loads() == [1]
             with anyio.fail_after(15):
@@ -84,7 +86,7 @@ async def test_requests_sent_ahead_without_end_cost_little() -> None:
                             answered.set()
 
             def send() -> None:
-                ahead = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * 2000
+                ahead = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2000
                 with suppress(OSError):
                     for _ in range(200):
                         if answered.is_set():

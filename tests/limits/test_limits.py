@@ -22,7 +22,7 @@ from slime_limits import Limits, RefilledSlots, Settings
 
 pytestmark = [pytest.mark.anyio, on_both_loops]
 
-GENERATE = b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
+GENERATE = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}"
 
 
 class Patient:

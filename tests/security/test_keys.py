@@ -47,7 +47,7 @@ async def guarded(start: Start, *flags: str) -> AsyncIterator[tuple[Running, Scr
 async def status(running: Running, line: str, key: str | None = None) -> int:
     """The status of the request with this line (method and target), sent byte for byte."""
     shown = f"Authorization: Bearer {key}\r\n" if key is not None else ""
-    request = f"{line} HTTP/1.1\r\nHost: x\r\n{shown}Content-Length: 0\r\nConnection: close\r\n\r\n"
+    request = f"{line} HTTP/1.1\r\nHost: localhost\r\n{shown}Content-Length: 0\r\nConnection: close\r\n\r\n"
     with anyio.fail_after(5):
         reply = await talk(running.url, request.encode("latin-1"))
     return int(reply[9:12])
@@ -197,7 +197,7 @@ BEARERS = {
 async def test_a_key_counts_as_a_bearer_token_and_as_nothing_else(start: Start) -> None:
     async with guarded(start, "--no-default-plugins", *BOTH) as (running, worker):
         for value, expected in BEARERS.items():
-            head = f"GET /generate HTTP/1.1\r\nHost: x\r\nAuthorization: {value}\r\nConnection: close\r\n\r\n"
+            head = f"GET /generate HTTP/1.1\r\nHost: localhost\r\nAuthorization: {value}\r\nConnection: close\r\n\r\n"
             reply = await talk(running.url, head.encode("latin-1"))
             assert int(reply[9:12]) == expected, value
         assert all(request.values(b"authorization") == [] for request in worker.arrived)
@@ -231,7 +231,7 @@ async def test_a_request_is_refused_before_its_body_is_there(start: Start) -> No
     loop = asyncio.get_running_loop()
     async with guarded(start, *BOTH) as (running, worker):
         for path in ("/generate", "/workers", "/flush_cache"):
-            head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 400000000\r\nExpect: 100-continue\r\n\r\n"
+            head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 400000000\r\nExpect: 100-continue\r\n\r\n"
             with await dial(running.url) as raw, anyio.fail_after(1):
                 await loop.sock_sendall(raw, head.encode())
                 reply = await loop.sock_recv(raw, 1 << 16)
@@ -311,7 +311,7 @@ async def test_middleware_sees_neither_a_key_nor_a_request_without_one(start: St
         assert await status(running, "POST /generate") == 401
         assert Looking.seen == []
         assert await status(running, "POST /generate", TRAFFIC) == 200
-        assert (b"host", b"x") in Looking.seen
+        assert (b"host", b"localhost") in Looking.seen
         assert not [value for name, value in Looking.seen if name == b"authorization"]
 
 

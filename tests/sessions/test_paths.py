@@ -87,7 +87,7 @@ async def test_what_is_no_name_is_told_and_reaches_no_worker(raw: str, told: str
     async with serving(worker) as url, start(*ALONE, "--worker-urls", url) as running:
         stream = await anyio.connect_tcp("127.0.0.1", int(running.url.rpartition(":")[2]))
         async with stream:
-            head = f"POST {raw} HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{{}}"
+            head = f"POST {raw} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{{}}"
             await stream.send(head.encode())
             answer = b"".join([chunk async for chunk in stream]).decode()
     assert answer.startswith("HTTP/1.1 400 ")

@@ -1,0 +1,87 @@
+"""Requests that web pages send: a router without keys is open to the programs of its machine, not to its browsers.
+
+A page of any site can send requests to 127.0.0.1 without reading the answers (an image, a form, ``fetch`` with
+``no-cors``), and can read them where its own name is made to mean 127.0.0.1 (DNS rebinding).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from router_core.access import Level
+from router_core.addresses import is_loopback
+from router_core.errors import Forbidden, HTTPError, UnsupportedMediaType
+from router_core.types import Scope
+
+__all__ = ["Pages"]
+
+#: ``Sec-Fetch-Site`` of what no other site has sent.
+_OWN_SITES = (b"", b"none", b"same-origin")
+#: What a page can send without being asked first (Fetch standard, "CORS-safelisted request-header").
+_ANY_PAGES = (b"text/plain", b"application/x-www-form-urlencoded", b"multipart/form-data")
+
+
+class Pages:
+    """What pages of other sites may not send to a router without keys.
+
+    ``needed`` says what a request needs. ``host``: where the router listens. ``origins``: the sites that
+    ``--cors-allowed-origins`` names; ``*``: all.
+    """
+
+    def __init__(self, needed: Callable[[Scope], Level], host: str, origins: Iterable[str]) -> None:
+        self._needed = needed
+        self._origins = {origin.rstrip("/").encode() for origin in origins}
+        self._on_loopback = is_loopback(host)
+        self._hosts = {"", "localhost", host, *(urlsplit(origin).hostname or "" for origin in origins)}
+
+    def refusal(self, scope: Scope) -> HTTPError | None:
+        """Why the request of ``scope`` is not let in; None: it is."""
+        if b"*" in self._origins:
+            return None
+        host = origin = site = kind = b""
+        for name, value in scope["headers"]:
+            if name == b"host":
+                host = value
+            elif name == b"origin":
+                origin = value
+            elif name == b"sec-fetch-site":
+                site = value
+            elif name == b"content-type":
+                kind = value.partition(b";")[0].strip().lower()
+        if self._on_loopback and not self._is_here(host):
+            shown = host.decode("latin-1")
+            return Forbidden(
+                f"Host: {shown} is no name of this machine. A router on loopback without keys answers to localhost and"
+                " addresses; set keys, or name the site by --cors-allowed-origins"
+            )
+        is_foreign = site not in _OWN_SITES if not origin else not self._is_known(origin, scope, host)
+        is_odd = self._on_loopback and kind in _ANY_PAGES
+        if not (is_foreign or is_odd) or self._needed(scope) is not Level.ADMIN:
+            return None
+        if is_foreign:
+            return Forbidden(
+                "a web page of another site sent this; without keys none may control the router or its engines"
+                " (--cors-allowed-origins names those that may)"
+            )
+        return UnsupportedMediaType(
+            f"wanted Content-Type: application/json, got {kind.decode()}: any page of any site can send that"
+        )
+
+    def _is_here(self, value: bytes) -> bool:
+        """True for a ``Host`` that no site's name server can point to this machine."""
+        host = value.decode("latin-1").lower()
+        host = host.partition("]")[0][1:] if host.startswith("[") else host.partition(":")[0]
+        return host in self._hosts or host.endswith(".localhost") or _is_address(host)
+
+    def _is_known(self, origin: bytes, scope: Scope, host: bytes) -> bool:
+        return origin in self._origins or origin == b"%b://%b" % (scope["scheme"].encode(), host)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
