@@ -49,7 +49,7 @@ async def test_a_body_up_to_the_limit_passes_and_a_larger_one_is_a_413(start: St
 async def test_a_chunked_upload_reaches_the_worker_with_a_length(start: Start) -> None:
     async with scripted(echo) as worker, start(BARE, "--worker-urls", worker.url) as running:
         raw = (
-            b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nTrailer: X-T\r\nConnection: close\r\n\r\n"
+            b"POST / HTTP/1.1\r\nHost: [::]\r\nTransfer-Encoding: chunked\r\nTrailer: X-T\r\nConnection: close\r\n\r\n"
             b"5;ext=1\r\nhello\r\n6\r\n world\r\n0\r\nX-T: t\r\n\r\n"
         )
         assert content(await talk(running.url, raw)) == b"hello world"
@@ -73,7 +73,7 @@ async def test_a_client_that_asks_first_is_told_to_go_on(start: Start) -> None:
 
 
 REFUSED = {
-    "both lengths": b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "both lengths": b"POST / HTTP/1.1\r\nHost:[::]\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     "two lengths": b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello!",
     "a signed length": b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: +5\r\n\r\nhello",
     "a bad chunk": b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n0x5\r\nhello\r\n0\r\n\r\n",

@@ -112,7 +112,7 @@ async def test_a_client_that_hangs_up_has_its_line_too(
         start("--no-default-plugins", *KEYS, AUDIT, "--worker-urls", served.url) as running,
     ):
         with await dial(running.url) as raw:
-            head = b"POST /slow HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer ops-key\r\nContent-Length: 0\r\n\r\n"
+            head = b"POST /slow HTTP/1.1\r\nHost: [::]\r\nAuthorization: Bearer ops-key\r\nContent-Length: 0\r\n\r\n"
             await asyncio.get_running_loop().sock_sendall(raw, head)
             await arrived.wait()
         await until(lambda: bool(lines(caplog)))

@@ -231,7 +231,7 @@ async def test_a_request_is_refused_before_its_body_is_there(start: Start) -> No
     loop = asyncio.get_running_loop()
     async with guarded(start, *BOTH) as (running, worker):
         for path in ("/generate", "/workers", "/flush_cache"):
-            head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 400000000\r\nExpect: 100-continue\r\n\r\n"
+            head = f"POST {path} HTTP/1.1\r\nHost: [::]\r\nContent-Length: 400000000\r\nExpect: 100-continue\r\n\r\n"
             with await dial(running.url) as raw, anyio.fail_after(1):
                 await loop.sock_sendall(raw, head.encode())
                 reply = await loop.sock_recv(raw, 1 << 16)
