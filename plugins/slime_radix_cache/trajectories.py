@@ -179,7 +179,8 @@ class Trajectories:
 
         It consumed ``context``, which is pinned, and then ``prompt_ids``; the text of both is ``prompt``. ``giver``:
         the client that gave these ids. ``again``: what was recorded of the same sequence before; if that was all, it
-        stays. ``instead_of``: the beginning of this response, which is withdrawn.
+        stays. ``instead_of``: the beginning of this response, which is withdrawn unless somebody went on from it; not
+        the tokens of an attempt that was made anew, although they may be the same.
         """
         doubt = CONTRADICTION if sampled.doubt == CONTRADICTION else None
         if giver is not None:
@@ -192,7 +193,7 @@ class Trajectories:
             if context is not None and isinstance(context[0], Prompt):
                 _confirm(context[0], doubt)
             begin = self._prompt_end(context, prompt)
-        response = self._response(context, begin, sampled, session, again)
+        response = self._response(context, begin, sampled, session, again, instead_of)
         if doubt is not None and session is not None:
             self.losses.sessions.add(session)
         for version, _ in sampled.versions:
@@ -243,9 +244,15 @@ class Trajectories:
         return self._index.insert(prompt)  # the context is cut, has a hidden tail, or was found by its ids
 
     def _response(
-        self, context: Context, begin: Node, sampled: Sampled, session: str | None, again: Response | None
+        self,
+        context: Context,
+        begin: Node,
+        sampled: Sampled,
+        session: str | None,
+        again: Response | None,
+        part: Response | None,
     ) -> Response:
-        """``begin`` is where its prompt ends."""
+        """``begin`` is where its prompt ends. ``part``: as ``instead_of`` of :meth:`record`."""
         node = self._index.insert(sampled.text.encode(), begin)
         if again is not None and again in node.ends and _is_all(again, context, sampled, session):
             return again
@@ -274,8 +281,8 @@ class Trajectories:
         self._starts.add(response)
         if session is not None:
             self._sessions.add(session, response)
-            if again is not None and again in again.node.ends and _is_beginning(again, response):
-                self._sessions.grew(session, again, response)
+            if part is not None and part in part.node.ends and _is_beginning(part, response):
+                self._sessions.grew(session, part, response)
         self._add(response, _RESPONSE_BYTES)
         return response
 

@@ -355,6 +355,21 @@ class TestNothingIsRecordedTwice:
         assert sorted(found) == [-1 / 3, -1 / 7]
 
 
+@pytest.mark.parametrize("streams", [False, True])
+async def test_an_aborted_sample_is_no_beginning_of_the_one_that_was_made_anew(
+    start: Start, checkpoint: str, said: Said, streams: bool
+) -> None:
+    """Though that begins with the same tokens."""
+    async with rolling(start, checkpoint) as (running, attempts, _):
+        attempts.script += [
+            stream(b"data: %s\n\n" % orjson.dumps(one), DONE) if streams else json(one)
+            for one in (said.output([5], ABORT), said.output([5, 6], LENGTH))
+        ]
+        asked = {"text": PROMPT, "session_id": "s", "stream": streams}
+        assert (await running.client.post("/generate", json=asked)).status_code == 200
+        assert sorted(tokens_of(leaf) for leaf in await leaves(running)) == [[5], [5, 6]]
+
+
 @pytest.mark.parametrize("lies", [False, True])
 async def test_a_text_behind_half_a_character_lacks_none_of_its_own(
     start: Start, checkpoint: str, said: Said, lies: bool
