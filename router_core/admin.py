@@ -22,6 +22,9 @@ from router_core.workers import Worker, WorkerType, worker_url
 
 __all__ = ["JSON", "admin_routes", "json_object"]
 
+#: Labels of a worker, and characters of a label's name or value, or of a model's name.
+_MAX_LABELS, _MAX_LABEL = 64, 1024
+
 #: What a registration, or a change of one, may name.
 _KNOWN = frozenset(
     (
@@ -146,7 +149,7 @@ class _Admin:
             )
         if about["worker_type"] not in (None, worker.worker_type):
             raise BadRequest("worker_type cannot be changed here: register the worker again")
-        worker.labels = worker.labels | about["labels"]
+        worker.labels = _bounded(worker.labels | about["labels"])
         worker.bootstrap_port = about["bootstrap_port"] or worker.bootstrap_port
         if about["model_id"] is not None:
             worker.model_id, worker.model_told = about["model_id"], False
@@ -227,6 +230,8 @@ def _checked(content: dict[str, Any]) -> dict[str, Any]:
     model = content.get("model_id")
     if model is not None and not isinstance(model, str):
         raise BadRequest(f"model_id: wanted a string, got {_shown(model)}")
+    if model is not None and len(model) > _MAX_LABEL:
+        raise BadRequest(f"model_id: wanted at most {_MAX_LABEL} characters, got {len(model)}")
     labels = content.get("labels")
     labels = {} if labels is None else labels
     if not isinstance(labels, dict) or not all(isinstance(value, str) for value in labels.values()):
@@ -247,9 +252,20 @@ def _checked(content: dict[str, Any]) -> dict[str, Any]:
         "worker_type": cast(WorkerType | None, kind),
         "bootstrap_port": port,
         "model_id": model,
-        "labels": labels,
+        "labels": _bounded(labels),
         "api_key": key,
     }
+
+
+def _bounded(labels: dict[str, str]) -> dict[str, str]:
+    """``labels``. Raises BadRequest for more than anybody means."""
+    longest = max((len(text) for pair in labels.items() for text in pair), default=0)
+    if len(labels) > _MAX_LABELS or longest > _MAX_LABEL:
+        raise BadRequest(
+            f"labels: wanted at most {_MAX_LABELS}, with names and values of at most {_MAX_LABEL} characters each,"
+            f" got {len(labels)} of up to {longest}"
+        )
+    return labels
 
 
 def _shown(value: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -20,6 +21,9 @@ __all__ = ["Exchange", "SessionSource", "session_named", "session_of"]
 logger = logging.getLogger(__name__)
 
 _UNREAD = object()
+#: Bytes. Names are kept as long as anything of their sessions.
+_MAX_NAME = 1024
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 #: Finds the session of a request that names none in its headers, nor as ``session_id`` in its body.
 SessionSource: TypeAlias = "Callable[[Request], str | None]"
@@ -164,15 +168,25 @@ def session_of(request: Request, sources: Iterable[SessionSource] = ()) -> str |
     """The session of ``request``: ``X-Session-Id``, else ``X-SMG-Routing-Key``, else ``session_id`` in the body.
 
     Else the first that one of ``sources`` finds. Every part of the router that looks for a session asks here.
+    Raises BadRequest for a name that is too long, or that no path could hold.
     """
     named = _in_headers(request) or _in_body(request)
     if named is not None:
+        _check(named)
         return named
     for source in sources:
         named = source(request)
         if named is not None:
             return named
     return None
+
+
+def _check(name: str) -> None:
+    size = len(name) if name.isascii() else len(name.encode("utf-8", "surrogatepass"))
+    if size > _MAX_NAME:
+        raise BadRequest(f"the name of a session has at most {_MAX_NAME} bytes, got {size}")
+    if not name.isprintable() and _CONTROL.search(name):  # GET /trajectories/{session} could not name it
+        raise BadRequest("the name of a session has no control characters, such as a line break")
 
 
 def _in_headers(request: Request) -> str | None:

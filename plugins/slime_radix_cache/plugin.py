@@ -222,6 +222,8 @@ class RadixCache:
         try:
             turns = await self._begin(exchange, ask)
             document = rewritten(body, ask, [np.frombuffer(turn.ids, np.int32) for turn in turns])
+        except HTTPError:  # of the request, the name of its session, say
+            raise
         except Exception as error:
             self._tally.untouched("failed")
             self._tally.unrecorded("prompt_not_tokenised", error)

@@ -182,8 +182,9 @@ class Response(Segment):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the packed values."""
-        return len(self.ids) + (len(self.logprobs) if self.logprobs is not None else 0)
+        """Bytes of the packed values, and of the session's name, which others of the same session share."""
+        name = len(self.session) if self.session is not None else 0
+        return len(self.ids) + (len(self.logprobs) if self.logprobs is not None else 0) + name
 
     def logprob_array(self, length: int) -> npt.NDArray[np.float64]:
         """The first ``length`` logprobs; NaN where the engine sent none."""

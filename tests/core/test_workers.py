@@ -259,6 +259,9 @@ BAD_FIELDS: list[dict[str, Any]] = [
     {"model_id": 7},
     {"labels": ["a"]},
     {"labels": {"a": 1}},
+    {"labels": {"a" * 1025: "1"}},
+    {"labels": {str(number): "" for number in range(65)}},
+    {"model_id": "m" * 1025},
 ]
 
 
