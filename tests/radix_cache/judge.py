@@ -218,9 +218,17 @@ class Judge:
             ):
                 continue
             certain = is_free or (
-                not may_have_spoken and all(one is None or one in surely for one in speakers)
+                not may_have_spoken
+                and all(one is None or one in surely for one in speakers)
+                and (not anchor.kept or any(_has(one, anchor) for one in known))
             )
             yield anchor._replace(certain=anchor.certain and certain)
+
+
+def _has(request: Fact, anchor: Anchor) -> bool:
+    """True when ``request`` was made with all tokens of ``anchor``, and not only with the first of them."""
+    tokens = anchor.fact.consumed + anchor.fact.sampled[: anchor.kept]
+    return request.consumed[: len(tokens)] == tokens
 
 
 def _follows(fact: Fact, request: Fact) -> bool:
