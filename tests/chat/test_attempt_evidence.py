@@ -10,6 +10,7 @@ from chat.test_abort_shapes import ALL, MESSAGES, PROMPT, TAPE, aborting, answer
 from slime_radix_cache.turns import Turns
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from routers import Start
@@ -108,6 +109,25 @@ async def test_a_lie_of_the_first_attempt_makes_the_joined_answer_doubtful(
             await answer_of(running, "/generate", text=PROMPT, rid="r")
         else:
             await events_of(running, "/generate", text=PROMPT, rid="r")
+    assert recorded[-1] == (len(TAPE), DOUBT)
+
+
+async def test_an_event_of_another_request_makes_the_joined_answer_doubtful(
+    start: Start, tmp_path: Path, recorded: list[tuple[int, str | None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the first one of the second attempt: all later figures agree."""
+    engine = engine_of("running", "incremental", 2)
+    honest = engine.events
+
+    def events(*args: Any) -> Iterator[dict[str, Any]]:
+        for number, event in enumerate(honest(*args)):
+            if (len(engine.asked), number) == (2, 0):
+                event["meta_info"]["id"] = "of another one"
+            yield event
+
+    monkeypatch.setattr(engine, "events", events)
+    async with aborting(start, tmp_path, engine, "--resume-aborted") as running:
+        await events_of(running, "/generate", text=PROMPT, rid="r")
     assert recorded[-1] == (len(TAPE), DOUBT)
 
 
