@@ -6,7 +6,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from subprocess import PIPE
 
@@ -122,7 +122,16 @@ async def test_a_stream_that_outlasts_the_grace_period_is_cut_off_and_its_engine
                 await anyio.sleep(0.01)
 
 
+@pytest.fixture
+def heeds_sighup() -> Iterator[None]:
+    """A process that begins now does not ignore it, even if this one was started by nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.anyio
+@pytest.mark.usefixtures("heeds_sighup")
 async def test_a_terminal_that_is_closed_ends_it_gracefully() -> None:
     async with (
         slow_engine() as (engine, _),
