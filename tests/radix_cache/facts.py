@@ -180,6 +180,7 @@ class Fact:
                 yield Anchor(start + len(shown), self, kept, certain)
         if self.was_in_flight or not self.complete:
             yield from self._half_told(rest, start)
+            yield from self._ended_so_far(rest, start)
         if self.visible and rest.startswith(self.text):
             yield Anchor(start + len(self.text), self, self.visible, one and self.complete)
         whole = self.text + self.tail
@@ -211,6 +212,16 @@ class Fact:
                     shown == self.reader.text(self.consumed, ids, self.parameters, None) for ids in each
                 ):
                     yield Anchor(start + len(shown), self, kept, False)
+
+    def _ended_so_far(self, rest: str, start: int) -> Iterator[Anchor]:
+        """What was sampled until then ended with hidden tokens, as a whole response does."""
+        for kept in range(1, len(self.sampled)):
+            visible = kept
+            while visible and not self.reader.decode(self.sampled[visible - 1 : visible], True):
+                visible -= 1
+            whole = self._read(visible, skip_special=True) + self.reader.decode(self.sampled[visible:kept])
+            if visible < kept and rest.startswith(whole):
+                yield Anchor(start + len(whole), self, kept, False)
 
     def given(self, ids: list[int]) -> Iterator[Anchor]:
         """Where ``ids`` may be gone on from; positions are in tokens."""
