@@ -19,6 +19,8 @@ __all__ = ["Pages"]
 
 #: ``Sec-Fetch-Site`` of what no other site has sent.
 _OWN_SITES = (b"", b"none", b"same-origin")
+#: Values of ``Host`` that are remembered as good: to read an address takes microseconds.
+_SEEN = 64
 #: What a page can send without being asked first (Fetch standard, "CORS-safelisted request-header").
 _ANY_PAGES = (b"text/plain", b"application/x-www-form-urlencoded", b"multipart/form-data")
 
@@ -34,6 +36,7 @@ class Pages:
         self._needed = needed
         self._origins = {origin.rstrip("/").encode() for origin in origins}
         self._on_loopback = is_loopback(host)
+        self._seen: set[bytes] = set()
         self._hosts = {"", "localhost", host, *(urlsplit(origin).hostname or "" for origin in origins)}
 
     def refusal(self, scope: Scope) -> HTTPError | None:
@@ -50,7 +53,7 @@ class Pages:
                 site = value
             elif name == b"content-type":
                 kind = value.partition(b";")[0].strip().lower()
-        if self._on_loopback and not self._is_here(host):
+        if self._on_loopback and host not in self._seen and not self._is_here(host):
             shown = host.decode("latin-1")
             return Forbidden(
                 f"Host: {shown} is no name of this machine. A router on loopback without keys answers to localhost and"
@@ -73,7 +76,10 @@ class Pages:
         """True for a ``Host`` that no site's name server can point to this machine."""
         host = value.decode("latin-1").lower()
         host = host.partition("]")[0][1:] if host.startswith("[") else host.partition(":")[0]
-        return host in self._hosts or host.endswith(".localhost") or _is_address(host)
+        is_here = host in self._hosts or host.endswith(".localhost") or _is_address(host)
+        if is_here and len(self._seen) < _SEEN:
+            self._seen.add(value)
+        return is_here
 
     def _is_known(self, origin: bytes, scope: Scope, host: bytes) -> bool:
         return origin in self._origins or origin == b"%b://%b" % (scope["scheme"].encode(), host)
