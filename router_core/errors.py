@@ -109,7 +109,7 @@ class Forbidden(HTTPError):
 
 
 class UnsupportedMediaType(HTTPError):
-    """The body is not what its header says, or the header is missing."""
+    """The path takes no body of this ``Content-Type``."""
 
     status, type, code = 415, "invalid_request_error", "UNSUPPORTED_MEDIA_TYPE"
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from starlette.routing import BaseRoute
 
 from router_core import Exchange, hookimpl
-from router_core.exchange import SessionSource, session_of
 from router_core.router import Router
 from router_core.types import ASGIApp
 from slime_sessions.created import CreatedSessions
@@ -46,12 +45,10 @@ class Sessions:
         self._settings = settings
         self._created = CreatedSessions()
         self._keys: ApiKeySessions | None = None
-        self._sources: Sequence[SessionSource] = ()
 
     @hookimpl
     def setup(self, router: Router) -> None:
         """Name sessions by the body's metadata, and as the flags say."""
-        self._sources = router.session_sources
         router.session_sources.append(from_metadata)
         if self._settings.from_user:
             router.session_sources.append(from_user)
@@ -72,7 +69,7 @@ class Sessions:
     async def pre_request(self, exchange: Exchange) -> None:
         """Refuse what a deleted session asks: nobody will take its samples. A name in place of a key ends here."""
         if self._created.has_deleted and exchange.asked is None:  # what it asked before goes on
-            name = session_of(exchange.request, self._sources)
+            name = exchange.session
             if name is not None and self._created.is_deleted(name):
                 raise SessionNotFound(f"session {name!r:.200} was deleted")
         if self._keys is not None and self._keys(exchange.request) is not None:

@@ -73,8 +73,20 @@ async def slow_engine() -> AsyncIterator[tuple[str, EngineHost]]:
         yield url, app.state.host
 
 
+@pytest.fixture
+def heeds_sighup() -> Iterator[None]:
+    """A process that begins now does not ignore it, even if this one was started by nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.anyio
-async def test_after_sigterm_a_stream_finishes_nothing_new_is_taken_and_the_exit_code_is_0() -> None:
+@pytest.mark.usefixtures("heeds_sighup")
+@pytest.mark.parametrize("told", [signal.SIGTERM, signal.SIGHUP])
+async def test_after_a_signal_a_stream_finishes_nothing_new_is_taken_and_the_exit_code_is_0(
+    told: signal.Signals,
+) -> None:
     async with (
         slow_engine() as (engine, _),
         router_process(engine) as router,
@@ -83,7 +95,7 @@ async def test_after_sigterm_a_stream_finishes_nothing_new_is_taken_and_the_exit
     ):
         lines = answer.aiter_lines()
         await anext(lines)
-        router.process.send_signal(signal.SIGTERM)
+        router.process.send_signal(told)
         refused_at, seen = 0, ["data"]
         async for line in lines:
             seen.append(line)
@@ -120,30 +132,6 @@ async def test_a_stream_that_outlasts_the_grace_period_is_cut_off_and_its_engine
         with anyio.fail_after(5):
             while host.engine.scheduler.running:  # noqa: ASYNC110  # the engine has no event for it
                 await anyio.sleep(0.01)
-
-
-@pytest.fixture
-def heeds_sighup() -> Iterator[None]:
-    """A process that begins now does not ignore it, even if this one was started by nohup."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, before)
-
-
-@pytest.mark.anyio
-@pytest.mark.usefixtures("heeds_sighup")
-async def test_a_terminal_that_is_closed_ends_it_gracefully() -> None:
-    async with (
-        slow_engine() as (engine, _),
-        router_process(engine) as router,
-        httpx.AsyncClient(base_url=router.url, trust_env=False, timeout=20) as client,
-        client.stream("POST", "/generate", json=STREAM) as answer,
-    ):
-        lines = answer.aiter_lines()
-        await anext(lines)
-        router.process.send_signal(signal.SIGHUP)
-        assert [line async for line in lines if line][-1] == "data: [DONE]"
-        assert await router.left() == 0
 
 
 @pytest.mark.anyio
