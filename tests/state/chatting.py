@@ -17,6 +17,7 @@ import orjson
 from chat_models.families import QWEN3, Call, Words
 from drift.clients import Habit
 from drift.rollouts import TOOLS
+from state.hearing import HeardAnswers
 
 __all__ = ["FORK_AFTER", "TURNS", "Chat", "Clients", "Heard", "reply"]
 
@@ -107,15 +108,7 @@ class Clients:
         self.life = 0
         self.chats: list[Chat] = []
         self.steady = anyio.Event()  # set while what they have heard is not looked at
-        self._answers = 0
-        self._answered = anyio.Event()
-
-    async def hear(self, answers: int) -> None:
-        """Wait until that many more answers were heard."""
-        enough = self._answers + answers
-        while self._answers < enough:
-            self._answered = anyio.Event()
-            await self._answered.wait()
+        self.heard = HeardAnswers()
 
     async def converse(self, number: int, habit: Habit) -> None:
         for conversation in count():
@@ -153,8 +146,7 @@ class Clients:
             sampled, prompt = choice["token_ids"], document["prompt_token_ids"]
             assert choice["exact"]
             chat.hear(Heard(rid, document["history"], prompt, sampled, life), message)
-            self._answers += 1
-            self._answered.set()
+            self.heard.add()
             return
 
     async def _asked(self, chat: Chat, rid: str) -> tuple[dict[str, Any], Message] | None:

@@ -21,6 +21,7 @@ from chaos.processes import Program, free_port
 from slime_demo.conversations import FOLLOW_UPS, PROMPTS, Conversation
 from slime_demo.verdict import expected
 from slime_engine.model import load_model
+from state.hearing import HeardAnswers
 
 KILLS = 5
 MOST_KILLS = 20
@@ -67,15 +68,7 @@ class Fleet:
         self._told = told
         self._rids = 0
         self.steady = anyio.Event()  # set while the state is not looked at
-        self._answers = 0
-        self._answered = anyio.Event()
-
-    async def hear(self, answers: int) -> None:
-        """Wait until clients were told that many more answers."""
-        enough = self._answers + answers
-        while self._answers < enough:
-            self._answered = anyio.Event()
-            await self._answered.wait()
+        self.heard = HeardAnswers()
 
     def start(self, tasks: TaskGroup) -> None:
         for number in range(CLIENTS):
@@ -112,8 +105,7 @@ class Fleet:
                 one.rids.append(rid)
                 one.hear(answer)
                 self._told.answers[name] = one.text, list(one.rids)
-                self._answers += 1
-                self._answered.set()
+                self.heard.add()
                 if answer.endswith("\ufffd"):
                     break  # half a character: what follows it would not follow its tokens
 
@@ -237,7 +229,7 @@ async def test_nothing_is_lost_that_a_client_was_told_was_done(tmp_path: Path) -
                         if kill >= KILLS and before.is_enough():
                             break
                         assert kill < MOST_KILLS, "too little was told that could be lost"
-                        await fleet.hear(random.randint(ANSWERS // 2, ANSWERS))
+                        await fleet.heard.more(random.randint(ANSWERS // 2, ANSWERS))
                         await anyio.sleep(random.uniform(0, 0.1))  # while others are being answered
                         fleet.steady = anyio.Event()
                         router.kill()  # SIGKILL

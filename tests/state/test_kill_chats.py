@@ -162,7 +162,7 @@ async def test_a_conversation_stays_one_exact_sample_over_kills(tmp_path: Path) 
                     break
                 assert life < MOST_KILLS, "what went on behind a kill was not of all kinds"
                 clients.steady.set()
-                await clients.hear(random.randint(ANSWERS // 2, ANSWERS))
+                await clients.heard.more(random.randint(ANSWERS // 2, ANSWERS))
                 await anyio.sleep(random.uniform(0, 0.1))  # while others are being answered
                 clients.steady = anyio.Event()
                 router.kill()  # SIGKILL
