@@ -160,8 +160,11 @@ class _Reading:
         if not text.endswith(_BROKEN):
             return None
         for visible in range(len(ids) - 1, max(len(ids) - _LONGEST_TRIMMED, 0), -1):
-            if text in (self.text(ids[:visible], True), self.text(ids[:visible], False)):
-                return visible, self.behind(ids, visible)
+            if self.text(ids[:visible], True) == text:
+                visible = self.without_hidden(ids[:visible], text)
+            elif self.text(ids[:visible], False) != text:
+                continue
+            return visible, self.behind(ids, visible)
         return None
 
     def inside_token(self, ids: Sequence[int], text: str) -> tuple[int, str] | None:

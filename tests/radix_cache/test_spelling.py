@@ -72,6 +72,7 @@ def test_half_a_character_is_no_text_to_continue_from(spelling: Spelling, tokeni
     assert spelling.tail([*a, *emoji[:1], *a], "a\ufffd") == (2, "a")
     stop = [token for char in "</search>" for token in tokenizer.encode(char)]
     assert spelling.tail([*a, *emoji[:1], *stop], "a\ufffd") == (2, "</search>")
+    assert spelling.tail([*a, *emoji[:1], *eos, *stop], "a\ufffd") == (2, "<|im_end|></search>")
 
 
 class SpaceBefore:
