@@ -186,7 +186,9 @@ class _App:
             target = scope["raw_path"] + b"?" + query if query else scope["raw_path"]
             with (
                 Exchange(
-                    Request(scope["method"], target, headers, body), sources=self._router.session_sources
+                    Request(scope["method"], target, headers, body),
+                    sources=self._router.session_sources,
+                    address=_address(scope),
                 ) as exchange,
                 self._router.clients.cancelling(receive, exchange) as client,
             ):
@@ -215,6 +217,11 @@ class _App:
             logger.exception("%sa request failed", log_prefix(scope))
             if not started:
                 await send_error(HTTPError("internal error; the router's log has the traceback"), send)
+
+
+def _address(scope: Scope) -> str | None:
+    client = scope.get("client")
+    return client[0] if client else None
 
 
 async def send_error(error: HTTPError, send: Send, unread: Receive | None = None) -> None:

@@ -41,8 +41,8 @@ class Exchange:
     """
 
     __slots__ = (
-        "_closed", "_on_close", "_parts", "_reply", "_session", "_sources", "asked", "gone", "notes", "request",
-        "suits", "worker",
+        "_address", "_closed", "_on_close", "_parts", "_reply", "_session", "_sources", "asked", "gone", "notes",
+        "request", "suits", "worker",
     )  # fmt: skip
 
     def __init__(
@@ -52,9 +52,11 @@ class Exchange:
         session: object = _UNREAD,
         asked: Exchange | None = None,
         sources: Iterable[SessionSource] = (),
+        address: str | None = None,
     ) -> None:
         self.request = request
         self.asked = asked
+        self._address = address
         self._parts: list[Exchange] = []
         if asked is not None:
             asked._parts.append(self)
@@ -85,6 +87,13 @@ class Exchange:
         if self._session is _UNREAD:
             self._session = session_of(self.request, self._sources)
         return self._session  # type: ignore[return-value]  # _UNREAD is gone now
+
+    @property
+    def client(self) -> str | None:
+        """The client for whom long work is done (see FairTurns): its session in the headers, else its address."""
+        if self.asked is not None:
+            return self.asked.client
+        return _in_headers(self.request) or self._address
 
     def lease(self, worker: Worker) -> None:
         """Count this request on ``worker`` until the exchange ends or leases another one."""

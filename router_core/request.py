@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Generator
 from typing import Any
 from urllib.parse import unquote
 
 import orjson
 
 from router_core.errors import BadRequest
+from router_core.large_json import LARGE_BYTES, InvalidJson, as_numpy, dump, parse
 from router_core.types import Headers
 
 __all__ = ["Request"]
@@ -25,7 +27,7 @@ class Request:
     ``target`` is path and query as on the wire; ``headers`` keep order and duplicates.
     """
 
-    __slots__ = ("_body", "_json", "_stale", "headers", "method", "target")
+    __slots__ = ("_body", "_invalid", "_json", "_stale", "headers", "method", "target")
 
     def __init__(self, method: str, target: bytes, headers: Headers, body: bytes = b"") -> None:
         self.method = method
@@ -34,6 +36,7 @@ class Request:
         self._body = body
         self._json: Any = _UNREAD
         self._stale = False
+        self._invalid: str | None = None
 
     @property
     def path(self) -> str:
@@ -45,21 +48,40 @@ class Request:
         """The bytes that go to the worker; encoded again only after :meth:`replace_json`. Raises BadRequest then."""
         if self._stale:
             try:
-                self._body = orjson.dumps(self._json, option=orjson.OPT_SERIALIZE_NUMPY)
+                self._body = orjson.dumps(self._json, as_numpy, orjson.OPT_SERIALIZE_NUMPY)
             except orjson.JSONEncodeError as error:
-                if "ecursion" not in str(error):
-                    raise
-                raise BadRequest(
-                    "the body is nested too deeply: at most 254 levels can be passed on"
-                ) from None
+                raise _not_written(error) from None
             self._stale = False
         return self._body
+
+    def writing(self) -> Generator[None, None, None]:
+        """Encode the body in pieces, a step each: long work, for :meth:`Router.write_json`. Raises BadRequest."""
+        if self._stale and isinstance(self._json, dict):
+            try:
+                self._body = yield from dump(self._json)
+            except orjson.JSONEncodeError as error:
+                raise _not_written(error) from None
+            self._stale = False
+
+    @property
+    def is_long_work(self) -> bool:
+        """True when :meth:`json` would hold up the event loop: :meth:`Router.read_json` is to come first."""
+        return self._json is _UNREAD and self._invalid is None and len(self._body) >= LARGE_BYTES
+
+    def reading(self) -> Generator[None, None, None]:
+        """Parse the body in pieces, a step each: long work, for :meth:`Router.read_json`."""
+        try:
+            self._json = yield from parse(self._body)
+        except InvalidJson as error:
+            self._invalid = str(error)
 
     def json(self) -> Any:
         """The body as JSON, parsed once. Treat it as read-only; an edit goes through :meth:`replace_json`.
 
-        Raises BadRequest.
+        Where it was parsed as long work, a long list of integers is an ``array("i")``. Raises BadRequest.
         """
+        if self._invalid is not None:
+            raise BadRequest(f"the body is not JSON that can be read: {self._invalid}")
         if self._json is _UNREAD:
             try:
                 self._json = orjson.loads(self._body)
@@ -80,7 +102,7 @@ class Request:
         It may hold numpy arrays, which :meth:`json` then returns to later plugins.
         """
         self._json = value
-        self._stale = True
+        self._stale, self._invalid = True, None
 
     def add_field(self, field: bytes) -> None:
         """Add a top-level ``field`` that the body, a JSON object, does not have: ``b'"stream":true'``.
@@ -118,3 +140,9 @@ class Request:
             if key == name:
                 return value
         return None
+
+
+def _not_written(error: orjson.JSONEncodeError) -> Exception:
+    if "ecursion" not in str(error):
+        return error
+    return BadRequest("the body is nested too deeply: at most 254 levels can be passed on")

@@ -18,6 +18,7 @@ from router_core.addresses import CheckedTransport
 from router_core.client import Watch
 from router_core.errors import BadRequest, MixedWorkers
 from router_core.exchange import Exchange, SessionSource
+from router_core.fair_turns import FairTurns
 from router_core.hooks import Hooks, a_reply, failure
 from router_core.hookspecs import WorkerChange
 from router_core.joining import Joining
@@ -78,6 +79,8 @@ class Router:
         self.session_sources: list[SessionSource] = []
         #: Workers are told apart by their models: set by a plugin that lets no request go to another than it names.
         self.by_model = False
+        #: Work on the event loop that takes longer than some milliseconds goes through here, in steps.
+        self.long_work = FairTurns()
         self._clients: Watch | None = None
         self._started: anyio.Event | None = None
         self._stopping: anyio.Event | None = None
@@ -187,6 +190,8 @@ class Router:
         Raises HTTPError.
         """
         hooks = self.hooks
+        if exchange.request.is_long_work:
+            await self.read_ahead(exchange, *(() if self.session_sources else (b"session_id",)))
         for plugin, pre_request in hooks.pre_request:
             try:
                 reply = await pre_request(exchange)
@@ -200,6 +205,29 @@ class Router:
         if hooks.post_response:
             await hooks.call_post_response(exchange)
         return exchange.reply
+
+    async def read_json(self, exchange: Exchange) -> Any:
+        """The body of ``exchange`` as JSON, see :meth:`Request.json`; a large one is parsed as long work.
+
+        Raises BadRequest.
+        """
+        request = exchange.request
+        if request.is_long_work:
+            await self.long_work.run(request.reading(), exchange.client)
+        return request.json()
+
+    async def read_ahead(self, exchange: Exchange, *names: bytes) -> None:
+        """Parse a large body that may have one of ``names`` (none: any body): then :meth:`Request.json` costs nothing.
+
+        What is wrong with the body is raised there, not here.
+        """
+        request = exchange.request
+        if request.is_long_work and (not names or any(request.may_have(name) for name in names)):
+            await self.long_work.run(request.reading(), exchange.client)
+
+    async def write_json(self, exchange: Exchange) -> None:
+        """Encode what a plugin has put into the body of ``exchange``, a large one, as long work. Raises BadRequest."""
+        await self.long_work.run(exchange.request.writing(), exchange.client)
 
     async def ask_again(self, exchange: Exchange, request: Request) -> Reply:
         """Send ``request`` to a worker once more for ``exchange``, whose lease moves there; no hook sees it.

@@ -137,6 +137,9 @@ class Recognizer(Protocol):
 class TextEncoder(Protocol):
     """Tokenises without holding up the event loop, and no common text twice; the component ``"encoder"``."""
 
-    async def encode(self, text: str, *, begins: bool) -> bytes:
-        """Packed int32 ids of ``text``; ``begins`` when no tokens come before it. Raises what the tokenizer raises."""
+    async def encode(self, text: str, *, begins: bool, client: str | None = None) -> bytes:
+        """Packed int32 ids of ``text``; ``begins`` when no tokens come before it. ``client``: see FairTurns.
+
+        Raises BadRequest for a text that is too long, and what the tokenizer raises.
+        """
         ...

@@ -14,7 +14,15 @@ from router_core.request import Request
 from router_core.weights import version_named
 from router_core.workers import WorkerPool, worker_url
 
-__all__ = ["base_offset", "begins_update", "given_bodies", "is_delta", "named_version", "offset_bodies"]
+__all__ = [
+    "base_offset",
+    "begins_update",
+    "given_bodies",
+    "is_delta",
+    "named_version",
+    "names_read",
+    "offset_bodies",
+]
 
 #: A larger body is not parsed for the version in it, which would hold up the event loop: the workers are asked.
 _PARSED_BYTES = 1 << 20
@@ -49,6 +57,11 @@ def named_version(request: Request) -> str | None:
     """The version that the body names for all workers; None when it names none or is too large to look."""
     versions = {version_named(body.get("weight_version", body.get("new_version"))) for body in _each(request)}
     return versions.pop() if len(versions) == 1 else None
+
+
+def names_read(request: Request) -> tuple[bytes, ...]:
+    """Names one of which a body must have to be parsed; none: it is parsed, whatever it has."""
+    return (b"workers", b"rank_offset") if len(request.body) > _PARSED_BYTES else ()
 
 
 def begins_update(request: Request) -> bool:

@@ -17,6 +17,7 @@ from router_core.hookspecs import WorkerChange
 from router_core.request import Request
 from router_core.router import Router
 from slime_control.aborted import aborted_reply, names
+from slime_control.bodies import names_read
 from slime_control.calls import CALLS, Call
 from slime_control.ending import Ending
 from slime_control.fan_out import CONNECTIONS, FanOut
@@ -126,6 +127,8 @@ class Control:
                 raise not_steered(request.path)
             return await self._of_fleet(request)
         if generates(request):
+            if request.is_long_work and self._router is not None:
+                await self._router.read_ahead(exchange, b"rid", b"n")
             if self.gate.closed:
                 reply = await self._pass(exchange)
                 if reply is not None:
@@ -138,6 +141,8 @@ class Control:
             return await self._of_fleet(request)
         if request.method not in call.methods:
             return _wrong_method(call.methods)
+        if request.is_long_work and self._router is not None:
+            await self._router.read_ahead(exchange, *names_read(request))
         if path == "/abort_request":
             self._abort_waiting(request)
         return await self._finished(call, request)
@@ -201,8 +206,9 @@ class Control:
 
     async def _pass(self, exchange: Exchange) -> Reply | None:
         """Wait until generation continues. Raises Paused, or Aborted where no answer of SGLang's own fits."""
+        assert self._router is not None  # narrowing: there while the router serves
         try:
-            document = exchange.request.json()
+            document = await self._router.read_json(exchange)
         except BadRequest:
             document = None  # the worker says so in its own words
         rids = names(document)

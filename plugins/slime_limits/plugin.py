@@ -77,6 +77,8 @@ class Unlimited:
 class Limits:
     """A generation is counted once: what a plugin asks on behalf of one that has a slot goes on under that slot."""
 
+    _router: Router  # while it serves
+
     def __init__(self, settings: Settings, limit: int) -> None:
         self.settings = settings
         self.slots = (
@@ -90,6 +92,7 @@ class Limits:
     @hookimpl
     @asynccontextmanager
     async def lifespan(self, router: Router) -> AsyncIterator[None]:
+        self._router = router
         router.tasks.start_soon(self._close, router.stopping)
         yield
 
@@ -106,8 +109,11 @@ class Limits:
         path = exchange.request.target.partition(b"?")[0]
         if path not in GENERATION_PATHS:
             if path == b"/abort_request" and self._waiting:
+                await self._router.read_ahead(exchange)
                 self._abort(exchange.request)
             return
+        if exchange.request.is_long_work:
+            await self._router.read_ahead(exchange, b"rid")  # an abort looks for it
         place = self.slots.take()
         # From here on the place is left whatever happens; cancelled in the moment of its turn, it passes that on.
         exchange.on_close(place.leave)

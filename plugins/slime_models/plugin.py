@@ -79,6 +79,8 @@ class Models:
     )  # what is there when the request comes counts, not what has come when it has its turn
     async def pre_request(self, exchange: Exchange) -> None:
         request, models = exchange.request, self._served()
+        if request.is_long_work:
+            await self._router.read_ahead(exchange, b"model")
         model = _named(request)
         if model is None:
             if len(models) == 1:

@@ -29,6 +29,7 @@ class R3:
 
     @hookimpl
     def setup(self, router: Router) -> None:
+        self._router = router
         self._pool = router.pool
 
     @hookimpl
@@ -38,7 +39,7 @@ class R3:
             return
         try:
             if b'"return_routed_experts"' in request.body:
-                payload = request.json()
+                payload = await self._router.read_json(exchange)
                 if not isinstance(payload, dict) or _FIELD in payload:
                     return
             request.add_field(b'"return_routed_experts":true')

@@ -10,7 +10,7 @@ space at the very beginning: what is recorded is what was sent, and its key is t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tokenizers import AddedToken
@@ -39,6 +39,18 @@ _PROBES = (
 #: What may be put before a text so that no space is put there, and be taken off again.
 _GUARDS = ("\n", "☺", "\x01")
 _BEFORE = "One"
+#: Places at which texts may be cut: a pattern, and what a token would have to have in it to go across one. GPT-2's way
+#: to write bytes has "\u0120" for a space and "\u010a" for a line feed, SentencePiece "\u2581".
+_BREAKS = (
+    (r"(?<=[A-Za-z])(?= [A-Za-z])", r"[A-Za-z][ \u0120\u2581]"),
+    (r"(?<=[A-Za-z])(?=[0-9])", r"[A-Za-z][0-9]"),
+    (r"(?<=\S\n)(?=[A-Za-z])", r"[\n\u010a][A-Za-z]"),
+)
+#: What stands around a break.
+_AROUND_BREAK = (
+    ("Hello", " World"), ("it's a  test", " of it"), ("x = (y", " z);"), ("Zz", " Aa"), ("don't", " Stop"), ("A", "1"),
+    ("abc", "12345678.5"), ("0x3f", "77"), ("one,\n", "two"), ("a\n", "b"), (")\n", "Then"), ("\u65e5 x\n", "y"),
+)  # fmt: skip
 #: Ids that a tokenizer puts before a text, at most: one in all that are known.
 _MOST_BEFORE = 4
 
@@ -52,6 +64,8 @@ class Abilities:
     - ``lead``: ids behind which others are to be decoded to be read as they are within a text; () if it is all one.
     - ``seams``: finds the places before which a text may be cut, so that the ids of the parts are those of the
       whole; None when there are none.
+    - ``breaks``: finds places within a part that does not fit in memory many times over; the ids of what comes before
+      and, as a text that follows others, of what comes behind are those of the whole. None when there are none.
     - ``frame``: ids before and behind a text with ``add_special_tokens``; None when they are not always the same.
     - ``special``: tokens that a text spells, inside of which nothing ends.
     """
@@ -60,12 +74,18 @@ class Abilities:
     guards: tuple[str, ...] = ()
     lead: tuple[int, ...] = ()
     seams: re.Pattern[str] | None = None
+    breaks: re.Pattern[str] | None = None
     frame: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     special: SpecialTokens = field(default_factory=SpecialTokens)
 
 
-def examine(encode: Encode, decode: Decode, added: Sequence[AddedToken]) -> Abilities:
-    """Try a tokenizer; ``added`` are the tokens that it looks for before anything else. Some 10 ms."""
+def examine(
+    encode: Encode, decode: Decode, added: Sequence[AddedToken], vocabulary: Iterable[str] = ()
+) -> Abilities:
+    """Try a tokenizer; ``added`` are the tokens that it looks for before anything else. Some 10 ms.
+
+    ``vocabulary`` is that of its model; without one there are no ``breaks``.
+    """
 
     def plain(text: str) -> list[int]:
         return list(encode(text, False))
@@ -87,6 +107,7 @@ def examine(encode: Encode, decode: Decode, added: Sequence[AddedToken]) -> Abil
         guards=() if guards[0] == "" else tuple(guards),
         lead=() if alike else tuple(before),
         seams=_pattern([text for text in _seams(added) if _is_seam(plain, text)]),
+        breaks=_breaks(plain, guards[0], added, vocabulary),
         frame=_frame(encode),
         special=SpecialTokens([text for text in _special(added) if len(plain(text)) == 1]),
     )
@@ -148,6 +169,39 @@ def _is_seam(plain: Callable[[str], list[int]], text: str) -> bool:
         plain(before + text + behind) == plain(before) + plain(text + behind)
         for before, behind in (("Hello World ", " a  b"), ("x\n\n", "lower\n"), ("é", "日本"))
     )
+
+
+def _breaks(
+    plain: Callable[[str], list[int]], guard: str, added: Sequence[AddedToken], vocabulary: Iterable[str]
+) -> re.Pattern[str] | None:
+    """Places that no token goes across.
+
+    What a model merges lies in one token in the end, so both sides are tokenised as if they stood alone; and what
+    cuts a text into words before that looks at one sign ahead. That is tried.
+    """
+    texts = [token.content for token in added]
+    words = "\0".join(set(vocabulary).difference(texts))
+    if not words:
+        return None
+    ahead = plain(guard)
+
+    def is_safe(pattern: str) -> bool:
+        for before, behind in _AROUND_BREAK:
+            if re.compile(pattern).search(before + behind, len(before), len(before) + 1) is None:
+                continue
+            ids = plain(guard + behind)
+            if ids[: len(ahead)] != ahead or plain(before + behind) != plain(before) + ids[len(ahead) :]:
+                return False
+        return True
+
+    found = [
+        pattern
+        for pattern, across in _BREAKS
+        if not re.search(across, words)
+        and not any(re.search(pattern, text) for text in texts)
+        and is_safe(pattern)
+    ]
+    return re.compile("|".join(found)) if found else None
 
 
 def _pattern(texts: Sequence[str]) -> re.Pattern[str] | None:

@@ -14,6 +14,8 @@ __all__ = ["Decode", "decoder_of", "own_copy"]
 #: The text of ids, with or without (true) special tokens.
 Decode: TypeAlias = Callable[[Sequence[int], bool], str]
 
+#: Of more, only a batch is decoded without holding up other threads.
+_MANY_IDS = 1 << 13
 _TRANSFORMERS = "transformers.tokenization_"
 
 
@@ -34,7 +36,13 @@ def decoder_of(tokenizer: Tokenizer) -> Decode:
     if own is None or not _only_asks(tokenizer):
         return lambda ids, skip: tokenizer.decode(list(ids), skip_special_tokens=skip)
     rust = own
-    return lambda ids, skip: str(rust.decode(ids, skip_special_tokens=skip))
+
+    def decode(ids: Sequence[int], skip: bool) -> str:
+        if len(ids) < _MANY_IDS:
+            return str(rust.decode(ids, skip_special_tokens=skip))
+        return str(rust.decode_batch([ids], skip_special_tokens=skip)[0])
+
+    return decode
 
 
 def _only_asks(tokenizer: Tokenizer) -> bool:

@@ -9,20 +9,39 @@ from typing import Any
 
 import tokenizers
 
+from router_core.errors import BadRequest
 from router_core.types import Tokenizer
 from slime_radix_cache.abilities import LOSSY, Abilities, examine
 from slime_radix_cache.backend import own_copy
 from slime_radix_cache.parts import Part, Parts, cut
+from slime_radix_cache.spelling import Spelling
 
-__all__ = ["Encoder"]
+__all__ = ["MAX_TOKENS", "Encoder", "PromptTooLong"]
 
 logger = logging.getLogger(__name__)
 
 #: Of texts and their ids; some hundred system prompts of 10k tokens.
 _MAX_BYTES = 64 << 20
 
+#: Of one prompt, by default: more than any model's context.
+MAX_TOKENS = 1 << 20
+#: A longer text has more tokens than allowed: the longest ones of vocabularies are rare.
+_MOST_CHARACTERS = 16
+#: Characters that are tokenised alone, where there is a place to cut; and where there is none.
+_LONG_PART = 1 << 16
+_LONGEST_PART = 1 << 20
+#: Bytes of packed ids whose text is made in a thread: about 2 ms of work.
+_MANY_IDS = 1 << 15
+
 #: Ids of several texts, with or without BOS and the like.
 _Batch = Callable[[Sequence[str], bool], list[Sequence[int]]]
+
+
+class PromptTooLong(BadRequest):
+    """A prompt that no model's context has room for."""
+
+    def __init__(self, got: str, max_tokens: int) -> None:
+        super().__init__(f"wanted a prompt of at most {max_tokens} tokens (--max-prompt-tokens), got {got}")
 
 
 class Encoder:
@@ -31,14 +50,23 @@ class Encoder:
     Of a tokenizer of transformers it uses a copy of the Rust one inside: transformers sets truncation and padding
     on the shared one, and only ``encode_batch_fast`` lets other threads run while it works. Any other tokenizer
     is called as it is, and has to bear calls from two threads. ``abilities`` are what it was found to allow.
+    ``max_tokens``: of one prompt.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, *, add_special_tokens: bool = False, max_bytes: int = _MAX_BYTES
+        self,
+        tokenizer: Tokenizer,
+        *,
+        add_special_tokens: bool = False,
+        max_tokens: int = MAX_TOKENS,
+        max_bytes: int = _MAX_BYTES,
+        long_part: int = _LONG_PART,
     ) -> None:
         own = own_copy(tokenizer)
         self._batch: _Batch = _batch_of(own) if own is not None else _one_by_one(tokenizer)
         self._add_special_tokens = add_special_tokens
+        self._max_tokens = max_tokens
+        self._long_part = long_part
         self.abilities = self._examined(own, tokenizer)
         self._guards = [(guard, list(self._batch([guard], False)[0])) for guard in self.abilities.guards]
         self._parts = Parts(self._encoded, max_bytes=max_bytes)
@@ -51,7 +79,9 @@ class Encoder:
             found = examine(encode, lambda ids: tokenizer.decode(ids, skip_special_tokens=False), ())
         else:
             added = list(own.get_added_tokens_decoder().values())
-            found = examine(encode, lambda ids: str(own.decode(ids, skip_special_tokens=False)), added)
+            found = examine(
+                encode, lambda ids: str(own.decode(ids, skip_special_tokens=False)), added, own.get_vocab()
+            )
         if found.refused is not None:
             logger.warning("no answer will be exact with this tokenizer: %s", found.refused)
         return found
@@ -61,26 +91,51 @@ class Encoder:
         """The reason why no answer may be called exact with this tokenizer; None when answers may."""
         return LOSSY if self.abilities.refused is not None else None
 
-    async def encode(self, text: str, *, begins: bool) -> bytes:
+    async def encode(self, text: str, *, begins: bool, client: str | None = None) -> bytes:
         """Packed int32 ids of ``text``; ``begins`` when nothing comes before it, so that a BOS may.
 
-        Exactly what tokenising all of it at once gives. Raises what the tokenizer raises.
+        Exactly what tokenising all of it at once gives. ``client``: who gets a turn for what is long. Raises
+        PromptTooLong, and what the tokenizer raises.
         """
+        self.check_text(text)
         frame = self.abilities.frame
         framed = begins and self._add_special_tokens
         if framed and frame is None:
-            return await self._parts.ids([Part(text, framed=True)])
-        first, *others = cut(text, self.abilities.seams)
-        ids = await self._parts.ids([self._first(first, begins), *map(Part, others)])
+            return await self._parts.ids([_fitting(Part(text, framed=True))], client)
+        if len(text) > self._long_part:
+            parts = await self._parts.in_thread(lambda: self._cut(text, begins=begins), client)
+        else:
+            parts = self._cut(text, begins=begins)
+        ids = await self._parts.ids(parts, client)
+        self.check_length(len(ids) // 4)
         if not framed or frame is None:
             return ids
         before, behind = frame
         return array("i", before).tobytes() + ids + array("i", behind).tobytes()
 
-    def _first(self, text: str, begins: bool) -> Part:
-        seams = self.abilities.seams
+    async def text_of(self, spelling: Spelling, ids: bytes, client: str | None) -> str:
+        """What ``ids`` (packed) say, special tokens spelt out. Raises PromptTooLong."""
+        self.check_length(len(ids) // 4)
+        if len(ids) < _MANY_IDS:
+            return spelling.text_of(array("i", ids))
+        return await self._parts.in_thread(lambda: spelling.text_of(array("i", ids)), client)
+
+    def check_length(self, tokens: int) -> None:
+        """Raises PromptTooLong when a prompt of ``tokens`` is."""
+        if tokens > self._max_tokens:
+            raise PromptTooLong(f"{tokens} tokens", self._max_tokens)
+
+    def check_text(self, text: str) -> None:
+        """Raises PromptTooLong when ``text`` surely has too many tokens."""
+        if len(text) > self._max_tokens * _MOST_CHARACTERS:
+            raise PromptTooLong(f"{len(text)} characters", self._max_tokens)
+
+    def _cut(self, text: str, *, begins: bool) -> list[Part]:
+        seams, breaks = self.abilities.seams, self.abilities.breaks
+        first, *others = cut(text, seams, breaks, self._long_part)
         at_seam = seams is not None and seams.match(text) is not None
-        return Part(text, follows=bool(self._guards) and not begins and not at_seam)
+        parts = [first._replace(follows=not begins and not at_seam), *others]
+        return [_fitting(part._replace(follows=part.follows and bool(self._guards))) for part in parts]
 
     def _encoded(self, parts: Sequence[Part]) -> list[Sequence[int]]:
         framed = parts[0].framed  # such a part comes alone
@@ -107,6 +162,16 @@ class Encoder:
             "tokens_encoded": parts.tokens_encoded,
             "tokens_reused": parts.tokens_reused,
         }
+
+
+def _fitting(part: Part) -> Part:
+    """Raises BadRequest when tokenising ``part`` would take too much memory."""
+    if len(part.text) > _LONGEST_PART:
+        raise BadRequest(
+            f"the prompt has {len(part.text)} characters at a stretch in which no place is known to end a token, such"
+            f" as the space between two words; wanted at most {_LONGEST_PART}"
+        )
+    return part
 
 
 def _batch_of(own: tokenizers.Tokenizer) -> _Batch:

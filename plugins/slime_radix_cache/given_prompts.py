@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
-
 from slime_radix_cache.encoding import Encoder
 from slime_radix_cache.segments import Prompt, Segment
 from slime_radix_cache.spelling import Spelling
@@ -19,12 +17,12 @@ class GivenPrompts:
         self._encoder = encoder
         self._spelling = spelling
 
-    async def find_out(self, prompt: Prompt) -> None:
+    async def find_out(self, prompt: Prompt, client: str | None = None) -> None:
         """Note in ``prompt`` if its tokens are odd: others than the tokenizer makes of the text that they say."""
         ids, begins = _up_to(prompt)
-        said = self._spelling.text_of(array("i", ids))
+        said = await self._encoder.text_of(self._spelling, ids, client)
         is_odd = not text_of(prompt.node).endswith(said.encode()) or ids != await self._encoder.encode(
-            said, begins=begins
+            said, begins=begins, client=client
         )
         if prompt.giver is not None:
             prompt.giver = prompt.giver._replace(is_odd=is_odd)

@@ -8,15 +8,21 @@ import sys
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import anyio
 import anyio.to_thread
 
+from router_core.fair_turns import FairTurns
+
 __all__ = ["Part", "Parts", "cut"]
+
+T = TypeVar("T")
 
 #: Longer texts go to a thread: about 1 ms of work, far more than the hop costs.
 _LONG_TEXT = 4096
+#: Characters that are tokenised in one go: a tokenizer takes a hundred times their size.
+_AT_ONCE = 1 << 18
 #: Shorter pieces between two seams are kept with the next ones: a token costs 1 µs, a part as much.
 _SHORT_PART = 512
 _OVERHEAD_BYTES = 300
@@ -31,24 +37,40 @@ class Part(NamedTuple):
     framed: bool = False
 
 
-def cut(text: str, seams: re.Pattern[str] | None) -> list[str]:
-    """``text`` in parts that begin at seams. What texts have in common at their beginnings is cut alike."""
-    if seams is None or len(text) < _SHORT_PART:
-        return [text]
+def cut(
+    text: str, seams: re.Pattern[str] | None, breaks: re.Pattern[str] | None, long_part: int
+) -> list[Part]:
+    """``text`` in parts that begin at seams, and at breaks where a part would be longer than ``long_part``.
+
+    What texts have in common at their beginnings is cut alike.
+    """
     parts = []
     start = 0
-    for seam in seams.finditer(text, 1):
-        if seam.start() - start >= _SHORT_PART:
-            parts.append(text[start : seam.start()])
-            start = seam.start()
-    parts.append(text[start:])
+    while len(text) - start > long_part:
+        place = breaks.search(text, start + long_part // 2) if breaks is not None else None
+        end = place.start() if place is not None else len(text)
+        parts += _at_seams(text[start:end], seams, follows=start > 0)
+        start = end
+    if start < len(text) or not parts:
+        parts += _at_seams(text[start:], seams, follows=start > 0)
     return parts
+
+
+def _at_seams(text: str, seams: re.Pattern[str] | None, *, follows: bool) -> list[Part]:
+    parts = []
+    start = 0
+    for seam in seams.finditer(text, 1) if seams is not None and len(text) >= _SHORT_PART else ():
+        if seam.start() - start >= _SHORT_PART:
+            parts.append(Part(text[start : seam.start()], follows=follows and not start))
+            start = seam.start()
+    return [*parts, Part(text[start:], follows=follows and not start)]
 
 
 class Parts:
     """Packed ids of parts, the most recently used ones kept. A part that is being tokenised is waited for.
 
-    ``encode`` tokenises some parts in one go; it is called in a thread when they are long.
+    ``encode`` tokenises some parts in one go; it is called in a thread when they are long. Clients get threads in
+    rotation, each time for as much as takes some MB of memory.
     """
 
     def __init__(self, encode: Callable[[Sequence[Part]], list[Sequence[int]]], *, max_bytes: int) -> None:
@@ -56,51 +78,55 @@ class Parts:
         self.tokens_encoded = self.tokens_reused = 0
         self._encode = encode
         self._threads = anyio.CapacityLimiter(_threads())
+        self._turns = FairTurns(_threads())
         self._max_bytes = max_bytes
         self._size_bytes = 0
         self._known: OrderedDict[Part, bytes] = OrderedDict()
         self._running: dict[Part, anyio.Event] = {}
 
-    async def ids(self, parts: Sequence[Part]) -> bytes:
+    async def ids(self, parts: Sequence[Part], client: str | None) -> bytes:
         """Packed int32 ids of ``parts``, one after the other. Raises what the tokenizer raises."""
         found: dict[Part, bytes] = {}
         while missing := [part for part in parts if part not in found]:
-            mine = []
+            mine: list[Part] = []
+            size = 0
             for part in dict.fromkeys(missing):
                 if part in self._known:
                     self._known.move_to_end(part)
                     found[part] = self._known[part]
                     self.reused += 1
                     self.tokens_reused += len(found[part]) // 4
-                elif part not in self._running:
+                elif part not in self._running and size < _AT_ONCE:
                     mine.append(part)
+                    size += len(part.text)
             if mine:
-                found |= await self._make(mine)
+                found |= await self._make(mine, size, client)
             elif missing := [part for part in missing if part not in found]:
                 await self._running[missing[0]].wait()
         return b"".join([found[part] for part in parts])
 
-    async def _make(self, parts: list[Part]) -> dict[Part, bytes]:
-        if sum(len(part.text) for part in parts) < _LONG_TEXT:
-            return self._keep(parts, self._encode(parts))
+    async def in_thread(self, work: Callable[[], T], client: str | None) -> T:
+        """What ``work`` returns, which is long, when it is the turn of ``client``."""
+        async with self._turns.turn(client):
+            return await anyio.to_thread.run_sync(_behind, work, limiter=self._threads)
+
+    async def _make(self, parts: list[Part], size: int, client: str | None) -> dict[Part, bytes]:
+        if size < _LONG_TEXT:
+            return self._keep(parts, self._packed(parts))
         done = anyio.Event()
         self._running |= dict.fromkeys(parts, done)
         try:
-            encoded = await anyio.to_thread.run_sync(self._encode_behind, parts, limiter=self._threads)
-            return self._keep(parts, encoded)
+            return self._keep(parts, await self.in_thread(lambda: self._packed(parts), client))
         finally:
             for part in parts:
                 del self._running[part]
             done.set()
 
-    def _encode_behind(self, parts: Sequence[Part]) -> list[Sequence[int]]:
-        """In a thread, to which the kernel prefers the event loop's."""
-        if sys.platform == "linux":  # elsewhere it would be the priority of the whole process
-            os.setpriority(os.PRIO_PROCESS, 0, _NICE)
-        return self._encode(parts)
+    def _packed(self, parts: Sequence[Part]) -> list[bytes]:
+        return [array("i", ids).tobytes() for ids in self._encode(parts)]
 
-    def _keep(self, parts: list[Part], encoded: list[Sequence[int]]) -> dict[Part, bytes]:
-        made = {part: array("i", ids).tobytes() for part, ids in zip(parts, encoded, strict=True)}
+    def _keep(self, parts: list[Part], encoded: list[bytes]) -> dict[Part, bytes]:
+        made = dict(zip(parts, encoded, strict=True))
         for part, ids in made.items():
             self.encoded += 1
             self.tokens_encoded += len(ids) // 4
@@ -109,6 +135,13 @@ class Parts:
         while self._size_bytes > self._max_bytes:
             self._size_bytes -= _size_bytes(*self._known.popitem(last=False))
         return made
+
+
+def _behind(work: Callable[[], T]) -> T:
+    """In a thread, to which the kernel prefers the event loop's."""
+    if sys.platform == "linux":  # elsewhere it would be the priority of the whole process
+        os.setpriority(os.PRIO_PROCESS, 0, _NICE)
+    return work()
 
 
 def _threads() -> int:

@@ -35,7 +35,7 @@ from slime_radix_cache.mending import MendedStream
 from slime_radix_cache.open_streams import OpenStreams
 from slime_radix_cache.recorder import StreamRecorder
 from slime_radix_cache.replies import EVENTS, JSON, media_type
-from slime_radix_cache.requests import MALFORMED, Ask, names, read_ask, rewritten
+from slime_radix_cache.requests import MALFORMED, Ask, names, read_ask, rewritten, sequences
 from slime_radix_cache.retrieval import Retrieval
 from slime_radix_cache.session_turns import SessionTurns
 from slime_radix_cache.settings import Settings
@@ -54,6 +54,10 @@ logger = logging.getLogger(__name__)
 
 #: The mark of an answer whose tokens are not known.
 _NOT_EXACT = (b"x-slime-exact", b"false")
+#: Prompts of one request that are looked up before others get the event loop: about 1 ms of work.
+_FEW_PROMPTS = 16
+#: A request with more is encoded in pieces.
+_MANY_TOKENS = 1 << 15
 #: Both of which SGLang takes for ``/generate``.
 _METHODS = ("POST", "PUT")
 
@@ -85,11 +89,16 @@ class RadixCache:
     def setup(self, router: Router) -> None:
         """Load the tokenizer, or take another plugin's; offer ``"trajectories"`` and what else others need."""
         settings = self._settings
+        self._router = router
         self._pool = router.pool
         if settings.hf_checkpoint:
             router.components.register("tokenizer", load_tokenizer(settings.hf_checkpoint))
         tokenizer: Tokenizer = router.components.get("tokenizer")
-        encoder = Encoder(tokenizer, add_special_tokens=settings.add_special_tokens)
+        encoder = Encoder(
+            tokenizer,
+            add_special_tokens=settings.add_special_tokens,
+            max_tokens=settings.max_prompt_tokens,
+        )
         self._encoder = encoder
         router.components.register("encoder", encoder)
         router.components.register("verdicts", Verdicts())
@@ -206,19 +215,20 @@ class RadixCache:
             self._tally.untouched(self._encoder.refused)
             return
         try:
-            body = request.json()
+            body = await self._router.read_json(exchange)
         except BadRequest:
             self._tally.untouched(MALFORMED)
             return
+        prompts, copies = sequences(body)
+        if prompts * copies > self._settings.max_sequences:
+            raise BadRequest(
+                f"wanted at most {self._settings.max_sequences} sequences in one request"
+                f" (--max-sequences-per-request), got {prompts} prompts with n = {copies}"
+            )
         ask = read_ask(body)
         if isinstance(ask, str):
             self._tally.untouched(ask)
             return
-        if ask.sequences > self._settings.max_sequences:
-            raise BadRequest(
-                f"wanted at most {self._settings.max_sequences} sequences in one request"
-                f" (--max-sequences-per-request), got {len(ask.prompts)} prompts with n = {ask.copies}"
-            )
         try:
             turns = await self._begin(exchange, ask)
             document = rewritten(body, ask, [np.frombuffer(turn.ids, np.int32) for turn in turns])
@@ -230,6 +240,8 @@ class RadixCache:
             return
         if document is not None:
             request.replace_json(document)
+            if sum(turn.tokens for turn in turns) > _MANY_TOKENS:
+                await self._router.write_json(exchange)
         # Clients that send tokens handle aborts; slime and miles end each rollout by aborting all engines.
         handles_aborts = _handles_aborts(exchange, ask)
         generation = None if handles_aborts else self._aborts.begin(exchange, body.get("rid"))
@@ -238,11 +250,18 @@ class RadixCache:
     async def _begin(self, exchange: Exchange, ask: Ask) -> list[Turn]:
         turns = []
         prompts: Sequence[str | bytes] = ask.prompts
-        for prompt, adapter in zip(prompts, ask.adapters, strict=True):
-            turn = await self._turns.begin(prompt, exchange.session, adapter=adapter, doubt=ask.doubt)
+        client = exchange.client
+        for number, (prompt, adapter) in enumerate(zip(prompts, ask.adapters, strict=True)):
+            if number % _FEW_PROMPTS == _FEW_PROMPTS - 1:
+                await self._router.long_work.pause(client)
+            turn = await self._turns.begin(
+                prompt, exchange.session, adapter=adapter, doubt=ask.doubt, client=client
+            )
             exchange.on_close(partial(self._turns.end, turn))
             turns.append(turn)
-        for turn in turns:
+        for number, turn in enumerate(turns):
+            if number % _FEW_PROMPTS == _FEW_PROMPTS - 1:
+                await self._router.long_work.pause(client)
             await self._turns.encode(turn)
         return turns
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from slime_sglang.request_fields import unknown_field
 
-__all__ = ["MALFORMED", "Ask", "names", "read_ask", "rewritten", "single"]
+__all__ = ["MALFORMED", "Ask", "names", "read_ask", "rewritten", "sequences", "single"]
 
 #: Why a request is passed on that an engine will refuse.
 MALFORMED = "malformed"
@@ -65,6 +65,17 @@ class Ask:
         return isinstance(self.prompts[0], bytes)
 
 
+def sequences(body: Any) -> tuple[int, int]:
+    """The number of prompts in ``body``, and that of answers to each: seen before anything is made of them."""
+    if not isinstance(body, dict):
+        return 0, 0
+    prompts = body.get("text") or body.get("input_ids")
+    copies = _copies(body.get("sampling_params")) or 1
+    if isinstance(prompts, list) and prompts and isinstance(prompts[0], str | list | array):
+        return len(prompts), copies
+    return 1, copies
+
+
 def read_ask(body: Any) -> Ask | str:
     """What ``body`` asks for, or why it is to be passed on untouched (in one word, for counting).
 
@@ -82,7 +93,7 @@ def read_ask(body: Any) -> Ask | str:
     prompts = _texts(text) if ids is None else _packed(ids)
     if not prompts:
         return MALFORMED
-    batch = isinstance(text, list) or (ids is not None and isinstance(ids[0], list))
+    batch = isinstance(text, list) or (ids is not None and isinstance(ids[0], list | array))
     adapters = _adapters(body.get("lora_path"), len(prompts))
     if adapters is None:
         return MALFORMED
@@ -112,11 +123,11 @@ def _texts(text: Any) -> tuple[str, ...] | None:
 
 
 def _packed(ids: Any) -> tuple[bytes, ...] | None:
-    if not isinstance(ids, list) or not ids:
+    if not isinstance(ids, list | array) or not ids:
         return None
     try:
-        lists = ids if isinstance(ids[0], list) else [ids]
-        packed = tuple(array("i", one).tobytes() for one in lists)
+        lists = ids if isinstance(ids[0], list | array) else [ids]
+        packed = tuple((one if isinstance(one, array) else array("i", one)).tobytes() for one in lists)
     except (TypeError, OverflowError):
         return None
     return packed if all(packed) else None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from router_core.errors import SettingsError
+from slime_radix_cache.encoding import MAX_TOKENS
 
 __all__ = ["Settings", "add_radix_cache_options"]
 
@@ -55,6 +56,13 @@ def add_radix_cache_options(parser: argparse.ArgumentParser) -> None:
         help=f"prompts times n that one generation may ask for (default {_MAX_SEQUENCES:,})",
     )
     flags.add_argument(
+        "--max-prompt-tokens",
+        type=int,
+        default=MAX_TOKENS,
+        metavar="TOKENS",
+        help=f"tokens that one prompt or one text to retrieve may have (default {MAX_TOKENS:,})",
+    )
+    flags.add_argument(
         "--radix-add-special-tokens",
         action="store_true",
         help="let the tokenizer put its BOS before a conversation, for models that want one",
@@ -96,6 +104,7 @@ class Settings:
     max_bytes: int
     gc_threshold_k: int
     max_sequences: int
+    max_prompt_tokens: int
     add_special_tokens: bool
     abort_retries: int
     abort_retry_wait_s: float
@@ -113,8 +122,12 @@ class Settings:
         ):
             if not value >= 0:
                 raise SettingsError(f"{flag} is {value}; wanted 0 or more")
-        if self.max_sequences < 1:
-            raise SettingsError(f"--max-sequences-per-request is {self.max_sequences}; wanted 1 or more")
+        for flag, value in (
+            ("--max-sequences-per-request", self.max_sequences),
+            ("--max-prompt-tokens", self.max_prompt_tokens),
+        ):
+            if value < 1:
+                raise SettingsError(f"{flag} is {value}; wanted 1 or more")
 
     @classmethod
     def from_options(cls, options: argparse.Namespace) -> Settings:
@@ -125,6 +138,7 @@ class Settings:
             max_bytes=options.radix_tree_max_bytes,
             gc_threshold_k=options.gc_threshold_k,
             max_sequences=options.max_sequences_per_request,
+            max_prompt_tokens=options.max_prompt_tokens,
             add_special_tokens=options.radix_add_special_tokens,
             abort_retries=options.abort_retries,
             abort_retry_wait_s=options.abort_retry_wait_s,

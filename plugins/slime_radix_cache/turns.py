@@ -49,6 +49,7 @@ class Turn:
     rid: str | None = None
     running: Running | None = None
     response: Response | None = None
+    client: str | None = None
 
     def sequences(self, number: int) -> list[Turn]:
         """This turn, and copies for further sequences that are sampled for the same prompt."""
@@ -89,11 +90,17 @@ class Turns:
         *,
         adapter: str | None = None,
         doubt: str | None = None,
+        client: str | None = None,
     ) -> Turn:
-        """A turn for a text, or for packed ids; its context is pinned until :meth:`end`."""
-        turn = (
-            self._given(prompt, session) if isinstance(prompt, bytes) else await self._asked(prompt, session)
-        )
+        """A turn for a text, or for packed ids; its context is pinned until :meth:`end`.
+
+        ``client``: who gets a turn for what is long.
+        """
+        if isinstance(prompt, bytes):
+            turn = self._given(prompt, await self._encoder.text_of(self._spelling, prompt, client), session)
+        else:
+            turn = await self._asked(prompt, session, client)
+        turn.client = client
         turn.adapter, turn.doubt = adapter, doubt
         self._trajectories.pin(turn.context)
         if session is not None:
@@ -102,8 +109,8 @@ class Turns:
             self._trajectories.begin(turn.running)
         return turn
 
-    def _given(self, ids: bytes, session: str | None) -> Turn:
-        text = self._spelling.text_of(array("i", ids)).encode()
+    def _given(self, ids: bytes, said: str, session: str | None) -> Turn:
+        text = said.encode()
         self._streams.catch_up(text, session)
         context = self._trajectories.find_given(ids, session, text)
         rest = ids[len(context_ids(context)) :]
@@ -111,24 +118,26 @@ class Turns:
             text, context, session, len(text), rest, giver=Giver((session,) if session is not None else ())
         )
 
-    async def _asked(self, prompt: str, session: str | None) -> Turn:
+    async def _asked(self, prompt: str, session: str | None, client: str | None) -> Turn:
+        self._encoder.check_text(prompt)
         text = prompt.encode()
         self._streams.catch_up(text, session)
         match = self._trajectories.find_to_continue(text, session)
         while match.unknown:
             for one in match.unknown:
-                await self._given_prompts.find_out(one)
+                await self._given_prompts.find_out(one, client)
             match = self._trajectories.find_to_continue(text, session)
         return Turn(text, match.context, session, match.position)
 
     async def encode(self, turn: Turn) -> None:
-        """Tokenise what is not known."""
+        """Tokenise what is not known. Raises PromptTooLong."""
         known = list(links(turn.context))
         reused = sum(length for _, length in known)
         if turn.position < len(turn.prompt):
             text = turn.prompt[turn.position :].decode()
-            turn.rest = await self._encoder.encode(text, begins=turn.context is None)
+            turn.rest = await self._encoder.encode(text, begins=turn.context is None, client=turn.client)
         turn.tokens = reused + len(turn.rest) // 4
+        self._encoder.check_length(turn.tokens)
         if turn.running is not None:
             turn.running.ids = turn.ids
         number = 1 + sum(isinstance(segment, Response) for segment, _ in known)

@@ -38,6 +38,9 @@ _WORDS = (
     "s>",
     "▁",
     "\t",
+    "x1y",
+    "def f(a):\nreturn a\n",
+    " The",
 )
 
 
@@ -94,7 +97,9 @@ async def test_parts_have_the_tokens_of_the_whole(loaded: Loaded) -> None:
     pieces = st.lists(
         st.sampled_from([*_WORDS, *special, *loaded.vocabulary.markup.special * 3]), max_size=40
     )
-    encoders = {framed: Encoder(tokenizer, add_special_tokens=framed) for framed in (False, True)}
+    encoders = {
+        framed: Encoder(tokenizer, add_special_tokens=framed, long_part=16) for framed in (False, True)
+    }
     long = "the harbour wakes. " * 20
 
     @settings(max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck))

@@ -1,0 +1,98 @@
+"""Turns for long work: clients get them in rotation, so that none waits for all that another one has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Generator, Hashable
+from types import TracebackType
+from typing import TypeVar
+
+__all__ = ["FairTurns"]
+
+T = TypeVar("T")
+
+
+class FairTurns:
+    """``places`` turns at a time. Changed only by functions without ``await``: one event loop needs no lock."""
+
+    def __init__(self, places: int = 1) -> None:
+        self._free = places
+        self._waiting: OrderedDict[Hashable, deque[asyncio.Future[None]]] = OrderedDict()
+
+    @property
+    def waiting(self) -> int:
+        """Turns that are waited for."""
+        return sum(map(len, self._waiting.values()))
+
+    def turn(self, client: Hashable) -> _Turn:
+        """An async context manager: entered when it is the turn of ``client``."""
+        return _Turn(self, client)
+
+    async def pause(self, client: Hashable) -> None:
+        """Let others have the event loop, in the middle of long work that cannot be cut into steps."""
+        async with self.turn(client):
+            await asyncio.sleep(0)
+
+    async def run(self, steps: Generator[None, None, T], client: Hashable) -> T:
+        """Take all of ``steps`` on the event loop, a turn each: one in a round of the loop, whoever works.
+
+        Returns what ``steps`` returns.
+        """
+        while True:
+            async with self.turn(client):
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    value: T = end.value
+                    return value
+                await asyncio.sleep(0)
+
+    async def _take(self, client: Hashable) -> None:
+        if self._free and not self._waiting:
+            self._free -= 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(client, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():
+                self._leave(client, turn)
+            else:  # it was its turn already
+                self._give_back()
+            raise
+
+    def _leave(self, client: Hashable, turn: asyncio.Future[None]) -> None:
+        turns = self._waiting.get(client, ())
+        if turn in turns:
+            self._waiting[client].remove(turn)
+            if not turns:
+                del self._waiting[client]
+
+    def _give_back(self) -> None:
+        while self._waiting:
+            client, turns = self._waiting.popitem(last=False)
+            turn = turns.popleft()
+            if turns:
+                self._waiting[client] = turns  # behind all others
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1
+
+
+class _Turn:
+    __slots__ = ("_client", "_turns")
+
+    def __init__(self, turns: FairTurns, client: Hashable) -> None:
+        self._turns = turns
+        self._client = client
+
+    async def __aenter__(self) -> None:
+        await self._turns._take(self._client)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._turns._give_back()

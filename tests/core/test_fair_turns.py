@@ -1,0 +1,79 @@
+"""Turns for long work: who gets them, and that each comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+
+import pytest
+
+from router_core.fair_turns import FairTurns
+
+pytestmark = pytest.mark.anyio
+
+
+def steps(told: list[str], name: str, number: int) -> Generator[None, None, str]:
+    for _ in range(number):
+        told.append(name)
+        yield
+    return name
+
+
+async def test_clients_get_turns_in_rotation() -> None:
+    turns = FairTurns()
+    told: list[str] = []
+    long = [turns.run(steps(told, "a", 4), "a") for _ in range(3)]
+    assert await asyncio.gather(*long, turns.run(steps(told, "b", 3), "b")) == ["a", "a", "a", "b"]
+    assert told.index("b") <= 4  # those who had asked first have a turn each, at most
+    assert [place for place, one in enumerate(told) if one == "b"][-1] <= 10  # then every other one is b's
+    assert turns.waiting == 0
+
+
+async def test_each_round_of_the_loop_has_one_step() -> None:
+    turns = FairTurns()
+    told: list[str] = []
+    rounds = 0
+    done = asyncio.Event()
+
+    async def count() -> None:
+        nonlocal rounds
+        while not done.is_set():
+            rounds += 1
+            assert len(told) <= rounds
+            await asyncio.sleep(0)
+
+    counting = asyncio.ensure_future(count())
+    await asyncio.gather(*(turns.run(steps(told, str(client), 5), client) for client in range(8)))
+    done.set()
+    await counting
+    assert len(told) == 40
+
+
+async def test_a_turn_comes_back_from_what_fails_or_is_cancelled() -> None:
+    turns = FairTurns(2)
+
+    def failing() -> Generator[None, None, None]:
+        yield
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        await turns.run(failing(), "a")
+    hold = asyncio.Event()
+
+    async def held() -> None:
+        async with turns.turn("a"):
+            await hold.wait()
+
+    tasks = [asyncio.ensure_future(held()) for _ in range(5)]
+    await asyncio.sleep(0)
+    assert turns.waiting == 3
+    tasks[3].cancel()  # it waits
+    await asyncio.sleep(0)
+    assert turns.waiting == 2
+    hold.set()
+    await asyncio.sleep(0)  # it is the turn of the others, which do not know yet
+    tasks[2].cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert turns.waiting == 0
+    async with turns.turn("a"), turns.turn("b"):
+        pass

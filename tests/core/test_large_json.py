@@ -1,0 +1,128 @@
+"""JSON in pieces is what orjson makes of the whole, or is refused where orjson refuses it."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from router_core.large_json import InvalidJson, as_numpy, dump, parse
+
+_LEAVES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(alphabet='ab,:"\\\\[]{}é☔😀\n\u0001 ', max_size=30),
+)
+_KEYS = st.text(alphabet='ab"\\\\,{', max_size=3)
+_DOCUMENTS = st.recursive(
+    _LEAVES,
+    lambda inner: st.lists(inner, max_size=8) | st.dictionaries(_KEYS, inner, max_size=6),
+    max_leaves=60,
+)
+
+
+def run(steps: Any) -> Any:
+    """What ``steps`` return, and their number."""
+    number = 0
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value, number
+        number += 1
+
+
+def plain(value: Any) -> Any:
+    return orjson.loads(orjson.dumps(value, as_numpy, orjson.OPT_SERIALIZE_NUMPY))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    document=_DOCUMENTS,
+    ascii_only=st.booleans(),
+    indent=st.sampled_from([None, 1]),
+    piece=st.sampled_from([1, 2, 3, 7, 20, 100]),
+    edit=st.none() | st.tuples(st.integers(0), st.sampled_from(["", *'[]{},:"\\ 1']), st.booleans()),
+)
+@example([{"a": [1, 2], "b": 3}, [4]], True, None, 1, None)
+@example(['\\\\"' * 40, "x"], True, None, 3, None)
+def test_pieces_make_what_the_whole_makes(
+    document: Any, ascii_only: bool, indent: int | None, piece: int, edit: tuple[int, str, bool] | None
+) -> None:
+    text = json.dumps(document, ensure_ascii=ascii_only, indent=indent).encode()
+    if edit is not None:  # most of these are no JSON any more
+        place = edit[0] % len(text)
+        text = text[:place] + edit[1].encode() + text[place + edit[2] :]
+    try:
+        whole = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        with pytest.raises(InvalidJson):
+            run(parse(text, piece=piece))
+        return
+    made, _ = run(parse(text, piece=piece))
+    assert orjson.dumps(made) == orjson.dumps(whole)
+
+
+def test_a_repeated_key_has_its_last_value() -> None:
+    text = b'{"a": [1, 2, 3], "b": [4, 5], "a": [6, 7, 8, 9], "c": {"a": [1, 2], "a": {"d": [3, 4]}}}'
+    for piece in range(1, 60):
+        assert run(parse(text, piece=piece))[0] == orjson.loads(text)
+
+
+@pytest.mark.parametrize(
+    "document", [{"input_ids": [5] * 9000}, {"input_ids": [[70000] * 5000, [1], [2] * 50_000]}]
+)
+def test_long_lists_of_ids_are_arrays(document: Any) -> None:
+    made, steps = run(parse(orjson.dumps(document)))
+    long = [one for one in (made["input_ids"], *made["input_ids"][:3]) if isinstance(one, array)]
+    assert long
+    assert plain(made) == document
+    assert run(parse(orjson.dumps(document), packs=False))[0] == document
+    assert steps >= len(orjson.dumps(document)) // 2**16
+
+
+@pytest.mark.parametrize("stranger", [True, 1.5, None, "1", 2**31, [], {}])
+@pytest.mark.parametrize("place", [0, 20_000, 49_999])
+def test_a_list_with_anything_else_stays_a_list(stranger: Any, place: int) -> None:
+    document = [[*range(place), stranger, *range(place + 1, 50_000)]]
+    made, _ = run(parse(orjson.dumps(document)))
+    assert type(made[0]) is list
+    assert orjson.dumps(made) == orjson.dumps(document)
+
+
+@pytest.mark.parametrize(
+    "text", [b"[" + b"[]," * 300_000 + b"1]", b'["' + b'","' * 300_000 + b'"]', b"[" * 70_000]
+)
+def test_what_would_take_many_times_its_memory_is_refused(text: bytes) -> None:
+    with pytest.raises(InvalidJson, match=r"more than 262144|nested too deeply"):
+        run(parse(text))
+
+
+def test_a_long_string_is_one_piece() -> None:
+    text = orjson.dumps({"a": "x" * 1_000_000, "b": '\\"' * 100_000, "c": "日本" * 100_000})
+    made, steps = run(parse(text))
+    assert made == orjson.loads(text)
+    assert steps < 20
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {},
+        {"text": "a", "n": [1, {"b": None}]},
+        {"input_ids": np.arange(70_000, dtype=np.int32), "stream": False},
+        {"input_ids": array("i", [5, 6])},
+        {"input_ids": [np.arange(3, dtype=np.int32), np.arange(40_000, dtype=np.int32)], "a": []},
+        {"sampling_params": {"stop_token_ids": array("i", [5, 6])}},
+    ],
+)
+def test_what_is_written_in_pieces_is_what_orjson_writes(value: dict[str, Any]) -> None:
+    assert run(dump(value))[0] == orjson.dumps(value, as_numpy, orjson.OPT_SERIALIZE_NUMPY)
