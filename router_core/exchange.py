@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from router_core.request import Request
     from router_core.workers import Worker
 
-__all__ = ["Exchange", "SessionSource", "session_named", "session_of"]
+__all__ = ["Exchange", "SessionSource", "client_of", "session_named", "session_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class Exchange:
         """The client for whom long work is done (see FairTurns): its session in the headers, else its address."""
         if self.asked is not None:
             return self.asked.client
-        return _in_headers(self.request) or self._address
+        return client_of(self.request, self._address)
 
     def lease(self, worker: Worker) -> None:
         """Count this request on ``worker`` until the exchange ends or leases another one."""
@@ -163,6 +163,11 @@ class Exchange:
         self.asked = self.suits = None
         self.notes.clear()
         self._reply = None
+
+
+def client_of(request: Request, address: str | None) -> str | None:
+    """The name of a client at ``address`` for FairTurns: the session in the headers of ``request``, if there is one."""
+    return _in_headers(request) or address
 
 
 def session_named(value: bytes) -> str:

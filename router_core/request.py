@@ -10,11 +10,12 @@ from urllib.parse import unquote
 import orjson
 
 from router_core.errors import BadRequest
-from router_core.large_json import LARGE_BYTES, InvalidJson, as_numpy, dump, parse
 from router_core.types import Headers
 
-__all__ = ["Request"]
+__all__ = ["LARGE_BYTES", "Request"]
 
+#: Bytes of a body that is not parsed in one go.
+LARGE_BYTES = 1 << 17
 _UNREAD = object()
 _LARGE = 1 << 16
 #: The beginning of a JSON object, and what comes first in it.
@@ -48,7 +49,7 @@ class Request:
         """The bytes that go to the worker; encoded again only after :meth:`replace_json`. Raises BadRequest then."""
         if self._stale:
             try:
-                self._body = orjson.dumps(self._json, as_numpy, orjson.OPT_SERIALIZE_NUMPY)
+                self._body = orjson.dumps(self._json, _as_numpy, orjson.OPT_SERIALIZE_NUMPY)
             except orjson.JSONEncodeError as error:
                 raise _not_written(error) from None
             self._stale = False
@@ -56,6 +57,8 @@ class Request:
 
     def writing(self) -> Generator[None, None, None]:
         """Encode the body in pieces, a step each: long work, for :meth:`Router.write_json`. Raises BadRequest."""
+        from router_core.large_json import dump  # numpy, which not every router needs
+
         if self._stale and isinstance(self._json, dict):
             try:
                 self._body = yield from dump(self._json)
@@ -70,6 +73,8 @@ class Request:
 
     def reading(self) -> Generator[None, None, None]:
         """Parse the body in pieces, a step each: long work, for :meth:`Router.read_json`."""
+        from router_core.large_json import InvalidJson, parse  # numpy, which not every router needs
+
         try:
             self._json = yield from parse(self._body)
         except InvalidJson as error:
@@ -140,6 +145,12 @@ class Request:
             if key == name:
                 return value
         return None
+
+
+def _as_numpy(value: Any) -> Any:
+    from router_core.large_json import as_numpy  # numpy, which not every router needs
+
+    return as_numpy(value)
 
 
 def _not_written(error: orjson.JSONEncodeError) -> Exception:

@@ -18,7 +18,7 @@ from router_core.addresses import CheckedTransport
 from router_core.client import Watch
 from router_core.errors import BadRequest, MixedWorkers
 from router_core.exchange import Exchange, SessionSource
-from router_core.fair_turns import FairTurns
+from router_core.fair_turns import FairThreads, FairTurns
 from router_core.hooks import Hooks, a_reply, failure
 from router_core.hookspecs import WorkerChange
 from router_core.joining import Joining
@@ -81,6 +81,8 @@ class Router:
         self.by_model = False
         #: Work on the event loop that takes longer than some milliseconds goes through here, in steps.
         self.long_work = FairTurns()
+        #: And what cannot be cut into steps goes here.
+        self.threads = FairThreads()
         self._clients: Watch | None = None
         self._started: anyio.Event | None = None
         self._stopping: anyio.Event | None = None
@@ -151,6 +153,8 @@ class Router:
 
         Background work ends before the lifespans do, whose resources it uses; when it crashes, so does the router.
         """
+        import router_core.large_json  # noqa: F401  # numpy, which would hold up the first large body
+
         try:
             async with (
                 httpx.AsyncClient(trust_env=False, transport=self.worker_transport()) as self._http,

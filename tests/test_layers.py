@@ -18,7 +18,7 @@ PLUGINS = ROOT / "plugins"
 
 #: The core's modules, lowest first. A module imports from below, or from beside it, and never in a circle.
 LAYERS = (
-    ("types", "errors", "events", "record_frames"),
+    ("types", "errors", "events", "fair_turns", "large_json", "record_frames"),
     (
         "access",
         "addresses",

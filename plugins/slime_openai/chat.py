@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from functools import partial
 from typing import Any
 
@@ -10,6 +11,7 @@ import orjson
 
 from router_core.exchange import Exchange
 from router_core.reply import Reply
+from router_core.request import LARGE_BYTES
 from router_core.router import Router
 from router_core.types import Tokenizer
 from slime_openai.answer_stream import AnswerStream
@@ -59,12 +61,11 @@ class Chat:
 
     async def answer(self, exchange: Exchange) -> Reply | None:
         """The reply; None when the request holds what only a worker itself can render. Raises HTTPError."""
-        body = exchange.request.json()
+        body = await self._router.read_json(exchange)
         if isinstance(body, dict) and has_media(body.get("messages")):
             return None
-        request = read_chat(with_exact_arguments(body, exchange.request.body))
+        request, question = await self._read(exchange, body)
         unread = self._unknown.treat(request.unknown)
-        question = Question.of(request, exchange.session or request.session, self._prompts.traits)
         prompt = await self._prompt(exchange, request, question)
         ids = np.frombuffer(prompt.ids(), np.int32)
         judged = JudgedAnswers(self._verdicts)
@@ -90,6 +91,16 @@ class Chat:
                 told = frame.put(whole, usage=used(), **about_prompt, **choices[0].about())
         return Reply(200, [JSON, *unread.headers], orjson.dumps(told, option=orjson.OPT_SERIALIZE_NUMPY))
 
+    async def _read(self, exchange: Exchange, body: Any) -> tuple[ChatRequest, Question]:
+        """What ``body`` asks, in a thread where that is long work. Raises InvalidRequest."""
+        raw = exchange.request.body
+
+        def read() -> tuple[ChatRequest, Question]:
+            request = read_chat(with_exact_arguments(body, raw))
+            return request, Question.of(request, exchange.session or request.session, self._prompts.traits)
+
+        return await self._router.threads.run(read, exchange.client) if len(raw) > LARGE_BYTES else read()
+
     async def _prompt(self, exchange: Exchange, request: ChatRequest, question: Question) -> Prompt:
         asking = self._turns.asking(question)
         exchange.on_close(asking.end)
@@ -101,6 +112,8 @@ class Chat:
             request.template_kwargs,
             request.add_generation_prompt,
             request.continue_final_message,
+            len(exchange.request.body),
+            exchange.client,
         )
         return await self._prompts.of(question, conversation, asking)
 
@@ -109,7 +122,7 @@ class Chat:
         if self._formats.needs_special_tokens(request):
             sampling["skip_special_tokens"] = False
         payload = {
-            "input_ids": ids.tolist(),
+            "input_ids": array("i", ids.tobytes()),
             "sampling_params": sampling,
             "stream": request.stream,
             "return_logprob": True,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,7 +51,7 @@ class ChatRequest(Options):
 
     messages: tuple[Message, ...]
     tools: Tools
-    input_ids: list[int] | None = None
+    input_ids: Sequence[int] | None = None
     parallel_tool_calls: bool = True
     logprobs: bool = False
     top_logprobs: int = 0
@@ -69,7 +69,7 @@ def _template_kwargs(param: str, value: Any) -> dict[str, Any]:
     return variables
 
 
-def _input_ids(param: str, value: Any) -> list[int]:
+def _input_ids(param: str, value: Any) -> Sequence[int]:
     if value == []:
         raise wrong(param, "token ids, of which there is at least one", value)
     return token_ids(param, value)

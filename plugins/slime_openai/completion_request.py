@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from array import array
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from slime_openai.options import COMMON, NO_EFFECT, REFUSED, Options, common_opt
 __all__ = ["CompletionRequest", "Prompt", "read_completion"]
 
 #: Text, or token ids.
-Prompt = str | list[int]
+Prompt = str | Sequence[int]
 
 #: OpenAI's limit for a request that names none.
 _MAX_TOKENS = 16
@@ -33,7 +34,7 @@ class CompletionRequest(Options):
 
 def _prompts(param: str, value: Any) -> tuple[Prompt, ...]:
     """One prompt or a list of them; of integers, a list is one prompt."""
-    if isinstance(value, list) and value and isinstance(value[0], str | list):
+    if isinstance(value, list) and value and isinstance(value[0], str | list | array):
         return tuple(
             [_prompt(f"{param}.[{index}]", item, type(value[0])) for index, item in enumerate(value)]
         )
@@ -43,7 +44,7 @@ def _prompts(param: str, value: Any) -> tuple[Prompt, ...]:
 def _prompt(param: str, value: Any, kind: type) -> Prompt:
     if kind is str:
         return text(param, value)
-    if not isinstance(value, list) or not value:
+    if not isinstance(value, list | array) or not value:
         raise wrong(param, "text, or token ids of which there is at least one", value)
     return token_ids(param, value)
 

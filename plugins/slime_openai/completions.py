@@ -46,10 +46,10 @@ class Completions:
 
     async def answer(self, exchange: Exchange) -> Reply:
         """The reply. Raises HTTPError."""
-        request = read_completion(exchange.request.json())
+        request = read_completion(await self._router.read_json(exchange))
         unread = self._unknown.treat(request.unknown)
         session = exchange.session or request.session
-        shown = [self._shown(prompt) for prompt in request.prompts]
+        shown = [self._shown(prompt) if request.echo else "" for prompt in request.prompts]
         payload = {**unread.passed, **_payload(request), **self._models.engine_fields(request)}
         inner, reply = await generate(self._router, exchange, payload, session)
         judged = JudgedAnswers(self._verdicts)
@@ -77,7 +77,7 @@ class Completions:
     def _shown(self, prompt: Prompt) -> str:
         if isinstance(prompt, str):
             return prompt
-        return self._tokenizer.decode(prompt, skip_special_tokens=False)
+        return self._tokenizer.decode(list(prompt), skip_special_tokens=False)
 
 
 class _Choice:

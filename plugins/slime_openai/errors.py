@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 import orjson
@@ -81,7 +82,7 @@ def wrong(param: str | None, wanted: str, value: object) -> InvalidRequest:
 
 def _shown(value: object) -> str:
     """``value`` as a client recognises it; of a long one, what it is."""
-    if isinstance(value, list):
+    if isinstance(value, list | array):
         return f"a list of {len(value)}"
     if isinstance(value, dict):
         return "an object"

@@ -6,9 +6,11 @@ InvalidRequest. Tables of them are the lists of what each route knows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from array import array
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import orjson
 
 from slime_openai.errors import InvalidRequest, UnsupportedParameter, wrong
@@ -119,8 +121,12 @@ def strings(param: str, value: Any) -> list[str]:
     return [string(f"{param}.[{index}]", item) for index, item in enumerate(value)]
 
 
-def token_ids(param: str, value: Any) -> list[int]:
-    """A list of token ids; as fast as can be, for it may be a prompt."""
+def token_ids(param: str, value: Any) -> Sequence[int]:
+    """A list of token ids, or an array where it is long; as fast as can be, for it may be a prompt."""
+    if isinstance(value, array):
+        if not np.frombuffer(value, np.int32).min() < 0:
+            return value
+        value = value.tolist()
     if not isinstance(value, list):
         raise wrong(param, "a list of token ids", value)
     if value and (set(map(type, value)) != {int} or min(value) < 0 or max(value) > _MAX_TOKEN_ID):

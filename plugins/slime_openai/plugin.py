@@ -58,7 +58,7 @@ class OpenAI:
         encoder = router.components.get("encoder")
         tokenizer = router.components.get("tokenizer")
         verdicts = router.components.get("verdicts")
-        renderer = Renderer(tokenizer, settings.chat_template)
+        renderer = Renderer(tokenizer, settings.chat_template, router.threads)
         history = self._begin_history(router, tokenizer, renderer)
         self._models = Models(router)
         unknown = UnknownParameters(settings.unknown_parameters)

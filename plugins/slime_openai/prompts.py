@@ -96,14 +96,15 @@ class Prompts:
         suffix = await self._suffix(chat, turn, turn.count - 1)
         if suffix is None:
             return await self._anew(chat, "fresh")
-        return await self._behind(turn, suffix, origin)
+        return await self._behind(turn, suffix, origin, chat.client)
 
     async def _anew(self, chat: Conversation, origin: Origin) -> Prompt:
         text = await self._renderer.render(chat)
-        return Prompt(None, await self._encoder.encode(text, begins=True), text, origin)
+        ids = await self._encoder.encode(text, begins=True, client=chat.client)
+        return Prompt(None, ids, text, origin)
 
-    async def _behind(self, turn: Turn, suffix: str, origin: Origin) -> Prompt:
-        ids = await self._encoder.encode(suffix, begins=False) if suffix else b""
+    async def _behind(self, turn: Turn, suffix: str, origin: Origin, client: str | None) -> Prompt:
+        ids = await self._encoder.encode(suffix, begins=False, client=client) if suffix else b""
         return Prompt(turn, ids, suffix, origin)
 
     async def _suffix(self, chat: Conversation, turn: Turn, place: int) -> str | None:
@@ -148,8 +149,11 @@ class Prompts:
         for one in turn.chain():
             known = one.whole_text()
             if text.startswith(known):
-                return await self._behind(one, text[len(known) :], origin if one is turn else "template")
-        return Prompt(None, await self._encoder.encode(text, begins=True), text, "template")
+                known_origin: Origin = origin if one is turn else "template"
+                return await self._behind(one, text[len(known) :], known_origin, chat.client)
+        return Prompt(
+            None, await self._encoder.encode(text, begins=True, client=chat.client), text, "template"
+        )
 
 
 def _is_torn(question: Question, count: int) -> bool:

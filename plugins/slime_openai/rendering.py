@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import anyio.to_thread
-
 from router_core.errors import SettingsError
+from router_core.fair_turns import FairThreads
 from router_core.types import Tokenizer
 from slime_openai.call_arguments import as_written
 from slime_openai.errors import InvalidRequest
@@ -18,8 +17,8 @@ from slime_openai.template_traits import TemplateTraits, probe
 
 __all__ = ["Conversation", "Renderer"]
 
-#: Conversations with more messages are rendered in a thread, so that streams go on meanwhile.
-_MANY_MESSAGES = 32
+#: Conversations of more bytes are rendered in a thread, so that streams go on meanwhile.
+_LONG_BODY = 1 << 14
 #: Marks a place in a message; nobody can know it beforehand.
 _MARK = f"mark{secrets.token_hex(12)}"
 _TOOL = {
@@ -30,13 +29,18 @@ _TOOL = {
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a template gets. ``continues``: the last message is an assistant's that has only begun."""
+    """What a template gets. ``continues``: the last message is an assistant's that has only begun.
+
+    ``size`` is that of its JSON, in bytes. ``client`` is who gets a turn for what is long.
+    """
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
     generation_prompt: bool = True
     continues: bool = False
+    size: int = 0
+    client: str | None = None
 
     def until(self, place: int, last: Mapping[str, Any]) -> Conversation:
         """The messages before ``place``, and ``last`` in that place; nobody's turn behind it."""
@@ -76,7 +80,10 @@ _FORMS = (_Form(), _Form(arguments_as_text=True), _Form(content_as_none=True), _
 class Renderer:
     """A tokenizer's chat template, or the one given as ``source``. It changes nothing, so threads may share it."""
 
-    def __init__(self, tokenizer: Tokenizer, source: str | None = None) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, source: str | None = None, threads: FairThreads | None = None
+    ) -> None:
+        self._threads = threads if threads is not None else FairThreads()
         self._apply: Any = getattr(tokenizer, "apply_chat_template", None)
         known = getattr(tokenizer, "chat_template", None)
         if self._apply is None or (source is None and known is None):
@@ -89,8 +96,8 @@ class Renderer:
 
     async def render(self, conversation: Conversation) -> str:
         """The text of ``conversation``. Raises InvalidRequest."""
-        if len(conversation.messages) > _MANY_MESSAGES:
-            return await anyio.to_thread.run_sync(self._render, conversation)
+        if conversation.size > _LONG_BODY:
+            return await self._threads.run(lambda: self._render(conversation), conversation.client)
         return self._render(conversation)
 
     async def behind(self, conversation: Conversation, place: int) -> str | None:

@@ -10,6 +10,7 @@ from typing import Any
 import tokenizers
 
 from router_core.errors import BadRequest
+from router_core.fair_turns import FairThreads
 from router_core.types import Tokenizer
 from slime_radix_cache.abilities import LOSSY, Abilities, examine
 from slime_radix_cache.backend import own_copy
@@ -61,6 +62,7 @@ class Encoder:
         max_tokens: int = MAX_TOKENS,
         max_bytes: int = _MAX_BYTES,
         long_part: int = _LONG_PART,
+        threads: FairThreads | None = None,
     ) -> None:
         own = own_copy(tokenizer)
         self._batch: _Batch = _batch_of(own) if own is not None else _one_by_one(tokenizer)
@@ -69,7 +71,8 @@ class Encoder:
         self._long_part = long_part
         self.abilities = self._examined(own, tokenizer)
         self._guards = [(guard, list(self._batch([guard], False)[0])) for guard in self.abilities.guards]
-        self._parts = Parts(self._encoded, max_bytes=max_bytes)
+        self._threads = threads if threads is not None else FairThreads()
+        self._parts = Parts(self._encoded, self._threads, max_bytes=max_bytes)
 
     def _examined(self, own: tokenizers.Tokenizer | None, tokenizer: Tokenizer) -> Abilities:
         def encode(text: str, framed: bool) -> Sequence[int]:
@@ -103,7 +106,7 @@ class Encoder:
         if framed and frame is None:
             return await self._parts.ids([_fitting(Part(text, framed=True))], client)
         if len(text) > self._long_part:
-            parts = await self._parts.in_thread(lambda: self._cut(text, begins=begins), client)
+            parts = await self._threads.run(lambda: self._cut(text, begins=begins), client)
         else:
             parts = self._cut(text, begins=begins)
         ids = await self._parts.ids(parts, client)
@@ -118,7 +121,7 @@ class Encoder:
         self.check_length(len(ids) // 4)
         if len(ids) < _MANY_IDS:
             return spelling.text_of(array("i", ids))
-        return await self._parts.in_thread(lambda: spelling.text_of(array("i", ids)), client)
+        return await self._threads.run(lambda: spelling.text_of(array("i", ids)), client)
 
     def check_length(self, tokens: int) -> None:
         """Raises PromptTooLong when a prompt of ``tokens`` is."""

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import anyio
-import anyio.to_thread
 
-from router_core.fair_turns import FairTurns
+from router_core.fair_turns import FairThreads
 
 __all__ = ["Part", "Parts", "cut"]
 
-T = TypeVar("T")
 
 #: Longer texts go to a thread: about 1 ms of work, far more than the hop costs.
 _LONG_TEXT = 4096
@@ -26,7 +23,6 @@ _AT_ONCE = 1 << 18
 #: Shorter pieces between two seams are kept with the next ones: a token costs 1 µs, a part as much.
 _SHORT_PART = 512
 _OVERHEAD_BYTES = 300
-_NICE = 10
 
 
 class Part(NamedTuple):
@@ -73,12 +69,13 @@ class Parts:
     rotation, each time for as much as takes some MB of memory.
     """
 
-    def __init__(self, encode: Callable[[Sequence[Part]], list[Sequence[int]]], *, max_bytes: int) -> None:
+    def __init__(
+        self, encode: Callable[[Sequence[Part]], list[Sequence[int]]], threads: FairThreads, *, max_bytes: int
+    ) -> None:
         self.encoded = self.reused = 0
         self.tokens_encoded = self.tokens_reused = 0
         self._encode = encode
-        self._threads = anyio.CapacityLimiter(_threads())
-        self._turns = FairTurns(_threads())
+        self._threads = threads
         self._max_bytes = max_bytes
         self._size_bytes = 0
         self._known: OrderedDict[Part, bytes] = OrderedDict()
@@ -105,18 +102,13 @@ class Parts:
                 await self._running[missing[0]].wait()
         return b"".join([found[part] for part in parts])
 
-    async def in_thread(self, work: Callable[[], T], client: str | None) -> T:
-        """What ``work`` returns, which is long, when it is the turn of ``client``."""
-        async with self._turns.turn(client):
-            return await anyio.to_thread.run_sync(_behind, work, limiter=self._threads)
-
     async def _make(self, parts: list[Part], size: int, client: str | None) -> dict[Part, bytes]:
         if size < _LONG_TEXT:
             return self._keep(parts, self._packed(parts))
         done = anyio.Event()
         self._running |= dict.fromkeys(parts, done)
         try:
-            return self._keep(parts, await self.in_thread(lambda: self._packed(parts), client))
+            return self._keep(parts, await self._threads.run(lambda: self._packed(parts), client))
         finally:
             for part in parts:
                 del self._running[part]
@@ -135,19 +127,6 @@ class Parts:
         while self._size_bytes > self._max_bytes:
             self._size_bytes -= _size_bytes(*self._known.popitem(last=False))
         return made
-
-
-def _behind(work: Callable[[], T]) -> T:
-    """In a thread, to which the kernel prefers the event loop's."""
-    if sys.platform == "linux":  # elsewhere it would be the priority of the whole process
-        os.setpriority(os.PRIO_PROCESS, 0, _NICE)
-    return work()
-
-
-def _threads() -> int:
-    """All cores but one: dozens of threads that tokenise would leave the event loop a small share of its own."""
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    return max(1, cores - 1)
 
 
 def _size_bytes(part: Part, ids: bytes) -> int:

@@ -98,6 +98,7 @@ class RadixCache:
             tokenizer,
             add_special_tokens=settings.add_special_tokens,
             max_tokens=settings.max_prompt_tokens,
+            threads=router.threads,
         )
         self._encoder = encoder
         router.components.register("encoder", encoder)
@@ -119,7 +120,7 @@ class RadixCache:
             self._streams,
             verbose=settings.verbose,
         )
-        template = ChatTemplate(tokenizer)
+        template = ChatTemplate(tokenizer, router.threads)
         self.retrieval = Retrieval(
             self._trajectories,
             encoder,
@@ -129,6 +130,8 @@ class RadixCache:
             spelling.text_of,
             given_prompts,
             router.session_sources,
+            long_work=router.long_work,
+            threads=router.threads,
         )
         router.components.register("trajectories", self.retrieval)
         router.components.register("session_turns", SessionTurns(self._trajectories, spelling.text_of))
@@ -288,7 +291,9 @@ class RadixCache:
                 reply.pass_through(lambda source: MendedStream(generation, source, recorder))
             reply.tap(recorder)
         elif kind == JSON:
-            answers = WholeAnswers(self._turns, exchange, noted.ask, noted.turns, noted.generation)
+            answers = WholeAnswers(
+                self._turns, exchange, noted.ask, noted.turns, noted.generation, self._router.long_work
+            )
             try:
                 await answers.pass_on(reply)
             except HTTPError:

@@ -27,6 +27,7 @@ __all__ = [
     "parsed",
     "read_output",
     "rest_of",
+    "without_experts",
 ]
 
 JSON, EVENTS = b"application/json", b"text/event-stream"
@@ -78,10 +79,11 @@ def parsed(body: bytes) -> Any:
 
     Raises orjson.JSONDecodeError.
     """
-    return orjson.loads(_without_experts(body) if len(body) > _LARGE else body)
+    return orjson.loads(without_experts(body) if len(body) > _LARGE else body)
 
 
-def _without_experts(body: bytes) -> bytes:
+def without_experts(body: bytes) -> bytes:
+    """``body`` with empty strings in the place of the values of ``routed_experts``."""
     kept: list[bytes] = []
     position = 0
     while (name := body.find(_EXPERTS, position)) >= 0:

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import anyio.to_thread
 import orjson
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response as HTTPResponse
 from starlette.routing import Route
 
 from router_core.errors import HTTPError
-from router_core.exchange import SessionSource, session_of
+from router_core.exchange import SessionSource, client_of, session_of
+from router_core.fair_turns import FairThreads, FairTurns
 from router_core.request import Request
 from slime_radix_cache.answer import Answer, Lost, about_record, inexact_reason, record_of
 from slime_radix_cache.branches import Branch, answer_of, branches
@@ -57,6 +57,9 @@ class Retrieval:
         spell: Callable[[Sequence[int]], str],
         given_prompts: GivenPrompts,
         session_sources: Iterable[SessionSource] = (),
+        *,
+        long_work: FairTurns,
+        threads: FairThreads,
     ) -> None:
         self._trajectories = trajectories
         self._encoder = encoder
@@ -66,23 +69,29 @@ class Retrieval:
         self._spell = spell
         self._given_prompts = given_prompts
         self._session_sources = session_sources
+        self._long_work = long_work
+        self._threads = threads
 
-    async def retrieve(self, question: Question) -> Answer:
-        """The answer that is documented for ``/retrieve_from_text``."""
+    async def retrieve(self, question: Question, client: str | None = None) -> Answer:
+        """The answer that is documented for ``/retrieve_from_text``. ``client``: see FairTurns.
+
+        Raises BadRequest for a text that is too long.
+        """
+        self._encoder.check_text(question.text)
         text = question.text.encode()
         self._streams.catch_up(text, question.session)
         kept = self._trajectories
         match = kept.find_to_read(text, question.session)
         while match.unknown:
             for prompt in match.unknown:
-                await self._given_prompts.find_out(prompt)
+                await self._given_prompts.find_out(prompt, client)
             match = kept.find_to_read(text, question.session)
         rest = b""
         matched = len(question.text)
         if match.position < len(text):
             remainder = text[match.position :].decode()
             matched -= len(remainder)
-            rest = await self._encoder.encode(remainder, begins=match.context is None)
+            rest = await self._encoder.encode(remainder, begins=match.context is None, client=client)
         record = record_of(match.context, rest, None if match.is_asked else question.session)
         candidates = kept.candidates(text, match)
         lost = Lost(question.session is not None and kept.has_lost(question.session), kept.is_lost(text))
@@ -97,17 +106,17 @@ class Retrieval:
             about |= {"routed_experts": None, "routed_experts_reason": "not_recorded"}
         return Answer(record, about, question.logprobs)
 
-    async def retrieve_messages(self, request: Request) -> Answer:
+    async def retrieve_messages(self, request: Request, client: str | None = None) -> Answer:
         """The answer for the text of the messages in the body of ``request``. Raises BadRequest."""
         document = read_object(request, "messages")
         conversation = Conversation.from_document(document)
         question = Question.about("", document, self._session_of(request))
         size = len(request.body)
-        text = await self._template.text_of(conversation, size)
+        text = await self._template.text_of(conversation, size, client)
         if not conversation.add_generation_prompt and text[-1:].isspace():
-            space = await self._template.closing_space(conversation, size)
+            space = await self._template.closing_space(conversation, size, client)
             text = self._without_unseen(space, text, question.session)
-        return await self.retrieve(replace(question, text=text))
+        return await self.retrieve(replace(question, text=text), client)
 
     def _without_unseen(self, space: str, text: str, session: str | None) -> str:
         """``text`` without what no engine consumed of the ``space`` that the template writes behind the last turn."""
@@ -131,6 +140,25 @@ class Retrieval:
         kept = self._trajectories
         return about, branches(responses, kept.candidates, kept.longer_of(session))
 
+    async def _read(self, request: HTTPRequest) -> tuple[Request, str | None]:
+        """``request`` as the router's own kind, whose body is parsed once, and its client."""
+        body = await request.body()
+        asked = Request(request.method, request.scope["raw_path"], request.headers.raw, body)
+        client = client_of(asked, request.client.host if request.client is not None else None)
+        if asked.is_long_work:
+            await self._long_work.run(asked.reading(), client)
+        return asked, client
+
+    async def _one(self, request: HTTPRequest, answer: Answer, client: str | None) -> HTTPResponse:
+        format = format_for(request.headers.get("accept", ""))
+        return await self._written(format, len(answer.record.tokens), lambda: format.one(answer), client)
+
+    async def _written(
+        self, format: Format, tokens: int, write: Callable[[], bytes], client: str | None
+    ) -> HTTPResponse:
+        body = await self._threads.run(write, client) if tokens > _MANY_TOKENS else write()
+        return HTTPResponse(body, media_type=format.media_type)
+
     def _session_of(self, request: Request) -> str | None:
         return session_of(request, self._session_sources)
 
@@ -138,12 +166,13 @@ class Retrieval:
         """The plugin's routes."""
 
         async def retrieve_from_text(request: HTTPRequest) -> HTTPResponse:
-            asked = await _read(request)
+            asked, client = await self._read(request)
             question = Question.from_json(asked, self._session_of(asked))
-            return await _one(request, await self.retrieve(question))
+            return await self._one(request, await self.retrieve(question, client), client)
 
         async def retrieve_from_messages_template(request: HTTPRequest) -> HTTPResponse:
-            return await _one(request, await self.retrieve_messages(await _read(request)))
+            asked, client = await self._read(request)
+            return await self._one(request, await self.retrieve_messages(asked, client), client)
 
         async def trajectories(request: HTTPRequest) -> HTTPResponse:
             about, leaves = self.session(request.path_params["session"])
@@ -152,7 +181,8 @@ class Retrieval:
             def write() -> bytes:
                 return format.many(about, [answer_of(leaf, self._spell) for leaf in leaves])
 
-            return await _written(format, sum(leaf.tokens for leaf in leaves), write)
+            client = request.client.host if request.client is not None else None
+            return await self._written(format, sum(leaf.tokens for leaf in leaves), write, client)
 
         async def cache_stats(_: HTTPRequest) -> HTTPResponse:
             return HTTPResponse(orjson.dumps(stats()), media_type=JSON.media_type)
@@ -171,18 +201,3 @@ def _finish_reason(match: Match, text: bytes) -> Any:
         return None
     last, length = match.context
     return orjson.loads(last.finish_reason) if isinstance(last, Response) and length == len(last) else None
-
-
-async def _read(request: HTTPRequest) -> Request:
-    """``request`` as the router's own kind, whose body is parsed once."""
-    return Request(request.method, request.scope["raw_path"], request.headers.raw, await request.body())
-
-
-async def _one(request: HTTPRequest, answer: Answer) -> HTTPResponse:
-    format = format_for(request.headers.get("accept", ""))
-    return await _written(format, len(answer.record.tokens), lambda: format.one(answer))
-
-
-async def _written(format: Format, tokens: int, write: Callable[[], bytes]) -> HTTPResponse:
-    body = await anyio.to_thread.run_sync(write) if tokens > _MANY_TOKENS else write()
-    return HTTPResponse(body, media_type=format.media_type)

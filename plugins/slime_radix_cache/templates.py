@@ -6,9 +6,8 @@ import secrets
 from dataclasses import replace
 from typing import Any
 
-import anyio.to_thread
-
 from router_core.errors import BadRequest
+from router_core.fair_turns import FairThreads
 from router_core.types import Tokenizer
 from slime_radix_cache.question import Conversation
 
@@ -43,23 +42,24 @@ _MARK = f"mark{secrets.token_hex(12)}"
 class ChatTemplate:
     """The chat template of a tokenizer, if it has one. Rendering changes nothing in it, so threads may share it."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, threads: FairThreads) -> None:
+        self._threads = threads
         self._render: Any = getattr(tokenizer, "apply_chat_template", None)
         if getattr(tokenizer, "chat_template", self._render) is None:
             self._render = None
 
-    async def text_of(self, conversation: Conversation, body_bytes: int) -> str:
-        """The text of ``conversation``, whose JSON had ``body_bytes``. Raises BadRequest."""
+    async def text_of(self, conversation: Conversation, body_bytes: int, client: str | None) -> str:
+        """The text of ``conversation``, whose JSON had ``body_bytes``, for ``client``. Raises BadRequest."""
         if self._render is None:
             raise BadRequest("the tokenizer has no chat template; use /retrieve_from_text")
         refused = sorted(_NOT_VARIABLES & conversation.variables.keys())
         if refused:
             raise BadRequest(f'"chat_template_kwargs" must not have {", ".join(refused)}')
         if body_bytes > _LONG_BODY:
-            return await anyio.to_thread.run_sync(self._text_of, conversation)
+            return await self._threads.run(lambda: self._text_of(conversation), client)
         return self._text_of(conversation)
 
-    async def closing_space(self, conversation: Conversation, body_bytes: int) -> str:
+    async def closing_space(self, conversation: Conversation, body_bytes: int, client: str | None) -> str:
         """The white space that the template itself writes at the end, behind the last message. Raises BadRequest.
 
         Empty when the template does not show where the message ends.
@@ -68,7 +68,7 @@ class ChatTemplate:
         marked = replace(
             conversation, messages=[*others, {**last, "content": _with_mark(last.get("content"))}]
         )
-        _, mark, behind = (await self.text_of(marked, body_bytes)).rpartition(_MARK)
+        _, mark, behind = (await self.text_of(marked, body_bytes, client)).rpartition(_MARK)
         return behind[len(behind.rstrip()) :] if mark else ""
 
     def _text_of(self, conversation: Conversation) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Collection
 from itertools import zip_longest
 from typing import Any
 
@@ -9,28 +11,40 @@ import anyio
 import orjson
 
 from router_core.exchange import Exchange
+from router_core.fair_turns import FairTurns
+from router_core.large_json import parse
 from router_core.reply import Reply
-from router_core.request import Request
+from router_core.request import LARGE_BYTES, Request
 from slime_radix_cache.aborts import Generation
 from slime_radix_cache.joining import is_aborted
-from slime_radix_cache.replies import parsed
+from slime_radix_cache.replies import parsed, without_experts
 from slime_radix_cache.requests import Ask, single
 from slime_radix_cache.turns import Growing, Turn, Turns
 
 __all__ = ["WholeAnswers"]
+
+#: Bytes of an answer that are recorded before others get the event loop: some milliseconds of work.
+_AT_ONCE = 1 << 15
 
 
 class WholeAnswers:
     """One reply: ``turns[i]`` is the prompt of sequence ``i`` of its answer, ``generation`` mends it, if it may."""
 
     def __init__(
-        self, recorder: Turns, exchange: Exchange, ask: Ask, turns: list[Turn], generation: Generation | None
+        self,
+        recorder: Turns,
+        exchange: Exchange,
+        ask: Ask,
+        turns: list[Turn],
+        generation: Generation | None,
+        long_work: FairTurns,
     ) -> None:
         self._recorder = recorder
         self._exchange = exchange
         self._ask = ask
         self._turns = turns
         self._generation = generation
+        self._long_work = long_work
 
     async def pass_on(self, reply: Reply) -> None:
         """Read ``reply``, mend it and record it. Raises what reading raises, and ValueError for what is no answer.
@@ -39,8 +53,8 @@ class WholeAnswers:
         """
         body = await reply.read()
         try:
-            answer = parsed(body)
-        except ValueError:
+            answer = await self._parsed(body)
+        except BaseException:
             self._lose([])
             raise
         answers = answer if isinstance(answer, list) else [answer]
@@ -49,9 +63,7 @@ class WholeAnswers:
             raise ValueError(f"{len(answers)} sequences instead of {len(self._turns)}")
         generation = self._generation
         aborted = [number for number, each in enumerate(answers) if is_aborted(each)] if generation else []
-        for number, (turn, each) in enumerate(zip(self._turns, answers, strict=True)):
-            if number not in aborted:
-                self._recorder.record(turn, each)
+        await self._record(answers, len(body), set(aborted))
         if generation is None or not aborted:
             return
         if isinstance(answer, list):
@@ -62,6 +74,27 @@ class WholeAnswers:
             better = await self._mended(0, answer, generation)
             if better is not None:
                 reply.replace_body(better)
+
+    async def _parsed(self, body: bytes) -> Any:
+        if len(body) < LARGE_BYTES:
+            return parsed(body)
+        without = without_experts(body)
+        return await self._long_work.run(parse(without, max_values=None, packs=False), self._exchange.client)
+
+    async def _record(self, answers: list[Any], size: int, aborted: Collection[int]) -> None:
+        """Record those that were not ``aborted``. An answer of ``size`` bytes, if large, lets others work meanwhile."""
+        at_once = max(1, _AT_ONCE * len(answers) // size)
+        for first in range(0, len(answers), at_once):
+            if first:
+                try:
+                    await self._long_work.pause(self._exchange.client)
+                except asyncio.CancelledError:
+                    for turn, answer in zip(self._turns[first:], answers[first:], strict=True):
+                        self._recorder.lose(turn, answer)
+                    raise
+            for number in range(first, min(first + at_once, len(answers))):
+                if number not in aborted:
+                    self._recorder.record(self._turns[number], answers[number])
 
     def _lose(self, answers: list[Any]) -> None:
         for turn, answer in zip_longest(self._turns, answers):
