@@ -13,6 +13,7 @@ import numpy as np
 from starlette.routing import BaseRoute
 
 from router_core import hookimpl
+from router_core.aborts import check_rid
 from router_core.errors import BadRequest, HTTPError
 from router_core.exchange import Exchange
 from router_core.fingerprint import fingerprint
@@ -214,6 +215,7 @@ class RadixCache:
         if isinstance(ask, str):
             self._tally.untouched(ask)
             return
+        check_rid(body.get("rid"))
         if ask.sequences > self._settings.max_sequences:
             raise BadRequest(
                 f"wanted at most {self._settings.max_sequences} sequences in one request"
