@@ -210,6 +210,6 @@ class _Client(asyncio.Protocol):
         body = next(self._talks).body(self._name, stream=self._stream)
         self._began_ns = monotonic_ns()
         transport.write(
-            b"POST /v1/chat/completions HTTP/1.1\r\nhost: proxy\r\ncontent-type: application/json\r\n"
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
             b"content-length: %d\r\n\r\n%b" % (len(body), body)
         )

@@ -26,7 +26,7 @@ async def download(url: str, body: bytes) -> tuple[int, float]:
     try:
         started = perf_counter()
         transport.write(
-            b"POST /generate HTTP/1.1\r\nhost: proxy\r\ncontent-type: application/json\r\n"
+            b"POST /generate HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
             b"content-length: %d\r\n\r\n%b" % (len(body), body)
         )
         async with asyncio.timeout(_DEADLINE_S):

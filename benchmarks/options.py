@@ -23,10 +23,14 @@ class Options:
     gateway_python: str
 
 
-def parse(description: str) -> Options:
+def parse(description: str, *, rounds: int = 5) -> Options:
+    """The command line; ``rounds``: how many, unless it says so."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument(
-        "--rounds", type=int, default=5, help="rounds; the peers alternate within each (default 5)"
+        "--rounds",
+        type=int,
+        default=rounds,
+        help="rounds; the peers alternate within each (default %(default)s)",
     )
     parser.add_argument("--seconds", type=float, default=4.0, help="length of one measurement (default 4)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample to FILE")

@@ -180,6 +180,6 @@ class _Client(asyncio.Protocol):
         self._rid = rid.encode()
         body = request_body("Once upon a time", len(self._sizes), stream=True, rid=rid)
         transport.write(
-            b"POST /generate HTTP/1.1\r\nhost: proxy\r\ncontent-type: application/json\r\n"
+            b"POST /generate HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
             b"content-length: %d\r\n\r\n%b" % (len(body), body)
         )

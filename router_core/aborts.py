@@ -1,17 +1,29 @@
-"""What an ``/abort_request`` says."""
+"""Names of generations, and what an ``/abort_request`` says."""
 
 from __future__ import annotations
 
 from router_core.errors import BadRequest
+from router_core.exchange import check_length
 from router_core.request import Request
 
-__all__ = ["abort_prefix"]
+__all__ = ["abort_prefix", "check_rid"]
+
+
+def check_rid(rid: object) -> None:
+    """Check the ``rid`` of a body before any of it is kept: a name, or a list with one for each prompt.
+
+    Engines and plugins write a name out for each prompt of a batch. Raises BadRequest for one that is too long.
+    """
+    for name in rid if isinstance(rid, list) else (rid,):
+        if isinstance(name, str):
+            check_length('"rid"', name)
 
 
 def abort_prefix(request: Request) -> str | None:
     """What the rids begin with that ``request`` ends, ``""`` for all; None when it means nobody, or is no request.
 
     SGLang's ``AbortReq``: ``abort_all``, or the beginning of a ``rid``. Of a bad one the workers say what is wrong.
+    Raises BadRequest for one that is too long.
     """
     try:
         document = request.json()
@@ -22,4 +34,5 @@ def abort_prefix(request: Request) -> str | None:
     if document.get("abort_all"):
         return ""
     rid = document.get("rid")
+    check_rid(rid)
     return rid if isinstance(rid, str) and rid else None

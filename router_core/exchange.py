@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from router_core.request import Request
     from router_core.workers import Worker
 
-__all__ = ["Exchange", "SessionSource", "client_of", "session_named", "session_of"]
+__all__ = ["Exchange", "SessionSource", "check_length", "client_of", "session_named", "session_of"]
 
 logger = logging.getLogger(__name__)
 
 _UNREAD = object()
-#: Bytes. Names are kept as long as anything of their sessions.
+#: Bytes of a name. That of a session is kept as long as anything of it, others while their requests run.
 _MAX_NAME = 1024
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
@@ -195,10 +195,15 @@ def session_of(request: Request, sources: Iterable[SessionSource] = ()) -> str |
     return None
 
 
-def _check(name: str) -> None:
+def check_length(what: str, name: str) -> None:
+    """Raise BadRequest where ``name``, which is called ``what``, is longer than names are kept."""
     size = len(name) if name.isascii() else len(name.encode("utf-8", "surrogatepass"))
     if size > _MAX_NAME:
-        raise BadRequest(f"the name of a session has at most {_MAX_NAME} bytes, got {size}")
+        raise BadRequest(f"{what} has at most {_MAX_NAME} bytes, got {size}")
+
+
+def _check(name: str) -> None:
+    check_length("the name of a session", name)
     if not name.isprintable() and _CONTROL.search(name):  # GET /trajectories/{session} could not name it
         raise BadRequest("the name of a session has no control characters, such as a line break")
 

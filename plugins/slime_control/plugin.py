@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import anyio
 
 from router_core import Exchange, Reply, Worker, hookimpl
-from router_core.aborts import abort_prefix
+from router_core.aborts import abort_prefix, check_rid
 from router_core.errors import Aborted, BadRequest, HTTPError, ShuttingDown, WorkerUnreachable
 from router_core.generation import at_generation, generates
 from router_core.hookspecs import WorkerChange
@@ -205,13 +205,17 @@ class Control:
             self._fleet.doubted(worker)
 
     async def _pass(self, exchange: Exchange) -> Reply | None:
-        """Wait until generation continues. Raises Paused, or Aborted where no answer of SGLang's own fits."""
+        """Wait until generation continues.
+
+        Raises Paused, BadRequest, or Aborted where no answer of SGLang's own fits.
+        """
         assert self._router is not None  # narrowing: there while the router serves
         try:
             document = await self._router.read_json(exchange)
         except BadRequest:
             document = None  # the worker says so in its own words
         rids = names(document)
+        check_rid(rids)
         if await self.gate.wait(rids, self.settings.pause_queue_timeout_s):
             return None
         reply = None

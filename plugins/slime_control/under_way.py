@@ -17,6 +17,7 @@ from uuid import uuid4
 import orjson
 
 from router_core import Exchange, Worker
+from router_core.aborts import check_rid
 from router_core.errors import BadRequest
 from router_core.request import Request
 
@@ -46,7 +47,7 @@ class UnderWay:
         self._given = re.compile(f'"rid":"{self._prefix}[0-9a-f]{{12}}"'.encode())
 
     def name(self, exchange: Exchange) -> None:
-        """``exchange`` begins, under the name that it has or gets."""
+        """``exchange`` begins, under the name that it has or gets. Raises BadRequest for one that is too long."""
         request = exchange.request
         if request.body.find(b'"rid"') >= 0:  # faster than ``in``
             self._keep_name(exchange)
@@ -69,6 +70,7 @@ class UnderWay:
             rids = rids_of(request)
         if rids is None:
             return
+        check_rid(rids)
         for name in rids:
             self._by_name[name] = exchange
         exchange.on_close(partial(self._ended, rids, exchange))

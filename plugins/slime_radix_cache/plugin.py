@@ -13,6 +13,7 @@ import numpy as np
 from starlette.routing import BaseRoute
 
 from router_core import hookimpl
+from router_core.aborts import check_rid
 from router_core.errors import BadRequest, HTTPError
 from router_core.exchange import Exchange
 from router_core.fingerprint import fingerprint
@@ -232,6 +233,7 @@ class RadixCache:
         if isinstance(ask, str):
             self._tally.untouched(ask)
             return
+        check_rid(body.get("rid"))
         try:
             turns = await self._begin(exchange, ask)
             document = rewritten(body, ask, [np.frombuffer(turn.ids, np.int32) for turn in turns])

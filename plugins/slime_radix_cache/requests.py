@@ -11,12 +11,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from router_core.exchange import check_length
 from slime_sglang.request_fields import unknown_field
 
 __all__ = ["MALFORMED", "Ask", "names", "read_ask", "rewritten", "sequences", "single"]
 
 #: Why a request is passed on that an engine will refuse.
 MALFORMED = "malformed"
+#: Characters of a field's name that are kept.
+_SHOWN = 64
 #: Fields that put more into an engine's context than the prompt says: such a request is passed on as it is.
 _MORE_THAN_PROMPT = ("input_embeds", "image_data", "video_data", "audio_data", "session_params")
 
@@ -79,7 +82,8 @@ def sequences(body: Any) -> tuple[int, int]:
 def read_ask(body: Any) -> Ask | str:
     """What ``body`` asks for, or why it is to be passed on untouched (in one word, for counting).
 
-    Malformed bodies are among these: the worker says in its own words what is wrong with them.
+    Malformed bodies are among these: the worker says in its own words what is wrong with them. Raises BadRequest for
+    the name of an adapter that is too long to be kept.
     """
     if not isinstance(body, dict):
         return MALFORMED
@@ -98,7 +102,8 @@ def read_ask(body: Any) -> Ask | str:
     if adapters is None:
         return MALFORMED
     unknown = unknown_field(body)
-    return Ask(prompts, batch, copies, adapters, f"unknown_field:{unknown}" if unknown is not None else None)
+    doubt = f"unknown_field:{unknown[:_SHOWN]}" if unknown is not None else None
+    return Ask(prompts, batch, copies, adapters, doubt)
 
 
 def _adapters(paths: Any, prompts: int) -> tuple[str | None, ...] | None:
@@ -106,6 +111,8 @@ def _adapters(paths: Any, prompts: int) -> tuple[str | None, ...] | None:
     each = paths if isinstance(paths, list) else [paths] * prompts
     if len(each) != prompts or not all(isinstance(one, str | None) for one in each):
         return None
+    for one in {*each} - {None}:
+        check_length('"lora_path"', one)
     return tuple(sys.intern(one) if one else None for one in each)
 
 

@@ -108,6 +108,27 @@ async def test_what_has_a_name_or_needs_none_passes_byte_for_byte(path: str, bod
     assert engine.bodies == [body]
 
 
+@pytest.mark.parametrize("paused", [False, True], ids=["", "while generation is paused"])
+async def test_a_name_is_refused_that_is_too_long_to_be_kept(paused: bool) -> None:
+    engine = Engine()
+    engine.over.set()
+    async with controlled(engine) as running:
+        if paused:
+            running.router.components.get("endings").gate.close()
+        for path, rid in (
+            ("/generate", "é" * 513),
+            ("/generate", ["a", "b" * 1026]),
+            ("/v1/completions", "a" * 1026),
+            ("/abort_request", "a" * 1026),
+        ):
+            answer = await running.client.post(path, json={"text": ["a", "b"], "rid": rid})
+            assert answer.status_code == 400
+            assert answer.json()["error"]["message"] == '"rid" has at most 1024 bytes, got 1026'
+        running.router.components.get("endings").gate.open()
+        assert engine.bodies == engine.aborts == []
+        assert (await running.client.post("/generate", json={"text": "a", "rid": "a" * 1024})).is_success
+
+
 async def test_a_rid_that_stands_deeper_is_no_name() -> None:
     engine = Engine()
     engine.over.set()

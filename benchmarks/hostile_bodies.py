@@ -1,0 +1,67 @@
+"""Requests of one client that keep a router busy: large, or in many small parts, or a number."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+
+__all__ = ["BODIES", "Body"]
+
+_LARGE = 16_000_000
+_HI = b'"sampling_params":{"max_new_tokens":1}'
+
+#: A path, and what is posted there.
+Body = tuple[str, bytes]
+
+
+def _repeated(before: bytes, piece: bytes, after: bytes, count: int | None = None) -> bytes:
+    """``piece`` as the items of a list: ``count`` of them, or as many as make a large body."""
+    return before + b",".join([piece] * (count or _LARGE // (len(piece) + 1))) + after
+
+
+def _of_ids(piece: bytes, count: int | None = None) -> Body:
+    return "/generate", _repeated(b'{"input_ids":[', piece, b"],%b}" % _HI, count)
+
+
+def _real_ids(after: bytes = b"") -> Body:
+    """Of five digits, as those of a long prompt are; the benchmark's vocabulary has them."""
+    ids = random.Random(1).choices(range(10_000, 16_000), k=_LARGE // 6)
+    return "/generate", b'{"input_ids":[%b],%b%b}' % (",".join(map(str, ids)).encode(), _HI, after)
+
+
+def _prose(size: int) -> str:
+    words = "The quick brown fox jumps over the lazy dog, and does not look back. "
+    return words * (size // len(words))
+
+
+def _text(text: str, path: str = "/generate") -> Body:
+    return path, b'{"text":%b,%b}' % (json.dumps(text).encode(), _HI)
+
+
+def _chat(message: bytes, count: int = 1) -> Body:
+    return "/v1/chat/completions", _repeated(b'{"messages":[', message, b'],"max_tokens":1}', count)
+
+
+def _message(content: str) -> bytes:
+    return json.dumps({"role": "user", "content": content}, separators=(",", ":")).encode()
+
+
+#: Made when they are sent, by name.
+BODIES: dict[str, Callable[[], Body]] = {
+    "100,000 id lists": lambda: _of_ids(b"[1]", 100_000),
+    "300,000 texts": lambda: (
+        "/generate",
+        _repeated(b'{"text":[', b'"a sample"', b"],%b}" % _HI, 300_000),
+    ),
+    "8 million ids": lambda: _of_ids(b"1"),
+    "ids of 5 digits": _real_ids,
+    "one text": lambda: _text(_prose(_LARGE)),
+    "one chat message of 20 MB": lambda: _chat(_message(_prose(20_000_000))),
+    "empty lists": lambda: ("/generate", _repeated(b"[", b"[]", b"]")),
+    "2 million chat messages": lambda: _chat(_message("a"), 2_000_000),
+    "n = 1e9": lambda: ("/generate", b'{"text":"Hi","sampling_params":{"n":1000000000}}'),
+    "text without white space": lambda: _text(random.Random(1).randbytes(_LARGE // 2).hex()),
+    "/retrieve_from_text": lambda: _text(_prose(_LARGE), "/retrieve_from_text"),
+    "session_id at the end": lambda: _real_ids(b',"session_id":"last"'),
+}

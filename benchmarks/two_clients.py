@@ -1,0 +1,137 @@
+"""One client that asks little, again and again, and one that asks too much."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from time import monotonic_ns
+from typing import cast
+from urllib.parse import urlsplit
+
+import anyio
+import httptools
+
+__all__ = ["Hostile", "Waits", "patient"]
+
+#: A request is due on each connection so often.
+_TICK_NS = 4_000_000
+_CONNECTIONS = 2
+_DEADLINE_S = 60.0
+_PIECE = 1 << 20
+_JSON = {"content-type": "application/json"}
+
+
+@dataclass(slots=True)
+class Waits:
+    """Times that requests waited for their answers, and answers that were none."""
+
+    waits_ns: list[int] = field(default_factory=list)
+    faults: int = 0
+
+    def clear(self) -> None:
+        self.waits_ns.clear()
+        self.faults = 0
+
+    def answered(self, sent_ns: int, now_ns: int) -> None:
+        """An answer came. The requests that were due before it would have waited for it as well, and count too."""
+        self.waits_ns.extend(range(now_ns - sent_ns, 0, -_TICK_NS))
+
+
+class _Connection(asyncio.Protocol):
+    """The same request, over and over; the next one leaves at the next tick behind the answer."""
+
+    def __init__(self, request: bytes, waits: Waits) -> None:
+        self._request = request
+        self._waits = waits
+        self._loop = asyncio.get_running_loop()
+        self._parser = httptools.HttpResponseParser(self)
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transports do not subclass it
+        self._ask()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _ask(self) -> None:
+        self._sent_ns = monotonic_ns()
+        self._transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        self._parser.feed_data(data)
+
+    def on_message_complete(self) -> None:
+        now_ns = monotonic_ns()
+        self._waits.answered(self._sent_ns, now_ns)
+        self._waits.faults += self._parser.get_status_code() != 200
+        rest_ns = _TICK_NS - (now_ns - self._sent_ns) % _TICK_NS
+        self._timer = self._loop.call_later(rest_ns / 1e9, self._ask)
+
+
+@asynccontextmanager
+async def patient(url: str, body: bytes) -> AsyncIterator[Waits]:
+    """POST ``body`` to ``/generate`` every few milliseconds over kept connections, while the block runs."""
+    address = urlsplit(url)
+    waits = Waits()
+    request = (
+        b"POST /generate HTTP/1.1\r\nhost: %b\r\ncontent-type: application/json\r\n"
+        b"content-length: %d\r\n\r\n%b" % (address.netloc.encode(), len(body), body)
+    )
+    loop = asyncio.get_running_loop()
+    transports = []
+    try:
+        for _ in range(_CONNECTIONS):
+            transport, _connection = await loop.create_connection(
+                lambda: _Connection(request, waits), address.hostname or "", address.port or 80
+            )
+            transports.append(transport)
+            await anyio.sleep(_TICK_NS / _CONNECTIONS / 1e9)
+        yield waits
+        waits.faults += sum(transport.is_closing() for transport in transports)
+    finally:
+        for transport in transports:
+            transport.abort()
+
+
+@dataclass(slots=True)
+class Hostile:
+    """What the other client got: the answers' number, the last one's status (0: none), the time of each."""
+
+    answers: int = 0
+    status: int = 0
+    seconds: list[float] = field(default_factory=list)
+
+    def ask(self, url: str, path: str, body: bytes, seconds: float) -> None:
+        """POST ``body`` until ``seconds`` have passed, each time on a new connection; at least once.
+
+        It blocks, and is for a thread: while the kernel takes a body, the other client's loop runs.
+        """
+        address = urlsplit(url)
+        began = time.monotonic()
+        while time.monotonic() - began < seconds:
+            sent = time.monotonic()
+            self.status = _status(address.hostname or "", address.port or 80, path, body)
+            self.seconds.append(time.monotonic() - sent)
+            self.answers += self.status != 0
+
+
+def _status(host: str, port: int, path: str, body: bytes) -> int:
+    """Status of the answer, which is read to its end; 0 when there was none within a minute."""
+    connection = http.client.HTTPConnection(host, port, timeout=_DEADLINE_S)
+    try:
+        with suppress(BrokenPipeError, ConnectionResetError):  # it may have been refused before it was read
+            connection.request("POST", path, body, _JSON)
+        answer = connection.getresponse()
+        while answer.read(_PIECE):
+            pass
+        return answer.status
+    except (OSError, http.client.HTTPException):
+        return 0
+    finally:
+        connection.close()
