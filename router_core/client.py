@@ -159,6 +159,7 @@ class _Watched:
             # After a whole reply the server ends receive() by itself. A cancelled task leaves cycles behind,
             # which under load kept the garbage collector busy for a twentieth of the time.
             self._waiting.cancel()
+        self._waiting = None  # its error leads back here: a body would wait for the garbage collector
         if self._cancelled:
             # The cancellation may have been asked for without having arrived; either way it ends here,
             # unless somebody else wants the task to end as well.

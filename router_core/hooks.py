@@ -125,6 +125,8 @@ class Hooks:
         for plugin, function in self.post_response:
             try:
                 await function(exchange)
+            except HTTPError:
+                raise
             except Exception as error:
                 raise failure(plugin, "post_response", error) from error
             if not isinstance(exchange.reply, Reply):
@@ -136,6 +138,8 @@ class Hooks:
         for plugin, function in self._select_worker:
             try:
                 worker: Worker | None = function(exchange, workers)
+            except HTTPError:
+                raise
             except Exception as error:
                 raise failure(plugin, "select_worker", error) from error
             if worker is not None:

@@ -16,7 +16,7 @@ from anyio.abc import TaskGroup, TaskStatus
 
 from router_core.addresses import CheckedTransport
 from router_core.client import Watch
-from router_core.errors import BadRequest, MixedWorkers
+from router_core.errors import BadRequest, HTTPError, MixedWorkers
 from router_core.exchange import Exchange, SessionSource
 from router_core.fair_turns import FairThreads, FairTurns
 from router_core.hooks import Hooks, a_reply, failure
@@ -199,6 +199,8 @@ class Router:
         for plugin, pre_request in hooks.pre_request:
             try:
                 reply = await pre_request(exchange)
+            except HTTPError:
+                raise
             except Exception as error:
                 raise failure(plugin, "pre_request", error) from error
             if reply is not None:
@@ -246,6 +248,8 @@ class Router:
         for plugin, forward in self.hooks.forward:
             try:
                 reply = await forward(exchange, request)
+            except HTTPError:
+                raise
             except Exception as error:
                 raise failure(plugin, "forward", error) from error
             if reply is not None:

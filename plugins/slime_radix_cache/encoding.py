@@ -104,12 +104,12 @@ class Encoder:
         frame = self.abilities.frame
         framed = begins and self._add_special_tokens
         if framed and frame is None:
-            return await self._parts.ids([_fitting(Part(text, framed=True))], client)
+            return await self._parts.ids([_fitting(Part(text, framed=True))], client, self.check_length)
         if len(text) > self._long_part:
             parts = await self._threads.run(lambda: self._cut(text, begins=begins), client)
         else:
             parts = self._cut(text, begins=begins)
-        ids = await self._parts.ids(parts, client)
+        ids = await self._parts.ids(parts, client, self.check_length)
         self.check_length(len(ids) // 4)
         if not framed or frame is None:
             return ids

@@ -81,8 +81,13 @@ class Parts:
         self._known: OrderedDict[Part, bytes] = OrderedDict()
         self._running: dict[Part, anyio.Event] = {}
 
-    async def ids(self, parts: Sequence[Part], client: str | None) -> bytes:
-        """Packed int32 ids of ``parts``, one after the other. Raises what the tokenizer raises."""
+    async def ids(
+        self, parts: Sequence[Part], client: str | None, check: Callable[[int], None] = lambda _: None
+    ) -> bytes:
+        """Packed int32 ids of ``parts``, one after the other. Raises what the tokenizer raises.
+
+        And what ``check`` raises, which is told how many there are so far.
+        """
         found: dict[Part, bytes] = {}
         while missing := [part for part in parts if part not in found]:
             mine: list[Part] = []
@@ -96,6 +101,7 @@ class Parts:
                 elif part not in self._running and size < _AT_ONCE:
                     mine.append(part)
                     size += len(part.text)
+            check(sum(map(len, found.values())) // 4)
             if mine:
                 found |= await self._make(mine, size, client)
             elif missing := [part for part in missing if part not in found]:

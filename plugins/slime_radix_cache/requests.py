@@ -6,7 +6,7 @@ import sys
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from router_core.exchange import check_length
 from slime_sglang.request_fields import unknown_field
 
-__all__ = ["MALFORMED", "Ask", "names", "read_ask", "rewritten", "sequences", "single"]
+__all__ = ["MALFORMED", "Ask", "names", "read_ask", "rewritten", "single", "size_of"]
 
 #: Why a request is passed on that an engine will refuse.
 MALFORMED = "malformed"
@@ -68,15 +68,27 @@ class Ask:
         return isinstance(self.prompts[0], bytes)
 
 
-def sequences(body: Any) -> tuple[int, int]:
-    """The number of prompts in ``body``, and that of answers to each: seen before anything is made of them."""
+class Size(NamedTuple):
+    """How much a body asks for. ``tokens``: of the longest prompt, if that is given as ids."""
+
+    prompts: int = 0
+    copies: int = 0
+    tokens: int = 0
+
+
+def size_of(body: Any) -> Size:
+    """The size of ``body``, before anything is made of it."""
     if not isinstance(body, dict):
-        return 0, 0
+        return Size()
     prompts = body.get("text") or body.get("input_ids")
     copies = _copies(body.get("sampling_params")) or 1
-    if isinstance(prompts, list) and prompts and isinstance(prompts[0], str | list | array):
-        return len(prompts), copies
-    return 1, copies
+    if not isinstance(prompts, list | array) or not prompts:
+        return Size(1, copies)
+    if isinstance(prompts[0], int):
+        return Size(1, copies, len(prompts))
+    return Size(
+        len(prompts), copies, max(len(one) if isinstance(one, list | array) else 0 for one in prompts)
+    )
 
 
 def read_ask(body: Any) -> Ask | str:

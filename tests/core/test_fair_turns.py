@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Generator
 
 import pytest
 
-from router_core.fair_turns import FairTurns
+from router_core.fair_turns import FairThreads, FairTurns
 
 pytestmark = pytest.mark.anyio
 
@@ -77,3 +78,23 @@ async def test_a_turn_comes_back_from_what_fails_or_is_cancelled() -> None:
     assert turns.waiting == 0
     async with turns.turn("a"), turns.turn("b"):
         pass
+
+
+async def test_clients_get_threads_in_rotation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router_core.fair_turns._threads", lambda: 1)
+    threads = FairThreads()
+    told: list[str] = []
+    go_on = threading.Event()
+
+    def work(name: str) -> str:
+        go_on.wait(60)
+        told.append(name)
+        return name
+
+    some = [asyncio.ensure_future(threads.run(lambda: work("a"), "a")) for _ in range(4)]
+    await asyncio.sleep(0)
+    other = asyncio.ensure_future(threads.run(lambda: work("b"), "b"))
+    await asyncio.sleep(0)
+    go_on.set()
+    assert await asyncio.gather(*some, other) == ["a", "a", "a", "a", "b"]
+    assert told.index("b") <= 2
