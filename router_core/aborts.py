@@ -8,6 +8,9 @@ from router_core.request import Request
 
 __all__ = ["abort_prefix", "check_rid"]
 
+#: Characters that are at most the bytes of a name, however they are encoded.
+_SURELY_SHORT = 256
+
 
 def check_rid(rid: object) -> None:
     """Check the ``rid`` of a body before any of it is kept: a name, or a list with one for each prompt.
@@ -15,7 +18,7 @@ def check_rid(rid: object) -> None:
     Engines and plugins write a name out for each prompt of a batch. Raises BadRequest for one that is too long.
     """
     for name in rid if isinstance(rid, list) else (rid,):
-        if isinstance(name, str):
+        if isinstance(name, str) and len(name) > _SURELY_SHORT:  # of many names most end here
             check_length('"rid"', name)
 
 
@@ -34,5 +37,7 @@ def abort_prefix(request: Request) -> str | None:
     if document.get("abort_all"):
         return ""
     rid = document.get("rid")
+    if not isinstance(rid, str) or not rid:
+        return None
     check_rid(rid)
-    return rid if isinstance(rid, str) and rid else None
+    return rid
