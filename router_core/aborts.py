@@ -10,15 +10,23 @@ __all__ = ["abort_prefix", "check_rid"]
 
 #: Characters that are at most the bytes of a name, however they are encoded.
 _SURELY_SHORT = 256
+#: Of one request.
+_MOST_NAMES = 1 << 16
 
 
 def check_rid(rid: object) -> None:
     """Check the ``rid`` of a body before any of it is kept: a name, or a list with one for each prompt.
 
-    Engines and plugins write a name out for each prompt of a batch. Raises BadRequest for one that is too long.
+    Engines and plugins write a name out for each prompt of a batch. Raises BadRequest for one that is too long, and
+    for too many.
     """
-    for name in rid if isinstance(rid, list) else (rid,):
-        if isinstance(name, str) and len(name) > _SURELY_SHORT:  # of many names most end here
+    names = rid if isinstance(rid, list) else [rid]
+    if len(names) > _MOST_NAMES:
+        raise BadRequest(f'"rid" has at most {_MOST_NAMES} names, got {len(names)}')
+    if set(map(type, names)) == {str} and max(map(len, names)) <= _SURELY_SHORT:
+        return  # and of many names each was looked at only once
+    for name in names:
+        if isinstance(name, str):
             check_length('"rid"', name)
 
 

@@ -149,6 +149,8 @@ def rids_of(request: Request) -> list[str] | None:
     if rid is None:
         return None
     rids = rid if isinstance(rid, list) else [rid]
+    if set(map(type, rids)) == {str} and all(rids):
+        return rids
     return [each for each in rids if isinstance(each, str) and each]
 
 

@@ -10,6 +10,7 @@ import orjson
 
 from router_core.exchange import Exchange
 from router_core.reply import Reply
+from router_core.request import LARGE_BYTES
 from router_core.router import Router
 from router_core.types import Tokenizer
 from slime_openai.answer_stream import AnswerStream
@@ -46,7 +47,11 @@ class Completions:
 
     async def answer(self, exchange: Exchange) -> Reply:
         """The reply. Raises HTTPError."""
-        request = read_completion(await self._router.read_json(exchange))
+        body = await self._router.read_json(exchange)
+        if len(exchange.request.body) < LARGE_BYTES:
+            request = read_completion(body)
+        else:
+            request = await self._router.threads.run(lambda: read_completion(body), exchange.client)
         unread = self._unknown.treat(request.unknown)
         session = exchange.session or request.session
         shown = [self._shown(prompt) if request.echo else "" for prompt in request.prompts]

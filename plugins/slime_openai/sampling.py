@@ -23,6 +23,8 @@ from slime_openai.fields import (
 __all__ = ["SAMPLING", "grammar_of", "sampling_params"]
 
 _INT64 = 2**63
+#: OpenAI takes 4 of them.
+_MOST_STOPS = 256
 _ANY_OBJECT = '{"type":"object"}'
 
 
@@ -54,6 +56,13 @@ def _response_format(param: str, value: Any) -> str | None:
     return encoded(f"{place}.schema", mapping(f"{place}.schema", described.get("schema")))
 
 
+def _stops(param: str, value: Any) -> list[str]:
+    """Stop strings. Each piece of an answer is searched for all of them."""
+    if isinstance(value, list) and len(value) > _MOST_STOPS:
+        raise wrong(param, f"at most {_MOST_STOPS} stop strings", value)
+    return strings(param, value)
+
+
 #: Each parameter that has a say in what is sampled.
 SAMPLING: Mapping[str, Reader] = {
     "temperature": number(0, 2),
@@ -68,7 +77,7 @@ SAMPLING: Mapping[str, Reader] = {
     "n": integer(1, 128),
     "max_tokens": integer(1),
     "min_tokens": integer(0),
-    "stop": strings,
+    "stop": _stops,
     "stop_token_ids": token_ids,
     "ignore_eos": boolean,
     "no_stop_trim": boolean,

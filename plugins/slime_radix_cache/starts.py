@@ -16,6 +16,10 @@ from slime_radix_cache.segments import Response, Segment, ids_before
 __all__ = ["Starts"]
 
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that no power of it is 0
+#: Tokens. For longer ones more powers are made.
+_LONG_PROMPT = 1 << 18
+#: Bits of a digest that are not among its first twenty.
+_SHIFT = 44
 
 
 class Starts:
@@ -23,15 +27,19 @@ class Starts:
 
     def __init__(self) -> None:
         self._by_digest: dict[int, tuple[Response, ...]] = {}
-        self._powers: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)
+        self._powers = _powers(_LONG_PROMPT)
+        #: How many digests have these first bits: so that most places of a long prompt are passed over at once.
+        self._counts = np.full(1 << 64 - _SHIFT, 0, np.uint32)
 
     def add(self, response: Response) -> None:
         """Note where ``response`` begins. O(tokens before it)."""
         response.before = int(self._terms(ids_before(response)).sum())
         self._by_digest[response.before] = (*self._by_digest.get(response.before, ()), response)
+        self._counts[response.before >> _SHIFT] += 1
 
     def remove(self, response: Response) -> None:
         """Undo :meth:`add`. O(responses that begin there)."""
+        self._counts[response.before >> _SHIFT] -= 1
         alike = self._by_digest.pop(response.before)
         if len(alike) > 1:
             slot = alike.index(response)
@@ -42,11 +50,11 @@ class Starts:
 
         O(tokens), and a comparison for each context that they continue.
         """
-        digests = [0, *np.cumsum(self._terms(ids)).tolist()]
-        known = self._by_digest
-        for place in [place for place, digest in enumerate(digests) if digest in known][::-1]:
+        digests = np.zeros(len(ids) // 4 + 1, np.uint64)
+        np.cumsum(self._terms(ids), out=digests[1:])
+        for place in np.flatnonzero(self._counts[digests >> np.uint64(_SHIFT)])[::-1].tolist():
             same: dict[tuple[Segment | None, int], bool] = {}
-            for response in reversed(known[digests[place]]):
+            for response in reversed(self._by_digest.get(int(digests[place]), ())):
                 context = response.parent, response.kept
                 if context not in same:
                     same[context] = ids_before(response) == ids[: 4 * place]
@@ -57,5 +65,9 @@ class Starts:
         """Of a polynomial modulo 2**64: their sums are the digests of the first 1, 2, ... ``ids``."""
         values = np.frombuffer(ids, np.int32).astype(np.uint64) + np.uint64(1)
         if len(values) > len(self._powers):
-            self._powers = np.cumprod(np.full(2 * len(values), _FACTOR), dtype=np.uint64)
+            self._powers = _powers(len(values))
         return values * self._powers[: len(values)]
+
+
+def _powers(number: int) -> npt.NDArray[np.uint64]:
+    return np.cumprod(np.full(number, _FACTOR), dtype=np.uint64)

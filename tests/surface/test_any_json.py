@@ -40,10 +40,6 @@ _FEW = 60
 #: Requests from one collection of garbage to the next.
 _COLLECTED = 25
 _BODIES = int(os.environ.get("SLIME_ROUTER_BODIES", _FEW))
-#: Bytes. Larger bodies are read, and worked on, in one go as yet.
-_READ_AT_ONCE = 1 << 16
-#: Some take about as long as may be, and do not always fail.
-_TODAY = pytest.mark.xfail(strict=False, raises=AssertionError, reason="the event loop does it in one go")
 _SETTINGS = settings(
     max_examples=_BODIES,
     deadline=None,
@@ -245,18 +241,15 @@ def hold_up(served: Served, asked: Asked) -> str | None:
 @given(asked())
 def test_any_json_is_answered_and_leaves_nothing_behind(served: Served, asked: Asked) -> None:
     held_up = hold_up(served, asked)
-    if len(asked.body.data) <= _READ_AT_ONCE:
-        assert held_up is None, held_up
+    assert held_up is None, held_up
 
 
-@_TODAY
 @pytest.mark.parametrize("name", LABORIOUS)
 def test_a_laborious_body_holds_nobody_up(served: Served, name: str) -> None:
     held_up = hold_up(served, LABORIOUS[name])
     assert held_up is None, held_up
 
 
-@_TODAY
 def test_many_answers_to_one_prompt_hold_nobody_up(served: Served) -> None:
     """As many as a group has, of one prompt after the other in a batch, and the same batch again."""
     held_up = [hold_up(served, BATCH) for _ in range(4)]
