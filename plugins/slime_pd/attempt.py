@@ -73,10 +73,13 @@ class Attempt:
         for worker in again:
             await endings.settled(worker, self._exchange)
 
-    async def run(self, body: bytes) -> Reply:
-        """The decode worker's reply, with what the prefill worker told; or whatever failed. Raises HTTPError."""
+    async def run(self, body: bytes, count: int | None = None) -> Reply:
+        """The decode worker's reply, with what the prefill worker told; or whatever failed. Raises HTTPError.
+
+        ``count``: the sequences of ``body``, if it is a batch.
+        """
         prefill, rank = self._prefill.server, self._prefill.rank
-        body = with_fields(body, bootstrap_fields(body, self._request.path, prefill))
+        body = with_fields(body, bootstrap_fields(count, prefill))
         to_decode = body if rank is None else with_fields(body, b'"disagg_prefill_dp_rank":%d' % rank)
         if self._breakers is not None:
             self._breakers.begin(prefill, self._request)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from array import array
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -11,7 +12,7 @@ import orjson
 
 from router_core import Worker
 
-__all__ = ["bootstrap_fields"]
+__all__ = ["bootstrap_fields", "may_be_many", "sequences"]
 
 #: What makes one request many sequences, as it stands in the JSON: inside a string the quotes would be escaped.
 _MAYBE_MANY = re.compile(rb'"(?:(?:text|prompt|input_embeds)"\s*:\s*\[|input_ids"\s*:\s*\[\s*\[|n"\s*:)')
@@ -19,12 +20,13 @@ _MAYBE_MANY = re.compile(rb'"(?:(?:text|prompt|input_embeds)"\s*:\s*\[|input_ids
 _MANY = 1 << 14
 
 
-def bootstrap_fields(body: bytes, path: str, prefill: Worker) -> bytes:
-    """The JSON fields that let the sequences of ``body`` meet: values for one, lists for a batch.
+def may_be_many(body: bytes) -> bool:
+    """False when ``body`` asks for one sequence: it need not be parsed."""
+    return _MAYBE_MANY.search(body) is not None
 
-    Parses only what may be a batch. A body that cannot be read counts as one sequence: the workers say what is wrong.
-    """
-    count = _sequences(body, path) if _MAYBE_MANY.search(body) else None
+
+def bootstrap_fields(count: int | None, prefill: Worker) -> bytes:
+    """The JSON fields that let the sequences of a request meet: values for one (None), lists for a batch."""
     host = urlsplit(prefill.url).hostname or ""
     host = f"[{host}]" if ":" in host else host
     port = prefill.bootstrap_port
@@ -39,15 +41,11 @@ def _room() -> int:
     return random.getrandbits(63)
 
 
-def _sequences(body: bytes, path: str) -> int | None:
-    """How many sequences a batch asks for; None when it is no batch.
+def sequences(document: Any, path: str) -> int | None:
+    """How many sequences the batch in ``document`` asks for; None when it is no batch.
 
     As SGLang counts (``GenerateReqInput``): prompts times ``n``, and ``n`` above 1 makes a batch of a single prompt.
     """
-    try:
-        document = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return None
     if not isinstance(document, dict):
         return None
     prompts = _prompts(document)
@@ -70,6 +68,6 @@ def _prompts(document: dict[str, Any]) -> int | None:
         inner: Any = value
         for _ in range(levels):
             inner = inner[0] if isinstance(inner, list) and inner else inner
-        many = isinstance(inner, list | str)
+        many = isinstance(inner, list | array | str)
         return len(value) if many else None
     return None

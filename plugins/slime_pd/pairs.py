@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+import orjson
+
 from router_core import Exchange, Worker
 from router_core.errors import NoWorker
 from router_core.generation import generates
+from router_core.large_json import parse
 from router_core.reply import Reply
-from router_core.request import Request
+from router_core.request import LARGE_BYTES, Request
 from router_core.router import Router
 from router_core.types import Breaking, Dispatcher, Endings
 from router_core.workers import WorkerType, least_in_flight
 from slime_pd.attempt import Attempt, Pair
+from slime_pd.bootstrap import may_be_many, sequences
 
 __all__ = ["Pairs"]
 
@@ -31,6 +35,7 @@ class Pairs:
     def __init__(self, router: Router, inner: Dispatcher) -> None:
         self._pool = router.pool
         self._select = router.hooks.select_worker
+        self._long_work = router.long_work
         self.inner = inner
 
     def choose(self, exchange: Exchange, but: Collection[Worker] = ()) -> Worker:
@@ -77,7 +82,19 @@ class Pairs:
         attempt = Attempt(self.inner, self.breakers, exchange, pair, request)
         if self.endings is not None:
             await attempt.settled(self.endings, may_rename=body is None)
-        return await attempt.run(request.body if body is None else body)
+        sent = request.body if body is None else body
+        return await attempt.run(sent, await self._sequences(exchange, sent, request.path))
+
+    async def _sequences(self, exchange: Exchange, body: bytes, path: str) -> int | None:
+        """How many sequences ``body`` asks for, if it is a batch. One that is no JSON counts as one sequence."""
+        if not may_be_many(body):
+            return None
+        try:
+            if len(body) < LARGE_BYTES:
+                return sequences(orjson.loads(body), path)
+            return sequences(await self._long_work.run(parse(body), exchange.client), path)
+        except ValueError:
+            return None  # the workers say what is wrong with it
 
 
 def _left(workers: Sequence[Worker], avoided: Sequence[Worker]) -> Sequence[Worker]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from array import array
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -340,4 +341,4 @@ def _handles_aborts(exchange: Exchange, ask: Ask) -> bool:
         return False
     if not isinstance(body, dict):
         return False
-    return body.get("input_ids") is not None or (ask.has_ids and isinstance(body.get("prompt"), list))
+    return body.get("input_ids") is not None or (ask.has_ids and isinstance(body.get("prompt"), list | array))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -96,4 +97,6 @@ def _flag(document: Mapping[str, Any], name: str, *, default: bool) -> bool:
 def _kind(value: object) -> str:
     if value is None:
         return "nothing"
+    if isinstance(value, array):
+        return "list"
     return "an empty list" if value == [] else type(value).__name__

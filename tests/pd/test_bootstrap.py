@@ -10,7 +10,7 @@ import pytest
 from router_core import BadRequest, Worker
 from router_core.generation import generates, with_fields
 from router_core.request import Request
-from slime_pd.bootstrap import bootstrap_fields
+from slime_pd.bootstrap import bootstrap_fields, may_be_many, sequences
 
 
 def fields(
@@ -18,7 +18,11 @@ def fields(
 ) -> Any:
     text = body if isinstance(body, bytes) else orjson.dumps(body)
     prefill = Worker(url, "prefill", port)
-    return orjson.loads(b"{%b}" % bootstrap_fields(text, path, prefill))
+    try:
+        number = sequences(orjson.loads(text), path) if may_be_many(text) else None
+    except orjson.JSONDecodeError:
+        number = None
+    return orjson.loads(b"{%b}" % bootstrap_fields(number, prefill))
 
 
 def count(body: Any, path: str = "/generate") -> int | None:
