@@ -243,7 +243,8 @@ def asked(draw: st.DrawFn) -> Asked:
     if draw(st.integers(0, 5)) == 0:
         return Asked(route, draw(_VALUES), headers)
     meant = [name for name in route.fields if name in MEANT]
-    if meant and draw(st.booleans()):
+    has_meaning: bool = draw(st.booleans())
+    if meant and has_meaning:
         name = draw(st.sampled_from(meant))
         piece, size = draw(st.sampled_from(MEANT[name])), draw(_sizes)
         odd = [(name, items(piece, _fitting(size, piece)))]
@@ -253,7 +254,8 @@ def asked(draw: st.DrawFn) -> Asked:
         odd.append((draw(st.sampled_from(route.fields)), draw(_scalars)))
     # A name that comes again, or two that rule each other out, are a matter of chance.
     names = {name for name, _ in odd}
-    if names & {"input_ids"} and draw(st.booleans()):
+    has_one_prompt: bool = draw(st.booleans())
+    if "input_ids" in names and has_one_prompt:
         names.add("text")
     least = [
         (name, plain(value))
