@@ -7,16 +7,19 @@ import os
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Hashable
+from time import perf_counter
 from types import TracebackType
 from typing import TypeVar
 
 import anyio
 import anyio.to_thread
 
-__all__ = ["FairThreads", "FairTurns"]
+__all__ = ["Breaks", "FairThreads", "FairTurns"]
 
 T = TypeVar("T")
 
+#: Seconds of work between two breaks.
+_AT_ONCE_S = 0.002
 _NICE = 10
 
 
@@ -40,6 +43,10 @@ class FairTurns:
         """Let others have the event loop, in the middle of long work that cannot be cut into steps."""
         async with self.turn(client):
             await asyncio.sleep(0)
+
+    def breaks(self, client: Hashable) -> Breaks:
+        """For a loop of many small parts: ``await breaks.take()`` in each of them."""
+        return Breaks(self, client)
 
     async def run(self, steps: Generator[None, None, T], client: Hashable) -> T:
         """Take all of ``steps`` on the event loop, a turn each: one in a round of the loop, whoever works.
@@ -103,6 +110,21 @@ class _Turn:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._turns._give_back()
+
+
+class Breaks:
+    """Pauses in long work, one after some milliseconds of it."""
+
+    def __init__(self, turns: FairTurns, client: Hashable) -> None:
+        self._turns = turns
+        self._client = client
+        self._since = perf_counter()
+
+    async def take(self) -> None:
+        """Let others have the event loop, if it is time."""
+        if perf_counter() - self._since > _AT_ONCE_S:
+            await self._turns.pause(self._client)
+            self._since = perf_counter()
 
 
 class FairThreads:

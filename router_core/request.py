@@ -102,7 +102,8 @@ class Request:
         """
         if self._json is not _UNREAD and len(self._body) >= LARGE_BYTES:
             return True
-        return b'"%b"' % name in self.body or b"\\u00" in self.body
+        body = self.body
+        return b'"%b"' % name in body or (b"\\" in body and b"\\u00" in body)
 
     def replace_json(self, value: Any) -> None:
         """Send ``value`` instead. Several plugins may do so; it is encoded once, and its length is set.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import chain
 
 from slime_radix_cache.losses import Count, Losses
@@ -63,13 +64,13 @@ class Finder:
 
     def given(self, ids: bytes, session: str | None = None, text: bytes = b"") -> Context:
         """The longest context that ``ids`` (packed), which say ``text``, begin with."""
-        along = list(self._starts.along(ids))
+        along = partial(self._starts.along, ids)
 
         def others() -> ContextFilter:
             if session is None:
                 return anybodys()
             by_text = spoken_at(self._index.walk(text).stops, session)
-            spoken = [*by_text, *(response for response, _ in along if response.session == session)]
+            spoken = [*by_text, *(response for response, _ in along() if response.session == session)]
             return self._others(session, spoken, text, ids, None)
 
         return find_given(along, ids, self._known(session), others)

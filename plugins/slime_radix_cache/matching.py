@@ -8,7 +8,7 @@ beginning and its rest. *Reading* wants to know what was consumed and sampled, w
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from itertools import islice
 from typing import Literal, NamedTuple, TypeAlias
@@ -104,23 +104,25 @@ def find_to_read(path: Path, text: bytes, cut: Cut, around: Around, session: str
 
 
 def find_given(
-    along: Sequence[tuple[Response, int]],
+    along: Callable[[], Iterable[tuple[Response, int]]],
     ids: bytes,
     session: str | None,
     others: Callable[[], ContextFilter],
 ) -> Context:
     """The longest context whose tokens are the first of ``ids`` (packed).
 
-    ``along`` are responses before which stand the first of them, and how many: see :class:`Starts`. Unlike text,
+    ``along()`` gives responses before which stand the first of them, and how many: see :class:`Starts`. Unlike text,
     given ids may go on from anywhere.
     """
 
     def longest(fitting: ContextFilter, since: float = 0) -> _Found | None:
         best: _Found | None = None
-        for response, place in along:
+        for response, place in along():
             shared = _shared(response, ids[4 * place :], fitting, since)
             if shared is not None and place + shared[1] > (best[1] if best is not None else 0):
                 best = shared[0], place + shared[1]
+                if 4 * best[1] == len(ids):
+                    break  # of many answers to one prompt one is enough
         return best
 
     found = None
@@ -240,7 +242,7 @@ class _Search:
         candidates = max(number, int(context is not None and position == size))
         return Match(context, position, candidates, at_least, inside)
 
-    def _without_tails(self, ends: Sequence[Segment]) -> int:
+    def _without_tails(self, ends: Collection[Segment]) -> int:
         """Responses whose last tokens show nothing, a stop token perhaps, and that were continued without them here."""
         begun = self._path.node.begins
         if not begun:
@@ -250,7 +252,7 @@ class _Search:
             {(one.parent, one.kept) for one in begun if one.parent in hiding and one.kept < len(one.parent)}
         )
 
-    def _cuts(self, ends: Sequence[Segment]) -> tuple[int, bool]:
+    def _cuts(self, ends: Collection[Segment]) -> tuple[int, bool]:
         """Responses that go on behind the text and have a token's end there; and whether there may be more."""
         count = 0
         passing = [one for one in self._path.node.through if one.start < len(self._text) and one not in ends]

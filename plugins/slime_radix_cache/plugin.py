@@ -56,8 +56,6 @@ logger = logging.getLogger(__name__)
 
 #: The mark of an answer whose tokens are not known.
 _NOT_EXACT = (b"x-slime-exact", b"false")
-#: Prompts of one request that are looked up before others get the event loop: about 1 ms of work.
-_FEW_PROMPTS = 16
 #: A request with more is encoded in pieces.
 _MANY_TOKENS = 1 << 15
 #: Both of which SGLang takes for ``/generate``.
@@ -255,22 +253,25 @@ class RadixCache:
         exchange.notes[NOTE] = _Noted(ask, turns, generation)
 
     async def _begin(self, exchange: Exchange, ask: Ask) -> list[Turn]:
-        turns = []
+        turns: list[Turn] = []
+        exchange.on_close(partial(self._end, turns))
         prompts: Sequence[str | bytes] = ask.prompts
         client = exchange.client
-        for number, (prompt, adapter) in enumerate(zip(prompts, ask.adapters, strict=True)):
-            if number % _FEW_PROMPTS == _FEW_PROMPTS - 1:
-                await self._router.long_work.pause(client)
+        breaks = self._router.long_work.breaks(client)
+        for prompt, adapter in zip(prompts, ask.adapters, strict=True):
+            await breaks.take()
             turn = await self._turns.begin(
                 prompt, exchange.session, adapter=adapter, doubt=ask.doubt, client=client
             )
-            exchange.on_close(partial(self._turns.end, turn))
             turns.append(turn)
-        for number, turn in enumerate(turns):
-            if number % _FEW_PROMPTS == _FEW_PROMPTS - 1:
-                await self._router.long_work.pause(client)
+        for turn in turns:
+            await breaks.take()
             await self._turns.encode(turn)
         return turns
+
+    def _end(self, turns: Sequence[Turn]) -> None:
+        for turn in turns:
+            self._turns.end(turn)
 
     @hookimpl
     async def post_response(self, exchange: Exchange) -> None:

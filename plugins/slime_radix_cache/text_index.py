@@ -7,7 +7,7 @@ wherever texts diverge; one ``startswith`` decides an edge, whatever its length.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from slime_radix_cache.segments import Response, Segment
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 __all__ = ["Node", "Path", "TextIndex", "prompt_end", "text_of"]
 
 _T = TypeVar("_T")
-#: So many responses to one prompt are looked through.
+#: Items in a row: a few in a tuple, many in a dict, which grows and shrinks without a copy.
+Row: TypeAlias = "tuple[_T, ...] | dict[_T, None]"
+#: So many are looked through, and copied for each one that comes.
 _MANY = 64
 
 
@@ -24,8 +26,8 @@ class Node:
 
     ``kid`` is the only one, or None; of several, ``kids[i]`` is reached over an edge that begins with the byte
     ``keys[i]``. ``ends``: segments whose text ends here, newest last. ``through``: responses whose text covers some
-    of the edge, newest last; only they can be cut inside it. All are short and change seldom: a tuple takes half the
-    memory of a list. ``begun``: the only response whose prompt ends here, nearly always, or several, or many by
+    of the edge, newest last; only they can be cut inside it. Nearly all are short and change seldom: a tuple takes half
+    the memory of a list. ``begun``: the only response whose prompt ends here, nearly always, or several, or many by
     session, or None.
     """
 
@@ -38,9 +40,9 @@ class Node:
         self.kid: Node | None = None
         self.keys = b""
         self.kids: tuple[Node, ...] = ()
-        self.ends: tuple[Segment, ...] = ()
-        self.begun: Response | tuple[Response, ...] | dict[str | None, tuple[Response, ...]] | None = None
-        self.through: tuple[Response, ...] = ()
+        self.ends: Row[Segment] = ()
+        self.begun: Response | tuple[Response, ...] | dict[str | None, Row[Response]] | None = None
+        self.through: Row[Response] = ()
 
     def kid_at(self, byte: int) -> Node | None:
         """The kid whose edge begins with ``byte``."""
@@ -62,7 +64,7 @@ class Node:
             return tuple(response for some in begun.values() for response in some)
         return () if begun is None else begun if isinstance(begun, tuple) else (begun,)
 
-    def begun_by(self, session: str) -> tuple[Response, ...]:
+    def begun_by(self, session: str) -> Row[Response]:
         """Those of ``session``. O(its own, and a few others)."""
         if isinstance(self.begun, dict):
             return self.begun.get(session, ())
@@ -71,7 +73,7 @@ class Node:
     def begin(self, response: Response) -> None:
         """The prompt of ``response`` ends here."""
         if isinstance(self.begun, dict):
-            self.begun[response.session] = (*self.begun.get(response.session, ()), response)
+            self.begun[response.session] = _with(self.begun.get(response.session, ()), response)
             return
         known = self.begins
         if len(known) < _MANY:
@@ -84,8 +86,8 @@ class Node:
     def unbegin(self, response: Response) -> None:
         """Undo :meth:`begin`."""
         if not isinstance(self.begun, dict):
-            rest = _without(self.begins, response)
-            self.begun = rest if len(rest) > 1 else rest[0] if rest else None
+            rest = [one for one in self.begins if one is not response]
+            self.begun = tuple(rest) if len(rest) > 1 else rest[0] if rest else None
             return
         own = _without(self.begun.pop(response.session), response)
         if own:
@@ -200,13 +202,14 @@ class TextIndex:
         lower.parent = upper
         lower.edge = lower.edge[length:]
         upper.kid = lower
-        upper.through = tuple([response for response in lower.through if response.start < upper.depth])
+        above = [response for response in lower.through if response.start < upper.depth]
+        upper.through = tuple(above) if len(above) < _MANY else dict.fromkeys(above)
         self.nodes += 1
         return upper
 
     def attach(self, segment: Segment, node: Node) -> None:
         """Note that the text of ``segment`` ends at ``node``."""
-        node.ends += (segment,)
+        node.ends = _with(node.ends, segment)
 
     def begin(self, response: Response, node: Node) -> None:
         """Note that the prompt of ``response`` ends at ``node``."""
@@ -221,10 +224,10 @@ class TextIndex:
     def cover(self, response: Response) -> None:
         """Note that ``response`` may be cut anywhere in its text."""
         for node in _covered(response):
-            node.through += (response,)
+            node.through = _with(node.through, response)
 
     def uncover(self, response: Response) -> None:
-        """Undo :meth:`cover`. O(responses that share the text)."""
+        """Undo :meth:`cover`."""
         for node in _covered(response):
             node.through = _without(node.through, response)
 
@@ -275,7 +278,17 @@ def _covered(response: Response) -> Iterator[Node]:
         node = node.parent
 
 
-def _without(items: tuple[_T, ...], item: _T) -> tuple[_T, ...]:
+def _with(items: Row[_T], item: _T) -> Row[_T]:
+    if isinstance(items, dict):
+        items[item] = None
+        return items
+    return (*items, item) if len(items) < _MANY else dict.fromkeys((*items, item))
+
+
+def _without(items: Row[_T], item: _T) -> Row[_T]:
+    if isinstance(items, dict):
+        del items[item]
+        return items
     slot = items.index(item)
     return items[:slot] + items[slot + 1 :]
 

@@ -23,9 +23,6 @@ from slime_radix_cache.turns import Growing, Turn, Turns
 
 __all__ = ["WholeAnswers"]
 
-#: Bytes of an answer that are recorded before others get the event loop: some milliseconds of work.
-_AT_ONCE = 1 << 15
-
 
 class WholeAnswers:
     """One reply: ``turns[i]`` is the prompt of sequence ``i`` of its answer, ``generation`` mends it, if it may."""
@@ -63,7 +60,7 @@ class WholeAnswers:
             raise ValueError(f"{len(answers)} sequences instead of {len(self._turns)}")
         generation = self._generation
         aborted = [number for number, each in enumerate(answers) if is_aborted(each)] if generation else []
-        await self._record(answers, len(body), set(aborted))
+        await self._record(answers, set(aborted))
         if generation is None or not aborted:
             return
         if isinstance(answer, list):
@@ -81,20 +78,18 @@ class WholeAnswers:
         without = without_experts(body)
         return await self._long_work.run(parse(without, max_values=None, packs=False), self._exchange.client)
 
-    async def _record(self, answers: list[Any], size: int, aborted: Collection[int]) -> None:
-        """Record those that were not ``aborted``. An answer of ``size`` bytes, if large, lets others work meanwhile."""
-        at_once = max(1, _AT_ONCE * len(answers) // size)
-        for first in range(0, len(answers), at_once):
-            if first:
-                try:
-                    await self._long_work.pause(self._exchange.client)
-                except asyncio.CancelledError:
-                    for turn, answer in zip(self._turns[first:], answers[first:], strict=True):
-                        self._recorder.lose(turn, answer)
-                    raise
-            for number in range(first, min(first + at_once, len(answers))):
-                if number not in aborted:
-                    self._recorder.record(self._turns[number], answers[number])
+    async def _record(self, answers: list[Any], aborted: Collection[int]) -> None:
+        """Record those that were not ``aborted``. Of many, or long ones, others get the event loop in between."""
+        breaks = self._long_work.breaks(self._exchange.client)
+        for number, (turn, answer) in enumerate(zip(self._turns, answers, strict=True)):
+            try:
+                await breaks.take()
+            except asyncio.CancelledError:
+                for left in range(number, len(answers)):
+                    self._recorder.lose(self._turns[left], answers[left])
+                raise
+            if number not in aborted:
+                self._recorder.record(turn, answer)
 
     def _lose(self, answers: list[Any]) -> None:
         for turn, answer in zip_longest(self._turns, answers):
