@@ -12,6 +12,7 @@ import pytest
 from anyio.abc import TaskGroup
 
 from control.slotted import SLOTS, Slotted, up
+from own_time import OWN_TIME_UVLOOP, Backend
 from plugged import routing, until
 from routers import Running
 from slime_control import Control
@@ -28,9 +29,9 @@ RUNS = int(os.environ.get("SLIME_ROUTER_FUZZ_RUNS", "1"))
 
 
 @pytest.fixture
-def anyio_backend() -> tuple[str, dict[str, bool]]:
+def anyio_backend() -> Backend:
     """As it serves."""
-    return "asyncio", {"use_uvloop": True}
+    return OWN_TIME_UVLOOP
 
 
 class Trouble:

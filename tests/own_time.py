@@ -1,0 +1,115 @@
+"""Event loops whose clocks stand still while the machine does other work.
+
+Whatever a router, its workers and a test measure or wait for on one such loop keeps its order on a busy machine: a
+breaker's 0.2 s do not pass between two lines because another process ran there. Threads and other processes live in
+real time; so does whoever asks :mod:`time`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import selectors
+import time
+from collections.abc import Callable
+from contextvars import Context
+from typing import Any
+
+import uvloop
+
+__all__ = ["OWN_TIME", "OWN_TIME_UVLOOP", "Backend", "OwnTimeLoop", "OwnTimeUvloop"]
+
+Backend = tuple[str, dict[str, Any]]
+_Events = list[tuple[selectors.SelectorKey, int]]
+
+_TICK_S = 0.001
+#: Nothing is waited longer between two ticks, whatever the machine does there.
+_LONGEST_TICK_S = 0.004
+
+
+class OwnTimeLoop(asyncio.SelectorEventLoop):
+    """asyncio's loop. Its time is what it computed plus what it waited, no longer than it wanted to wait."""
+
+    def __init__(self) -> None:
+        self._waits = _CountingSelector()
+        self._began = (
+            time.monotonic() - time.thread_time()
+        )  # as large as a real clock: far from the zero of "never"
+        super().__init__(self._waits)
+
+    def time(self) -> float:
+        return self._began + time.thread_time() + self._waits.total_s
+
+
+class _CountingSelector(selectors.DefaultSelector):
+    """Counts the seconds that its callers wanted to wait and did."""
+
+    total_s = 0.0
+
+    def select(self, timeout: float | None = None) -> _Events:
+        began = time.monotonic()
+        events = super().select(timeout)
+        if timeout is None:
+            self.total_s += time.monotonic() - began
+        elif timeout > 0:
+            # Timed out, it has waited for just so long; woken late, it has not waited longer.
+            self.total_s += min(time.monotonic() - began, timeout) if events else timeout
+        return events
+
+
+class OwnTimeUvloop(uvloop.Loop):
+    """uvloop, which does not tell what it waits: while there are timers, that time goes on in short ticks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._time = self._ticked_at = time.monotonic()
+        self._computed_s = time.thread_time()
+        self._timers: list[asyncio.TimerHandle] = []
+        self._ticking = False
+
+    def time(self) -> float:
+        return self._time + time.thread_time() - self._computed_s
+
+    def call_later(  # type: ignore[override]  # uvloop has a class of its own for them
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self.time() + delay, callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        heapq.heappush(self._timers, timer)
+        if not self._ticking:
+            self._advance()
+            self._tick_again()
+        return timer
+
+    def _timer_handle_cancelled(self, _: asyncio.TimerHandle) -> None:
+        """It is dropped when its turn comes."""
+
+    def _tick_again(self) -> None:
+        self._ticking = True
+        super().call_later(_TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        self._advance()
+        while self._timers and self._timers[0].when() <= self._time:
+            timer = heapq.heappop(self._timers)
+            if not timer.cancelled():
+                timer._run()  # as asyncio's loop does
+        self._ticking = False
+        if self._timers:
+            self._tick_again()
+
+    def _advance(self) -> None:
+        """Count what was computed since the last tick, or waited."""
+        now, computed_s = time.monotonic(), time.thread_time()
+        waited_s = min(now - self._ticked_at, _LONGEST_TICK_S)
+        self._time += max(waited_s, computed_s - self._computed_s)
+        self._ticked_at, self._computed_s = now, computed_s
+
+
+#: What ``anyio_backend`` returns for them.
+OWN_TIME: Backend = ("asyncio", {"loop_factory": OwnTimeLoop})
+OWN_TIME_UVLOOP: Backend = ("asyncio", {"loop_factory": OwnTimeUvloop})
