@@ -22,9 +22,9 @@ __all__ = ["OWN_TIME", "OWN_TIME_UVLOOP", "Backend", "OwnTimeLoop", "OwnTimeUvlo
 Backend = tuple[str, dict[str, Any]]
 _Events = list[tuple[selectors.SelectorKey, int]]
 
-_TICK_S = 0.001
-#: Nothing is waited longer between two ticks, whatever the machine does there.
-_LONGEST_TICK_S = 0.004
+#: What uvloop waits at most in one go, so that it is not more that is counted when the machine does other work then.
+_TICK_S = 0.01
+_SHORTEST_TICK_S = 0.001
 
 
 class OwnTimeLoop(asyncio.SelectorEventLoop):
@@ -58,14 +58,18 @@ class _CountingSelector(selectors.DefaultSelector):
 
 
 class OwnTimeUvloop(uvloop.Loop):
-    """uvloop, which does not tell what it waits: while there are timers, that time goes on in short ticks."""
+    """uvloop, which does not tell what it waits: while there are timers, that time goes on in short ticks.
+
+    As with asyncio's loop, a tick that comes late has taken no longer than it was to take.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._time = self._ticked_at = time.monotonic()
         self._computed_s = time.thread_time()
         self._timers: list[asyncio.TimerHandle] = []
-        self._ticking = False
+        self._tick_s = 0.0
+        self._next_tick: asyncio.TimerHandle | None = None
 
     def time(self) -> float:
         return self._time + time.thread_time() - self._computed_s
@@ -80,7 +84,7 @@ class OwnTimeUvloop(uvloop.Loop):
     ) -> asyncio.TimerHandle:
         timer = asyncio.TimerHandle(when, callback, args, self, context)
         heapq.heappush(self._timers, timer)
-        if not self._ticking:
+        if self._next_tick is None or when < self._time + self._tick_s:
             self._advance()
             self._tick_again()
         return timer
@@ -89,8 +93,11 @@ class OwnTimeUvloop(uvloop.Loop):
         """It is dropped when its turn comes."""
 
     def _tick_again(self) -> None:
-        self._ticking = True
-        super().call_later(_TICK_S, self._tick)
+        if self._next_tick is not None:
+            self._next_tick.cancel()
+        until_due_s = self._timers[0].when() - self._time
+        self._tick_s = min(max(until_due_s, _SHORTEST_TICK_S), _TICK_S)
+        self._next_tick = super().call_later(self._tick_s, self._tick)
 
     def _tick(self) -> None:
         self._advance()
@@ -98,14 +105,14 @@ class OwnTimeUvloop(uvloop.Loop):
             timer = heapq.heappop(self._timers)
             if not timer.cancelled():
                 timer._run()  # as asyncio's loop does
-        self._ticking = False
+        self._tick_s, self._next_tick = 0.0, None
         if self._timers:
             self._tick_again()
 
     def _advance(self) -> None:
         """Count what was computed since the last tick, or waited."""
         now, computed_s = time.monotonic(), time.thread_time()
-        waited_s = min(now - self._ticked_at, _LONGEST_TICK_S)
+        waited_s = min(now - self._ticked_at, self._tick_s)
         self._time += max(waited_s, computed_s - self._computed_s)
         self._ticked_at, self._computed_s = now, computed_s
 

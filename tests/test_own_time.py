@@ -19,9 +19,9 @@ def test_timer_does_not_expire_while_process_stands_still(
 ) -> None:
     async def scenario() -> bool:
         expired = asyncio.Event()
-        asyncio.get_running_loop().call_later(0.1, expired.set)
+        asyncio.get_running_loop().call_later(0.2, expired.set)
         for _ in range(10):
-            time.sleep(0.02)  # noqa: ASYNC251  # as if another process had the core
+            time.sleep(0.05)  # noqa: ASYNC251  # as if another process had the core
             await asyncio.sleep(0)
         return expired.is_set()
 

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from deadlines import HANG_S
 from router_core.serving import bind, serving
 from wheels import ROOT, build_wheel
 
@@ -64,7 +65,7 @@ async def a_router(*arguments: str, seen: Path, cwd: Path) -> AsyncIterator[http
     command = [sys.executable, "-m", "router_core", "--port", str(port), *arguments]
     process = await anyio.open_process(command, env=seeing(seen), cwd=cwd, stdout=None, stderr=None)
     async with process, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
-        with anyio.fail_after(30):
+        with anyio.fail_after(HANG_S):
             while True:
                 assert process.returncode is None, "the router has ended"
                 try:
@@ -79,7 +80,7 @@ async def a_router(*arguments: str, seen: Path, cwd: Path) -> AsyncIterator[http
             process.kill()
             raise
         process.terminate()
-        with anyio.fail_after(10):
+        with anyio.fail_after(HANG_S):
             assert await process.wait() == 0
 
 

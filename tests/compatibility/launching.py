@@ -14,6 +14,7 @@ from pathlib import Path
 import anyio
 import httpx
 
+from deadlines import HANG_S
 from router_core.serving import bind
 
 __all__ = ["Launched", "launched", "our_words"]
@@ -78,7 +79,7 @@ def _said(log: Path) -> str:
 
 
 async def _serves(client: httpx.AsyncClient, process: subprocess.Popen[bytes], log: Path) -> None:
-    with anyio.fail_after(30):
+    with anyio.fail_after(HANG_S):
         while True:
             assert process.poll() is None, _said(log)
             try:

@@ -17,6 +17,7 @@ import pytest
 from core.asgi_worker import EVENTS
 from core.real import nginx, on_aiohttp, on_granian, on_nginx, on_uvicorn
 from core.servers import Wire, answer, content, scripted, talk
+from deadlines import HANG_S
 from routers import Start
 
 pytestmark = [
@@ -149,7 +150,7 @@ async def test_a_stream_arrives_piece_by_piece(start: Start, worker: str) -> Non
         for event in EVENTS:  # the worker sends an event only when the one before it has been read here
             await direct.get("/next")
             received = b""
-            with anyio.fail_after(5):
+            with anyio.fail_after(HANG_S):
                 while len(received) < len(event):
                     received += await anext(pieces)
             assert received == event

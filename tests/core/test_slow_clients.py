@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 import anyio
@@ -19,6 +19,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Mount, Route
 
 from core.servers import Script, Wire, answer, content, dial, on_both_loops, scripted, talk
+from deadlines import until
 from router_core import serving as serving_module
 from router_core.cli import build
 from router_core.router import Router
@@ -44,12 +45,6 @@ async def before(script: Script) -> AsyncIterator[tuple[Router, str]]:
         async with serving(app, client_timeout_s=router.settings.client_timeout_s) as url:
             yield router, url
             await until(lambda: not any(registered.in_flight for registered in router.pool))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    with anyio.fail_after(SOON_S):
-        while not condition():  # noqa: ASYNC110  # what another side does is seen, not told
-            await anyio.sleep(0.005)
 
 
 async def say(raw: socket.socket, data: bytes) -> None:

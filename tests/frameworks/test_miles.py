@@ -14,6 +14,7 @@ import pytest
 
 from chat.chatting import Chat, chatting
 from chat_models.families import QWEN3
+from deadlines import HANG_S
 from drift.rollouts import TOOLS
 from frameworks.session_server import Message, Refused, Sample, Session
 from slime_engine.moe import routed_experts
@@ -164,7 +165,7 @@ async def test_a_rollout_that_is_ended_by_aborts_ends_at_once(start: Start, thro
         async with anyio.create_task_group() as tasks:
             for session in sessions:
                 tasks.start_soon(partial(session.ask, user(session.name), max_tokens=1000))
-            with anyio.fail_after(10):
+            with anyio.fail_after(HANG_S):
                 while len(chat.entries) < 4 or not all(entry.output_ids for entry in chat.entries):  # noqa: ASYNC110  # the engine's own journal
                     await anyio.sleep(0.01)
             began = time.monotonic()

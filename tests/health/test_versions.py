@@ -11,6 +11,7 @@ import anyio
 import httpx
 import pytest
 
+from deadlines import HANG_S
 from health.naming import Naming
 from health.patient import Changes, until
 from plugged import routing
@@ -70,7 +71,7 @@ class Fleet:
     async def hear(self, engine: Naming, **more: Any) -> None:
         """Let ``engine`` answer something."""
         before = engine.generated
-        with anyio.fail_after(5):
+        with anyio.fail_after(HANG_S):
             while engine.generated == before:
                 assert (await self.generate(**more)).status_code == 200
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ import pytest
 
 from chaos.processes import Program, free_port
 from core.servers import Scripted, Wire, answer, scripted
+from deadlines import until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -138,14 +139,6 @@ async def leaves(running: Running, session: str = "s") -> list[dict[str, Any]]:
         "trajectories"
     ]
     return found
-
-
-async def until(true: Callable[[], bool], limit_s: float = 5) -> None:
-    with anyio.fail_after(limit_s):
-        while True:
-            if true():
-                return
-            await anyio.sleep(0.005)
 
 
 async def idle(running: Running) -> None:

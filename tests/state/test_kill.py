@@ -18,6 +18,7 @@ import pytest
 from anyio.abc import TaskGroup
 
 from chaos.processes import Program, free_port
+from deadlines import HANG_S
 from slime_demo.conversations import FOLLOW_UPS, PROMPTS, Conversation
 from slime_demo.verdict import expected
 from slime_engine.model import load_model
@@ -154,7 +155,7 @@ class Fleet:
 
 
 async def listening(client: httpx.AsyncClient, program: Program) -> None:
-    with anyio.fail_after(20):
+    with anyio.fail_after(HANG_S):
         while True:
             assert not program.ended, program.said()
             with suppress(httpx.TransportError):
