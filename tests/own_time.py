@@ -77,12 +77,16 @@ class OwnTimeUvloop(uvloop.Loop):
     def call_later(  # type: ignore[override]  # uvloop has a class of its own for them
         self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        return self.call_at(self.time() + delay, callback, *args, context=context)
+        now = self.time() if delay > 0 else self._time
+        return self.call_at(now + delay, callback, *args, context=context)
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         timer = asyncio.TimerHandle(when, callback, args, self, context)
+        if when <= self.time():
+            self.call_soon(self._run, timer)
+            return timer
         heapq.heappush(self._timers, timer)
         if self._next_tick is None or when < self._time + self._tick_s:
             self._advance()
@@ -102,12 +106,14 @@ class OwnTimeUvloop(uvloop.Loop):
     def _tick(self) -> None:
         self._advance()
         while self._timers and self._timers[0].when() <= self._time:
-            timer = heapq.heappop(self._timers)
-            if not timer.cancelled():
-                timer._run()  # as asyncio's loop does
+            self._run(heapq.heappop(self._timers))
         self._tick_s, self._next_tick = 0.0, None
         if self._timers:
             self._tick_again()
+
+    def _run(self, timer: asyncio.TimerHandle) -> None:
+        if not timer.cancelled():
+            timer._run()  # as asyncio's loop does
 
     def _advance(self) -> None:
         """Count what was computed since the last tick, or waited."""
