@@ -13,6 +13,7 @@ import selectors
 import time
 from collections.abc import Callable
 from contextvars import Context
+from socket import socket
 from typing import Any
 
 import uvloop
@@ -39,6 +40,15 @@ class OwnTimeLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self._began + time.thread_time() + self._waits.total_s
+
+    async def _accept_connection2(
+        self, factory: Any, conn: socket, extra: Any, ssl: Any, server: Any, *more: Any
+    ) -> None:
+        """Close what comes in the moment in which the server closes; asyncio fails over it, and leaves it open."""
+        if server.is_serving():
+            await super()._accept_connection2(factory, conn, extra, ssl, server, *more)  # type: ignore[misc]
+        else:
+            conn.close()
 
 
 class _CountingSelector(selectors.DefaultSelector):

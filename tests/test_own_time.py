@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import Callable
 
 import pytest
 
+from deadlines import HANG_S
 from own_time import OwnTimeLoop, OwnTimeUvloop
 
 on_each_loop = pytest.mark.parametrize("new_loop", [OwnTimeLoop, OwnTimeUvloop], ids=["asyncio", "uvloop"])
@@ -58,3 +60,18 @@ def test_timer_expires_in_a_loop_that_never_waits(new_loop: Callable[[], asyncio
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(scenario())
+
+
+def test_connection_accepted_as_server_closes_is_closed() -> None:
+    async def scenario() -> bytes:
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(asyncio.Protocol, "127.0.0.1", 0)
+        with socket.create_connection(server.sockets[0].getsockname()) as raw:
+            raw.setblocking(False)
+            for _ in range(2):
+                await asyncio.sleep(0)  # accepted, but no transport is made yet
+            server.close()
+            return await asyncio.wait_for(loop.sock_recv(raw, 1), HANG_S)
+
+    with asyncio.Runner(loop_factory=OwnTimeLoop) as runner:
+        assert runner.run(scenario()) == b""
