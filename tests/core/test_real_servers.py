@@ -68,7 +68,10 @@ async def test_answers_are_the_same_as_without_the_router(start: Start, worker: 
         *(("POST", f"/status/{status}", b"{}") for status in (204, 400, 500, 503)),
         ("HEAD", "/status/404", b""),
     ]
-    async with start(BARE, "--worker-urls", worker) as running, httpx.AsyncClient(trust_env=False) as direct:
+    async with (
+        start(BARE, "--worker-urls", worker) as running,
+        httpx.AsyncClient(trust_env=False, timeout=HANG_S) as direct,
+    ):
         for method, path, body in asked:
             expected = await direct.request(method, worker + path, content=body)
             reply = await running.client.request(method, path, content=body)
@@ -142,7 +145,7 @@ async def test_large_bodies_pass_both_ways(start: Start, worker: str) -> None:
 async def test_a_stream_arrives_piece_by_piece(start: Start, worker: str) -> None:
     async with (
         start(BARE, "--worker-urls", worker) as running,
-        httpx.AsyncClient(base_url=worker, trust_env=False) as direct,
+        httpx.AsyncClient(base_url=worker, trust_env=False, timeout=HANG_S) as direct,
         running.client.stream("GET", "/events") as stream,
     ):
         assert stream.headers["content-type"].startswith("text/event-stream")

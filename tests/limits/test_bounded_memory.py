@@ -39,7 +39,7 @@ async def test_a_fast_worker_and_a_client_that_does_not_read_cost_little_and_not
     async with (
         scripted(fast) as worker,
         router_process("--worker-urls", worker.url, "--client-timeout-secs", "2") as router,
-        httpx.AsyncClient(base_url=router.url, trust_env=False) as client,
+        httpx.AsyncClient(base_url=router.url, trust_env=False, timeout=HANG_S) as client,
     ):
 
         async def loads() -> list[int]:
@@ -68,7 +68,7 @@ async def test_requests_sent_ahead_without_end_cost_little() -> None:
         before = router.peak
         with await dial(router.url) as raw:
             raw.setblocking(True)
-            raw.settimeout(10)
+            raw.settimeout(HANG_S)
             answered = threading.Event()
 
             def read() -> None:
