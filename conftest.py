@@ -7,11 +7,16 @@ from contextlib import asynccontextmanager
 
 import httpx
 import pytest
+from hypothesis import HealthCheck, settings
 
 from own_time import OWN_TIME, Backend
 from router_core.cli import build
 from router_core.serving import serving
 from routers import Running, Start
+
+# How long an example takes says nothing on a busy machine.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 
 @pytest.fixture
