@@ -432,7 +432,7 @@ async def test_a_stream_whose_worker_is_killed_leaves_what_came_of_it(
     try:
         cache = ("--plugin", "radix_cache", "--hf-checkpoint", checkpoint, "--disable-health-check")
         async with start(*cache, "--worker-urls", f"http://127.0.0.1:{port}") as running:
-            await until(lambda: all(worker.state == "ready" for worker in running.router.pool), 30)
+            await until(lambda: all(worker.state == "ready" for worker in running.router.pool))
             asked = {"text": PROMPT, "session_id": "s", "stream": True}
             asked["sampling_params"] = {"max_new_tokens": 500, "ignore_eos": True}
             told: dict[str, Any] = {}
