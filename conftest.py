@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
+import certifi
 import httpx
 import pytest
+import trustme
+from hypothesis import HealthCheck, settings
 
+from own_time import OWN_TIME, Backend
 from router_core.cli import build
 from router_core.serving import serving
 from routers import Running, Start
 
+# How long an example takes says nothing on a busy machine.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One public authority instead of 150: to read those takes 25 ms for each router and each client."""
+    path = str(tmp_path_factory.mktemp("authority") / "ca.pem")
+    trustme.CA().cert_pem.write_to_path(path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SSL_CERT_FILE", path)
+        patch.setenv("SSL_CERT_DIR", path)
+        patch.setattr(certifi, "where", lambda: path)
+        yield
+
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
+def anyio_backend() -> Backend:
+    """A loop whose clock stands still while the machine does other work."""
+    return OWN_TIME
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import anyio
@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from deadlines import until
 from router_core.app import make_app
 from router_core.hooks import new_plugin_manager
 from router_core.router import Router
@@ -69,10 +70,3 @@ async def routing(
             await router.add_worker(worker)
         yield Running(router, url, client)
         await until(lambda: not any(worker.in_flight for worker in router.pool))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Return when ``condition`` holds, within 5 seconds."""
-    with anyio.fail_after(5):
-        while not condition():  # noqa: ASYNC110  # what is waited for has no event to set
-            await anyio.sleep(0.01)

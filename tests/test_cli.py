@@ -11,6 +11,7 @@ from types import ModuleType
 
 import pytest
 
+from deadlines import HANG_S
 from router_core import cli
 from router_core.cli import build, main
 from router_core.errors import PluginError
@@ -24,7 +25,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     """``python -m router_core`` in a process of its own."""
     command = [sys.executable, "-m", "router_core", *arguments]
     seen = os.environ | environment
-    return subprocess.run(command, env=seen, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, env=seen, capture_output=True, text=True, timeout=HANG_S, check=False)
 
 
 def line_of(capsys: Capture, *arguments: str) -> str:

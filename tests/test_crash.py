@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from deadlines import HANG_S
+
 CRASHING = """
 from contextlib import asynccontextmanager
 from router_core import hookimpl
@@ -29,7 +31,7 @@ def test_a_router_whose_background_work_crashes_ends_instead_of_staying_as_a_zom
     done = subprocess.run(
         [sys.executable, "-m", "router_core", "--port", "0", "--middleware-paths", "crashing"],
         capture_output=True,
-        timeout=30,
+        timeout=HANG_S,
         check=False,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},

@@ -15,6 +15,7 @@ import httpx
 import pytest
 from starlette.routing import Route
 
+from deadlines import HANG_S
 from plugged import Recording
 from router_core import hookspecs
 from router_core.admin import admin_routes
@@ -168,7 +169,7 @@ def help_of_commands() -> dict[str, str]:
     for point in entry_points(group="slime_router.commands"):
         command = [sys.executable, "-m", "router_core", point.name, "--help"]
         shown[point.name] = subprocess.run(
-            command, check=True, capture_output=True, text=True, timeout=60
+            command, check=True, capture_output=True, text=True, timeout=HANG_S
         ).stdout
     return shown
 

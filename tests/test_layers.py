@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from deadlines import HANG_S
+
 ROOT = Path(__file__).parent.parent
 CORE = ROOT / "router_core"
 PLUGINS = ROOT / "plugins"
@@ -209,7 +211,7 @@ def test_importing_is_light(module: str, light: set[str]) -> None:
     """In a fresh interpreter. Who only asks for ``--help`` does not wait for transformers."""
     code = f"import sys, {module}; print(*sorted({set(light)!r} & set(sys.modules)))"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_S, check=False
     )
     assert (done.returncode, done.stderr, done.stdout.split()) == (0, "", [])
 

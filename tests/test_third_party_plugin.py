@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from deadlines import HANG_S
 from router_core.serving import bind, serving
 from wheels import ROOT, build_wheel
 
@@ -52,7 +53,7 @@ def seeing(*places: Path) -> dict[str, str]:
 def slime_router(*arguments: str, seen: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "router_core", *arguments]
     return subprocess.run(
-        command, env=seeing(seen), cwd=cwd, capture_output=True, text=True, timeout=60, check=False
+        command, env=seeing(seen), cwd=cwd, capture_output=True, text=True, timeout=HANG_S, check=False
     )
 
 
@@ -63,8 +64,11 @@ async def a_router(*arguments: str, seen: Path, cwd: Path) -> AsyncIterator[http
         port = sock.getsockname()[1]
     command = [sys.executable, "-m", "router_core", "--port", str(port), *arguments]
     process = await anyio.open_process(command, env=seeing(seen), cwd=cwd, stdout=None, stderr=None)
-    async with process, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
-        with anyio.fail_after(30):
+    async with (
+        process,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=HANG_S) as client,
+    ):
+        with anyio.fail_after(HANG_S):
             while True:
                 assert process.returncode is None, "the router has ended"
                 try:
@@ -79,7 +83,7 @@ async def a_router(*arguments: str, seen: Path, cwd: Path) -> AsyncIterator[http
             process.kill()
             raise
         process.terminate()
-        with anyio.fail_after(10):
+        with anyio.fail_after(HANG_S):
             assert await process.wait() == 0
 
 
@@ -164,7 +168,13 @@ def test_the_examples_own_test_passes_on_the_installed_plugin(installed: Path, t
     test.write_bytes((EXAMPLE / "test_slime_turns.py").read_bytes())
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", str(test)]
     done = subprocess.run(
-        command, env=seeing(installed), cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        command,
+        env=seeing(installed),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 passed" in done.stdout

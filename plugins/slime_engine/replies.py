@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
+
+import anyio
 
 from slime_engine.language import ModelTokenizer
 from slime_engine.requests import GenerateRequest
@@ -27,7 +28,7 @@ class Reply:
         self._request = request
         self._tokenizer = tokenizer
         self._incremental = incremental
-        self._began = time.monotonic()
+        self._began = anyio.current_time()
         self._text: list[str] = []
         self._ids: list[int] = []
         self._logprobs: list[LogprobTuple] = []
@@ -80,7 +81,7 @@ class Reply:
             if self._request.return_logprob:
                 meta |= self._logprob_info(sequence, tokens.completion_tokens)
         if tokens.finish_reason is not None:
-            meta["e2e_latency"] = time.monotonic() - self._began
+            meta["e2e_latency"] = anyio.current_time() - self._began
         return meta
 
     def _logprob_info(self, sequence: Sequence, completion_tokens: int) -> JSONDict:

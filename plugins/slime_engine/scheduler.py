@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -43,7 +42,7 @@ class Scheduler:
         settings: Settings,
         journal: Journal,
         emit: Callable[[list[TokenDelta]], None],
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = anyio.current_time,
     ) -> None:
         self._steps = Steps(model)
         self._journal = journal

@@ -82,7 +82,7 @@ class Limits:
     def __init__(self, settings: Settings, limit: int) -> None:
         self.settings = settings
         self.slots = (
-            RefilledSlots(limit, settings.queue_size, settings.refill_per_s)
+            RefilledSlots(limit, settings.queue_size, settings.refill_per_s, anyio.current_time)
             if settings.refill_per_s
             else Slots(limit, settings.queue_size)
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -109,13 +108,11 @@ class RefilledSlots(Slots):
     has somebody wait calls :meth:`refill` in :meth:`next_s` again and again.
     """
 
-    def __init__(
-        self, limit: int, queue_size: int, per_s: int, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, limit: int, queue_size: int, per_s: int, clock: Callable[[], float]) -> None:
         super().__init__(limit, queue_size)
         self._per_s = per_s
         self._clock = clock
-        self._refilled_at = clock()
+        self._refilled_at = 0.0  # the first request finds it full
 
     def take(self) -> Place:
         self.refill()

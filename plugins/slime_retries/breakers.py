@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 
 from router_core import Worker
 from router_core.reply import Reply
@@ -46,7 +45,7 @@ class Breakers:
         if breaker is None:
             if worker.state != "ready" or worker not in self._pool:
                 return
-            breaker = self.troubled[worker] = Breaker(self._thresholds, time.monotonic)
+            breaker = self.troubled[worker] = Breaker(self._thresholds, asyncio.get_running_loop().time)
         before = breaker.state
         breaker.failed(attempt)
         self._follow(worker, breaker, before, how)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from deadlines import HANG_S
 from router_core.serving import bind
 
 __all__ = ["Program", "free_port"]
@@ -75,7 +76,7 @@ class Program:
         """End it at once, stopped or not."""
         if self._process is not None:
             self.send(signal.SIGKILL)
-            self._process.wait(10)
+            self._process.wait(HANG_S)
 
     def said(self) -> str:
         """Its log so far."""

@@ -19,6 +19,7 @@ from chaos.fleet import FIRST, Engine, Trainer, Watch, until
 from chaos.oracle import Oracle
 from chaos.processes import Program, free_port
 from chaos.report import Report, Use
+from deadlines import HANG_S
 from slime_engine.model import load_model
 from slime_engine.tokenizer import EngineTokenizer
 
@@ -131,7 +132,7 @@ class Rampage:
         return report
 
     async def _until_up(self) -> None:
-        with anyio.fail_after(60):
+        with anyio.fail_after(HANG_S):
             for engine in self.engines:
                 while not await engine.serves(self._direct):  # noqa: ASYNC110  # a process has no event
                     await asyncio.sleep(0.1)

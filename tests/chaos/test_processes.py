@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from chaos.processes import Program, free_port
+from deadlines import HANG_S
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -41,7 +42,7 @@ def test_what_a_test_started_dies_when_the_test_is_killed(tmp_path: Path) -> Non
         pid = int(starter.stdout.readline())
         assert not _gone(pid)
         starter.kill()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + HANG_S
     while not _gone(pid) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert _gone(pid)

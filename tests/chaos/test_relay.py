@@ -13,6 +13,7 @@ import pytest
 from chaos.processes import free_port
 from chaos.relay import Relay, Trouble
 from core.servers import Wire, answer, dial, scripted
+from deadlines import HANG_S
 
 _BODY = b'{"rid":"a","text":"Hello"}'
 _ASKED = b"POST /generate HTTP/1.1\r\nContent-Length: %d\r\n\r\n%s" % (len(_BODY), _BODY)
@@ -71,7 +72,7 @@ async def test_a_forged_answer_follows_the_engines_own_on_the_same_connection() 
             loop = asyncio.get_running_loop()
             await loop.sock_sendall(raw, _ASKED)
             said = b""
-            with anyio.fail_after(5):
+            with anyio.fail_after(HANG_S):
                 while b"FORGED" not in said:
                     said += await loop.sock_recv(raw, 1 << 16)
         assert said.startswith(answer(b'{"text":"engine"}'))

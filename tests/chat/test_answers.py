@@ -17,6 +17,7 @@ from starlette.routing import Route
 
 from chat.chatting import chatting
 from chat_models.families import LLAMA, QWEN2_5, QWEN3
+from deadlines import HANG_S
 from drift.rollouts import TOOLS
 from router_core.serving import serving
 
@@ -220,7 +221,7 @@ class TestAborts:
             async with chat.running.client.stream("POST", "/v1/chat/completions", json=body) as answer:
                 async for _ in answer.aiter_lines():
                     break
-            with anyio.fail_after(5):
+            with anyio.fail_after(HANG_S):
                 while chat.entries[0].finish_reason is None:  # noqa: ASYNC110  # the engine's own journal
                     await anyio.sleep(0.02)
             assert chat.entries[0].finish_reason["type"] == "abort"

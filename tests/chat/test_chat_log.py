@@ -18,6 +18,7 @@ import pytest
 from chat.chatting import Chat, chatting
 from chat.test_histories import ASK, said, user
 from chat_models.families import LLAMA, QWEN2_5, QWEN3, Family
+from deadlines import HANG_S
 from drift.rollouts import TOOLS
 from router_core.cli import build
 from router_core.errors import StartupError
@@ -130,7 +131,7 @@ async def tidied(history: LoggedHistory, until: Callable[[], bool]) -> None:
     """Let files be written again in the background ``until``."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(history.tidy)
-        with anyio.fail_after(10):
+        with anyio.fail_after(HANG_S):
             while not until():  # noqa: ASYNC110  # what is waited for is on the disk
                 await anyio.sleep(0.001)
         tasks.cancel_scope.cancel()
@@ -163,7 +164,7 @@ async def test_turns_that_are_added_during_the_writing_again_are_not_lost(tmp_pa
         for _ in range(300):
             talks.turn()
             await anyio.sleep(0.0005)
-        with anyio.fail_after(10):
+        with anyio.fail_after(HANG_S):
             while history._log._due():  # noqa: ASYNC110  # as above
                 await anyio.sleep(0.001)
         tasks.cancel_scope.cancel()

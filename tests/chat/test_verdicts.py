@@ -13,6 +13,7 @@ import pytest
 from chat.chatting import Chat, chatting
 from chat.test_histories import ASK, is_continued, said, user
 from chat_models.families import QWEN2_5
+from deadlines import HANG_S
 from router_core.exchange import Exchange
 from router_core.registry import ComponentRegistry
 
@@ -129,7 +130,7 @@ async def test_what_a_client_heard_before_it_hung_up_is_judged_too(
     judge.reasons[:] = [reason]
     async with chatting(start, "w " * 50, "More.", tokens_per_second=50, family=QWEN2_5) as chat:
         text = await _heard(chat, 5)
-        with anyio.fail_after(5):
+        with anyio.fail_after(HANG_S):
             while any(worker.in_flight for worker in chat.running.router.pool):  # noqa: ASYNC110  # it ends when the stream does
                 await anyio.sleep(0.01)
         judge.reasons[:] = [None]

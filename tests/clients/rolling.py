@@ -14,6 +14,7 @@ from anyio.from_thread import BlockingPortal
 
 from chat_models.families import Call, Family, Words
 from chat_models.steered import Steered
+from deadlines import HANG_S
 from routers import Running
 from slime_engine.journal import JournalEntry
 
@@ -172,7 +173,9 @@ class Rollout:
         return records
 
     def _get(self, path: str) -> Any:
-        return httpx.get(f"{self.running.url}{path}", trust_env=False).raise_for_status().json()
+        return (
+            httpx.get(f"{self.running.url}{path}", trust_env=False, timeout=HANG_S).raise_for_status().json()
+        )
 
 
 def _check(record: dict[str, Any], entries: list[JournalEntry]) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import anyio
 import httpx
 
+from deadlines import HANG_S
 from router_core.serving import bind
 
 __all__ = ["Launched", "launched", "our_words"]
@@ -57,11 +58,11 @@ async def launched(words: list[str], directory: Path) -> AsyncIterator[Launched]
     process = _started([*words, "--port", str(port)], log)
     try:
         base_url = f"http://127.0.0.1:{port}"
-        async with httpx.AsyncClient(base_url=base_url, trust_env=False, timeout=20) as client:
+        async with httpx.AsyncClient(base_url=base_url, trust_env=False, timeout=HANG_S) as client:
             await _serves(client, process, log)
             yield Launched(client, log)
         process.send_signal(signal.SIGTERM)
-        assert await anyio.to_thread.run_sync(process.wait, 20) == 0, _said(log)
+        assert await anyio.to_thread.run_sync(process.wait, HANG_S) == 0, _said(log)
     finally:
         process.kill()
         process.wait()
@@ -78,7 +79,7 @@ def _said(log: Path) -> str:
 
 
 async def _serves(client: httpx.AsyncClient, process: subprocess.Popen[bytes], log: Path) -> None:
-    with anyio.fail_after(30):
+    with anyio.fail_after(HANG_S):
         while True:
             assert process.poll() is None, _said(log)
             try:

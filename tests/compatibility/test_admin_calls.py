@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from control.steered import Controlled, Steered, steering
+from deadlines import HANG_S
 from router_core.serving import bind, serving
 
 pytestmark = pytest.mark.anyio
@@ -94,7 +95,7 @@ async def test_miles_waits_for_a_worker_to_be_there_and_to_be_gone(late: Steered
         assert (answer["status"], answer["url"]) == ("accepted", late.url)
         assert answer["location"] == f"/workers/{worker_id}"
 
-        with anyio.fail_after(5):
+        with anyio.fail_after(HANG_S):
             while True:
                 seen = await client.get(f"/workers/{worker_id}")
                 assert seen.status_code == 200
@@ -137,7 +138,7 @@ async def test_a_worker_that_is_still_loading_is_accepted_and_joins_when_it_answ
         location = accepted.headers["location"]
         assert (await running.client.get(location)).json()["is_healthy"] is False
         async with serving(late.app, port=port):
-            with anyio.fail_after(10):
+            with anyio.fail_after(HANG_S):
                 while not (await running.client.get(location)).json()["is_healthy"]:  # noqa: ASYNC110
                     await anyio.sleep(0.05)
 
@@ -165,7 +166,7 @@ async def test_the_insistent_client_gets_its_answer_when_a_worker_comes(late: St
         await anyio.sleep(0.1)
         assert got == []
         await running.client.post(f"/add_worker?url={late.url}")
-        with anyio.fail_after(5):
+        with anyio.fail_after(HANG_S):
             while not got:  # noqa: ASYNC110  # appended to by the task above
                 await anyio.sleep(0.01)
         ((answer, failures),) = got
@@ -187,7 +188,7 @@ async def test_the_insistent_client_comes_through_a_pause_without_a_failure() ->
         tasks.start_soon(ask)
         await anyio.sleep(0.2)
         await insistent(running.client, "/continue_generation", None)
-        with anyio.fail_after(5):
+        with anyio.fail_after(HANG_S):
             while not got:  # noqa: ASYNC110  # appended to by the task above
                 await anyio.sleep(0.01)
         assert [failures for _, failures in got] == [0]

@@ -24,6 +24,7 @@ from starlette.routing import Route
 
 from compatibility.gateway import GATEWAY
 from compatibility.launching import Launched, launched, our_words
+from deadlines import HANG_S
 from router_core.cli import build, main
 from router_core.errors import SettingsError
 from router_core.serving import serving
@@ -181,7 +182,7 @@ async def workers() -> AsyncIterator[dict[str, str]]:
 
 async def generates(client: httpx.AsyncClient, **headers: str) -> None:
     """A worker joins, and is asked."""
-    with anyio.fail_after(10):
+    with anyio.fail_after(HANG_S):
         while (await client.get("/readiness", headers=headers)).status_code != 200:  # noqa: ASYNC110
             await anyio.sleep(0.05)
     answer = await client.post("/generate", json={"text": "Hi"}, headers=headers)

@@ -12,6 +12,8 @@ import pytest
 from anyio.abc import TaskGroup
 
 from control.slotted import SLOTS, Slotted, up
+from deadlines import HANG_S
+from own_time import OWN_TIME_UVLOOP, Backend
 from plugged import routing, until
 from routers import Running
 from slime_control import Control
@@ -28,9 +30,9 @@ RUNS = int(os.environ.get("SLIME_ROUTER_FUZZ_RUNS", "1"))
 
 
 @pytest.fixture
-def anyio_backend() -> tuple[str, dict[str, bool]]:
+def anyio_backend() -> Backend:
     """As it serves."""
-    return "asyncio", {"use_uvloop": True}
+    return OWN_TIME_UVLOOP
 
 
 class Trouble:
@@ -196,7 +198,7 @@ async def test_whatever_happens_between_two_pieces_no_answer_comes_from_weights_
             async with anyio.create_task_group() as clients:
                 for _ in range(3):
                     clients.start_soon(trouble.ask)
-                with anyio.fail_after(60):
+                with anyio.fail_after(HANG_S):
                     await trouble.live()
                     await trouble.end_well()
                 clients.cancel_scope.cancel()

@@ -9,6 +9,7 @@ import httpx
 import orjson
 import pytest
 
+from deadlines import HANG_S
 from plugged import until
 from slime_control.client import RouterClient
 
@@ -36,7 +37,7 @@ async def on_each_engine(running: Running, path: str) -> list[Any]:
 async def until_running(running: Running, count: int) -> None:
     """Return when the engines have sampled something of ``count`` requests."""
     running_now = 0
-    with anyio.fail_after(10):
+    with anyio.fail_after(HANG_S):
         while running_now < count:
             await anyio.sleep(0.01)
             loads = await on_each_engine(running, "/v1/loads")

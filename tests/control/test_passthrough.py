@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from deadlines import HANG_S
 from plugged import until
 from router_core.serving import serving
 from routers import Running, Start, answering
@@ -175,7 +176,7 @@ async def test_a_client_that_leaves_closes_the_connection(start: Start, checkpoi
         async with running.client.stream("POST", "/v1/chat/completions", json=body) as streamed:
             async for _ in streamed.aiter_bytes():
                 break
-        with anyio.fail_after(5):
+        with anyio.fail_after(HANG_S):
             await worker.left.wait()
         assert worker.paths() == ["/v1/chat/completions"]
 

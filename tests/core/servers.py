@@ -16,6 +16,7 @@ import pytest
 from anyio.abc import AnyByteStream, SocketAttribute, SocketStream
 from anyio.streams.tls import TLSStream
 
+from own_time import OWN_TIME, OWN_TIME_UVLOOP
 from router_core.serving import bind
 
 __all__ = [
@@ -35,8 +36,8 @@ __all__ = [
 on_both_loops = pytest.mark.parametrize(
     "anyio_backend",
     [
-        pytest.param(("asyncio", {"use_uvloop": False}), id="asyncio"),
-        pytest.param(("asyncio", {"use_uvloop": True}), id="uvloop"),
+        pytest.param(OWN_TIME, id="asyncio"),
+        pytest.param(OWN_TIME_UVLOOP, id="uvloop"),
     ],
 )
 

@@ -10,6 +10,7 @@ import anyio
 import pytest
 
 from core.servers import Wire, content, dial, on_both_loops, scripted
+from deadlines import HANG_S
 from router_core.upstream import Limits, Upstream
 from routers import Start
 
@@ -72,10 +73,10 @@ async def test_a_slow_client_holds_a_fast_worker_back(start: Start, chunked: boo
             await asyncio.get_running_loop().sock_sendall(
                 raw, b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
             )
-            with anyio.fail_after(10):
+            with anyio.fail_after(HANG_S):
                 await flood.until_held()
             assert 0 < flood.sent < BOUND
-            with anyio.fail_after(20):
+            with anyio.fail_after(HANG_S):
                 body = await read_all(raw)
             assert flood.sent == SIZE
             assert body == PIECE * (SIZE // len(PIECE))
@@ -89,10 +90,10 @@ async def test_a_client_that_stalls_is_no_silence_of_the_worker(start: Start) ->
             await asyncio.get_running_loop().sock_sendall(
                 raw, b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
             )
-            with anyio.fail_after(10):
+            with anyio.fail_after(HANG_S):
                 await flood.until_held()
             await anyio.sleep(0.4)
-            with anyio.fail_after(20):
+            with anyio.fail_after(HANG_S):
                 assert len(await read_all(raw)) == SIZE
 
 
@@ -155,7 +156,7 @@ async def test_both_directions_held_at_once_go_on(start: Start) -> None:
 
     upload = PIECE * (8 * MIB // len(PIECE))
     async with scripted(echo) as worker, start(BARE, "--worker-urls", worker.url) as running:
-        with await dial(running.url, receive_buffer=64 * 1024) as raw, anyio.fail_after(20):
+        with await dial(running.url, receive_buffer=64 * 1024) as raw, anyio.fail_after(HANG_S):
             head = (
                 b"POST / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
                 % len(upload)

@@ -17,6 +17,7 @@ import pytest
 import trustme
 
 from core.servers import Wire, answer, on_both_loops, scripted
+from deadlines import HANG_S
 from router_core.app import make_app
 from router_core.exchange import Exchange
 from router_core.proxy import relay
@@ -68,7 +69,7 @@ def open_files() -> int:
 
 
 async def settle(condition: Callable[[], bool]) -> None:
-    with anyio.fail_after(3):
+    with anyio.fail_after(HANG_S):
         while not condition():  # noqa: ASYNC110  # closing takes some turns of the loop
             await anyio.sleep(0.001)
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import anyio
 import pytest
 
 from core.servers import Script, Scripted, Wire, answer, dial, on_both_loops, scripted
+from deadlines import HANG_S, until
 from router_core.workers import Worker
 from routers import Running, Start
 
@@ -30,12 +31,6 @@ def closed(raw: socket.socket) -> None:
 def reset(raw: socket.socket) -> None:
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     raw.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    with anyio.fail_after(MOMENT_S):
-        while not condition():  # noqa: ASYNC110  # what another side does is seen, not told
-            await anyio.sleep(0.002)
 
 
 def at_rest(running: Running) -> bool:
@@ -108,7 +103,7 @@ async def test_a_client_that_hangs_up_ends_its_workers_connection(start: Start, 
             watched.append(Watched(PARTS[when]))
             raw = await dial(running.url, receive_buffer=64 * 1024)
             await say(raw, HEAD % 2 + b"{}")
-            with anyio.fail_after(10):
+            with anyio.fail_after(HANG_S):
                 await watched[-1].reached.wait()
             if when == "in the middle of a stream":
                 received = b""
@@ -194,7 +189,7 @@ async def test_a_pipelined_request_is_answered_in_turn(start: Start) -> None:
                 raw, b"".join(b"GET /%d HTTP/1.1\r\nHost: localhost\r\n\r\n" % number for number in range(5))
             )
             received = b""
-            with anyio.fail_after(5):
+            with anyio.fail_after(HANG_S):
                 while received.count(b"HTTP/1.1 200") < 5 or not received.endswith(b"/4"):
                     received += await asyncio.get_running_loop().sock_recv(raw, 1 << 16)
             assert [part[-2:] for part in received.split(b"HTTP/1.1 200 OK")[1:]] == [

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from core.servers import Scripted, Wire, answer, content, on_both_loops, scripted, talk
+from deadlines import HANG_S
 from router_core.errors import WorkerBroke
 from router_core.upstream import Limits, Upstream
 from router_core.workers import Worker
@@ -249,7 +250,7 @@ async def test_what_never_ends_is_cut_after_64_kib(start: Start) -> None:
 
     async with scripted(endless) as worker, start(*reading(worker)) as running:
         for number, what in enumerate(cases):
-            with anyio.fail_after(5):
+            with anyio.fail_after(HANG_S):
                 reply = await ask(running, f"/{number}")
             if what in ENDLESS:
                 assert reply is not None, what
@@ -532,7 +533,7 @@ async def test_a_worker_that_never_answers_is_a_504(start: Start) -> None:
             *reading(worker), "--request-timeout-secs", "0.3", "--stream-silence-timeout-secs", "60"
         ) as running,
     ):
-        with anyio.fail_after(3):
+        with anyio.fail_after(HANG_S):
             found = await all_of(running, list(SILENCES))
         for said, reply in found.items():
             assert reply.startswith(b"HTTP/1.1 504 "), said
@@ -551,7 +552,7 @@ async def test_a_worker_that_drips_its_head_is_a_504(start: Start) -> None:
         scripted(dripping) as worker,
         start(*reading(worker), "--request-timeout-secs", "0.3") as running,
     ):
-        with anyio.fail_after(3):
+        with anyio.fail_after(HANG_S):
             assert (await running.client.get("/")).status_code == 504
 
 

@@ -14,6 +14,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from core.servers import Wire, answer, scripted
+from deadlines import HANG_S
 from router_core.router import Router
 from router_core.serving import serving
 from router_core.types import ASGIApp, Message, Receive, Scope, Send
@@ -156,7 +157,7 @@ async def test_slimes_middleware_finds_what_slimes_router_offers(start: Start, l
                 answers.append(await client.post("/generate", json={}))
 
             tasks.start_soon(generate)
-            with anyio.fail_after(10):
+            with anyio.fail_after(HANG_S):
                 await entered.wait()
             added = await client.post("/add_worker", params={"url": idle})
             assert added.json()["worker_urls"] == {busy: 1, idle: 0}

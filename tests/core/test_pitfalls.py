@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import anyio
 import httpx
@@ -11,6 +10,7 @@ import orjson
 import pytest
 
 from core.servers import Wire, answer, dial, scripted
+from deadlines import HANG_S, until
 from plugged import Recording, routing
 from router_core import Exchange, hookimpl
 from router_core.serving import serving
@@ -19,12 +19,6 @@ from routers import Running, Start
 pytestmark = pytest.mark.anyio
 
 BARE = "--no-default-plugins"
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    with anyio.fail_after(3):
-        while not condition():  # noqa: ASYNC110  # what the other side does is seen, not told
-            await anyio.sleep(0.002)
 
 
 def in_flight(running: Running) -> list[int]:
@@ -228,7 +222,7 @@ async def test_pitfall_18_a_silent_worker_holds_a_relay_for_its_deadline_only(st
 
     flags = ("--request-timeout-secs", "0.3", "--stream-silence-timeout-secs", "0.3")
     async with scripted(silent) as worker, start(BARE, *flags, "--worker-urls", worker.url) as running:
-        with anyio.fail_after(3):
+        with anyio.fail_after(HANG_S):
             assert (await running.client.get("/")).status_code == 504
             with pytest.raises(httpx.RemoteProtocolError, match="incomplete|without sending complete"):  # noqa: RUF043
                 await running.client.get("/half")

@@ -17,6 +17,7 @@ import pytest
 from core.asgi_worker import EVENTS
 from core.real import nginx, on_aiohttp, on_granian, on_nginx, on_uvicorn
 from core.servers import Wire, answer, content, scripted, talk
+from deadlines import HANG_S
 from routers import Start
 
 pytestmark = [
@@ -67,7 +68,10 @@ async def test_answers_are_the_same_as_without_the_router(start: Start, worker: 
         *(("POST", f"/status/{status}", b"{}") for status in (204, 400, 500, 503)),
         ("HEAD", "/status/404", b""),
     ]
-    async with start(BARE, "--worker-urls", worker) as running, httpx.AsyncClient(trust_env=False) as direct:
+    async with (
+        start(BARE, "--worker-urls", worker) as running,
+        httpx.AsyncClient(trust_env=False, timeout=HANG_S) as direct,
+    ):
         for method, path, body in asked:
             expected = await direct.request(method, worker + path, content=body)
             reply = await running.client.request(method, path, content=body)
@@ -141,7 +145,7 @@ async def test_large_bodies_pass_both_ways(start: Start, worker: str) -> None:
 async def test_a_stream_arrives_piece_by_piece(start: Start, worker: str) -> None:
     async with (
         start(BARE, "--worker-urls", worker) as running,
-        httpx.AsyncClient(base_url=worker, trust_env=False) as direct,
+        httpx.AsyncClient(base_url=worker, trust_env=False, timeout=HANG_S) as direct,
         running.client.stream("GET", "/events") as stream,
     ):
         assert stream.headers["content-type"].startswith("text/event-stream")
@@ -149,7 +153,7 @@ async def test_a_stream_arrives_piece_by_piece(start: Start, worker: str) -> Non
         for event in EVENTS:  # the worker sends an event only when the one before it has been read here
             await direct.get("/next")
             received = b""
-            with anyio.fail_after(5):
+            with anyio.fail_after(HANG_S):
                 while len(received) < len(event):
                     received += await anext(pieces)
             assert received == event

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import anyio
 import pytest
 
+from deadlines import HANG_S
 from router_core.errors import StartupError
 from router_core.record_files import LogDirectory, LogKind
 from router_core.record_log import RecordLog
@@ -54,7 +55,7 @@ def content(directory: Path) -> dict[str, bytes]:
 async def tidied(log: RecordLog, is_needed: Callable[[Any], bool] = lambda record: False) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(log.tidy, is_needed)
-        with anyio.fail_after(10):
+        with anyio.fail_after(HANG_S):
             while log._due():  # noqa: ASYNC110  # what is waited for is on the disk
                 await anyio.sleep(0.001)
         tasks.cancel_scope.cancel()
@@ -124,7 +125,7 @@ async def test_a_log_that_was_given_up_stays_as_it_is(tmp_path: Path) -> None:
     log._directory.failed = "the disk is full"
     before = content(tmp_path)
     assert log._due()
-    with anyio.fail_after(5):
+    with anyio.fail_after(HANG_S):
         await log.tidy(lambda record: False)
     assert content(tmp_path) == before
     log.close()

@@ -10,6 +10,7 @@ import anyio
 import pytest
 
 from core.servers import Wire, answer, content, dial, on_both_loops, scripted, talk
+from deadlines import HANG_S
 from routers import Start
 
 pytestmark = [pytest.mark.anyio, on_both_loops]
@@ -63,7 +64,7 @@ async def test_a_chunked_upload_reaches_the_worker_with_a_length(start: Start) -
 async def test_a_client_that_asks_first_is_told_to_go_on(start: Start) -> None:
     loop = asyncio.get_running_loop()
     async with scripted(echo) as worker, start(BARE, "--worker-urls", worker.url) as running:
-        with await dial(running.url) as raw, anyio.fail_after(3):
+        with await dial(running.url) as raw, anyio.fail_after(HANG_S):
             head = b"POST / HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n"
             await loop.sock_sendall(raw, head)
             assert await loop.sock_recv(raw, 1 << 16) == b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -88,7 +89,7 @@ REFUSED = {
 async def test_a_request_that_could_be_read_in_two_ways_reaches_no_worker(start: Start) -> None:
     async with scripted(echo) as worker, start(BARE, "--worker-urls", worker.url) as running:
         for what, raw in REFUSED.items():
-            with anyio.fail_after(3):
+            with anyio.fail_after(HANG_S):
                 reply = await talk(running.url, raw)
             assert reply.startswith(b"HTTP/1.1 400 "), what
             assert "message" in json.loads(content(reply))["error"], what
@@ -110,7 +111,7 @@ async def test_odd_targets_are_answered_and_break_nothing(start: Start) -> None:
     async with scripted(echo) as worker, start(BARE, "--worker-urls", worker.url) as running:
         for target, method in TARGETS.items():
             raw = b"%s %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n" % (method, target)
-            with anyio.fail_after(3):
+            with anyio.fail_after(HANG_S):
                 reply = await talk(running.url, raw)
             assert reply[:12] in (b"HTTP/1.1 200", b"HTTP/1.1 400"), target
         for request in worker.arrived:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 import anyio
@@ -19,6 +18,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Mount, Route
 
 from core.servers import Script, Wire, answer, content, dial, on_both_loops, scripted, talk
+from deadlines import until
 from router_core import serving as serving_module
 from router_core.cli import build
 from router_core.router import Router
@@ -44,12 +44,6 @@ async def before(script: Script) -> AsyncIterator[tuple[Router, str]]:
         async with serving(app, client_timeout_s=router.settings.client_timeout_s) as url:
             yield router, url
             await until(lambda: not any(registered.in_flight for registered in router.pool))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    with anyio.fail_after(SOON_S):
-        while not condition():  # noqa: ASYNC110  # what another side does is seen, not told
-            await anyio.sleep(0.005)
 
 
 async def say(raw: socket.socket, data: bytes) -> None:
@@ -159,11 +153,11 @@ async def test_a_client_that_takes_a_large_answer_slowly_gets_all_of_it(connecti
             await say(
                 raw, b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: %s\r\n\r\n" % connection.encode()
             )
-            began, heard = time.monotonic(), bytearray()
+            began, heard = anyio.current_time(), bytearray()
             while not heard.endswith(body[-256:]) or len(heard) < len(body):
                 heard += await hear(raw, 256 * 1024)
                 await anyio.sleep(0.01)
-            assert time.monotonic() - began > 2 * TIMEOUT_S
+            assert anyio.current_time() - began > 2 * TIMEOUT_S
             assert heard.partition(b"\r\n\r\n")[2] == body
 
 
@@ -221,10 +215,10 @@ async def test_a_client_that_leaves_the_last_bytes_of_its_answer_is_cut_off(
 )  # fmt: skip
 async def test_a_request_that_does_not_go_on_is_a_408(begun: bytes) -> None:
     async with before(echo) as (router, url):
-        began = time.monotonic()
+        began = anyio.current_time()
         with anyio.fail_after(SOON_S):
             reply = await talk(url, begun)
-        assert time.monotonic() - began > 0.9 * TIMEOUT_S
+        assert anyio.current_time() - began > 0.9 * TIMEOUT_S
         assert reply.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
         assert code_of(reply) == "HTTP_408"
         assert router.proxy.open_connections == 0
@@ -233,7 +227,7 @@ async def test_a_request_that_does_not_go_on_is_a_408(begun: bytes) -> None:
 async def test_a_head_that_drips_is_a_408_however_steadily() -> None:
     async with before(echo) as (_, url):
         with await dial(url) as raw:
-            began = time.monotonic()
+            began = anyio.current_time()
             await say(raw, (GET % b"")[:-2])
 
             async def drip() -> None:
@@ -246,7 +240,7 @@ async def test_a_head_that_drips_is_a_408_however_steadily() -> None:
                 tasks.start_soon(drip)
                 assert (await hear(raw)).startswith(b"HTTP/1.1 408 ")
                 tasks.cancel_scope.cancel()
-            assert 0.9 * TIMEOUT_S < time.monotonic() - began < SOON_S
+            assert 0.9 * TIMEOUT_S < anyio.current_time() - began < SOON_S
 
 
 async def test_a_body_that_goes_on_may_take_its_time() -> None:

@@ -8,6 +8,7 @@ import anyio
 import pytest
 import uvloop
 
+from deadlines import HANG_S
 from router_core.upstream import Limits, Upstream
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
@@ -38,7 +39,7 @@ async def _burst() -> int:
         right += await reply.read() == b"ok"
 
     for _ in range(5):
-        with anyio.fail_after(10):
+        with anyio.fail_after(HANG_S):
             async with asyncio.TaskGroup() as tasks:
                 for _ in range(200):
                     tasks.create_task(one())

@@ -20,6 +20,7 @@ import trustme
 
 from core.real import on_uvicorn
 from core.servers import Wire, answer, content, dial, on_both_loops, scripted, talk
+from deadlines import HANG_S
 from router_core.cli import build
 from router_core.serving import serving
 from routers import Running, Start
@@ -251,7 +252,7 @@ async def test_what_is_no_tls_gets_no_answer_from_a_tls_port(certificates: Certi
         httpx.AsyncClient(base_url=url, verify=trust, trust_env=False) as client,
     ):
         loop = asyncio.get_running_loop()
-        with await dial(url) as raw, anyio.fail_after(5):
+        with await dial(url) as raw, anyio.fail_after(HANG_S):
             await loop.sock_sendall(raw, sent)
             raw.shutdown(socket.SHUT_WR)
             try:

@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
+from deadlines import HANG_S
 from slime_demo import main
 from slime_demo.conversations import Conversation
 from slime_demo.verdict import Verdict, expected, judge
@@ -16,7 +17,9 @@ DEMO = [sys.executable, "-m", "router_core", "demo"]
 
 
 def test_every_trajectory_of_the_demo_is_exact() -> None:
-    done = subprocess.run([*DEMO, "--json", "--samples", "2"], capture_output=True, timeout=60, check=False)
+    done = subprocess.run(
+        [*DEMO, "--json", "--samples", "2"], capture_output=True, timeout=HANG_S, check=False
+    )
     assert done.returncode == 0, done.stderr.decode()
     result = orjson.loads(done.stdout)
     assert result["trajectories"] == result["exact"] == 16
@@ -33,7 +36,7 @@ def test_every_trajectory_of_the_demo_is_exact() -> None:
 
 
 def test_the_table_tells_the_same() -> None:
-    done = subprocess.run([*DEMO, "--samples", "1"], capture_output=True, timeout=60, check=False)
+    done = subprocess.run([*DEMO, "--samples", "1"], capture_output=True, timeout=HANG_S, check=False)
     assert done.returncode == 0, done.stderr.decode()
     shown = done.stdout.decode()
     assert "8 of 8" in shown
@@ -42,7 +45,7 @@ def test_the_table_tells_the_same() -> None:
 
 @pytest.mark.parametrize("arguments", [["--samples", "0"], ["--samples", "x"], ["--quickly"]])
 def test_bad_arguments_are_one_line(arguments: list[str]) -> None:
-    done = subprocess.run([*DEMO, *arguments], capture_output=True, timeout=60, check=False)
+    done = subprocess.run([*DEMO, *arguments], capture_output=True, timeout=HANG_S, check=False)
     assert done.returncode == 2
     assert done.stderr.count(b"\n") == 1
     assert callable(main)

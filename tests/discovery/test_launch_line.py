@@ -11,6 +11,7 @@ import orjson
 import pytest
 
 from compatibility.launching import launched, our_words
+from deadlines import HANG_S
 from discovery.cluster import Cluster, a_pod
 from plugged import Recording
 from router_core.serving import serving
@@ -45,13 +46,13 @@ async def test_the_published_line_finds_pods(
         in_a_pod(url)
         cluster.put(a_pod("p", "127.0.0.2", labels=labels, namespace="production"))
         async with launched(words, tmp_path) as router:
-            with anyio.fail_after(10):
+            with anyio.fail_after(HANG_S):
                 while (await router.client.get("/readiness")).status_code != 200:  # noqa: ASYNC110
                     await anyio.sleep(0.05)
             assert (await router.client.post("/generate", json={"text": "Hi"})).json() == {"worker": "pod"}
             cluster.status = 500
             cluster.cut()
-            with anyio.fail_after(10):
+            with anyio.fail_after(HANG_S):
                 while "does not tell of the pods" not in router.log.read_text():  # noqa: ASYNC110
                     await anyio.sleep(0.05)
             assert (await router.client.post("/generate", json={"text": "Hi"})).status_code == 200
@@ -97,7 +98,7 @@ async def test_the_published_line_for_prefill_and_decode_finds_both(
                 )
             )
         async with launched(words, tmp_path) as router:
-            with anyio.fail_after(10):
+            with anyio.fail_after(HANG_S):
                 while (await router.client.get("/health")).json()["healthy_workers"] < 2:  # noqa: ASYNC110
                     await anyio.sleep(0.05)
             assert (await router.client.post("/generate", json={"text": "Hi"})).json() == {"worker": "decode"}

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import aiohttp
-import anyio
 import orjson
 import pytest
 
+from deadlines import until
 from routers import Running, Start
 
 REQUESTS = 1000
 PROMPT = "<|im_start|>user\nNumber {}: tell me about trains, 電車 and 🚂.<|im_end|>\n<|im_start|>assistant\n"
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    with anyio.fail_after(20):
-        while not condition():  # noqa: ASYNC110  # the counts belong to the code under test
-            await anyio.sleep(0.02)
 
 
 LONG = {"max_new_tokens": 30_000, "ignore_eos": True}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from engine.served import Serve, Served, served
+from own_time import OWN_TIME, Backend
 from slime_engine.model import NgramModel, load_model
 from slime_engine.settings import Settings
 
@@ -31,9 +32,9 @@ def serve(model: NgramModel) -> Serve:
 
 
 @pytest.fixture(scope="module")
-def anyio_backend() -> str:
+def anyio_backend() -> Backend:
     """One event loop for a module, so that its tests may share an engine."""
-    return "asyncio"
+    return OWN_TIME
 
 
 @pytest.fixture(scope="module")

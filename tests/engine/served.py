@@ -11,6 +11,7 @@ import anyio
 import httpx
 import orjson
 
+from deadlines import HANG_S
 from router_core.serving import serving
 from slime_engine.app import make_app
 from slime_engine.engine import EngineHost
@@ -69,7 +70,7 @@ class Served:
 
     async def until(self, condition: Callable[[Scheduler], bool]) -> None:
         """Wait for a state of the scheduler."""
-        with anyio.fail_after(10):
+        with anyio.fail_after(HANG_S):
             while not condition(self.host.engine.scheduler):  # noqa: ASYNC110  # its state has no event
                 await anyio.sleep(0.002)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from deadlines import HANG_S
 from slime_engine.command import main
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -46,15 +47,20 @@ def test_the_command_serves_until_a_signal() -> None:
         url,
     ):
         answer = httpx.post(
-            f"{url}/generate", json={"text": "a", "return_routed_experts": True}, trust_env=False
+            f"{url}/generate",
+            json={"text": "a", "return_routed_experts": True},
+            trust_env=False,
+            timeout=HANG_S,
         )
         assert answer.status_code == 200
         assert answer.json()["meta_info"]["weight_version"] == "7"
         assert answer.json()["meta_info"]["routed_experts"]
-        tokenizer = Path(httpx.get(f"{url}/model_info", trust_env=False).json()["tokenizer_path"])
+        tokenizer = Path(
+            httpx.get(f"{url}/model_info", trust_env=False, timeout=HANG_S).json()["tokenizer_path"]
+        )
         assert tokenizer.exists()
         running.send_signal(signal.SIGTERM)
-        output, _ = running.communicate(timeout=20)
+        output, _ = running.communicate(timeout=HANG_S)
     assert running.returncode == 0
     assert output == ""
     assert not tokenizer.exists()

@@ -7,6 +7,7 @@ from typing import Any
 import anyio
 import pytest
 
+from deadlines import HANG_S
 from engine.served import CHAT, JSONDict, Serve, Served
 from slime_engine.model import NgramModel
 
@@ -45,7 +46,7 @@ class Started:
         )
 
     async def answer(self, rid: str) -> JSONDict:
-        with anyio.fail_after(10):
+        with anyio.fail_after(HANG_S):
             while rid not in self.answers:  # noqa: ASYNC110  # a test may look
                 await anyio.sleep(0.002)
         return self.answers[rid]

@@ -11,6 +11,7 @@ import httpx
 import orjson
 import pytest
 
+from deadlines import HANG_S
 from engine.served import CHAT, served
 from router_core.serving import bind, url_of
 from slime_engine.journal_file import JournalFile, fold
@@ -75,7 +76,9 @@ def test_whatever_a_client_saw_of_a_killed_engine_is_in_the_file(tmp_path: Path)
             try:
                 assert engine.stdout is not None
                 assert engine.stdout.readline().startswith(b"engine ready")
-                with httpx.stream("POST", f"{url}/generate", json=body, trust_env=False) as answer:
+                with httpx.stream(
+                    "POST", f"{url}/generate", json=body, trust_env=False, timeout=HANG_S
+                ) as answer:
                     for number, line in enumerate(answer.iter_lines()):
                         if line.startswith("data: {"):
                             last = line[6:].encode()

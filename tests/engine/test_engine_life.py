@@ -11,6 +11,7 @@ import anyio
 import httpx
 import pytest
 
+from deadlines import HANG_S
 from engine.served import CHAT, Serve
 from router_core.serving import serving
 from slime_engine.app import make_app
@@ -49,7 +50,7 @@ async def test_an_engine_that_loads_is_unavailable_until_it_has(model: NgramMode
         assert refused.status_code == 503
         assert "starting" in refused.json()["error"]["message"]
         may_load.set()
-        with anyio.fail_after(10):
+        with anyio.fail_after(HANG_S):
             await ready.wait()
         assert (await client.get("/health")).status_code == 200
         assert (await client.post("/generate", json={"text": "a"})).status_code == 200
@@ -85,7 +86,7 @@ async def test_a_load_that_fails_is_told_to_everybody() -> None:
 
     app = make_app(Settings(load_in_background=True), load)
     async with serving(app) as url, httpx.AsyncClient(base_url=url, trust_env=False) as client:
-        with anyio.fail_after(10):
+        with anyio.fail_after(HANG_S):
             while "crashed" not in (answer := await client.get("/health")).text:  # noqa: ASYNC110
                 await anyio.sleep(0.01)
         assert (await client.get("/model_info")).status_code == 503
@@ -115,7 +116,7 @@ async def test_a_crash_fails_every_waiter_at_once(serve: Serve, model: NgramMode
         for _ in range(3):
             tasks.start_soon(generate)
         await engine.until(lambda s: len(s.running) == 2 and len(s.waiting) == 2)
-        with anyio.fail_after(5):
+        with anyio.fail_after(HANG_S):
             await engine.post("/update_weight_version", new_version="broken", abort_all_requests=False)
             while len(answers) < 3 or not events or events[-1] != "data: [DONE]":  # noqa: ASYNC110
                 await anyio.sleep(0.01)

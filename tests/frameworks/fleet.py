@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from chat_models.families import QWEN3, Family, Words
 from chat_models.steered import Steered, by_text, speaking
+from deadlines import HANG_S
 from router_core.router import Router
 from routers import Running, Start
 from slime_engine.journal import JournalEntry
@@ -87,7 +88,7 @@ class Fleet:
 
     async def generating(self, requests: int) -> None:
         """Return when that many requests have some tokens. Raises TimeoutError."""
-        with anyio.fail_after(10):
+        with anyio.fail_after(HANG_S):
             while sum(len(entry.output_ids) >= _SOME for entry in self.entries()) < requests:  # noqa: ASYNC110
                 await anyio.sleep(0.01)
 
@@ -161,7 +162,7 @@ async def serving_fleet(
                 *("--worker-urls", *(engine.url for engine in engines)),
             )
         )
-        with anyio.fail_after(10):
+        with anyio.fail_after(HANG_S):
             while not all(worker.state == "ready" for worker in running.router.pool):  # noqa: ASYNC110
                 await anyio.sleep(0.01)
         yield Fleet(running, tuple(engines), family)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
+from deadlines import HANG_S
+
 pytest.importorskip("agentlightning.llm_proxy", reason="agentlightning 0.3 is not installed")
 
 from agentlightning import InMemoryLightningStore, LlmProxyTraceToTriplet
@@ -50,7 +52,7 @@ async def proxy_before(fleet: Fleet) -> AsyncIterator[Any]:
 
 async def triplets_of(proxy: Any, rollout: str, turns: int) -> list[Any]:
     """Its samples, turn by turn, when all have come."""
-    with anyio.fail_after(10):
+    with anyio.fail_after(HANG_S):
         while True:
             triplets: list[Any] = LlmProxyTraceToTriplet().adapt(await proxy.store.query_spans(rollout))
             if len(triplets) == turns:

@@ -18,6 +18,7 @@ import anyio
 import httpx
 import pytest
 
+from deadlines import HANG_S
 from router_core.serving import bind, serving
 from slime_engine.app import make_app
 from slime_engine.model import load_model
@@ -165,7 +166,7 @@ async def test_a_trainer_starts_a_router_for_each_of_its_models(
                 assert found["tokens"] == entry["input_ids"] + entry["output_ids"]
             assert process.stdin is not None
             process.stdin.close()
-            with anyio.fail_after(30):
+            with anyio.fail_after(HANG_S):
                 assert await anyio.to_thread.run_sync(process.wait) == 0, said_in(log)
     said = said_in(log)
     assert said.count("--prometheus-port has no effect") == 2
@@ -186,7 +187,7 @@ async def test_it_is_a_command_too(python: Path, tmp_path: Path) -> None:
                 await generated(client, "Once upon a time")
             assert len(await journal(url)) == 1
             process.send_signal(signal.SIGTERM)
-            with anyio.fail_after(30):
+            with anyio.fail_after(HANG_S):
                 assert await anyio.to_thread.run_sync(process.wait) == 0, said_in(log)
 
 

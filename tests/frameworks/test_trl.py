@@ -14,6 +14,8 @@ import anyio
 import pytest
 from anyio import from_thread, to_thread
 
+from deadlines import HANG_S
+
 pytest.importorskip("trl", reason="trl is not installed")
 
 from accelerate import PartialState
@@ -88,7 +90,7 @@ async def roll_out(fleet: Fleet, meanwhile: Callable[[], Coroutine[Any, Any, Non
             from_thread.run(meanwhile)
             return [loop.rollout_buffer.get(timeout=30) for _ in range(ROLLOUTS)]
 
-    with anyio.fail_after(60):
+    with anyio.fail_after(HANG_S):
         return await to_thread.run_sync(in_thread)
 
 

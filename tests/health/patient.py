@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from deadlines import until
 from router_core import Worker, hookimpl
 from router_core.hookspecs import WorkerChange
 from router_core.serving import serving
@@ -109,13 +110,6 @@ class Changes:
     def worker_changed(self, worker: Worker, change: WorkerChange) -> None:
         if change != "added":
             self.seen.append(change)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Return when ``condition`` holds, within 10 seconds."""
-    with anyio.fail_after(10):
-        while not condition():  # noqa: ASYNC110  # the state belongs to the code under test
-            await anyio.sleep(0.005)
 
 
 def the_worker(running: Running) -> Worker:

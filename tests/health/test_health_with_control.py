@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from control.steered import Controlled, Steered, steering
 from health.patient import Changes, until
+from own_time import OWN_TIME_UVLOOP, Backend
 from plugged import routing
 from router_core.serving import serving
 from slime_control import Control
@@ -26,9 +27,9 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def anyio_backend() -> tuple[str, dict[str, bool]]:
+def anyio_backend() -> Backend:
     """As it serves. asyncio's own loop loses a connection that comes in the moment in which a server closes."""
-    return "asyncio", {"use_uvloop": True}
+    return OWN_TIME_UVLOOP
 
 
 DISK = "/update_weights_from_disk"

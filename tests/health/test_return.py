@@ -9,6 +9,7 @@ import anyio
 import pytest
 
 from health.patient import FAST, ONLY, Changes, Patient, serving_again, the_worker, until
+from own_time import OWN_TIME_UVLOOP, Backend
 from plugged import routing
 from router_core import WeightUpdate, Worker, hookimpl
 from router_core.serving import serving
@@ -19,9 +20,9 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def anyio_backend() -> tuple[str, dict[str, bool]]:
+def anyio_backend() -> Backend:
     """As it serves. asyncio's own loop loses a connection that comes in the moment in which a server closes."""
-    return "asyncio", {"use_uvloop": True}
+    return OWN_TIME_UVLOOP
 
 
 QUICK = Settings(interval_s=0.02, timeout_s=1)

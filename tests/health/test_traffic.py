@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from core.servers import Wire, answer, dial, scripted
+from deadlines import HANG_S
 from health.patient import ONLY, Patient, the_worker, until
 from plugged import routing
 from router_core.serving import bind, serving
@@ -286,11 +287,11 @@ async def test_a_worker_that_answers_1000_streams_while_its_probes_hang_stays_re
                 if number == 0:
                     await until(lambda: received[0] > 0)  # some traffic before the first probe
                     tasks.start_soon(keep_talking, running.url)
-            with anyio.fail_after(30):
+            with anyio.fail_after(HANG_S):
                 while patient.streams < count:  # noqa: ASYNC110
                     await anyio.sleep(0.05)
             before = patient.probes
-            with anyio.fail_after(30):
+            with anyio.fail_after(HANG_S):
                 while patient.probes < before + 3:  # noqa: ASYNC110
                     await anyio.sleep(0.05)
             assert the_worker(running).state == "ready"

@@ -12,6 +12,8 @@ from subprocess import DEVNULL, PIPE
 import anyio
 import anyio.abc
 
+from deadlines import HANG_S
+
 __all__ = ["RouterProcess", "router_process"]
 
 
@@ -29,7 +31,7 @@ class RouterProcess:
 
     async def left(self) -> int:
         """Its exit code."""
-        with anyio.fail_after(15):
+        with anyio.fail_after(HANG_S):
             return await self._process.wait()
 
     @property
@@ -48,7 +50,7 @@ async def router_process(*flags: str) -> AsyncIterator[RouterProcess]:
         assert process.stderr is not None
         try:
             said = ""
-            with anyio.fail_after(20):
+            with anyio.fail_after(HANG_S):
                 while not (found := re.search(r"listening on (\S+)\n", said)):
                     said += (await process.stderr.receive()).decode()
             async with anyio.create_task_group() as tasks:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 
 import anyio
@@ -12,6 +11,7 @@ import httpx
 import pytest
 
 from core.servers import Wire, dial, scripted
+from deadlines import HANG_S, until
 from limits.processes import router_process
 
 pytestmark = pytest.mark.anyio
@@ -20,12 +20,6 @@ MIB = 1 << 20
 STREAM = 200 * MIB
 #: What may come on top of a process at rest: allocators round up, and a read is 256 KiB.
 GROWTH = 32 * MIB
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    with anyio.fail_after(15):
-        while not condition():  # noqa: ASYNC110  # what another process does is seen, not told
-            await anyio.sleep(0.02)
 
 
 async def test_a_fast_worker_and_a_client_that_does_not_read_cost_little_and_not_for_long() -> None:
@@ -45,7 +39,7 @@ async def test_a_fast_worker_and_a_client_that_does_not_read_cost_little_and_not
     async with (
         scripted(fast) as worker,
         router_process("--worker-urls", worker.url, "--client-timeout-secs", "2") as router,
-        httpx.AsyncClient(base_url=router.url, trust_env=False) as client,
+        httpx.AsyncClient(base_url=router.url, trust_env=False, timeout=HANG_S) as client,
     ):
 
         async def loads() -> list[int]:
@@ -61,7 +55,7 @@ async def test_a_fast_worker_and_a_client_that_does_not_read_cost_little_and_not
             )
             await until(lambda: sent > 0)
             assert await loads() == [1]
-            with anyio.fail_after(15):
+            with anyio.fail_after(HANG_S):
                 await left.wait()  # its connection is closed
             assert await loads() == [0]
             assert sent < STREAM // 4
@@ -74,7 +68,7 @@ async def test_requests_sent_ahead_without_end_cost_little() -> None:
         before = router.peak
         with await dial(router.url) as raw:
             raw.setblocking(True)
-            raw.settimeout(10)
+            raw.settimeout(HANG_S)
             answered = threading.Event()
 
             def read() -> None:

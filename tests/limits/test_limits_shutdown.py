@@ -9,11 +9,12 @@ import httpx
 import pytest
 
 from core.servers import Wire, answer, scripted
+from deadlines import HANG_S, until
 from limits.processes import router_process
 
 pytestmark = pytest.mark.anyio
 
-LIMIT = ("--plugin", "limits", "--max-concurrent-requests", "1", "--queue-timeout-secs", "30")
+LIMIT = ("--plugin", "limits", "--max-concurrent-requests", "1", "--queue-size", "3")
 
 
 async def test_at_sigterm_who_waits_is_told_at_once_and_who_is_served_is_answered() -> None:
@@ -29,7 +30,7 @@ async def test_at_sigterm_who_waits_is_told_at_once_and_who_is_served_is_answere
     async with (
         scripted(worker) as served,
         router_process(*LIMIT, "--worker-urls", served.url) as router,
-        httpx.AsyncClient(base_url=router.url, trust_env=False, timeout=20) as client,
+        httpx.AsyncClient(base_url=router.url, trust_env=False, timeout=HANG_S) as client,
         anyio.create_task_group() as tasks,
     ):
 
@@ -38,16 +39,15 @@ async def test_at_sigterm_who_waits_is_told_at_once_and_who_is_served_is_answere
 
         tasks.start_soon(ask, "served")
         await arrived.wait()
-        for number in range(3):
+        for number in range(4):
             tasks.start_soon(ask, f"waiting {number}")
-        await anyio.sleep(0.3)  # they are in line; their answers say so
+        await until(lambda: len(answers) == 1)  # the line is full: the last one of them is refused
+        assert [each.status_code for each in answers.values()] == [429]
+        answers.clear()
         router.terminate()
-        with anyio.fail_after(5):
-            while len(answers) < 3:  # noqa: ASYNC110  # what is told is seen
-                await anyio.sleep(0.01)
-        assert {name: (each.status_code, each.json()["error"]["code"]) for name, each in answers.items()} == {
-            f"waiting {number}": (503, "SHUTTING_DOWN") for number in range(3)
-        }
+        await until(lambda: len(answers) == 3)
+        said = {(each.status_code, each.json()["error"]["code"]) for each in answers.values()}
+        assert said == {(503, "SHUTTING_DOWN")}
         go.set()
         assert await router.left() == 0
     assert answers["served"].text == "served"

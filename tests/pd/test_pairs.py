@@ -13,6 +13,7 @@ import pytest
 
 import slime_pd.attempt
 from core.servers import Wire, answer
+from deadlines import HANG_S
 from pd.stand_ins import DROP, HANG, StandIn, between, refusal, said, stream
 from plugged import until
 from router_core import Exchange, hookimpl
@@ -255,7 +256,7 @@ async def test_a_prefill_that_never_ends_fails_a_stream_that_has_begun(
     flags = ("--cb-failure-threshold", "1")
     async with between(start, prefill, decode, flags=flags) as running:
         body = {"text": "a", "rid": "mine", "stream": True}
-        with anyio.fail_after(5):
+        with anyio.fail_after(HANG_S):
             answer = await running.client.post("/generate", json=body)
         assert answer.status_code == 504
         await until(lambda: prefill.aborted == ["mine"])

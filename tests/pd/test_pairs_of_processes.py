@@ -50,6 +50,10 @@ class Process:
     def entries(self) -> list[dict[str, Any]]:
         return list(fold(self._journal.read_bytes().splitlines()).values()) if self._journal.exists() else []
 
+    def amid(self) -> list[dict[str, Any]]:
+        """What it has not finished."""
+        return [entry for entry in self.entries() if entry["finish_reason"] is None]
+
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
@@ -61,10 +65,12 @@ class Process:
 async def test_processes_that_are_killed_cost_no_answer(start: Start, tmp_path: Path) -> None:
     with ExitStack() as ends:
         readers = [
-            Process("prefill", tmp_path / f"prefill{number}", "--latency-ms", "300") for number in (0, 1)
+            Process("prefill", tmp_path / f"prefill{number}", "--latency-ms", latency)
+            for number, latency in enumerate(("3000", "300"))  # the first one is killed before it has read
         ]
         writers = [
-            Process("decode", tmp_path / f"decode{number}", "--tokens-per-second", "40") for number in (0, 1)
+            Process("decode", tmp_path / f"decode{number}", "--tokens-per-second", pace)
+            for number, pace in enumerate(("40", "10"))  # and the second one before it has written
         ]
         for one in (*readers, *writers):
             ends.callback(one.kill)
@@ -92,6 +98,7 @@ async def test_processes_that_are_killed_cost_no_answer(start: Start, tmp_path: 
                 readers[0].kill()  # while it reads
                 # What it held goes to the other reader, and to the other writer than at first.
                 await until(lambda: len(readers[1].entries()) == 24)
+                await until(lambda: bool(writers[1].amid()))
                 await anyio.sleep(0.6)
                 writers[1].kill()  # while it writes
             assert not any(entry["output_ids"] for entry in readers[0].entries())

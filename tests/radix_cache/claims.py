@@ -8,6 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
+from deadlines import HANG_S
 from radix_cache.scripted import Client
 
 __all__ = [
@@ -83,7 +84,7 @@ async def assert_owned(client: Client, session: str, text: str, *own: list[int],
 
 async def until(holds: Callable[[], Awaitable[bool]]) -> None:
     """Wait until ``holds`` says so, for some seconds."""
-    with anyio.fail_after(5):
+    with anyio.fail_after(HANG_S):
         while True:
             if await holds():
                 return

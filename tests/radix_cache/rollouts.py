@@ -18,6 +18,7 @@ import msgpack  # type: ignore[import-untyped]  # it has no annotations
 import numpy as np
 import orjson
 
+from deadlines import HANG_S
 from radix_cache.adversary import Adversary, Attempt, Pause
 from radix_cache.audit import Audit
 from radix_cache.facts import Fact, facts_of, goes_on
@@ -190,7 +191,7 @@ class Stage:
 
     async def speak(self, turn: Turn) -> None:
         """Let a turn be made, to its end."""
-        with anyio.fail_after(30):
+        with anyio.fail_after(HANG_S):
             turn.heard = await say(turn, self.client, self.engine)
 
     async def settle(self, turns: Sequence[Turn]) -> None:

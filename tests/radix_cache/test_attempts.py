@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ import pytest
 
 from chaos.processes import Program, free_port
 from core.servers import Scripted, Wire, answer, scripted
+from deadlines import until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -138,14 +139,6 @@ async def leaves(running: Running, session: str = "s") -> list[dict[str, Any]]:
         "trajectories"
     ]
     return found
-
-
-async def until(true: Callable[[], bool], limit_s: float = 5) -> None:
-    with anyio.fail_after(limit_s):
-        while True:
-            if true():
-                return
-            await anyio.sleep(0.005)
 
 
 async def idle(running: Running) -> None:
@@ -439,7 +432,7 @@ async def test_a_stream_whose_worker_is_killed_leaves_what_came_of_it(
     try:
         cache = ("--plugin", "radix_cache", "--hf-checkpoint", checkpoint, "--disable-health-check")
         async with start(*cache, "--worker-urls", f"http://127.0.0.1:{port}") as running:
-            await until(lambda: all(worker.state == "ready" for worker in running.router.pool), 30)
+            await until(lambda: all(worker.state == "ready" for worker in running.router.pool))
             asked = {"text": PROMPT, "session_id": "s", "stream": True}
             asked["sampling_params"] = {"max_new_tokens": 500, "ignore_eos": True}
             told: dict[str, Any] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -14,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from deadlines import until
 from radix_cache.scripted import bits
 from router_core.serving import serving
 from slime_engine.tokenizer import EngineTokenizer
@@ -92,14 +92,6 @@ async def retrieved(running: Running, text: str) -> dict[str, Any]:
     record: dict[str, Any] = (await running.client.post("/retrieve_from_text", json={"text": text})).json()
     assert record["exact"], record
     return record
-
-
-async def until(true: Callable[[], bool]) -> None:
-    with anyio.fail_after(5):
-        while True:
-            if true():
-                return
-            await anyio.sleep(0.005)
 
 
 def flags(checkpoint: str, url: str, *more: str) -> tuple[str, ...]:

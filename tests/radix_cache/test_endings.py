@@ -11,9 +11,9 @@ import orjson
 import pytest
 from transformers import AutoTokenizer
 
+from deadlines import until
 from radix_cache.interrupted import InterruptedEngine
 from radix_cache.scripted import ScriptedEngine, bits, routed
-from radix_cache.test_batch_aborts import until
 from radix_cache.test_seams import MODES, PROMPT, told
 from slime_radix_cache.checkpoint import eos_ids
 from slime_radix_cache.endings import Endings

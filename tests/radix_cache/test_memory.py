@@ -1,4 +1,4 @@
-"""What is evicted is gone: 100,000 inserts and evictions leave no byte behind."""
+"""What is evicted is gone: 20,000 inserts and evictions leave no byte behind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slime_radix_cache.segments import Segment
 from slime_radix_cache.text_index import Node
 from slime_radix_cache.trajectories import Limits, Trajectories
 
-#: What was lost last is counted by its hash, and an int has 28 to 36 bytes. A leak would show 100,000 times.
+#: What was lost last is counted by its hash, and an int has 28 to 36 bytes. A leak would show 20,000 times.
 _HASHES_BYTES = 10_000
 
 
@@ -45,7 +45,7 @@ def live() -> list[object]:
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_inserts_and_evictions_leave_no_byte_behind() -> None:
+def test_twenty_thousand_inserts_and_evictions_leave_no_byte_behind() -> None:
     random = Random(1)
     others = live()  # of other tests; held, so that their end does not hide anything
     for name in [sys.intern(f"name{number}") for number in range(200_000)]:
@@ -60,14 +60,14 @@ def test_a_hundred_thousand_inserts_and_evictions_leave_no_byte_behind() -> None
         start, _ = tracemalloc.get_traced_memory()
         tracemalloc.reset_peak()
         evicted = kept.evicted.total()
-        rollouts(kept, random, 50_100)  # a prompt and a response each
+        rollouts(kept, random, 10_100)  # a prompt and a response each
         assert kept.segments > 100
         kept.see_version("3")
         gc.collect()
         end, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert kept.evicted.total() - evicted >= 100_000
+    assert kept.evicted.total() - evicted >= 20_000
     assert (kept.segments, kept.tokens, kept.size_bytes) == (0, 0, 0)
     assert len(live()) == len(others) + 1  # the root
     assert peak - start > 200_000

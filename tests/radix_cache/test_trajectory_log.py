@@ -18,6 +18,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
+from deadlines import HANG_S
 from radix_cache.test_model import Model
 from radix_cache.toy import EOS, TOKENS, cut, encode, pack, sampled, spell
 from router_core.cli import build
@@ -221,7 +222,7 @@ async def test_what_is_read_from_a_log_that_was_written_again_makes_room_like_an
             rollouts.turn()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(kept.tidy)
-            with anyio.fail_after(10):
+            with anyio.fail_after(HANG_S):
                 while kept.log._due():  # noqa: ASYNC110  # what is waited for is on the disk
                     await anyio.sleep(0.001)
             tasks.cancel_scope.cancel()
@@ -307,7 +308,7 @@ async def tidied(kept: LoggedTrajectories, until: Callable[[], bool]) -> None:
     """Let files be written again in the background ``until``."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(kept.tidy)
-        with anyio.fail_after(10):
+        with anyio.fail_after(HANG_S):
             while not until():  # noqa: ASYNC110  # what is waited for is on the disk
                 await anyio.sleep(0.001)
         tasks.cancel_scope.cancel()
@@ -361,7 +362,7 @@ async def test_changes_during_the_writing_again_are_not_lost(tmp_path: Path) -> 
         for _ in range(300):
             rollouts.step()
             await anyio.sleep(0.0005)
-        with anyio.fail_after(10):
+        with anyio.fail_after(HANG_S):
             while kept.log._due():  # noqa: ASYNC110  # as above
                 await anyio.sleep(0.001)
         assert len(files(tmp_path / "log")) < 10

@@ -34,9 +34,10 @@ SAMPLING = {"max_new_tokens": 60, "ignore_eos": True}
 class Engine:
     """An engine in a process of its own, which can be killed; its journal outlives it."""
 
-    def __init__(self, journal: Path) -> None:
+    def __init__(self, journal: Path, tokens_per_second: int) -> None:
         self._journal = journal
-        command = [sys.executable, "-m", "router_core", "engine", "--port", "0", "--tokens-per-second", "40"]
+        command = [sys.executable, "-m", "router_core", "engine", "--port", "0"]
+        command += ["--tokens-per-second", str(tokens_per_second)]
         self.process = subprocess.Popen(
             [*command, "--journal-file", str(journal)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
@@ -74,7 +75,10 @@ PLUGINS = ("--no-default-plugins", "--plugin", "control", "--plugin", "retries")
 async def two_engines(
     start: Start, checkpoint: str, path: Path
 ) -> AsyncIterator[tuple[Running, list[Engine]]]:
-    engines = [Engine(path / name) for name in ("one", "two")]
+    engines = [
+        Engine(path / "killed", 10),
+        Engine(path / "survivor", 40),
+    ]  # the first has its answers for 6 s
     try:
         async with start(*PLUGINS, "--plugin", "radix_cache", "--hf-checkpoint", checkpoint) as running:
             for engine in engines:
@@ -108,7 +112,7 @@ async def test_conversations_go_on_when_an_engine_is_killed_and_every_token_is_e
             for number in range(8):
                 tasks.start_soon(rollout, f"s{number}")
             await until(lambda: len(engines[0].entries()) >= 3)
-            await anyio.sleep(0.3)  # a fifth of the way
+            await anyio.sleep(0.3)  # some of its tokens are sampled
             engines[0].end()
             killed = engines[0].entries()
         survivor = engines[1].entries()

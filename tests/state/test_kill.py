@@ -18,6 +18,7 @@ import pytest
 from anyio.abc import TaskGroup
 
 from chaos.processes import Program, free_port
+from deadlines import HANG_S
 from slime_demo.conversations import FOLLOW_UPS, PROMPTS, Conversation
 from slime_demo.verdict import expected
 from slime_engine.model import load_model
@@ -154,7 +155,7 @@ class Fleet:
 
 
 async def listening(client: httpx.AsyncClient, program: Program) -> None:
-    with anyio.fail_after(20):
+    with anyio.fail_after(HANG_S):
         while True:
             assert not program.ended, program.said()
             with suppress(httpx.TransportError):
@@ -206,9 +207,9 @@ async def test_nothing_is_lost_that_a_client_was_told_was_done(tmp_path: Path) -
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with (
         httpx.AsyncClient(
-            base_url=f"http://127.0.0.1:{port}", timeout=20, trust_env=False, limits=limits
+            base_url=f"http://127.0.0.1:{port}", timeout=HANG_S, trust_env=False, limits=limits
         ) as client,
-        httpx.AsyncClient(base_url=engine_url, timeout=20, trust_env=False) as engine,
+        httpx.AsyncClient(base_url=engine_url, timeout=HANG_S, trust_env=False) as engine,
     ):
         with started(Program(engine_flags, tmp_path / "engine.log")) as program:
             await listening(engine, program)

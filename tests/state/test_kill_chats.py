@@ -19,6 +19,7 @@ import pytest
 from chaos.processes import Program, free_port
 from chat_models.families import QWEN3
 from chat_models.steered import by_text, speaking
+from deadlines import HANG_S
 from drift.clients import CLIENTS
 from slime_engine.journal import JournalEntry
 from state.chatting import FORK_AFTER, Chat, Clients, reply
@@ -138,7 +139,7 @@ async def test_a_conversation_stays_one_exact_sample_over_kills(tmp_path: Path) 
     async with (
         speaking(QWEN3, by_text(QWEN3.tokenizer, reply), tokens_per_second=150) as engine,
         httpx.AsyncClient(
-            base_url=f"http://127.0.0.1:{port}", timeout=20, trust_env=False, limits=limits
+            base_url=f"http://127.0.0.1:{port}", timeout=HANG_S, trust_env=False, limits=limits
         ) as client,
         anyio.create_task_group() as tasks,
     ):

@@ -11,6 +11,7 @@ import httpx
 import pytest
 from anyio.from_thread import start_blocking_portal
 
+from deadlines import HANG_S
 from router_core.cli import build
 from router_core.serving import serving
 from slime_control.calls import CALLS
@@ -91,7 +92,7 @@ def fuzzed() -> Iterator[Fuzzed]:
     with (
         start_blocking_portal() as portal,
         portal.wrap_async_context_manager(serving(app)) as url,
-        httpx.Client(base_url=url, trust_env=False) as client,
+        httpx.Client(base_url=url, trust_env=False, timeout=HANG_S) as client,
     ):
         fuzzed = Fuzzed(url, client)
         yield fuzzed
