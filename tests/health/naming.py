@@ -68,15 +68,15 @@ class Naming:
         self.generated += 1
         version = self.version
         if body.get("stream"):
-            return StreamingResponse(self._events(version), media_type="text/event-stream")
+            return StreamingResponse(self._events(version, self.hold), media_type="text/event-stream")
         if self.hold is not None:
             await self.hold.wait()
         output = self._output(version)
         return JSONResponse([self._output("0"), output] if isinstance(body["text"], list) else output)
 
-    async def _events(self, version: str) -> AsyncIterator[bytes]:
+    async def _events(self, version: str, hold: anyio.Event | None) -> AsyncIterator[bytes]:
         yield b"data: " + orjson.dumps(self._output("0")) + b"\n\n"
-        if self.hold is not None:
-            await self.hold.wait()
+        if hold is not None:  # what it was when the request came: its first event may be out later
+            await hold.wait()
         yield b"data: " + orjson.dumps(self._output(version)) + b"\n\n"
         yield b"data: [DONE]\n\n"
