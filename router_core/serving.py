@@ -11,7 +11,6 @@ import gc
 import logging
 import signal
 import socket
-import sys
 from collections.abc import AsyncIterator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
@@ -32,8 +31,6 @@ logger = logging.getLogger(__name__)
 #: How long a client may keep the server waiting, in seconds.
 CLIENT_TIMEOUT_S = 300.0
 _BACKLOG = 4096
-#: Seconds after which a thread that computes lets the event loop go on; Python's own are 0.005.
-_SWITCH_S = 0.001
 #: Longer than clients keep an idle connection, so that none of them uses one that is just being closed.
 _KEEP_ALIVE_S = 75
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -226,7 +223,6 @@ def run(
     Raises StartupError when the application's lifespan fails.
     """
     _calm_the_collector()
-    sys.setswitchinterval(_SWITCH_S)
     with sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(
             _serve_until_signalled(
