@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slime_radix_cache.segments import Response, Segment, ids_before
+from slime_radix_cache.text_index import Row, with_item, without_item
 
 __all__ = ["Starts"]
 
@@ -26,7 +27,7 @@ class Starts:
     """Where responses begin, by a digest of what stands before them; that is compared before it is believed."""
 
     def __init__(self) -> None:
-        self._by_digest: dict[int, dict[Response, None]] = {}
+        self._by_digest: dict[int, Row[Response]] = {}
         self._powers = _powers(_LONG_PROMPT)
         #: How many digests have these first bits: so that most places of a long prompt are passed over at once.
         self._counts = np.full(1 << 64 - _SHIFT, 0, np.uint32)
@@ -34,16 +35,15 @@ class Starts:
     def add(self, response: Response) -> None:
         """Note where ``response`` begins. O(tokens before it)."""
         response.before = int(self._terms(ids_before(response)).sum())
-        self._by_digest.setdefault(response.before, {})[response] = None
+        self._by_digest[response.before] = with_item(self._by_digest.get(response.before, ()), response)
         self._counts[response.before >> _SHIFT] += 1
 
     def remove(self, response: Response) -> None:
         """Undo :meth:`add`."""
         self._counts[response.before >> _SHIFT] -= 1
-        alike = self._by_digest[response.before]
-        del alike[response]
-        if not alike:
-            del self._by_digest[response.before]
+        alike = without_item(self._by_digest.pop(response.before), response)
+        if alike:
+            self._by_digest[response.before] = alike
 
     def along(self, ids: bytes) -> Iterator[tuple[Response, int]]:
         """Responses before which stand the first of ``ids`` (packed), and how many: most first, newest first.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 if TYPE_CHECKING:
     from slime_radix_cache.segments import Response, Segment
 
-__all__ = ["Node", "Path", "TextIndex", "prompt_end", "text_of"]
+__all__ = ["Node", "Path", "Row", "TextIndex", "prompt_end", "text_of", "with_item", "without_item"]
 
 _T = TypeVar("_T")
 #: Items in a row: a few in a tuple, many in a dict, which grows and shrinks without a copy.
@@ -73,7 +73,7 @@ class Node:
     def begin(self, response: Response) -> None:
         """The prompt of ``response`` ends here."""
         if isinstance(self.begun, dict):
-            self.begun[response.session] = _with(self.begun.get(response.session, ()), response)
+            self.begun[response.session] = with_item(self.begun.get(response.session, ()), response)
             return
         known = self.begins
         if len(known) < _MANY:
@@ -89,7 +89,7 @@ class Node:
             rest = [one for one in self.begins if one is not response]
             self.begun = tuple(rest) if len(rest) > 1 else rest[0] if rest else None
             return
-        own = _without(self.begun.pop(response.session), response)
+        own = without_item(self.begun.pop(response.session), response)
         if own:
             self.begun[response.session] = own
         if not self.begun:
@@ -209,7 +209,7 @@ class TextIndex:
 
     def attach(self, segment: Segment, node: Node) -> None:
         """Note that the text of ``segment`` ends at ``node``."""
-        node.ends = _with(node.ends, segment)
+        node.ends = with_item(node.ends, segment)
 
     def begin(self, response: Response, node: Node) -> None:
         """Note that the prompt of ``response`` ends at ``node``."""
@@ -224,16 +224,16 @@ class TextIndex:
     def cover(self, response: Response) -> None:
         """Note that ``response`` may be cut anywhere in its text."""
         for node in _covered(response):
-            node.through = _with(node.through, response)
+            node.through = with_item(node.through, response)
 
     def uncover(self, response: Response) -> None:
         """Undo :meth:`cover`."""
         for node in _covered(response):
-            node.through = _without(node.through, response)
+            node.through = without_item(node.through, response)
 
     def detach(self, segment: Segment, node: Node) -> None:
         """Undo :meth:`attach`, and drop the text that nothing needs any more."""
-        node.ends = _without(node.ends, segment)
+        node.ends = without_item(node.ends, segment)
         if not node.ends and node.begun is None:
             self._prune(node)
 
@@ -278,14 +278,16 @@ def _covered(response: Response) -> Iterator[Node]:
         node = node.parent
 
 
-def _with(items: Row[_T], item: _T) -> Row[_T]:
+def with_item(items: Row[_T], item: _T) -> Row[_T]:
+    """``items`` and ``item``, the newest of them."""
     if isinstance(items, dict):
         items[item] = None
         return items
     return (*items, item) if len(items) < _MANY else dict.fromkeys((*items, item))
 
 
-def _without(items: Row[_T], item: _T) -> Row[_T]:
+def without_item(items: Row[_T], item: _T) -> Row[_T]:
+    """``items`` without ``item``, which is one of them."""
     if isinstance(items, dict):
         del items[item]
         return items
