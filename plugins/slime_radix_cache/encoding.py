@@ -104,7 +104,9 @@ class Encoder:
         frame = self.abilities.frame
         framed = begins and self._add_special_tokens
         if framed and frame is None:
-            return await self._parts.ids([_fitting(Part(text, framed=True))], client, self.check_length)
+            whole = Part(text, framed=True)
+            _check_part(whole)
+            return await self._parts.ids([whole], client, self.check_length)
         if len(text) > self._long_part:
             parts = await self._threads.run(lambda: self._cut(text, begins=begins), client)
         else:
@@ -135,10 +137,13 @@ class Encoder:
 
     def _cut(self, text: str, *, begins: bool) -> list[Part]:
         seams, breaks = self.abilities.seams, self.abilities.breaks
-        first, *others = cut(text, seams, breaks, self._long_part)
-        at_seam = seams is not None and seams.match(text) is not None
-        parts = [first._replace(follows=not begins and not at_seam), *others]
-        return [_fitting(part._replace(follows=part.follows and bool(self._guards))) for part in parts]
+        parts = cut(text, seams, breaks, self._long_part, follows=bool(self._guards))
+        if self._guards and not begins and (seams is None or seams.match(text) is None):
+            parts[0] = parts[0]._replace(follows=True)
+        if len(text) > _LONGEST_PART:
+            for part in parts:
+                _check_part(part)
+        return parts
 
     def _encoded(self, parts: Sequence[Part]) -> list[Sequence[int]]:
         framed = parts[0].framed  # such a part comes alone
@@ -167,14 +172,13 @@ class Encoder:
         }
 
 
-def _fitting(part: Part) -> Part:
+def _check_part(part: Part) -> None:
     """Raises BadRequest when tokenising ``part`` would take too much memory."""
     if len(part.text) > _LONGEST_PART:
         raise BadRequest(
             f"the prompt has {len(part.text)} characters at a stretch in which no place is known to end a token, such"
             f" as the space between two words; wanted at most {_LONGEST_PART}"
         )
-    return part
 
 
 def _batch_of(own: tokenizers.Tokenizer) -> _Batch:

@@ -34,10 +34,16 @@ class Part(NamedTuple):
 
 
 def cut(
-    text: str, seams: re.Pattern[str] | None, breaks: re.Pattern[str] | None, long_part: int
+    text: str,
+    seams: re.Pattern[str] | None,
+    breaks: re.Pattern[str] | None,
+    long_part: int,
+    *,
+    follows: bool = False,
 ) -> list[Part]:
     """``text`` in parts that begin at seams, and at breaks where a part would be longer than ``long_part``.
 
+    ``follows``: what begins at a break is a text that follows others; else it is tokenised as any other.
     What texts have in common at their beginnings is cut alike.
     """
     parts = []
@@ -45,10 +51,10 @@ def cut(
     while len(text) - start > long_part:
         place = breaks.search(text, start + long_part // 2) if breaks is not None else None
         end = place.start() if place is not None else len(text)
-        parts += _at_seams(text[start:end], seams, follows=start > 0)
+        parts += _at_seams(text[start:end], seams, follows=follows and start > 0)
         start = end
     if start < len(text) or not parts:
-        parts += _at_seams(text[start:], seams, follows=start > 0)
+        parts += _at_seams(text[start:], seams, follows=follows and start > 0)
     return parts
 
 
