@@ -239,15 +239,19 @@ class _Document:
             raise InvalidJson(str(error)) from None
 
     def _merge(self, first: int, made: Any) -> None:
-        for number, container in enumerate(self._open[first:], first):
-            rest, inner = made, None
-            if number + 1 < len(self._open):
-                inner = made.pop(0) if isinstance(made, list) else made.pop(_OPEN)
-            if isinstance(container.value, dict):
-                container.value.update(rest)
+        """Put ``made`` into the open containers from number ``first`` on: each begins with what the next one gets.
+
+        The innermost comes first: its key may be repeated behind it, and then has another value.
+        """
+        each = [made]
+        for _ in self._open[first + 1 :]:
+            each.append(made := made.pop(0) if isinstance(made, list) else made.pop(_OPEN))
+        for number in range(len(self._open) - 1, first - 1, -1):
+            rest = each.pop()
+            if isinstance(rest, dict):
+                self._open[number].value.update(rest)
             elif rest:
                 self._extend(number, rest)
-            made = inner
 
     def _extend(self, number: int, rest: list[Any] | array[int]) -> None:
         container = self._open[number]

@@ -126,3 +126,12 @@ def test_a_long_string_is_one_piece() -> None:
 )
 def test_what_is_written_in_pieces_is_what_orjson_writes(value: dict[str, Any]) -> None:
     assert run(dump(value))[0] == orjson.dumps(value, as_numpy, orjson.OPT_SERIALIZE_NUMPY)
+
+
+@pytest.mark.parametrize("number", [2_500, 4_000, 5_000, 30_000])
+@pytest.mark.parametrize("end", ["", "1.5,"])
+def test_a_key_that_is_repeated_behind_a_long_list_has_its_last_value(number: int, end: str) -> None:
+    ids = "7," * number + end + "8"
+    text = b'{"a":[%b],"a":5,"b":1}' % ids.encode()
+    for piece in range(len(text) // 2, len(text) + 2, 999):
+        assert run(parse(text, piece=piece))[0] == {"a": 5, "b": 1}
