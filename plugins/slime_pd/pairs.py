@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-import orjson
-
 from router_core import Exchange, Worker
-from router_core.errors import NoWorker
+from router_core.errors import BadRequest, NoWorker
 from router_core.generation import generates
-from router_core.large_json import parse
 from router_core.reply import Reply
-from router_core.request import LARGE_BYTES, Request
+from router_core.request import Request
 from router_core.router import Router
 from router_core.types import Breaking, Dispatcher, Endings
 from router_core.workers import WorkerType, least_in_flight
@@ -82,18 +79,18 @@ class Pairs:
         attempt = Attempt(self.inner, self.breakers, exchange, pair, request)
         if self.endings is not None:
             await attempt.settled(self.endings, may_rename=body is None)
-        sent = request.body if body is None else body
-        return await attempt.run(sent, await self._sequences(exchange, sent, request.path))
+        asked = request if body is None else Request(request.method, request.target, request.headers, body)
+        return await attempt.run(asked.body, await self._sequences(exchange, asked))
 
-    async def _sequences(self, exchange: Exchange, body: bytes, path: str) -> int | None:
-        """How many sequences ``body`` asks for, if it is a batch. One that is no JSON counts as one sequence."""
-        if not may_be_many(body):
+    async def _sequences(self, exchange: Exchange, request: Request) -> int | None:
+        """How many sequences ``request`` asks for, if it is a batch. One that is no JSON counts as one sequence."""
+        if not may_be_many(request.body):
             return None
+        if request.is_long_work:
+            await self._long_work.run(request.reading(), exchange.client)
         try:
-            if len(body) < LARGE_BYTES:
-                return sequences(orjson.loads(body), path)
-            return sequences(await self._long_work.run(parse(body), exchange.client), path)
-        except ValueError:
+            return sequences(request.json(), request.path)
+        except BadRequest:
             return None  # the workers say what is wrong with it
 
 
