@@ -20,6 +20,8 @@ def check_rid(rid: object) -> None:
     Engines and plugins write a name out for each prompt of a batch. Raises BadRequest for one that is too long, and
     for too many.
     """
+    if isinstance(rid, str) and len(rid) <= _SURELY_SHORT:
+        return
     names = rid if isinstance(rid, list) else [rid]
     if len(names) > _MOST_NAMES:
         raise BadRequest(f'"rid" has at most {_MOST_NAMES} names, got {len(names)}')

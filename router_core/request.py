@@ -97,12 +97,12 @@ class Request:
     def may_have(self, name: bytes) -> bool:
         """False when the body, as JSON, has no key ``name``. Looking at the bytes is cheaper than parsing each body.
 
-        The letters of a key may be written as ``\\u0073``, though no library does. A large body that was parsed is
-        not looked at again.
+        The letters of a key may be written as ``\\u0073``, though no library does. One that was parsed is not looked
+        at again.
         """
-        if self._json is not _UNREAD and len(self._body) >= LARGE_BYTES:
+        if self._json is not _UNREAD:
             return True
-        body = self.body
+        body = self._body
         return b'"%b"' % name in body or (b"\\" in body and b"\\u00" in body)
 
     def replace_json(self, value: Any) -> None:

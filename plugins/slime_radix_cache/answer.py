@@ -87,33 +87,37 @@ def record_of(context: Context, rest: bytes = b"", session: str | None = None) -
     """
     chain = list(links(context))
     trained = _trained(chain, session)
+    wide = any(response.has_wide_logprobs for response in trained)
+    kind, size = (np.float64, 8) if wide else (np.float32, 4)
     ids: list[bytes] = []
+    mask: list[bytes] = []
+    logprobs: list[bytes] = []
     spans: list[tuple[str | int | None, int]] = []
-    sampled: list[tuple[Response, int, int]] = []
-    position = 0
     for segment, length in reversed(chain):
-        ids.append(segment.ids if 4 * length == len(segment.ids) else segment.ids[: 4 * length])
+        ids.append(segment.ids[: 4 * length])
         if segment in trained:
             assert isinstance(segment, Response)  # narrowing: no prompt is
-            sampled.append((segment, position, length))
-            spans += segment.versions if length == len(segment) else _first(segment.versions, length)
+            mask.append(b"\1" * length)
+            logprobs.append(segment.packed_logprobs(length, wide=wide))
+            spans += segment.versions if 4 * length == len(segment.ids) else _first(segment.versions, length)
         else:
+            mask.append(bytes(length))
+            logprobs.append(bytes(size * length))
             spans.append((PROMPT, length))
-        position += length
+    length = len(rest) // 4
     ids.append(rest)
-    spans.append((PROMPT, len(rest) // 4))
+    mask.append(bytes(length))
+    logprobs.append(bytes(size * length))
+    spans.append((PROMPT, length))
+    values = np.frombuffer(b"".join(logprobs), kind).astype(np.float64, copy=False)
     tokens = np.frombuffer(b"".join(ids), np.int32)
-    logprobs = np.zeros(len(tokens))
-    mask = np.zeros(len(tokens), np.int8)
-    for response, start, length in sampled:
-        logprobs[start : start + length] = response.logprob_array(length)
-        mask[start : start + length] = 1
-    return Record(tokens, mask, logprobs, tuple(spans), not np.isnan(logprobs).any())
+    loss_mask = np.frombuffer(b"".join(mask), np.int8)
+    return Record(tokens, loss_mask, values, tuple(spans), not np.isnan(values).any())
 
 
-def _trained(chain: Sequence[tuple[Segment, int]], session: str | None) -> set[Segment]:
+def _trained(chain: Sequence[tuple[Segment, int]], session: str | None) -> set[Response]:
     """The responses of ``chain``, which begins with the last segment, that a sample of ``session`` trains on."""
-    trained: set[Segment] = set()
+    trained: set[Response] = set()
     adapter: str | None = None
     is_known = False
     for segment, _ in chain:

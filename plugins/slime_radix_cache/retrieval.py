@@ -141,12 +141,13 @@ class Retrieval:
         return about, branches(responses, kept.candidates, kept.longer_of(session))
 
     async def _read(self, request: HTTPRequest) -> tuple[Request, str | None]:
-        """``request`` as the router's own kind, whose body is parsed once, and its client."""
+        """``request`` as the router's own kind, whose body is parsed, and its client. Raises BadRequest."""
         body = await request.body()
         asked = Request(request.method, request.scope["raw_path"], request.headers.raw, body)
         client = client_of(asked, request.client.host if request.client is not None else None)
         if asked.is_long_work:
             await self._long_work.run(asked.reading(), client)
+        asked.json()  # before anybody looks through its bytes for a key
         return asked, client
 
     async def _one(self, request: HTTPRequest, answer: Answer, client: str | None) -> HTTPResponse:

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from slime_sglang.evidence import CONTRADICTION
 
@@ -186,12 +185,19 @@ class Response(Segment):
         name = len(self.session) if self.session is not None else 0
         return len(self.ids) + (len(self.logprobs) if self.logprobs is not None else 0) + name
 
-    def logprob_array(self, length: int) -> npt.NDArray[np.float64]:
-        """The first ``length`` logprobs; NaN where the engine sent none."""
+    @property
+    def has_wide_logprobs(self) -> bool:
+        """True when the logprobs are float64."""
+        return self.logprobs is not None and len(self.logprobs) > len(self.ids)
+
+    def packed_logprobs(self, length: int, *, wide: bool) -> bytes:
+        """The first ``length`` logprobs as float64, or as float32 if they are; NaN for those that were not sent."""
+        kind = np.float64 if wide else np.float32
         if self.logprobs is None:
-            return np.full(length, np.nan)
-        kind = np.float64 if len(self.logprobs) == 2 * len(self.ids) else np.float32
-        return np.frombuffer(self.logprobs, kind, length).astype(np.float64)
+            return np.full(length, np.nan, kind).tobytes()
+        if wide and not self.has_wide_logprobs:
+            return np.frombuffer(self.logprobs, np.float32, length).astype(kind).tobytes()
+        return self.logprobs[: length * (8 if wide else 4)]
 
 
 def pack_logprobs(values: Sequence[float | None]) -> bytes:

@@ -89,15 +89,17 @@ def unknown_field(body: Mapping[str, Any]) -> str | None:
     Null stands for the default, as in SGLang, and so does an empty list of media. Sampling parameters are looked at,
     too.
     """
-    unknown = [
-        name
-        for name in body.keys() - _TOP_LEVEL
-        if body[name] is not None
-        and not name.startswith(_ASKS_FOR_MORE)
-        and not (name in _MEDIA and body[name] == [])
-    ]
+    unknown: list[str] = []
+    if not body.keys() <= _TOP_LEVEL:  # a third of the time that their difference takes
+        unknown += [
+            name
+            for name in body.keys() - _TOP_LEVEL
+            if body[name] is not None
+            and not name.startswith(_ASKS_FOR_MORE)
+            and not (name in _MEDIA and body[name] == [])
+        ]
     parameters = body.get("sampling_params")
     for one in parameters if isinstance(parameters, list) else (parameters,):
-        if isinstance(one, dict):
+        if isinstance(one, dict) and not one.keys() <= _SAMPLING:
             unknown += [name for name in one.keys() - _SAMPLING if one[name] is not None]
     return min(unknown, default=None)
