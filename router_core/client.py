@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from io import BytesIO
 from itertools import chain
 from types import TracebackType
 
@@ -35,19 +36,20 @@ async def read_body(headers: Headers, receive: Receive, max_bytes: int) -> bytes
                 raise BadRequest(f"wanted a number as Content-Length, got {value[:40]!r}")
             if int(value) > max_bytes:
                 raise _too_large(max_bytes)
-    pieces: list[bytes] = []
-    size = 0
+    pieces = BytesIO()  # it makes no copy of what was written
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientGone
         piece: bytes = message.get("body", b"")
-        size += len(piece)
-        if size > max_bytes:
+        if pieces.tell() + len(piece) > max_bytes:
             raise _too_large(max_bytes)
-        if not message.get("more_body", False):
-            return b"".join((*pieces, piece)) if pieces else piece
-        pieces.append(piece)
+        is_last = not message.get("more_body", False)
+        if is_last and not pieces.tell():
+            return piece
+        pieces.write(piece)
+        if is_last:
+            return pieces.getvalue()
 
 
 def _too_large(max_bytes: int) -> PayloadTooLarge:

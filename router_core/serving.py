@@ -7,6 +7,7 @@ worker's sends them twice, which breaks aiohttp clients.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import logging
 import signal
@@ -33,6 +34,9 @@ CLIENT_TIMEOUT_S = 300.0
 _BACKLOG = 4096
 #: Longer than clients keep an idle connection, so that none of them uses one that is just being closed.
 _KEEP_ALIVE_S = 75
+#: Of <malloc.h>; and bytes.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_LARGE_BLOCK = 1 << 20
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -190,6 +194,18 @@ def _calm_the_collector() -> None:
     gc.set_threshold(5_000, 5, 10_000)
 
 
+def _return_large_blocks() -> None:
+    """Let large blocks of memory grow without a copy, and go back to the system when they are freed.
+
+    glibc does so for the first ones only, and with the next ones of up to 32 MiB its heap grows (mallopt(3)). Other C
+    libraries have no such function.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK)
+        mallopt(_M_TRIM_THRESHOLD, 2 * _LARGE_BLOCK)
+
+
 async def _serve_until_signalled(app: ASGIApp, sock: socket.socket, **options: Any) -> None:
     loop = asyncio.get_running_loop()
     server = _Server(app, **options)
@@ -223,6 +239,7 @@ def run(
     Raises StartupError when the application's lifespan fails.
     """
     _calm_the_collector()
+    _return_large_blocks()
     with sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(
             _serve_until_signalled(

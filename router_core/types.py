@@ -143,3 +143,12 @@ class TextEncoder(Protocol):
         Raises BadRequest for a text that is too long, and what the tokenizer raises.
         """
         ...
+
+    @property
+    def max_characters(self) -> int:
+        """A text of more is too long."""
+        ...
+
+    def check_text(self, text: str) -> None:
+        """Raises BadRequest for a text that is too long, as far as that is seen at once."""
+        ...

@@ -92,8 +92,9 @@ class Chat:
         return Reply(200, [JSON, *unread.headers], orjson.dumps(told, option=orjson.OPT_SERIALIZE_NUMPY))
 
     async def _read(self, exchange: Exchange, body: Any) -> tuple[ChatRequest, Question]:
-        """What ``body`` asks, in a thread where that is long work. Raises InvalidRequest."""
+        """What ``body`` asks, in a thread where that is long work. Raises InvalidRequest and PromptTooLong."""
         raw = exchange.request.body
+        self._prompts.check_contents(body, len(raw))
 
         def read() -> tuple[ChatRequest, Question]:
             request = read_chat(with_exact_arguments(body, raw))

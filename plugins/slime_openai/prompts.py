@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from router_core.types import TextEncoder, Tokenizer
 from slime_openai.errors import InvalidRequest
@@ -69,6 +69,19 @@ class Prompts:
         prompt = await self._of(question, chat, asking)
         asking.goes_on_from(prompt.parent)
         return prompt
+
+    def check_contents(self, body: Any, size: int) -> None:
+        """Raises PromptTooLong when a message of ``body``, of ``size`` bytes, surely has too many tokens.
+
+        Templates make copies of it.
+        """
+        if size <= self._encoder.max_characters:
+            return
+        messages = body.get("messages") if isinstance(body, dict) else None
+        for message in messages if isinstance(messages, list) else ():
+            content = message.get("content") if isinstance(message, dict) else None
+            if isinstance(content, str):
+                self._encoder.check_text(content)
 
     def given(self, ids: Sequence[int], asking: Asking, *, continues: bool) -> Prompt:
         """The prompt that a client gave as ``ids``. Nothing is rendered or looked up: that is the client's business.

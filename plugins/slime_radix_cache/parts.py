@@ -6,7 +6,7 @@ import re
 import sys
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import anyio
@@ -18,8 +18,6 @@ __all__ = ["Part", "Parts", "cut"]
 
 #: Longer texts go to a thread: about 1 ms of work, far more than the hop costs.
 _LONG_TEXT = 4096
-#: Characters that are tokenised in one go: a tokenizer takes a hundred times their size.
-_AT_ONCE = 1 << 18
 #: Shorter pieces between two seams are kept with the next ones: a token costs 1 µs, a part as much.
 _SHORT_PART = 512
 _OVERHEAD_BYTES = 300
@@ -40,39 +38,36 @@ def cut(
     long_part: int,
     *,
     follows: bool = False,
-) -> list[Part]:
+) -> Iterator[Part]:
     """``text`` in parts that begin at seams, and at breaks where a part would be longer than ``long_part``.
 
     ``follows``: what begins at a break is a text that follows others; else it is tokenised as any other.
     What texts have in common at their beginnings is cut alike.
     """
-    parts = []
     start = 0
     while len(text) - start > long_part:
         place = breaks.search(text, start + long_part // 2) if breaks is not None else None
         end = place.start() if place is not None else len(text)
-        parts += _at_seams(text[start:end], seams, follows=follows and start > 0)
+        yield from _at_seams(text[start:end], seams, follows=follows and start > 0)
         start = end
-    if start < len(text) or not parts:
-        parts += _at_seams(text[start:], seams, follows=follows and start > 0)
-    return parts
+    if start < len(text) or not start:
+        yield from _at_seams(text[start:], seams, follows=follows and start > 0)
 
 
-def _at_seams(text: str, seams: re.Pattern[str] | None, *, follows: bool) -> list[Part]:
-    parts = []
+def _at_seams(text: str, seams: re.Pattern[str] | None, *, follows: bool) -> Iterator[Part]:
     start = 0
     for seam in seams.finditer(text, 1) if seams is not None and len(text) >= _SHORT_PART else ():
         if seam.start() - start >= _SHORT_PART:
-            parts.append(Part(text[start : seam.start()], follows=follows and not start))
+            yield Part(text[start : seam.start()], follows=follows and not start)
             start = seam.start()
-    return [*parts, Part(text[start:], follows=follows and not start)]
+    yield Part(text[start:], follows=follows and not start)
 
 
 class Parts:
     """Packed ids of parts, the most recently used ones kept. A part that is being tokenised is waited for.
 
     ``encode`` tokenises some parts in one go; it is called in a thread when they are long. Clients get threads in
-    rotation, each time for as much as takes some MB of memory.
+    rotation.
     """
 
     def __init__(
@@ -87,13 +82,8 @@ class Parts:
         self._known: OrderedDict[Part, bytes] = OrderedDict()
         self._running: dict[Part, anyio.Event] = {}
 
-    async def ids(
-        self, parts: Sequence[Part], client: str | None, check: Callable[[int], None] = lambda _: None
-    ) -> bytes:
-        """Packed int32 ids of ``parts``, one after the other. Raises what the tokenizer raises.
-
-        And what ``check`` raises, which is told how many there are so far.
-        """
+    async def ids(self, parts: Sequence[Part], client: str | None) -> bytes:
+        """Packed int32 ids of ``parts``, one after the other. Raises what the tokenizer raises."""
         found: dict[Part, bytes] = {}
         while missing := [part for part in parts if part not in found]:
             mine: list[Part] = []
@@ -104,10 +94,9 @@ class Parts:
                     found[part] = self._known[part]
                     self.reused += 1
                     self.tokens_reused += len(found[part]) // 4
-                elif part not in self._running and size < _AT_ONCE:
+                elif part not in self._running:
                     mine.append(part)
                     size += len(part.text)
-            check(sum(map(len, found.values())) // 4)
             if mine:
                 found |= await self._make(mine, size, client)
             elif missing := [part for part in missing if part not in found]:

@@ -37,7 +37,7 @@ from slime_radix_cache.mending import MendedStream
 from slime_radix_cache.open_streams import OpenStreams
 from slime_radix_cache.recorder import StreamRecorder
 from slime_radix_cache.replies import EVENTS, JSON, media_type
-from slime_radix_cache.requests import MALFORMED, Ask, names, read_ask, rewritten, size_of
+from slime_radix_cache.requests import MALFORMED, Ask, longest_ids, names, read_ask, rewritten, size_of
 from slime_radix_cache.retrieval import Retrieval
 from slime_radix_cache.session_turns import SessionTurns
 from slime_radix_cache.settings import Settings
@@ -222,13 +222,13 @@ class RadixCache:
         except BadRequest:
             self._tally.untouched(MALFORMED)
             return
-        size = size_of(body)
-        if size.prompts * size.copies > self._settings.max_sequences:
+        prompts, copies = size_of(body)
+        if prompts * copies > self._settings.max_sequences:
             raise BadRequest(
                 f"wanted at most {self._settings.max_sequences} sequences in one request"
-                f" (--max-sequences-per-request), got {size.prompts} prompts with n = {size.copies}"
+                f" (--max-sequences-per-request), got {prompts} prompts with n = {copies}"
             )
-        self._encoder.check_length(size.longest)
+        self._encoder.check_length(longest_ids(body))
         ask = read_ask(body)
         if isinstance(ask, str):
             self._tally.untouched(ask)
@@ -264,9 +264,9 @@ class RadixCache:
                 prompt, exchange.session, adapter=adapter, doubt=ask.doubt, client=client
             )
             turns.append(turn)
-        for turn in turns:
+        for prompt, turn in zip(prompts, turns, strict=True):
             await breaks.take()
-            await self._turns.encode(turn)
+            await self._turns.encode(turn, prompt)
         return turns
 
     def _end(self, turns: Sequence[Turn]) -> None:

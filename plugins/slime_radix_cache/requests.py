@@ -6,7 +6,7 @@ import sys
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from router_core.exchange import check_length
 from slime_sglang.request_fields import unknown_field
 
-__all__ = ["MALFORMED", "Ask", "names", "read_ask", "rewritten", "single", "size_of"]
+__all__ = ["MALFORMED", "Ask", "longest_ids", "names", "read_ask", "rewritten", "single", "size_of"]
 
 #: Why a request is passed on that an engine will refuse.
 MALFORMED = "malformed"
@@ -68,27 +68,24 @@ class Ask:
         return isinstance(self.prompts[0], bytes)
 
 
-class Size(NamedTuple):
-    """``prompts``, answers to each, and ids in the longest prompt that is given as ids."""
-
-    prompts: int
-    copies: int
-    longest: int
+def size_of(body: Any) -> tuple[int, int]:
+    """The number of prompts in ``body``, and that of answers to each: seen before anything is made of them."""
+    copies = _copies(body.get("sampling_params")) if isinstance(body, dict) else None
+    return len(_prompts(body)), copies or 1
 
 
-def size_of(body: Any) -> Size:
-    """What ``body`` asks for, seen before anything is made of it."""
+def longest_ids(body: Any) -> int:
+    """The number of ids in the longest prompt of ``body`` that is given as ids."""
+    return max((len(one) for one in _prompts(body) if isinstance(one, list | array)), default=0)
+
+
+def _prompts(body: Any) -> Sequence[Any]:
     if not isinstance(body, dict):
-        return Size(0, 1, 0)
-    copies = _copies(body.get("sampling_params")) or 1
+        return ()
     prompts = body.get("text") or body.get("input_ids")
-    if not isinstance(prompts, list | array):
-        return Size(1, copies, 0)
-    if not prompts or isinstance(prompts[0], int):
-        return Size(1, copies, len(prompts))
-    return Size(
-        len(prompts), copies, max((len(one) for one in prompts if isinstance(one, list | array)), default=0)
-    )
+    if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int):
+        return prompts
+    return (prompts,)
 
 
 def read_ask(body: Any) -> Ask | str:

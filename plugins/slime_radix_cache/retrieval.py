@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from io import BytesIO
 from typing import Any
 
 import orjson
@@ -78,7 +79,7 @@ class Retrieval:
         Raises BadRequest for a text that is too long.
         """
         self._encoder.check_text(question.text)
-        text = question.text.encode()
+        text = await self._encoder.in_utf8(question.text, client)
         self._streams.catch_up(text, question.session)
         kept = self._trajectories
         match = kept.find_to_read(text, question.session)
@@ -89,7 +90,7 @@ class Retrieval:
         rest = b""
         matched = len(question.text)
         if match.position < len(text):
-            remainder = text[match.position :].decode()
+            remainder = text[match.position :].decode() if match.position else question.text
             matched -= len(remainder)
             rest = await self._encoder.encode(remainder, begins=match.context is None, client=client)
         record = record_of(match.context, rest, None if match.is_asked else question.session)
@@ -142,8 +143,10 @@ class Retrieval:
 
     async def _read(self, request: HTTPRequest) -> tuple[Request, str | None]:
         """``request`` as the router's own kind, whose body is parsed, and its client. Raises BadRequest."""
-        body = await request.body()
-        asked = Request(request.method, request.scope["raw_path"], request.headers.raw, body)
+        body = BytesIO()  # it makes no copy of what was written
+        async for piece in request.stream():
+            body.write(piece)
+        asked = Request(request.method, request.scope["raw_path"], request.headers.raw, body.getvalue())
         client = client_of(asked, request.client.host if request.client is not None else None)
         if asked.is_long_work:
             await self._long_work.run(asked.reading(), client)

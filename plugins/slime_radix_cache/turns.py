@@ -120,7 +120,7 @@ class Turns:
 
     async def _asked(self, prompt: str, session: str | None, client: str | None) -> Turn:
         self._encoder.check_text(prompt)
-        text = prompt.encode()
+        text = await self._encoder.in_utf8(prompt, client)
         self._streams.catch_up(text, session)
         match = self._trajectories.find_to_continue(text, session)
         while match.unknown:
@@ -129,12 +129,16 @@ class Turns:
             match = self._trajectories.find_to_continue(text, session)
         return Turn(text, match.context, session, match.position)
 
-    async def encode(self, turn: Turn) -> None:
-        """Tokenise what is not known. Raises PromptTooLong."""
+    async def encode(self, turn: Turn, prompt: str | bytes) -> None:
+        """Tokenise what is not known of ``prompt``, which ``turn`` began with. Raises PromptTooLong."""
         known = list(links(turn.context))
         reused = sum(length for _, length in known)
         if turn.position < len(turn.prompt):
-            text = turn.prompt[turn.position :].decode()
+            text = (
+                prompt
+                if isinstance(prompt, str) and not turn.position
+                else turn.prompt[turn.position :].decode()
+            )
             turn.rest = await self._encoder.encode(text, begins=turn.context is None, client=turn.client)
         turn.tokens = reused + len(turn.rest) // 4
         self._encoder.check_length(turn.tokens)

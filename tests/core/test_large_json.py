@@ -106,11 +106,32 @@ def test_what_would_take_many_times_its_memory_is_refused(text: bytes) -> None:
         run(parse(text))
 
 
-def test_a_long_string_is_one_piece() -> None:
-    text = orjson.dumps({"a": "x" * 1_000_000, "b": '\\"' * 100_000, "c": "日本" * 100_000})
-    made, steps = run(parse(text))
-    assert made == orjson.loads(text)
-    assert steps < 20
+@pytest.mark.parametrize("letters", ["x", '\\"', "日本", "a😀\n", "line of a text\n", "\u0001é "])
+@pytest.mark.parametrize("ascii_only", [True, False])
+def test_a_long_string_takes_few_steps(letters: str, ascii_only: bool) -> None:
+    long = letters * (1_000_000 // len(letters))
+    documents = [
+        {"a": long, "b": [1, {"c": long}]},
+        [long, "x", long],
+        {long: {"a": 1, "b": {long: [2, 3]}}},
+        long,
+    ]
+    for document in documents:
+        text = json.dumps(document, ensure_ascii=ascii_only).encode()
+        made, steps = run(parse(text))
+        assert made == document
+        assert 0 < steps < 20 + len(text) // 16_000
+
+
+@pytest.mark.parametrize("broken", [b"\xff", b"\x01", b"\\x", b"\\ud800 "])
+@pytest.mark.parametrize("place", [40, 2_000_000, 3_999_980])
+def test_a_long_string_that_is_none_is_refused(broken: bytes, place: int) -> None:
+    text = b'{"a":"%b"}' % (b"text " * 800_000)
+    text = text[:place] + broken + text[place:]
+    with pytest.raises(orjson.JSONDecodeError):
+        orjson.loads(text)
+    with pytest.raises(InvalidJson):
+        run(parse(text))
 
 
 @pytest.mark.parametrize(
