@@ -17,8 +17,10 @@ from slime_radix_cache.text_index import Row, with_item, without_item
 __all__ = ["Starts"]
 
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that no power of it is 0
-#: Tokens. For longer ones more powers are made.
-_LONG_PROMPT = 1 << 18
+#: Tokens that are looked at in one go: arrays that stay in a core's cache.
+_BLOCK = 1 << 15
+_POWERS = np.cumprod(np.full(_BLOCK, _FACTOR), dtype=np.uint64)
+_BITS = 1 << 64
 #: Bits of a digest that are not among its first twenty.
 _SHIFT = 44
 
@@ -28,13 +30,12 @@ class Starts:
 
     def __init__(self) -> None:
         self._by_digest: dict[int, Row[Response]] = {}
-        self._powers = _powers(_LONG_PROMPT)
         #: How many digests have these first bits: so that most places of a long prompt are passed over at once.
         self._counts = np.full(1 << 64 - _SHIFT, 0, np.uint32)
 
     def add(self, response: Response) -> None:
         """Note where ``response`` begins. O(tokens before it)."""
-        response.before = int(self._terms(ids_before(response)).sum())
+        response.before = sum(int(terms.sum()) for _, terms in _terms(ids_before(response))) % _BITS
         self._by_digest[response.before] = with_item(self._by_digest.get(response.before, ()), response)
         self._counts[response.before >> _SHIFT] += 1
 
@@ -50,24 +51,34 @@ class Starts:
 
         O(tokens), and a comparison for each context that they continue.
         """
-        digests = np.zeros(len(ids) // 4 + 1, np.uint64)
-        np.cumsum(self._terms(ids), out=digests[1:])
-        for place in np.flatnonzero(self._counts[digests >> np.uint64(_SHIFT)])[::-1].tolist():
+        digest = 0
+        found = [(0, 0)] if self._counts[0] else []
+        for start, terms in _terms(ids):
+            digests = np.cumsum(terms) + np.uint64(digest)
+            digest = int(digests[-1])
+            hits = np.flatnonzero(self._counts[digests >> np.uint64(_SHIFT)])
+            found += zip((hits + start + 1).tolist(), digests[hits].tolist(), strict=True)
+        for place, digest in reversed(found):
             same: dict[tuple[Segment | None, int], bool] = {}
-            for response in reversed(self._by_digest.get(int(digests[place]), ())):
+            for response in reversed(self._by_digest.get(digest, ())):
                 context = response.parent, response.kept
                 if context not in same:
                     same[context] = ids_before(response) == ids[: 4 * place]
                 if same[context]:
                     yield response, place
 
-    def _terms(self, ids: bytes) -> npt.NDArray[np.uint64]:
-        """Of a polynomial modulo 2**64: their sums are the digests of the first 1, 2, ... ``ids``."""
-        values = np.frombuffer(ids, np.int32).astype(np.uint64) + np.uint64(1)
-        if len(values) > len(self._powers):
-            self._powers = _powers(len(values))
-        return values * self._powers[: len(values)]
 
+def _terms(ids: bytes) -> Iterator[tuple[int, npt.NDArray[np.uint64]]]:
+    """Of a polynomial modulo 2**64, block after block, and where each begins.
 
-def _powers(number: int) -> npt.NDArray[np.uint64]:
-    return np.cumprod(np.full(number, _FACTOR), dtype=np.uint64)
+    Their sums are the digests of the first 1, 2, ... ``ids``.
+    """
+    values = np.frombuffer(ids, np.int32)
+    factor = 1
+    for start in range(0, len(values), _BLOCK):
+        block = values[start : start + _BLOCK].astype(np.uint64) + np.uint64(1)
+        block *= _POWERS[: len(block)]
+        if start:
+            block *= np.uint64(factor)
+        yield start, block
+        factor = factor * int(_POWERS[-1]) % _BITS
