@@ -26,6 +26,7 @@ __all__ = [
     "Lost",
     "Record",
     "about_record",
+    "has_logprobs",
     "inexact_reason",
     "reason_of_record",
     "record_of",
@@ -157,13 +158,24 @@ def about_record(record: Record, reason: str | None, matched: int, candidates: C
     }
 
 
-def reason_of_record(context: Context, record: Record) -> str | None:
-    """Why ``record``, of all of ``context``, is not exact; None when it is.
+def has_logprobs(context: Context, session: str | None) -> bool:
+    """The ``has_logprobs`` of a record of ``context`` for ``session``, without making one. O(sampled tokens)."""
+    chain = list(links(context))
+    trained = _trained(chain, session)
+    return not any(
+        np.isnan(segment.logprob_array(length)).any()
+        for segment, length in chain
+        if isinstance(segment, Response) and segment in trained
+    )
+
+
+def reason_of_record(context: Context, *, has_logprobs: bool) -> str | None:
+    """Why a record of all of ``context`` is not exact; None when it is.
 
     - ``engine_contradicts_itself``, ``unknown_field:NAME``: the doubt in the earliest response that has one.
     - ``no_logprobs``: a sampled token has none.
     """
-    return doubt_of(context) or (None if record.has_logprobs else "no_logprobs")
+    return doubt_of(context) or (None if has_logprobs else "no_logprobs")
 
 
 def inexact_reason(match: Match, text: bytes, record: Record, lost: Lost) -> str | None:
@@ -184,7 +196,7 @@ def inexact_reason(match: Match, text: bytes, record: Record, lost: Lost) -> str
         if match.inside_response:
             return "cut_inside_token"
         return "evicted" if lost.text else "uncovered_text"
-    return reason_of_record(match.context, record)
+    return reason_of_record(match.context, has_logprobs=record.has_logprobs)
 
 
 class Lost(NamedTuple):

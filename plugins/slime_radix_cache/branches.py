@@ -122,7 +122,7 @@ def answer_of(branch: Branch, spell: Callable[[Sequence[int]], str]) -> Answer:
     leaf = branch.leaf
     context = leaf, len(leaf)
     record = record_of(context, session=leaf.session)
-    reason = "evicted" if branch.cut_short else reason_of_record(context, record)
+    reason = "evicted" if branch.cut_short else reason_of_record(context, has_logprobs=record.has_logprobs)
     text = branch.text.decode()
     if branch.prompt_bytes is not None:
         prompt = branch.text[: branch.prompt_bytes].decode()

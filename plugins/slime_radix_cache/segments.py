@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from slime_sglang.evidence import CONTRADICTION
 
@@ -190,13 +191,16 @@ class Response(Segment):
         """True when the logprobs are float64."""
         return self.logprobs is not None and len(self.logprobs) > len(self.ids)
 
+    def logprob_array(self, length: int) -> npt.NDArray[np.floating[Any]]:
+        """The first ``length`` logprobs; NaN where the engine sent none."""
+        if self.logprobs is None:
+            return np.full(length, np.nan)
+        return np.frombuffer(self.logprobs, np.float64 if self.has_wide_logprobs else np.float32, length)
+
     def packed_logprobs(self, length: int, *, wide: bool) -> bytes:
         """The first ``length`` logprobs as float64, or as float32 if they are; NaN for those that were not sent."""
-        kind = np.float64 if wide else np.float32
-        if self.logprobs is None:
-            return np.full(length, np.nan, kind).tobytes()
-        if wide and not self.has_wide_logprobs:
-            return np.frombuffer(self.logprobs, np.float32, length).astype(kind).tobytes()
+        if self.logprobs is None or wide != self.has_wide_logprobs:
+            return self.logprob_array(length).astype(np.float64 if wide else np.float32).tobytes()
         return self.logprobs[: length * (8 if wide else 4)]
 
 

@@ -106,7 +106,7 @@ class SessionTurns:
                     spans.append((own.number, end - length, end, length == len(whole)))
             end -= length
         cut_short = turn.response.continuation_lost
-        reason = "evicted" if cut_short else reason_of_record(context, record)
+        reason = "evicted" if cut_short else reason_of_record(context, has_logprobs=record.has_logprobs)
         return TurnContext(record, tuple(reversed(spans)), tuple(reversed(sampled)), reason)
 
     def text(self, turn: Turn) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, overload
 
 from router_core.exchange import Exchange
-from slime_radix_cache.answer import reason_of_record, record_of
+from slime_radix_cache.answer import has_logprobs, reason_of_record
 from slime_radix_cache.turns import Turn
 
 __all__ = ["NOTE", "Verdicts"]
@@ -23,7 +23,8 @@ class Verdicts:
         """The ``inexact_reason`` of each sequence, as ``/trajectories`` gives it.
 
         ``not_recorded``: nothing was recorded of it (yet). Empty for an exchange that was passed on untouched. To be
-        asked when the reply has been read, and before ``exchange`` is closed. O(tokens) for each that is looked at.
+        asked when the reply has been read, and before ``exchange`` is closed. O(sampled tokens) for each one that is
+        looked at.
         """
         noted: Any = exchange.notes.get(NOTE)
         return _Reasons(noted.turns if noted is not None else ())
@@ -54,4 +55,4 @@ def _reason(turn: Turn) -> str | None:
     if turn.response is None:
         return _NOT_RECORDED
     context = turn.response, len(turn.response)
-    return reason_of_record(context, record_of(context, session=turn.session))
+    return reason_of_record(context, has_logprobs=has_logprobs(context, turn.session))
