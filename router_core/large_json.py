@@ -367,20 +367,22 @@ class _LongStrings:
 
     def put_into(self, value: Any) -> Generator[None, None, Any]:
         """``value`` with the strings that names stand for. Raises InvalidJson."""
-        if isinstance(value, dict):
-            filled = {}
-            for key, item in value.items():
-                filled[(yield from self.put_into(key))] = yield from self.put_into(item)
-            return filled
-        if isinstance(value, list):
-            items = []
-            for item in value:
-                items.append((yield from self.put_into(item)))
-            return items
-        if isinstance(value, str) and _NAME in value:
-            self.known[value] = yield from self._whole(value)
-            return self.known[value]
-        return value
+        whole = [value]
+        containers: list[Any] = [whole]
+        while containers:
+            container = containers.pop()
+            if isinstance(container, dict) and any(_NAME in key for key in container):
+                pairs = list(container.items())
+                container.clear()
+                for key, item in pairs:
+                    container[(yield from self._whole(key)) if _NAME in key else key] = item
+            places = container.items() if isinstance(container, dict) else enumerate(container)
+            for place, item in list(places):
+                if isinstance(item, str) and _NAME in item:
+                    container[place] = yield from self._whole(item)
+                elif isinstance(item, list | dict):
+                    containers.append(item)
+        return whole[0]
 
     def _whole(self, named: str) -> Generator[None, None, str]:
         before, *rest = named.split(_NAME)
@@ -397,6 +399,7 @@ class _LongStrings:
                 begin = stop
                 yield
             text += one[16:]
+        self.known[named] = text
         return text
 
     def _stop(self, begin: int, end: int) -> int:

@@ -123,6 +123,15 @@ def test_a_long_string_takes_few_steps(letters: str, ascii_only: bool) -> None:
         assert 0 < steps < 20 + len(text) // 16_000
 
 
+def test_a_long_string_may_be_as_deep_as_any() -> None:
+    for opener, closer in ((b"[", b"]"), (b'{"a":', b"}")):
+        text = opener * 1020 + b'"%b"' % (b"x" * 1_000_000) + closer * 1020
+        made, _ = run(parse(text))
+        for _ in range(1020):
+            [made] = made if isinstance(made, list) else made.values()
+        assert made == "x" * 1_000_000
+
+
 @pytest.mark.parametrize("broken", [b"\xff", b"\x01", b"\\x", b"\\ud800 "])
 @pytest.mark.parametrize("place", [40, 2_000_000, 3_999_980])
 def test_a_long_string_that_is_none_is_refused(broken: bytes, place: int) -> None:
