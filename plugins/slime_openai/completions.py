@@ -49,12 +49,11 @@ class Completions:
         """The reply. Raises HTTPError."""
         body = await self._router.read_json(exchange)
         if len(exchange.request.body) < LARGE_BYTES:
-            request = read_completion(body)
+            request, shown = self._read(body)
         else:
-            request = await self._router.threads.run(lambda: read_completion(body), exchange.client)
+            request, shown = await self._router.threads.run(lambda: self._read(body), exchange.client)
         unread = self._unknown.treat(request.unknown)
         session = exchange.session or request.session
-        shown = [self._shown(prompt) if request.echo else "" for prompt in request.prompts]
         payload = {**unread.passed, **_payload(request), **self._models.engine_fields(request)}
         inner, reply = await generate(self._router, exchange, payload, session)
         judged = JudgedAnswers(self._verdicts)
@@ -78,6 +77,13 @@ class Completions:
                 whole = [choice.whole() for choice in choices]
                 told = frame.put(whole, usage=used(), **choices[0].about())
         return Reply(200, [JSON, *unread.headers], orjson.dumps(told))
+
+    def _read(self, body: Any) -> tuple[CompletionRequest, list[str]]:
+        """What ``body`` asks, and what is shown before the answers to each prompt. Raises InvalidRequest."""
+        request = read_completion(body)
+        if not request.echo:
+            return request, [""] * len(request.prompts)
+        return request, [self._shown(prompt) for prompt in request.prompts]
 
     def _shown(self, prompt: Prompt) -> str:
         if isinstance(prompt, str):

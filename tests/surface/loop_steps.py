@@ -30,20 +30,21 @@ _RUN: CodeType = asyncio.events.Handle._run.__code__
 class LoopSteps:
     """Counts the steps of one event loop: of each callback, which nothing else can interrupt.
 
-    ``most`` is the number of the callback with most of them, ``where`` the stack when it went beyond ``MOST``. Both are
-    to be read in the loop: an answer may be out before the callback that wrote it has ended.
+    ``most`` is the number of the callback with most of them, ``calls`` that of the one with most calls, and ``where``
+    the stack when one went beyond ``MOST``. They are to be read in the loop: an answer may be out before the callback
+    that wrote it has ended.
     """
 
     def __init__(self) -> None:
-        self.most = 0
+        self.most = self.calls = 0
         self.where = ""
-        self._steps = 0
+        self._steps = self._calls = 0
         self._clock = Clock()
 
-    async def taken(self) -> tuple[int, str]:
-        """``most`` and ``where`` since this was asked for the last time."""
-        taken = self.most, self.where
-        self.most, self.where = 0, ""
+    async def taken(self) -> tuple[int, int, str]:
+        """``most``, ``calls`` and ``where`` since this was asked for the last time."""
+        taken = self.most, self.calls, self.where
+        self.most, self.calls, self.where = 0, 0, ""
         return taken
 
     @contextmanager
@@ -63,15 +64,18 @@ class LoopSteps:
     def _event(self, frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code
         if code is _RUN and event == "call":
-            self._steps = 0
+            self._steps = self._calls = 0
             self._clock.read()
             return
         before = self._steps
-        self._steps += self._clock.silent_ns() // _STEP_NS or event in ("call", "c_call")
+        is_call = event in ("call", "c_call")
+        self._calls += is_call
+        self._steps += self._clock.silent_ns() // _STEP_NS or is_call
         if before <= MOST < self._steps and not self.where:
             self.where = _shown(frame)
         if code is _RUN and event == "return":
             self.most = max(self.most, self._steps)
+            self.calls = max(self.calls, self._calls)
 
 
 class Clock:

@@ -50,6 +50,8 @@ _SETTINGS = settings(
 )
 #: All that may be loaded together, in the order of an operator's command line.
 _PLUGINS = ("limits", "sessions", "state", "models", "radix_cache", "openai", "r3", "policies", "retries")
+#: Of a request that seems to hold the event loop up.
+_TRIES = 3
 #: What is undone after each case; until then nobody waits for it.
 _PAUSES = ("/pause_generation", "/release_memory_occupation")
 _UNDONE = ("/continue_generation", "/resume_memory_occupation")
@@ -143,7 +145,7 @@ class Served:
             headers=[("content-type", "application/json"), *asked.headers],
         )
 
-    def steps_taken(self) -> tuple[int, str]:
+    def steps_taken(self) -> tuple[int, int, str]:
         """See :class:`LoopSteps`."""
         return self._portal.call(self._steps.taken)
 
@@ -220,20 +222,30 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def hold_up(served: Served, asked: Asked) -> str | None:
-    """Ask, check all but the event loop's stalls, and return what has held it up, if anything has."""
+    """Ask, check all but the event loop's stalls, and return what has held it up, if anything has.
+
+    The processor time of a long call depends on what else the machine does: it counts if it is as long again.
+    """
+    for _ in range(_TRIES):
+        held_up, is_sure = _hold_up_once(served, asked)
+        if held_up is None or is_sure:
+            break
+    return held_up
+
+
+def _hold_up_once(served: Served, asked: Asked) -> tuple[str | None, bool]:
+    """And whether calls alone were too many, however long they took."""
     answer = served.ask(asked)
-    most, where = served.steps_taken()
+    most, calls, where = served.steps_taken()
     if asked.route.path in _PAUSES:
         for path in _UNDONE:
             assert served.client.post(path, json={}).status_code == 200
     assert answer.status_code < 500, answer.text[:1000]
     assert served.left_behind() == {}
     assert served.client.get("/health").json()["healthy_workers"] == 1
-    return (
-        None
-        if most <= MOST
-        else f"{most:,} steps in one turn of the loop; the first {MOST:,} end at\n{where}"
-    )
+    if most <= MOST:
+        return None, True
+    return f"{most:,} steps in one turn of the loop; the first {MOST:,} end at\n{where}", calls > MOST
 
 
 @pytest.mark.timeout(120 if _BODIES <= _FEW else 0)
