@@ -1,4 +1,4 @@
-"""Who gets in: keys, what each of them opens, and the key that a worker wants of us.
+"""Who gets in: keys, and what each of them opens.
 
 What a worker will see decides, not what a path may mean: a path that goes to a worker and is not written letter
 for letter as one of the data plane's is control, and so is ``/%67enerate``.
@@ -12,16 +12,12 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from router_core.errors import Forbidden, HTTPError, Unauthorized
 from router_core.types import GENERATION_PATHS, Headers, Scope
 
-if TYPE_CHECKING:
-    from router_core.tokens import Tokens
-    from router_core.workers import Worker
-
-__all__ = ["ROLES", "Caller", "Guard", "Judgement", "Keys", "Level", "NamedKey", "Secret", "auth_headers"]
+__all__ = ["ROLES", "Authenticator", "Caller", "Guard", "Judgement", "Keys", "Level", "NamedKey", "Secret"]
 
 _VISIBLE = re.compile(r"[!-~]+")
 _READING = ("GET", "HEAD")
@@ -170,6 +166,18 @@ class Judgement(NamedTuple):
     refusal: HTTPError | None
 
 
+class Authenticator(Protocol):
+    """Says who asks, by what another service has signed."""
+
+    def shown(self, headers: Headers) -> tuple[str | None, Headers]:
+        """The token in ``headers``, good or not, and the headers without any such token."""
+        ...
+
+    async def caller(self, token: str) -> Caller:
+        """The caller that ``token`` names. Raises Unauthorized."""
+        ...
+
+
 class Guard:
     """What each request needs, and whether it shows it.
 
@@ -178,7 +186,7 @@ class Guard:
     """
 
     def __init__(
-        self, keys: Keys, own: Iterable[tuple[re.Pattern[str], bool]], tokens: Tokens | None = None
+        self, keys: Keys, own: Iterable[tuple[re.Pattern[str], bool]], tokens: Authenticator | None = None
     ) -> None:
         self._keys = keys
         self._own = list(own)
@@ -221,8 +229,3 @@ def _of_core(path: str, method: str) -> Level:
     if method in _READING and path in _ANYBODYS:
         return Level.OPEN
     return Level.TRAFFIC if method in _READING and path in _TRAFFICS else Level.ADMIN
-
-
-def auth_headers(worker: Worker) -> dict[str, str]:
-    """What a request to ``worker`` must carry besides: the key that it was registered with, if any."""
-    return {} if worker.api_key is None else {"authorization": f"Bearer {worker.api_key}"}

@@ -5,16 +5,13 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, TypeAlias
+from types import TracebackType
+from typing import Any, TypeAlias
 
 from router_core.errors import BadRequest
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
-    from router_core.reply import Reply
-    from router_core.request import Request
-    from router_core.workers import Worker
+from router_core.reply import Reply
+from router_core.request import Request
+from router_core.workers import Worker
 
 __all__ = ["Exchange", "SessionSource", "check_length", "client_of", "session_named", "session_of"]
 

@@ -16,15 +16,14 @@ import pluggy
 
 from router_core import hookspecs
 from router_core.errors import HTTPError, PluginError, PluginFailed, StartupError
+from router_core.exchange import Exchange
 from router_core.reply import Reply
+from router_core.request import Request
+from router_core.weights import WeightUpdate
+from router_core.workers import Worker, WorkerChange
 
 if TYPE_CHECKING:
-    from router_core.exchange import Exchange
-    from router_core.hookspecs import WorkerChange
-    from router_core.request import Request
     from router_core.router import Router
-    from router_core.weights import WeightUpdate
-    from router_core.workers import Worker
 
 __all__ = ["Hooks", "a_reply", "blamed", "failure", "hook_names", "new_plugin_manager"]
 

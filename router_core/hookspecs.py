@@ -8,25 +8,24 @@ end of that order. An implementation may leave out arguments that it does not ne
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import pluggy
+from starlette.routing import BaseRoute
+
+from router_core.errors import HTTPError
+from router_core.exchange import Exchange
+from router_core.reply import Reply
+from router_core.request import Request
+from router_core.types import ASGIApp
+from router_core.weights import WeightUpdate
+from router_core.workers import Worker, WorkerChange
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Sequence
-
-    from starlette.routing import BaseRoute
-
-    from router_core.errors import HTTPError
-    from router_core.exchange import Exchange
-    from router_core.reply import Reply
-    from router_core.request import Request
     from router_core.router import Router
-    from router_core.types import ASGIApp
-    from router_core.weights import WeightUpdate
-    from router_core.workers import Worker
 
 __all__ = ["PROJECT", "WorkerChange", "hookimpl", "hookspec"]
 
@@ -35,8 +34,6 @@ PROJECT = "slime_router"
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
-
-WorkerChange = Literal["added", "removed", "quarantined", "stale", "readmitted", "draining"]
 
 
 @hookspec

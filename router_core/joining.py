@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import anyio
+import httpx
 import orjson
+from anyio.abc import TaskGroup
 
-from router_core.access import auth_headers
 from router_core.errors import WorkerBroke
 from router_core.ranks import ranks_told
-from router_core.types import Recognizer
-from router_core.weights import version_named
-from router_core.workers import Worker
+from router_core.settings import Settings
+from router_core.weights import WeightVersions, version_named
+from router_core.workers import Worker, WorkerPool, auth_headers
 
-if TYPE_CHECKING:
-    from router_core.router import Router
-
-__all__ = ["Joining", "Refusal"]
+__all__ = ["Joining", "Recognizer", "Refusal"]
 
 logger = logging.getLogger(__name__)
 
@@ -35,11 +33,35 @@ class Refusal(str):
     __slots__ = ()
 
 
-class Joining:
-    """Asks workers about themselves, while the router serves."""
+class Recognizer(Protocol):
+    """Knows servers that are no engines of ours; the component ``"recognizer"``."""
 
-    def __init__(self, router: Router) -> None:
-        self._router = router
+    async def objection(self, worker: Worker) -> str | None:
+        """Why ``worker``, which does not introduce itself, cannot be registered; None when it can."""
+        ...
+
+
+class Joining:
+    """Asks workers about themselves, while the router serves. ``by_model``: what each calls its model, too."""
+
+    def __init__(
+        self,
+        pool: WorkerPool,
+        weights: WeightVersions,
+        settings: Settings,
+        http: httpx.AsyncClient,
+        tasks: TaskGroup,
+        recognizer: Recognizer | None = None,
+        *,
+        by_model: bool = False,
+    ) -> None:
+        self._pool = pool
+        self._weights = weights
+        self._settings = settings
+        self._http = http
+        self._tasks = tasks
+        self._recognizer = recognizer
+        self._by_model = by_model
         self._expected: set[str] = set()
         self._asking = anyio.Semaphore(_ASKED_AT_ONCE)
 
@@ -48,16 +70,16 @@ class Joining:
         _explain(worker, trouble)
         if worker.id not in self._expected:
             self._expected.add(worker.id)
-            self._router.tasks.start_soon(self._wait_for, worker)
+            self._tasks.start_soon(self._wait_for, worker)
 
     async def _wait_for(self, worker: Worker) -> None:
-        settings = self._router.settings
+        settings = self._settings
         until = anyio.current_time() + settings.worker_startup_timeout_s
         try:
-            while worker in self._router.pool and worker.state == "joining":
+            while worker in self._pool and worker.state == "joining":
                 if anyio.current_time() >= until:
                     limit = settings.worker_startup_timeout_s
-                    self._router.pool.quarantine(
+                    self._pool.quarantine(
                         worker, f"it has not answered within {limit:g} s of its registration"
                     )
                     return
@@ -83,11 +105,11 @@ class Joining:
                     status, body = await self._get(worker, path)
                     if status != 404:
                         break
-                if introduces and status < 500 and (self._router.settings.dp_aware or self._router.by_model):
+                if introduces and status < 500 and (self._settings.dp_aware or self._by_model):
                     told = await self._server_info(worker)
-                    if self._router.settings.dp_aware:
-                        self._router.pool.split(worker, ranks_told(told))
-                    if self._router.by_model:
+                    if self._settings.dp_aware:
+                        self._pool.split(worker, ranks_told(told))
+                    if self._by_model:
                         served = _served_model(told)
         except TimeoutError:
             return f"no answer within {_FIRST_LOOK_S:g} s"
@@ -97,7 +119,7 @@ class Joining:
             return f"it answered {status}"
         if introduces and status == 404 and (objection := await self._objection(worker)) is not None:
             logger.error("worker %s is refused: %s", worker.url, objection)
-            self._router.pool.remove(worker)
+            self._pool.remove(worker)
             return Refusal(objection)
         at = self._learn(worker, body) if introduces and status == 200 else None
         if worker.model_id is None:
@@ -105,23 +127,19 @@ class Joining:
         elif worker.model_told and served is not None:
             worker.model_id = served  # not ``at``, which is another after each update from disk
         if worker.state == "joining":
-            self._router.pool.ready(worker)
+            self._pool.ready(worker)
             logger.info("worker %s is ready", worker.url)
         return None
 
     async def _objection(self, worker: Worker) -> str | None:
-        components = self._router.components
-        if "recognizer" not in components:
-            return None
-        recognizer: Recognizer = components.get("recognizer")
-        return await recognizer.objection(worker)
+        return await self._recognizer.objection(worker) if self._recognizer is not None else None
 
     async def count_again(self, worker: Worker) -> None:
         """``worker`` is back, perhaps as another process with other ranks."""
         trouble: object = f"no answer within {_FIRST_LOOK_S:g} s"
         with anyio.move_on_after(_FIRST_LOOK_S):
             try:
-                self._router.pool.split(worker, ranks_told(await self._server_info(worker)))
+                self._pool.split(worker, ranks_told(await self._server_info(worker)))
                 return
             except Exception as error:  # as above
                 trouble = error
@@ -142,9 +160,7 @@ class Joining:
         headers = auth_headers(worker)
         async with (
             self._asking,
-            self._router.http.stream(
-                "GET", worker.url + path, headers=headers, timeout=_FIRST_LOOK_S
-            ) as answer,
+            self._http.stream("GET", worker.url + path, headers=headers, timeout=_FIRST_LOOK_S) as answer,
         ):
             async for chunk in answer.aiter_bytes():
                 body += chunk
@@ -164,9 +180,9 @@ class Joining:
         worker.said_version = version
         if version is not None:
             worker.weight_version = version
-            self._router.weights.see(version)
-            if self._router.weights.current is None:
-                self._router.weights.move(version, worker.url)  # learnt, not changed: no hook
+            self._weights.see(version)
+            if self._weights.current is None:
+                self._weights.move(version, worker.url)  # learnt, not changed: no hook
         return model if isinstance(model, str) else None
 
 

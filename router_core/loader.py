@@ -15,17 +15,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pluggy
 
 from router_core.errors import PluginError
 from router_core.hooks import blamed, hook_names, new_plugin_manager
 from router_core.hookspecs import PROJECT
+from router_core.router import Router
 from router_core.types import ASGIApp
-
-if TYPE_CHECKING:
-    from router_core.router import Router
 
 __all__ = ["DEFAULT_PLUGINS", "Loaded", "installed_plugins", "load"]
 

@@ -10,11 +10,11 @@ from collections.abc import Collection
 
 import orjson
 
+from router_core.dispatcher import Dispatcher
 from router_core.exchange import Exchange
 from router_core.generation import generates, with_fields, without_fields
 from router_core.reply import Reply
 from router_core.request import Request
-from router_core.types import Dispatcher
 from router_core.workers import Worker
 
 __all__ = ["Ranks", "ranks_told"]
@@ -49,11 +49,11 @@ class Ranks:
         self._in_header = in_header
 
     def choose(self, exchange: Exchange, but: Collection[Worker] = ()) -> Worker:
-        """See :class:`router_core.types.Dispatcher`."""
+        """See :class:`router_core.dispatcher.Dispatcher`."""
         return self._inner.choose(exchange, but)
 
     async def send(self, exchange: Exchange, request: Request, body: bytes | None = None) -> Reply:
-        """See :class:`router_core.types.Dispatcher`."""
+        """See :class:`router_core.dispatcher.Dispatcher`."""
         worker = exchange.worker
         rank = worker.rank if worker is not None else None
         if generates(request) and not (worker is not None and worker.passthrough):

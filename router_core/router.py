@@ -16,11 +16,11 @@ from anyio.abc import TaskGroup, TaskStatus
 
 from router_core.addresses import CheckedTransport
 from router_core.client import Watch
+from router_core.dispatcher import Dispatcher
 from router_core.errors import BadRequest, HTTPError, MixedWorkers
 from router_core.exchange import Exchange, SessionSource
 from router_core.fair_turns import FairThreads, FairTurns
 from router_core.hooks import Hooks, a_reply, failure
-from router_core.hookspecs import WorkerChange
 from router_core.joining import Joining
 from router_core.proxy import Proxy
 from router_core.ranks import Ranks
@@ -28,11 +28,10 @@ from router_core.registry import ComponentRegistry
 from router_core.reply import Reply
 from router_core.request import Request
 from router_core.settings import Settings
-from router_core.types import Dispatcher
 from router_core.upstream import Limits
 from router_core.weights import WeightUpdate, WeightVersions
 from router_core.worker_urls import WorkerUrls
-from router_core.workers import Worker, WorkerPool, WorkerType, worker_url
+from router_core.workers import Worker, WorkerChange, WorkerPool, WorkerType, worker_url
 
 __all__ = ["Router"]
 
@@ -89,7 +88,7 @@ class Router:
         self._tasks: TaskGroup | None = None
         self._http: httpx.AsyncClient | None = None
         self._announcing: anyio.Lock | None = None
-        self._joining = Joining(self)
+        self._joining: Joining | None = None
         for _, setup in self.hooks.setup:
             setup(self)
 
@@ -135,6 +134,12 @@ class Router:
         return self._tasks
 
     @property
+    def joining(self) -> Joining:
+        """Asks workers about themselves."""
+        assert self._joining is not None, "the router is not serving"
+        return self._joining
+
+    @property
     def http(self) -> httpx.AsyncClient:
         """A client for what is rare: probes and control. It ignores the environment's proxies; set a timeout."""
         assert self._http is not None, "the router is not serving"
@@ -143,7 +148,7 @@ class Router:
     def worker_transport(self, **options: Any) -> httpx.AsyncBaseTransport:
         """For an httpx client of workers: checks who they are, and shows who we are. ``options`` are httpx's.
 
-        Send :func:`router_core.access.auth_headers` along.
+        Send :func:`router_core.workers.auth_headers` along.
         """
         return CheckedTransport(self.settings.addresses, verify=self.worker_tls, **options)
 
@@ -165,6 +170,16 @@ class Router:
                 self._started, self._stopping = anyio.Event(), anyio.Event()
                 ended = anyio.Event()
                 self._tasks = await life.start(_host_tasks, ended)
+                recognizer = self.components.get("recognizer") if "recognizer" in self.components else None
+                self._joining = Joining(
+                    self.pool,
+                    self.weights,
+                    self.settings,
+                    self._http,
+                    self._tasks,
+                    recognizer,
+                    by_model=self.by_model,
+                )
                 async with AsyncExitStack() as stack:
                     for _, lifespan in self.hooks.lifespan:
                         await stack.enter_async_context(lifespan(self))
@@ -184,7 +199,7 @@ class Router:
                 life.cancel_scope.cancel()
         finally:
             self.proxy.close()
-            self._tasks = self._http = self._clients = None
+            self._tasks = self._http = self._clients = self._joining = None
 
     # The way of a request.
 
@@ -308,10 +323,10 @@ class Router:
         worker = self.pool.add(
             Worker(url, worker_type or "regular", bootstrap_port, model_id, labels or {}, api_key=api_key)
         )
-        trouble = await self._joining.look_at(worker)
+        trouble = await self.joining.look_at(worker)
         if trouble is not None and worker in self.pool:
             logger.warning("worker %s does not answer yet: %s", worker.url, trouble)
-            self._joining.expect(worker, trouble)
+            self.joining.expect(worker, trouble)
         return worker, trouble
 
     async def _add_first(self, url: str, about: dict[str, Any]) -> None:
@@ -360,9 +375,9 @@ class Router:
             if self.settings.dp_size > 1:
                 self.pool.split(worker, self.settings.dp_size)
         elif change == "readmitted" and self.by_model and not self.pool.passthrough:
-            self.tasks.start_soon(self._joining.look_at, worker)
+            self.tasks.start_soon(self.joining.look_at, worker)
         elif change == "readmitted" and self.settings.dp_aware and not self.pool.passthrough:
-            self.tasks.start_soon(self._joining.count_again, worker)
+            self.tasks.start_soon(self.joining.count_again, worker)
         logger.info("worker %s: %s", worker.url, change)
         self.hooks.worker_changed(worker, change)
 

@@ -16,12 +16,21 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from router_core.errors import BadRequest, MixedWorkers, NoWorker, WorkerNotFound
-from router_core.hookspecs import WorkerChange
 
-__all__ = ["Worker", "WorkerPool", "WorkerState", "WorkerType", "least_in_flight", "worker_url"]
+__all__ = [
+    "Worker",
+    "WorkerChange",
+    "WorkerPool",
+    "WorkerState",
+    "WorkerType",
+    "auth_headers",
+    "least_in_flight",
+    "worker_url",
+]
 
 WorkerType = Literal["regular", "prefill", "decode", "passthrough"]
 WorkerState = Literal["joining", "ready", "quarantined", "stale", "draining"]
+WorkerChange = Literal["added", "removed", "quarantined", "stale", "readmitted", "draining"]
 
 _MAX_SESSIONS = 1 << 18
 #: Workers that a message tells about.
@@ -188,6 +197,11 @@ def least_in_flight(workers: Iterable[Worker]) -> Worker:
         elif worker.in_flight == fewest:
             best.append(worker)
     return best[0] if len(best) == 1 else random.choice(best)
+
+
+def auth_headers(worker: Worker) -> dict[str, str]:
+    """What a request to ``worker`` must carry besides: the key that it was registered with, if any."""
+    return {} if worker.api_key is None else {"authorization": f"Bearer {worker.api_key}"}
 
 
 class WorkerPool:

@@ -21,10 +21,10 @@ from router_core import BadRequest, Exchange, HTTPError, Reply, Request, WeightU
 from router_core.app import make_app
 from router_core.errors import PluginError, SettingsError, StartupError, WorkerBroke
 from router_core.hooks import Hooks, hook_names, new_plugin_manager
-from router_core.hookspecs import WorkerChange
 from router_core.router import Router
 from router_core.settings import Settings
 from router_core.types import ASGIApp, Receive, Scope, Send
+from router_core.workers import WorkerChange
 
 pytestmark = pytest.mark.anyio
 

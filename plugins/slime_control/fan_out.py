@@ -11,9 +11,9 @@ import httpx
 import orjson
 
 from router_core import Worker
-from router_core.access import auth_headers
 from router_core.errors import BadRequest, WorkerBroke, WorkerTimeout, WorkerUnreachable
 from router_core.types import Headers
+from router_core.workers import auth_headers
 from slime_control.calls import Call
 
 __all__ = ["CONNECTIONS", "Answer", "FanOut", "json_in", "passed_on"]

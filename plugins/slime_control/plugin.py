@@ -13,9 +13,9 @@ from router_core import Exchange, Reply, Worker, hookimpl
 from router_core.aborts import abort_prefix, check_rid
 from router_core.errors import Aborted, BadRequest, HTTPError, ShuttingDown, WorkerUnreachable
 from router_core.generation import at_generation, generates
-from router_core.hookspecs import WorkerChange
 from router_core.request import Request
 from router_core.router import Router
+from router_core.workers import WorkerChange
 from slime_control.aborted import aborted_reply, names
 from slime_control.bodies import names_read
 from slime_control.calls import CALLS, Call
@@ -79,7 +79,7 @@ class Control:
         router.components.register("recognizer", Recognizer(router))
 
     async def settled(self, worker: Worker, exchange: Exchange) -> None:
-        """See :class:`router_core.types.Endings`."""
+        """See :class:`slime_control.contracts.Endings`."""
         if self._ending is not None:
             with self.under_way.waiting(exchange):
                 await self._ending.settled(worker)
@@ -87,7 +87,7 @@ class Control:
             raise Aborted("the request was aborted before it was tried again")
 
     def rename(self, request: Request) -> bool:
-        """See :class:`router_core.types.Endings`."""
+        """See :class:`slime_control.contracts.Endings`."""
         return self.under_way.rename(request)
 
     @hookimpl

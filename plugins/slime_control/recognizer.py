@@ -11,8 +11,8 @@ from typing import Any
 import anyio
 
 from router_core import Worker
-from router_core.access import auth_headers
 from router_core.router import Router
+from router_core.workers import auth_headers
 from slime_control.fan_out import json_in
 
 __all__ = ["Recognizer"]
@@ -23,13 +23,13 @@ _REFUSAL = "{url} speaks vLLM's protocol; supported: SGLang (to proxy to it only
 
 
 class Recognizer:
-    """The component ``"recognizer"``, see :class:`router_core.types.Recognizer`."""
+    """The component ``"recognizer"``, see :class:`router_core.joining.Recognizer`."""
 
     def __init__(self, router: Router) -> None:
         self._router = router
 
     async def objection(self, worker: Worker) -> str | None:
-        """See :class:`router_core.types.Recognizer`."""
+        """See :class:`router_core.joining.Recognizer`."""
         try:
             with anyio.fail_after(_DEADLINE_S):
                 is_vllm = await self._is_vllm(worker)

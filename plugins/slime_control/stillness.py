@@ -18,7 +18,7 @@ _BESIDE = frozenset(("/abort_request", "/flush_cache", "/start_profile", "/stop_
 
 
 class Stillness:
-    """The component ``"stillness"``, see :class:`router_core.types.Stillness`."""
+    """The component ``"stillness"``, see :class:`slime_control.contracts.Stillness`."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
@@ -39,5 +39,5 @@ class Stillness:
             self._ended_at = asyncio.get_running_loop().time()
 
     def excuses(self, began: float) -> bool:
-        """See :class:`router_core.types.Stillness`."""
+        """See :class:`slime_control.contracts.Stillness`."""
         return self._gate.closed or self._under_way > 0 or began <= self._ended_at

@@ -7,17 +7,20 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import anyio
 
 from router_core import HTTPError, WeightUpdate, Worker
 from router_core.router import Router
-from router_core.types import Stillness
 from slime_health.agreement import agreed, newer_than_the_fleet, others_serve, stands_in
 from slime_health.judge import AS_STARTED, Fit, fit
 from slime_health.questions import PROBES, Questions
 from slime_health.settings import Settings
 from slime_health.watch import JUDGED, Watch
+
+if TYPE_CHECKING:
+    from slime_control.contracts import Stillness
 
 __all__ = ["Versions"]
 
@@ -58,7 +61,7 @@ class Versions:
         self._router = self.questions.router = None
 
     def excuses(self, began: float) -> bool:
-        """See :class:`router_core.types.Stillness`."""
+        """See :class:`slime_control.contracts.Stillness`."""
         return self._stillness is not None and self._stillness.excuses(began)
 
     # What is heard.

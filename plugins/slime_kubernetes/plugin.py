@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from router_core import Worker, hookimpl
-from router_core.hookspecs import WorkerChange
 from router_core.router import Router
+from router_core.workers import WorkerChange
 from slime_kubernetes.api import Api
 from slime_kubernetes.pod_workers import UID, Joined, PodWorkers
 from slime_kubernetes.reflector import Reflector

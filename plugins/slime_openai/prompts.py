@@ -5,15 +5,18 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from router_core.types import TextEncoder, Tokenizer
+from router_core.types import Tokenizer
 from slime_openai.errors import InvalidRequest
 from slime_openai.history import Asking, Turn
 from slime_openai.messages import Message
 from slime_openai.parents import Parents, as_recorded
 from slime_openai.question import Question
 from slime_openai.rendering import Conversation, Renderer
+
+if TYPE_CHECKING:
+    from slime_radix_cache.contracts import TextEncoder
 
 __all__ = ["HistoryMode", "Origin", "Prompt", "Prompts"]
 

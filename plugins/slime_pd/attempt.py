@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import anyio
 
 from router_core import Exchange, Worker
+from router_core.dispatcher import Dispatcher
 from router_core.errors import HTTPError, WorkerTimeout
 from router_core.generation import with_fields
 from router_core.reply import BodySource, Reply
 from router_core.request import Request
-from router_core.types import Breaking, Dispatcher, Endings
 from slime_pd.bodies import Joined, Until
 from slime_pd.bootstrap import bootstrap_fields
 from slime_pd.joining import Prefilled
+
+if TYPE_CHECKING:
+    from slime_control.contracts import Endings
+    from slime_retries.contracts import Breaking
 
 __all__ = ["Attempt", "Pair"]
 

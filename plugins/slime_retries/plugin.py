@@ -5,19 +5,22 @@ from __future__ import annotations
 import argparse
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 from router_core import Exchange, Worker, hookimpl
 from router_core.errors import HTTPError
-from router_core.hookspecs import WorkerChange
 from router_core.reply import Reply
 from router_core.request import Request
 from router_core.router import Router
-from router_core.types import Endings
+from router_core.workers import WorkerChange
 from slime_retries.attempts import TEMPORARY, Attempts, changes_nothing
 from slime_retries.beginning import begun
 from slime_retries.breaker import Thresholds
 from slime_retries.breakers import Breakers
 from slime_retries.settings import Settings
+
+if TYPE_CHECKING:
+    from slime_control.contracts import Endings
 
 __all__ = ["Retries", "add_options", "make_plugin"]
 

@@ -14,8 +14,8 @@ from starlette.routing import Route
 
 from deadlines import until
 from router_core import Worker, hookimpl
-from router_core.hookspecs import WorkerChange
 from router_core.serving import serving
+from router_core.workers import WorkerChange
 from routers import Running
 
 __all__ = ["FAST", "ONLY", "Changes", "Patient", "serving_again", "the_worker", "until"]

@@ -18,13 +18,13 @@ from starlette.routing import Mount, Route
 from core.servers import Scripted, Wire, answer, dial, scripted, talk
 from plugged import Recording
 from router_core import hookimpl
-from router_core.access import Keys, Level, Secret, auth_headers
+from router_core.access import Keys, Level, Secret
 from router_core.cli import build, main
 from router_core.errors import SettingsError
 from router_core.router import Router
 from router_core.serving import serving
 from router_core.types import Receive, Scope, Send
-from router_core.workers import Worker
+from router_core.workers import Worker, auth_headers
 from routers import Running, Start
 
 pytestmark = pytest.mark.anyio

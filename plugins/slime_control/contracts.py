@@ -1,0 +1,37 @@
+"""The components that this plugin offers to others."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from router_core.exchange import Exchange
+from router_core.request import Request
+from router_core.workers import Worker
+
+__all__ = ["Endings", "Stillness"]
+
+
+class Endings(Protocol):
+    """Knows of the aborts that are on their way to workers; the component ``"endings"``."""
+
+    async def settled(self, worker: Worker, exchange: Exchange) -> None:
+        """Return when ``worker`` has answered those of this moment, after two seconds at the latest.
+
+        Raises Aborted when ``exchange``, which waits to be sent there, has been aborted or left meanwhile.
+        """
+        ...
+
+    def rename(self, request: Request) -> bool:
+        """Give ``request`` another name, unless its client has named it. True when it has one.
+
+        Where nobody has heard of the old name yet: an engine refuses one that it has not done with.
+        """
+        ...
+
+
+class Stillness(Protocol):
+    """Knows when engines that are well may say nothing; the component ``"stillness"``."""
+
+    def excuses(self, began: float) -> bool:
+        """True when a probe that began at ``began`` (loop time) may have waited for the end of such a time."""
+        ...
