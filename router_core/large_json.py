@@ -40,6 +40,7 @@ _ESCAPE = 12
 _SEARCHED = 1 << 12
 _ESCAPED = re.compile(rb"\\.", re.DOTALL)
 _SPACE = b" \t\r\n"
+_SPACES = re.compile(rb"[ \t\r\n]*")
 
 
 class InvalidJson(ValueError):
@@ -126,6 +127,7 @@ class _Scan:
         self._open: list[int] = []
         self._kept = self._values = self._commas = 0
         self._in_string = self._escaped = False
+        self._quote = -1
         self._strings: list[tuple[int, int]] = []
 
     def next_cut(self, start: int) -> Generator[None, None, _Cut]:
@@ -152,7 +154,9 @@ class _Scan:
 
     def _string_end(self, position: int) -> int:
         """The place, from ``position`` on, of a quote that may end the string there."""
-        quote = self._body.find(b'"', position)
+        if self._quote < position:  # else it was found, and backslashes had to be looked at
+            self._quote = self._body.find(b'"', position)
+        quote = self._quote
         if quote < 0:
             raise InvalidJson("a string does not end")
         before = (
@@ -241,8 +245,10 @@ class _Document:
         else:
             self._merge(first, made)
         del self._open[cut.kept :]
+        before = 0
         for place in cut.opened:
-            self._enter(piece, place, strings.known)
+            self._enter(piece[before:place], strings.known)
+            before = place + 1
 
     def _read(self, piece: memoryview, cut: _Cut, first: int) -> Any:
         """What ``piece`` has of the open container number ``first``: within it, what it has of the next one."""
@@ -294,27 +300,29 @@ class _Document:
         else:
             self.whole = value
 
-    def _enter(self, piece: memoryview, place: int, strings: Mapping[str, str]) -> None:
-        """The container that begins at ``place`` of ``piece`` is open from now on."""
+    def _enter(self, before: memoryview, strings: Mapping[str, str]) -> None:
+        """A container is open from now on; ``before`` it the one around it has this in the piece."""
         if not self._open:
             self._open.append(_Container(self.whole))
             return
         around = self._open[-1].value
         key: Any = len(around) - 1
         if isinstance(around, dict):
-            key = _key_before(bytes(piece[:place]))
+            key = _key_before(bytes(before))
             key = strings.get(key, key)
         self._open.append(_Container(around[key], key))
 
 
 def _outermost(piece: memoryview) -> tuple[bytes, bytes]:
     """The first and the last byte that is no space."""
-    start, end = 0, len(piece)
-    while start < end and piece[start] in _SPACE:
-        start += 1
-    while end > start and piece[end - 1] in _SPACE:
-        end -= 1
-    return bytes(piece[start : min(start + 1, end)]), bytes(piece[max(start, end - 1) : end])
+    spaces = _SPACES.match(piece)
+    start, end = spaces.end() if spaces is not None else 0, len(piece)
+    while end > start:
+        last = bytes(piece[max(start, end - _PIECE) : end]).rstrip(_SPACE)
+        if last:
+            return bytes(piece[start : start + 1]), last[-1:]
+        end -= _PIECE
+    return b"", b""
 
 
 def _key_before(text: bytes) -> Any:

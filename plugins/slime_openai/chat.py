@@ -92,9 +92,8 @@ class Chat:
         return Reply(200, [JSON, *unread.headers], orjson.dumps(told, option=orjson.OPT_SERIALIZE_NUMPY))
 
     async def _read(self, exchange: Exchange, body: Any) -> tuple[ChatRequest, Question]:
-        """What ``body`` asks, in a thread where that is long work. Raises InvalidRequest and PromptTooLong."""
+        """What ``body`` asks, in a thread where that is long work. Raises InvalidRequest."""
         raw = exchange.request.body
-        self._prompts.check_contents(body, len(raw))
 
         def read() -> tuple[ChatRequest, Question]:
             request = read_chat(with_exact_arguments(body, raw))
@@ -107,6 +106,8 @@ class Chat:
         exchange.on_close(asking.end)
         if request.input_ids is not None:
             return self._prompts.given(request.input_ids, asking, continues=request.continue_final_message)
+        if len(exchange.request.body) > LARGE_BYTES:
+            self._prompts.check_contents(request.messages)
         conversation = Conversation(
             [for_template(each) for each in request.messages],
             request.tools.shown or None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from router_core.types import Tokenizer
 from slime_openai.errors import InvalidRequest
@@ -29,6 +29,8 @@ Origin = Literal["exact", "restored", "template", "fresh", "given"]
 
 #: Ids at the end of a given prompt that are spelt out: enough to see if it ends within thoughts.
 _END = 64
+#: Characters.
+_LONGEST_CONTENT = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,18 +75,17 @@ class Prompts:
         asking.goes_on_from(prompt.parent)
         return prompt
 
-    def check_contents(self, body: Any, size: int) -> None:
-        """Raises PromptTooLong when a message of ``body``, of ``size`` bytes, surely has too many tokens.
+    def check_contents(self, messages: Sequence[Message]) -> None:
+        """Raises InvalidRequest for a text that is longer than any context, before a template makes copies of it.
 
-        Templates make copies of it.
+        Of a shorter one a template may leave out most.
         """
-        if size <= self._encoder.max_characters:
-            return
-        messages = body.get("messages") if isinstance(body, dict) else None
-        for message in messages if isinstance(messages, list) else ():
-            content = message.get("content") if isinstance(message, dict) else None
-            if isinstance(content, str):
-                self._encoder.check_text(content)
+        longest = max(_LONGEST_CONTENT, self._encoder.max_characters)
+        for place, message in enumerate(messages):
+            size = len(message.content or "")
+            if size > longest:
+                wanted = f"wanted at most {longest} characters in a message, got {size}"
+                raise InvalidRequest(f"messages.[{place}].content", wanted)
 
     def given(self, ids: Sequence[int], asking: Asking, *, continues: bool) -> Prompt:
         """The prompt that a client gave as ``ids``. Nothing is rendered or looked up: that is the client's business.

@@ -21,7 +21,3 @@ class TextEncoder(Protocol):
     def max_characters(self) -> int:
         """A text of more is too long."""
         ...
-
-    def check_text(self, text: str) -> None:
-        """Raises BadRequest for a text that is too long, as far as that is seen at once."""
-        ...

@@ -61,6 +61,31 @@ async def test_too_long_prompts_are_refused_before_an_engine_is_asked(
         assert (await client.running.client.get("/cache_stats")).json()["entries"] == 0
 
 
+async def test_a_template_may_leave_out_most_of_a_message(
+    start: Start, engine: ScriptedEngine, checkpoint: str, tmp_path: Path
+) -> None:
+    """Only what is longer than any context is refused before that is known."""
+    template = tmp_path / "template.jinja"
+    template.write_text("{% for one in messages %}{{ one.content.split('</think>')[-1] }}{% endfor %}")
+    flags = "--max-prompt-tokens", "40", "--plugin", "openai", "--chat-template", str(template)
+
+    def chat(thought: str) -> dict[str, Any]:
+        said = {"role": "assistant", "content": f"<think>{thought}</think>yes"}
+        return {"model": "m", "messages": [{"role": "user", "content": "hi"}, said]}
+
+    async with routed(start, engine, checkpoint, *flags) as client:
+        engine.script += [[5], [6]]
+        for thought in ("a b " * 200, "a b " * 50_000):
+            answer = await client.running.client.post("/v1/chat/completions", json=chat(thought))
+            assert answer.status_code == 200, answer.text
+        answer = await client.running.client.post("/v1/chat/completions", json=chat("a b " * 4_200_000))
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert error["param"] == "messages.[1].content"
+        assert error["message"] == "wanted at most 16777216 characters in a message, got 16800018"
+        assert len(engine.asked) == 2
+
+
 async def test_a_long_text_is_cut_between_words(tokenizer: EngineTokenizer) -> None:
     line = "The harbour wakes, and {0} boats x{0}y leave it.\nSlowly the garden wakes"
     text = "".join(map(line.format, range(40)))

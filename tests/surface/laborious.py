@@ -47,6 +47,11 @@ LABORIOUS: Mapping[str, Asked] = {
     "many samples": _laborious(_GENERATE, ("sampling_params", plain(b'{"n":1000000000}'))),
     "sampling parameters": _laborious(_GENERATE, ("sampling_params", items(b"{}", 150_000))),
     "rids": _laborious(_GENERATE, ("rid", items(b'"a"', 150_000))),
+    "deep in long keys": _laborious(
+        _GENERATE,
+        ("a", plain((b'{"%b":' % (rb"\n" * 512)) * 200 + b"[%b2]" % (b"1," * 20_000) + b"}" * 200)),
+    ),
+    "spaces": _laborious(_GENERATE, ("a", plain(b"[1,%b2]" % (b" " * 900_000)))),
     "prompts": _laborious(_COMPLETIONS, ("prompt", items(b'"a"', 100_000))),
     "prompts of ids": _laborious(_COMPLETIONS, ("prompt", items(b"[1]", 50_000))),
     "a prompt of ids": _laborious(_COMPLETIONS, ("prompt", items(b"1", 300_000))),
