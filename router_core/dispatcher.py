@@ -1,4 +1,4 @@
-"""What gives an exchange to a worker: the proxy, or what stands around it."""
+"""The contract of the proxy, and of plugins that stand around it: choose a worker, and ask it."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ class _Scan:
             yield
 
     def _left_out(self, place: int) -> int:
-        """Bytes before ``place`` that the piece has less, as it has names for long strings."""
+        """Bytes before ``place`` that the piece lacks, because names stand in it for long strings."""
         return sum(end - begin - len(_name(begin)) for begin, end in self._strings if end <= place)
 
     def _string_end(self, position: int) -> int:
@@ -301,7 +301,7 @@ class _Document:
             self.whole = value
 
     def _enter(self, before: memoryview, strings: Mapping[str, str]) -> None:
-        """A container is open from now on; ``before`` it the one around it has this in the piece."""
+        """Open the next container. ``before``: the piece from the bracket of the container around it to its own."""
         if not self._open:
             self._open.append(_Container(self.whole))
             return
