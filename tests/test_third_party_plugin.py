@@ -18,7 +18,8 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from deadlines import HANG_S
-from router_core.serving import bind, serving
+from ports import free_port
+from router_core.serving import serving
 from wheels import ROOT, build_wheel
 
 EXAMPLE = ROOT / "examples" / "third_party_plugin"
@@ -60,8 +61,7 @@ def slime_router(*arguments: str, seen: Path, cwd: Path) -> subprocess.Completed
 @asynccontextmanager
 async def a_router(*arguments: str, seen: Path, cwd: Path) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a router in a process of its own, which ends by SIGTERM, with exit code 0."""
-    with bind("127.0.0.1", 0) as sock:
-        port = sock.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "router_core", "--port", str(port), *arguments]
     process = await anyio.open_process(command, env=seeing(seen), cwd=cwd, stdout=None, stderr=None)
     async with (

@@ -12,8 +12,9 @@ from typing import Any
 import aiohttp
 
 from chaos.oracle import JournalReader
-from chaos.processes import Program, free_port
+from chaos.processes import Program
 from chaos.relay import Relay
+from ports import free_port
 
 __all__ = ["FIRST", "Engine", "Trainer", "Update", "Watch", "until"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -13,22 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from deadlines import HANG_S
-from router_core.serving import bind
 
-__all__ = ["Program", "free_port"]
+__all__ = ["Program"]
 
 _libc = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
-#: Below the ports that the system gives to clients, so that nobody takes one while its engine is down.
-_PORTS = range(18_000, 32_000)
-
-
-def free_port() -> int:
-    """A port on which an engine can be started, killed and started again."""
-    for port in random.sample(_PORTS, 200):
-        with suppress(OSError), bind("127.0.0.1", port):
-            return port
-    raise OSError("no free port")
 
 
 def _die_with_the_test() -> None:

@@ -17,9 +17,10 @@ from chaos.conversations import Conversation, opening
 from chaos.faults import KINDS, Faults
 from chaos.fleet import FIRST, Engine, Trainer, Watch, until
 from chaos.oracle import Oracle
-from chaos.processes import Program, free_port
+from chaos.processes import Program
 from chaos.report import Report, Use
 from deadlines import HANG_S
+from ports import free_port
 from slime_engine.model import load_model
 from slime_engine.tokenizer import EngineTokenizer
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from chaos.processes import Program, free_port
+from chaos.processes import Program
 from deadlines import HANG_S
+from ports import free_port
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 

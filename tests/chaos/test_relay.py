@@ -10,10 +10,10 @@ import anyio
 import httpx
 import pytest
 
-from chaos.processes import free_port
 from chaos.relay import Relay, Trouble
 from core.servers import Wire, answer, dial, scripted
 from deadlines import HANG_S
+from ports import free_port
 
 _BODY = b'{"rid":"a","text":"Hello"}'
 _ASKED = b"POST /generate HTTP/1.1\r\nContent-Length: %d\r\n\r\n%s" % (len(_BODY), _BODY)

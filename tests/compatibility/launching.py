@@ -15,7 +15,7 @@ import anyio
 import httpx
 
 from deadlines import HANG_S
-from router_core.serving import bind
+from ports import free_port
 
 __all__ = ["Launched", "launched", "our_words"]
 
@@ -52,8 +52,7 @@ def our_words(line: str, where: Mapping[str, str]) -> list[str]:
 @asynccontextmanager
 async def launched(words: list[str], directory: Path) -> AsyncIterator[Launched]:
     """``slime-router`` with ``words``, in ``directory``, once it serves at a free port. Told to end, it must say 0."""
-    with bind("127.0.0.1", 0) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     log = directory / "router.log"
     process = _started([*words, "--port", str(port)], log)
     try:

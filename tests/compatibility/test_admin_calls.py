@@ -19,7 +19,8 @@ import pytest
 
 from control.steered import Controlled, Steered, steering
 from deadlines import HANG_S
-from router_core.serving import bind, serving
+from ports import free_port
+from router_core.serving import serving
 
 pytestmark = pytest.mark.anyio
 
@@ -129,8 +130,7 @@ async def test_miles_is_told_at_once_what_cannot_work() -> None:
 
 async def test_a_worker_that_is_still_loading_is_accepted_and_joins_when_it_answers(late: Steered) -> None:
     """Both register an engine when it is up; the gateway's own users may do so before."""
-    with bind("127.0.0.1", 0) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     async with steering() as running:
         accepted = await running.client.post("/workers", json={"url": url})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import tracemalloc
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from control.steered import Steered, hung, steering
 from core.servers import Wire, scripted, talk
 from core.servers import answer as answering
 from plugged import until
+from ports import free_port
 from router_core import SettingsError, Worker
 from router_core.cli import build
 from router_core.serving import serving
@@ -27,13 +27,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 UPDATE = "/update_weights_from_disk"
-
-
-def refused_url() -> str:
-    """Where nobody listens."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{sock.getsockname()[1]}"
 
 
 @pytest.mark.parametrize("path", CALLS)
@@ -199,7 +192,7 @@ async def test_text_is_enough_where_sglang_answers_text() -> None:
 async def test_a_worker_that_hangs_or_is_gone_holds_up_nobody_beyond_the_deadline() -> None:
     good, hanging = Steered(), hung()
     async with steering(good, hanging, timeout_s=0.3) as running:
-        gone = refused_url()
+        gone = f"http://127.0.0.1:{free_port()}"
         await running.router.add_worker(gone)
         began = anyio.current_time()
         answer = await running.client.post(UPDATE, json={"model_path": "/m", "weight_version": "7"})

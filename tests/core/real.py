@@ -20,16 +20,11 @@ from anyio.from_thread import start_blocking_portal
 
 from core.aiohttp_worker import aiohttp_serving
 from core.asgi_worker import make_app
+from ports import free_port
 
 __all__ = ["nginx", "on_aiohttp", "on_granian", "on_nginx", "on_uvicorn"]
 
 _HERE = Path(__file__).parent
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 @contextmanager
@@ -83,7 +78,7 @@ def on_aiohttp(keepalive_s: float = 60) -> Iterator[str]:
 @contextmanager
 def on_granian() -> Iterator[str]:
     """granian (hyper, in Rust), in a process."""
-    port = _free_port()
+    port = free_port()
     command = [sys.executable, "-m", "granian", "--interface", "asgi", "--no-ws", "--log-level", "error"]
     command += ["--host", "127.0.0.1", "--port", str(port), "core.asgi_worker:app"]
     paths = os.pathsep.join([str(_HERE.parent), os.environ.get("PYTHONPATH", "")])
@@ -97,7 +92,7 @@ def nginx(folder: Path, server: str) -> Iterator[str]:
     binary = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
     if binary is None:
         pytest.skip("nginx is not installed (Debian: apt-get install nginx-light)")
-    port = _free_port()
+    port = free_port()
     temporary = " ".join(f"{kind}_temp_path {folder}/{kind};" for kind in ("client_body", "proxy", "fastcgi"))
     temporary += " ".join(f"{kind}_temp_path {folder}/{kind};" for kind in ("uwsgi", "scgi"))
     (folder / "nginx.conf").write_text(

@@ -14,7 +14,8 @@ import trustme
 
 from discovery.cluster import Cluster, Pod, a_pod
 from plugged import Recording
-from router_core.serving import bind, serving
+from ports import free_port
+from router_core.serving import serving
 from router_core.types import ASGIApp
 from routers import Running, Start
 
@@ -80,9 +81,8 @@ def cluster() -> Cluster:
 
 
 @pytest.fixture
-def free_port() -> int:
-    with bind("127.0.0.1", 0) as free:
-        return int(free.getsockname()[1])
+def pods_port() -> int:
+    return free_port()
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def discover(
     serve_cluster: Callable[..., AbstractAsyncContextManager[str]],
     in_a_pod: Callable[[str], None],
     account: Path,
-    free_port: int,
+    pods_port: int,
 ) -> Discover:
     """``async with discover("--flag", ...) as found:``, looking for pods with ``app=engine`` unless told otherwise."""
 
@@ -125,9 +125,9 @@ def discover(
     async def discovered(*flags: str, selector: str = "--selector app=engine") -> AsyncIterator[Discovered]:
         async with AsyncExitStack() as stack:
             in_a_pod(await stack.enter_async_context(serve_cluster()))
-            words = ["--service-discovery", *selector.split(), "--service-discovery-port", str(free_port)]
+            words = ["--service-discovery", *selector.split(), "--service-discovery-port", str(pods_port)]
             words += ["--service-account-dir", str(account), "--worker-startup-check-interval", "0.05"]
             running = await stack.enter_async_context(start(*words, *flags))
-            yield Discovered(running, cluster, free_port, stack)
+            yield Discovered(running, cluster, pods_port, stack)
 
     return discovered

@@ -320,8 +320,8 @@ def test_with_prefill_and_decode_their_selectors_count(account: Path) -> None:
 # the workers of others
 
 
-async def test_what_others_registered_is_not_touched(discover: Discover, free_port: int) -> None:
-    async with discover("--worker-urls", f"http://127.0.0.2:{free_port}") as found:
+async def test_what_others_registered_is_not_touched(discover: Discover, pods_port: int) -> None:
+    async with discover("--worker-urls", f"http://127.0.0.2:{pods_port}") as found:
         await found.engine(2)
         await found.engine(3)
         await found.running.client.post("/workers", json={"url": found.url(3), "labels": {"rack": "7"}})
@@ -393,9 +393,9 @@ async def test_a_pod_that_claims_where_clouds_keep_credentials_is_none(
 
 
 async def test_the_routers_own_pod_is_no_worker(
-    discover: Discover, free_port: int, caplog: pytest.LogCaptureFixture
+    discover: Discover, pods_port: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with discover("--host", "127.0.0.2", "--port", str(free_port)) as found:
+    async with discover("--host", "127.0.0.2", "--port", str(pods_port)) as found:
         found.pod(2)
         found.pod(3)
         await until(lambda: found.states() == {3: "joining"})

@@ -37,12 +37,12 @@ async def test_the_published_line_finds_pods(
     cluster: Cluster,
     account: Path,
     in_a_pod: Callable[[str], None],
-    free_port: int,
+    pods_port: int,
     tmp_path: Path,
 ) -> None:
     labels = {"app": "sglang-worker", "role": "inference"}
-    words = [*our_words(REGULAR, {"8000": str(free_port)}), "--service-account-dir", str(account)]
-    async with serve_cluster() as url, serving(Recording("pod"), host="127.0.0.2", port=free_port):
+    words = [*our_words(REGULAR, {"8000": str(pods_port)}), "--service-account-dir", str(account)]
+    async with serve_cluster() as url, serving(Recording("pod"), host="127.0.0.2", port=pods_port):
         in_a_pod(url)
         cluster.put(a_pod("p", "127.0.0.2", labels=labels, namespace="production"))
         async with launched(words, tmp_path) as router:
@@ -68,21 +68,21 @@ async def test_the_published_line_for_prefill_and_decode_finds_both(
     cluster: Cluster,
     account: Path,
     in_a_pod: Callable[[str], None],
-    free_port: int,
+    pods_port: int,
     tmp_path: Path,
 ) -> None:
     words = [
         *our_words(PAIRS, {}),
         "--service-discovery-port",
-        str(free_port),
+        str(pods_port),
         "--service-account-dir",
         str(account),
     ]
     prefill, decode = Recording("prefill"), Recording("decode")
     async with (
         serve_cluster() as url,
-        serving(prefill, host="127.0.0.2", port=free_port),
-        serving(decode, host="127.0.0.3", port=free_port),
+        serving(prefill, host="127.0.0.2", port=pods_port),
+        serving(decode, host="127.0.0.3", port=pods_port),
     ):
         in_a_pod(url)
         for last, component in ((2, "prefill"), (3, "decode")):

@@ -19,7 +19,8 @@ import httpx
 import pytest
 
 from deadlines import HANG_S
-from router_core.serving import bind, serving
+from ports import free_port
+from router_core.serving import serving
 from slime_engine.app import make_app
 from slime_engine.model import load_model
 from slime_engine.settings import Settings
@@ -102,12 +103,6 @@ async def engine() -> AsyncIterator[str]:
     model = load_model()
     async with serving(make_app(Settings(), lambda: model), grace_s=0.1) as url:
         yield url
-
-
-def free_port() -> int:
-    with bind("127.0.0.1", 0) as sock:
-        port: int = sock.getsockname()[1]
-        return port
 
 
 @asynccontextmanager

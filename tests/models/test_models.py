@@ -18,9 +18,10 @@ from starlette.routing import Route
 
 from compatibility.launching import launched, our_words
 from plugged import Recording, until
+from ports import free_port
 from router_core.cli import build
 from router_core.errors import SettingsError
-from router_core.serving import bind, serving
+from router_core.serving import serving
 from routers import Running, Start
 from slime_engine.app import make_app
 from slime_engine.model import load_model
@@ -304,8 +305,7 @@ async def test_a_worker_that_never_says_its_model_holds_up_nobody(start: Start) 
 
 
 async def test_a_model_that_may_come_yet_is_a_503(start: Start) -> None:
-    with bind("127.0.0.1", 0) as free:
-        late = f"http://127.0.0.1:{free.getsockname()[1]}"
+    late = f"http://127.0.0.1:{free_port()}"
     async with serving_models(start, []) as running:
         assert (await refused(running, {"model": "x"}))[:2] == (503, "NO_WORKER")
         async with serving((alpha := Server("/alpha")).app) as alpha.url:

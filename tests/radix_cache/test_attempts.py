@@ -13,9 +13,10 @@ import httpx
 import orjson
 import pytest
 
-from chaos.processes import Program, free_port
+from chaos.processes import Program
 from core.servers import Scripted, Wire, answer, scripted
 from deadlines import until
+from ports import free_port
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -24,10 +24,10 @@ pytest.importorskip("jwt", reason="the extra jwt is not installed")
 
 from core.servers import Scripted, Wire, answer, scripted
 from plugged import until
+from ports import free_port
 from router_core.cli import build, main
 from router_core.errors import KeysUnavailable, SettingsError, Unauthorized
 from router_core.jwks import _PAUSE_S, Provider, SigningKeys, provider_url
-from router_core.serving import bind
 from router_core.tokens import Tokens
 from routers import Running, Start
 from security.providers import AUDIENCE, IdentityProvider, providing, signing_key
@@ -406,10 +406,8 @@ async def test_a_provider_that_never_answers_is_not_waited_for(monkeypatch: pyte
         async with scripted(script) as served:
             with anyio.fail_after(4), pytest.raises(KeysUnavailable):
                 await SigningKeys(Provider("issuer", f"{served.url}/keys")).find("one")
-    with bind("127.0.0.1", 0) as free:
-        port = free.getsockname()[1]
     with pytest.raises(KeysUnavailable):
-        await SigningKeys(Provider("issuer", f"http://127.0.0.1:{port}/keys")).find("one")
+        await SigningKeys(Provider("issuer", f"http://127.0.0.1:{free_port()}/keys")).find("one")
 
 
 async def test_a_provider_behind_https_must_be_who_it_says(

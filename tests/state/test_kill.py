@@ -17,8 +17,9 @@ import orjson
 import pytest
 from anyio.abc import TaskGroup
 
-from chaos.processes import Program, free_port
+from chaos.processes import Program
 from deadlines import HANG_S
+from ports import free_port
 from slime_demo.conversations import FOLLOW_UPS, PROMPTS, Conversation
 from slime_demo.verdict import expected
 from slime_engine.model import load_model

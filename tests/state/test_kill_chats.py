@@ -16,11 +16,12 @@ import anyio
 import httpx
 import pytest
 
-from chaos.processes import Program, free_port
+from chaos.processes import Program
 from chat_models.families import QWEN3
 from chat_models.steered import by_text, speaking
 from deadlines import HANG_S
 from drift.clients import CLIENTS
+from ports import free_port
 from slime_engine.journal import JournalEntry
 from state.chatting import FORK_AFTER, Chat, Clients, reply
 from state.test_kill import listening, started

@@ -1,0 +1,27 @@
+"""Ports for servers that are started later, or in another process."""
+
+from __future__ import annotations
+
+import os
+import random
+from contextlib import suppress
+
+from router_core.serving import bind
+
+__all__ = ["free_port"]
+
+#: Below the ports that the system gives to clients and for port 0, so that nobody takes one before its server starts.
+_PORTS = range(18_000, 32_000)
+#: Test processes that run side by side have ports of their own.
+_SHARE = 200
+#: Hypothesis seeds the module's functions, in all processes alike.
+_random = random.SystemRandom()
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 on which a server can be started, killed and started again."""
+    first = os.getpid() % (len(_PORTS) // _SHARE) * _SHARE
+    for port in _random.sample(_PORTS[first : first + _SHARE], _SHARE):
+        with suppress(OSError), bind("127.0.0.1", port):
+            return port
+    raise OSError("no free port")
