@@ -14,14 +14,17 @@ __all__ = ["free_port"]
 _PORTS = range(18_000, 32_000)
 #: Test processes that run side by side have ports of their own.
 _SHARE = 200
-#: Hypothesis seeds the module's functions, in all processes alike.
-_random = random.SystemRandom()
+#: Those of this process that were not given yet. Hypothesis seeds the functions of ``random``, in all processes alike.
+_left: list[int] = []
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 on which a server can be started, killed and started again."""
-    first = os.getpid() % (len(_PORTS) // _SHARE) * _SHARE
-    for port in _random.sample(_PORTS[first : first + _SHARE], _SHARE):
+    """A port of 127.0.0.1 on which a server can be started, killed and started again; each is given once."""
+    for _ in range(_SHARE):
+        if not _left:
+            first = os.getpid() % (len(_PORTS) // _SHARE) * _SHARE
+            _left.extend(random.SystemRandom().sample(_PORTS[first : first + _SHARE], _SHARE))
+        port = _left.pop()
         with suppress(OSError), bind("127.0.0.1", port):
             return port
     raise OSError("no free port")
