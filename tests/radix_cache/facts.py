@@ -138,17 +138,22 @@ class Fact:
         """How many tokens the text shows; None: it ends within one."""
         size = len(self.sampled)
         if self._read(size, True) == self.text:
-            while size and not self.reader.decode(self.sampled[size - 1 : size], True):
-                size -= 1
-            return size
+            return self._without_hidden(size)
         if self._read(size, False) == self.text:
             return size
         found = {shown: kept for shown, kept, _ in self.places}.get(self.text)
         if found is None and self.text.endswith("\ufffd"):  # half a character before what was trimmed
             for kept in range(size - 1, 0, -1):
-                if self.text in (self._read(kept, True), self._read(kept, False)):
+                if self._read(kept, True) == self.text:
+                    return self._without_hidden(kept)
+                if self._read(kept, False) == self.text:
                     return kept
         return found
+
+    def _without_hidden(self, kept: int) -> int:
+        while kept and not self.reader.decode(self.sampled[kept - 1 : kept], True):
+            kept -= 1
+        return kept
 
     def anchors(self, text: str, *, reading: bool) -> Iterator[Anchor]:
         """Where ``text`` may be gone on from; or, for reading, what it may stand for.
