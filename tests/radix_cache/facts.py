@@ -312,15 +312,25 @@ class Fact:
             )
         return seen[self, kept, adapter]
 
-    def fields(self, kept: int) -> tuple[set[str], set[str]]:
-        """Unknown fields of the requests whose responses are in the context: possible ones, and certain ones."""
-        possible, certain = set(), None
-        for parent, length in self.parents:
-            some, surely = parent.fields(length) if parent is not None else (set(), set())
-            possible |= some
-            certain = surely if certain is None else certain & surely
+    def fields(
+        self, kept: int, seen: dict[Fact, tuple[set[str], set[str]]] | None = None
+    ) -> tuple[set[str], set[str]]:
+        """Unknown fields of the requests whose responses are in the context: possible ones, and certain ones.
+
+        ``seen``: what was found of the contexts of facts. Ways to a fact are many more than facts.
+        """
+        seen = seen if seen is not None else {}
+        if self not in seen:
+            possible: set[str] = set()
+            certain: set[str] | None = None
+            for parent, length in self.parents:
+                some, surely = parent.fields(length, seen) if parent is not None else (set(), set())
+                possible |= some
+                certain = surely if certain is None else certain & surely
+            seen[self] = possible, certain or set()
+        possible, surely = seen[self]
         own = set(self.asked.fields[:1]) if kept else set()
-        return possible | own, (certain or set()) | own
+        return possible | own, surely | own
 
     def speakers(self, kept: int) -> set[Fact | None]:
         """Whose may be the last response in the context of so many tokens."""
@@ -337,7 +347,9 @@ def facts_of(attempts: Sequence[Attempt], reader: Detokenizer, asked: Asked, *, 
     chains: list[list[Attempt]] = []
     doubted: list[list[Attempt]] = []
     for attempt in (attempt for attempt in attempts if attempt.sampled):
-        before = next((one for one in chains if resume and _continues(one[-1], attempt)), None)
+        fitting = [one for one in chains if resume and _continues(one[-1], attempt)]
+        # Two of one turn may have sampled alike so far; what goes on keeps its name.
+        before = next((one for one in fitting if one[-1].rid == attempt.rid), fitting[0] if fitting else None)
         if before is not None:
             before.append(attempt)
             continue
