@@ -1,251 +1,56 @@
-"""Which servers may be workers: a router that connects to whatever it is told is a way into its network.
-
-A name is judged by what it resolves to, when it registers and again when it is connected to, since names move.
-"""
+"""Which servers may be workers, as the core asks for it; a plugin has the rules."""
 
 from __future__ import annotations
 
-import asyncio
-import re
-import socket
-from collections.abc import Iterable
-from contextlib import suppress
-from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
-from typing import Any
-from urllib.parse import urlsplit
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import httpx
 
-from router_core.errors import BadRequest, SettingsError
-
-__all__ = ["ANYWHERE", "CheckedTransport", "WorkerAddresses", "is_loopback"]
-
-Address = IPv4Address | IPv6Address
-Network = IPv4Network | IPv6Network
-
-_RESOLVE_S = 2.0
-#: Never meant: this network, link-local (clouds tell credentials there), multicast, and what clouds use besides.
-_REFUSED: tuple[Network, ...] = tuple(
-    map(
-        ip_network,
-        (
-            "0.0.0.0/8", "169.254.0.0/16", "224.0.0.0/4", "255.255.255.255/32", "::/128", "fe80::/10", "ff00::/8",
-            "100.100.100.200/32",  # Alibaba
-            "168.63.129.16/32",  # Azure
-            "192.0.0.192/32",  # Oracle
-            "fd00:ec2::/32",  # Amazon
-            "fd20:ce::254/128",  # Google
-            "64:ff9b:1::/48",  # a network's own NAT64: an IPv4 address of any kind, in one of four places (RFC 8215)
-        ),
-    )
-)  # fmt: skip
-_REFUSED_NAMES = frozenset(("metadata.google.internal", "metadata.goog", "instance-data"))
-#: Networks whose last four bytes are an IPv4 address: mapped, and translated (RFC 6052, RFC 2765).
-_CARRIERS = tuple(map(IPv6Network, ("::ffff:0:0/96", "64:ff9b::/96", "::ffff:0:0:0/96")))
-
-_PATTERN = re.compile(
-    r"(?:(?P<scheme>https?)://)?(?P<host>\[[0-9a-f:./]+\]|[a-z0-9._*?/-]+?|[0-9a-f]*:[0-9a-f:./]+)(?::(?P<port>\d{1,5}))?"
-)
-_WILD = {"*": "[^.]*", "?": "[^.]"}
+__all__ = ["ANYWHERE", "AddressRules", "CheckedTransport"]
 
 
-def _literal(host: str) -> Address | None:
-    """``host`` as an address, also in what else resolvers take for one: 2852039166, 0xa9fea9fe, 169.254.43518."""
-    with suppress(ValueError):
-        return ip_address(host)
-    with suppress(OSError):
-        return IPv4Address(socket.inet_aton(host))
-    return None
-
-
-def is_loopback(host: str) -> bool:
-    """Whether ``host`` is this machine and no other can reach it there; of a name only ``localhost`` is sure."""
-    address = _literal(host)
-    return host == "localhost" if address is None else address.is_loopback
-
-
-def _meant(address: Address) -> Address:
-    """The IPv4 address that an IPv6 one stands for, else itself."""
-    if isinstance(address, IPv6Address):
-        if address.sixtofour is not None:
-            return address.sixtofour
-        if any(address in network for network in _CARRIERS):
-            return IPv4Address(int(address) & 0xFFFFFFFF)
-    return address
-
-
-def _is_here(address: Address) -> bool:
-    """Whether this machine has ``address``."""
-    with socket.socket(
-        socket.AF_INET if address.version == 4 else socket.AF_INET6, socket.SOCK_DGRAM
-    ) as asking:
-        try:
-            asking.connect((str(address), 9))  # sends nothing: the kernel says from where it would
-        except OSError:
-            return False
-        return address.is_loopback or ip_address(asking.getsockname()[0]) == address
-
-
-@dataclass(frozen=True, slots=True)
-class _Target:
-    """A worker URL, taken apart; ``address`` is None for a name."""
-
-    scheme: str
-    host: str
-    port: int
-    address: Address | None
-
-    @classmethod
-    def of(cls, url: str) -> _Target:
-        parts = urlsplit(url)
-        host = parts.hostname or ""
-        return cls(parts.scheme, host, parts.port or (443 if parts.scheme == "https" else 80), _literal(host))
-
-
-@dataclass(frozen=True, slots=True)
-class _Pattern:
-    """One value of ``--allow-worker``. Either ``network`` or ``name`` is set, or none for any host."""
-
-    scheme: str | None
-    port: int | None
-    network: Network | None
-    name: re.Pattern[str] | None
-    exact: str | None
-
-    @classmethod
-    def parse(cls, text: str) -> _Pattern:
-        """Raises SettingsError."""
-        wrong = SettingsError(
-            f"--allow-worker: wanted [scheme://]host[:port], host a name with * and ?, an address or a network"
-            f" such as 10.0.0.0/8, got {text!r}"
-        )
-        found = _PATTERN.fullmatch(text.lower())
-        if found is None:
-            raise wrong
-        host = found["host"]
-        port = int(found["port"]) if found["port"] else None
-        if port is not None and not 0 < port < 65536:
-            raise wrong
-        network = name = exact = None
-        address = _literal(host)
-        if address is not None or "/" in host or host.startswith("[") or ":" in host:
-            try:
-                network = ip_network(address if address is not None else host.strip("[]"))
-            except ValueError:
-                raise wrong from None
-        elif host != "*":
-            if re.fullmatch(r"[0-9.*?]+", host):  # 10.0.* would match the name 10.0.evil
-                raise wrong
-            name = re.compile("".join(_WILD.get(letter, re.escape(letter)) for letter in host))
-            exact = host if not set(host) & set(_WILD) else None
-        return cls(found["scheme"], port, network, name, exact)
-
-    def matches(self, target: _Target) -> bool:
-        """Whether ``target`` is one that is meant."""
-        if not self._fits(target):
-            return False
-        if self.network is not None:
-            return target.address is not None and target.address in self.network
-        if self.name is not None:
-            return target.address is None and self.name.fullmatch(target.host) is not None
-        return True
-
-    def insists(self, target: _Target, address: Address | None) -> bool:
-        """Whether ``target``, which is at ``address``, is meant although it is one of those never meant."""
-        if not self._fits(target):
-            return False
-        if self.exact is not None:
-            return self.exact == target.host
-        if self.network is None or address is None or address not in self.network:
-            return False
-        mine = self.network
-        return any(mine.version == other.version and mine.subnet_of(other) for other in _REFUSED)  # type: ignore[arg-type]  # of one version
-
-    def _fits(self, target: _Target) -> bool:
-        return self.scheme in (None, target.scheme) and self.port in (None, target.port)
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerAddresses:
-    """What ``--allow-worker`` names; with no patterns anything but what is never meant.
-
-    ``own``: host and port at which the router listens itself.
-    """
-
-    patterns: tuple[_Pattern, ...] = ()
-    own: tuple[str, int] | None = None
-
-    @classmethod
-    def parse(cls, patterns: Iterable[str], own: tuple[str, int] | None = None) -> WorkerAddresses:
-        """Raises SettingsError."""
-        return cls(tuple(map(_Pattern.parse, patterns)), own)
+class AddressRules(Protocol):
+    """Which servers may be workers; the component ``"worker_addresses"``."""
 
     def check(self, url: str) -> None:
         """Refuse what ``url`` says by itself. Raises BadRequest."""
-        target = _Target.of(url)
-        if self.patterns and not any(pattern.matches(target) for pattern in self.patterns):
-            raise BadRequest(f"worker {url} is none of those that --allow-worker names")
-        if not self._tolerates(target, target.address):
-            raise BadRequest(
-                f"worker {url} is an address that no worker has; if this one has, name it by --allow-worker"
-            )
-        self._check_own(url, target.port, target.address)
-
-    def _check_own(self, url: str, port: int, address: Address | None) -> None:
-        """Raises BadRequest for what would send the router its own requests, for ever."""
-        if self.own is None or self.own[1] != port or address is None:
-            return
-        listens = _literal(self.own[0])
-        if address == listens or (listens is not None and listens.is_unspecified and _is_here(address)):
-            raise BadRequest(f"worker {url} is this router itself")
+        ...
 
     async def admit(self, url: str) -> None:
         """As :meth:`check`, and refuse what the name in it resolves to, if it resolves by now. Raises BadRequest."""
-        self.check(url)
-        target = _Target.of(url)
-        if target.address is not None:
-            return
-        try:
-            async with asyncio.timeout(_RESOLVE_S):
-                loop = asyncio.get_running_loop()
-                found = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError):  # TimeoutError is an OSError
-            return
-        for *_, at in found:
-            if not self.reachable(url, str(at[0])):
-                raise BadRequest(
-                    f"worker {url} is at {at[0]}, an address that no worker has (--allow-worker)"
-                )
-            self._check_own(url, target.port, ip_address(str(at[0])))
+        ...
 
     def reachable(self, url: str, address: str) -> bool:
-        """Whether ``url`` may be at ``address``, where it was connected to."""
-        return self._tolerates(_Target.of(url), ip_address(address))
-
-    def _tolerates(self, target: _Target, address: Address | None) -> bool:
-        if address is None:
-            refused = target.host in _REFUSED_NAMES
-        else:
-            address = _meant(address)
-            refused = any(address in network for network in _REFUSED)
-        return not refused or any(pattern.insists(target, address) for pattern in self.patterns)
+        """Whether ``url`` may be at the IP address ``address``, where it was connected to."""
+        ...
 
 
-#: No patterns.
-ANYWHERE = WorkerAddresses()
+class _Anywhere:
+    def check(self, url: str) -> None:
+        """Refuses none."""
+
+    async def admit(self, url: str) -> None:
+        """Refuses none."""
+
+    def reachable(self, url: str, address: str) -> bool:
+        return True
+
+
+#: Without a plugin that has rules, any server may.
+ANYWHERE: AddressRules = _Anywhere()
 
 
 class CheckedTransport(httpx.AsyncHTTPTransport):
     """httpx's transport for requests to workers: says nothing to a server at an address that no worker has, and takes
     no cookies, which a client would show to all workers of the same host.
 
-    ``options`` are those of httpx.
+    ``reachable`` is :meth:`AddressRules.reachable`; ``options`` are those of httpx.
     """
 
-    def __init__(self, addresses: WorkerAddresses, **options: Any) -> None:
+    def __init__(self, reachable: Callable[[str, str], bool], **options: Any) -> None:
         super().__init__(trust_env=False, **options)
-        self._addresses = addresses
+        self._reachable = reachable
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Raises httpx.ConnectError for such a server."""
@@ -261,7 +66,7 @@ class CheckedTransport(httpx.AsyncHTTPTransport):
                     TypeError,
                 ):  # what uvloop has of a connection that was reset as it opened
                     raise httpx.ConnectError(f"{url} closed the connection at once") from None
-                if not self._addresses.reachable(url, peer):
+                if not self._reachable(url, peer):
                     await stream.aclose()
                     raise httpx.ConnectError(f"{url} is at {peer}, an address that no worker has")
 

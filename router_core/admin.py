@@ -94,7 +94,7 @@ class _Admin:
 
         Raises BadRequest and WorkerRefused.
         """
-        await self._router.settings.addresses.admit(url)
+        await self._router.addresses.admit(url)
         worker, trouble = await self._router.add_worker(url, **_checked(content))
         if isinstance(trouble, Refusal):
             raise WorkerRefused(trouble)

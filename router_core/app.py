@@ -21,11 +21,8 @@ from starlette.requests import Request as StarletteRequest
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 
-from router_core.access import Guard, Level
 from router_core.admin import admin_routes
-from router_core.audit import audited
-from router_core.browsers import Pages
-from router_core.client import ClientGone, let_finish, read_body
+from router_core.client import ClientGone, read_body, send_error
 from router_core.errors import (
     BadRequest,
     HTTPError,
@@ -41,11 +38,10 @@ from router_core.request_ids import log_prefix
 from router_core.router import Router
 from router_core.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["make_app", "send_error"]
+__all__ = ["make_app"]
 
 logger = logging.getLogger(__name__)
 
-_JSON = (b"content-type", b"application/json")
 _PARAMETER = re.compile(r"{[^}]*}")
 _METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 
@@ -59,55 +55,9 @@ def make_app(router: Router, middleware: Iterable[Callable[..., Any]] = ()) -> A
     app: ASGIApp = inner
     for kind in reversed(list(middleware)):
         app = kind(app, router=router)
-    guard = router.settings.guard(inner.own)
-    if not router.settings.locked:
-        app = _KeptFromPages(app, router.settings.pages(inner.own))
-    if guard is not None:
-        app = _Guarded(app, guard, audit=router.settings.control_plane.audited)
     for _, wrap in reversed(router.hooks.asgi_middleware):
         app = wrap(app, router)
     return app
-
-
-class _KeptFromPages:
-    """Before all middleware: does a web page ask what it may not?"""
-
-    def __init__(self, app: ASGIApp, pages: Pages) -> None:
-        self._app = app
-        self._pages = pages
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = self._pages.refusal(scope) if scope["type"] == "http" else None
-        if refusal is None:
-            await self._app(scope, receive, send)
-        else:
-            await send_error(refusal, send, unread=receive)
-
-
-class _Guarded:
-    """Before all middleware, and before anything of a request's body is read: does it show the key that it needs?"""
-
-    def __init__(self, app: ASGIApp, guard: Guard, *, audit: bool) -> None:
-        self._app = app
-        self._guard = guard
-        self._audit = audit
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        judgement = await self._guard.judge(scope)
-        if self._audit and judgement.needed is Level.ADMIN:
-            with audited(judgement, scope, send) as watched:
-                await self._answer(judgement.refusal, scope, receive, watched)
-        else:
-            await self._answer(judgement.refusal, scope, receive, send)
-
-    async def _answer(self, refusal: HTTPError | None, scope: Scope, receive: Receive, send: Send) -> None:
-        if refusal is None:
-            await self._app(scope, receive, send)
-        else:
-            await send_error(refusal, send, unread=receive)
 
 
 class _App:
@@ -117,8 +67,7 @@ class _App:
         for plugin, routes in router.hooks.routes:
             claimed += [(f"plugin {plugin!r}", route) for route in routes(router)]
         self._exact, self._prefixes = _table(claimed)
-        #: The paths of its routes, and whether they are the core's.
-        self.own = [
+        router.own_paths = [
             (route.path_regex, owner == "the core")
             for owner, route in claimed
             if isinstance(route, Route | Mount)
@@ -222,20 +171,6 @@ class _App:
 def _address(scope: Scope) -> str | None:
     client = scope.get("client")
     return client[0] if client else None
-
-
-async def send_error(error: HTTPError, send: Send, unread: Receive | None = None) -> None:
-    """Answer a request by ``error``; ``unread``: its body was not read, and is not wanted."""
-    body = error_body(error)
-    headers = [_JSON, (b"content-length", b"%d" % len(body)), *error.headers]
-    if unread is not None or isinstance(error, ShuttingDown):
-        headers.append((b"connection", b"close"))  # the rest of the body is not wanted, nor another request
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    if unread is not None:
-        await send({"type": "http.response.body", "body": body, "more_body": True})
-        await let_finish(unread)
-        body = b""
-    await send({"type": "http.response.body", "body": body})
 
 
 def _json_error(status: int, body: bytes, headers: dict[str, str] | None = None) -> Response:

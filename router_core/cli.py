@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import ssl
 import sys
 import traceback
@@ -35,6 +36,9 @@ __all__ = ["build", "command_line", "main"]
 
 logger = logging.getLogger(__name__)
 
+#: What names of environment variables that hold flags begin with.
+_ENVIRONMENT = "SLIME_ROUTER_"
+
 
 class _Parser(configargparse.ArgumentParser):  # type: ignore[misc]  # the library has no types
     """Says in one line what is wrong, and knows its flags from the environment and a file as well."""
@@ -47,7 +51,7 @@ def _parser() -> _Parser:
     parser = _Parser(
         prog="slime-router",
         description="The router between RL rollouts and their inference engines: text in, exact tokens out.",
-        auto_env_var_prefix="SLIME_ROUTER_",
+        auto_env_var_prefix=_ENVIRONMENT,
         add_help=False,
         allow_abbrev=False,
         formatter_class=argparse.HelpFormatter,
@@ -104,6 +108,7 @@ class _Wanted:
         """Raises StartupError."""
         parser, loaded = command_line(arguments)
         options, unknown = parser.parse_known_args(list(arguments))
+        _refuse_what_is_left_out(parser, loaded, unknown)
         if unknown:
             shown = (action for action in parser._actions if action.help is not argparse.SUPPRESS)
             known = sorted(flag for action in shown for flag in action.option_strings)
@@ -122,6 +127,26 @@ class _Wanted:
         if origins := self.settings.cors_allowed_origins:
             app = CORSMiddleware(app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
         return router, app
+
+
+def _refuse_what_is_left_out(
+    parser: configargparse.ArgumentParser, loaded: Loaded, unknown: Sequence[str]
+) -> None:
+    """Refuse flags of default plugins that are not loaded, as keys that nobody would look at. Raises SettingsError."""
+    given = {word.partition("=")[0] for word in unknown}
+    known = {action.env_var for action in parser._actions}
+    given |= {name for name in os.environ if name.startswith(_ENVIRONMENT) and name not in known}
+    if not given:
+        return
+    for name in sorted(set(DEFAULT_PLUGINS) - {source.name for source in loaded.sources}):
+        own = argparse.ArgumentParser(add_help=False)
+        load([name], ()).add_options(own)
+        for flag in (flag for action in own._actions for flag in action.option_strings):
+            variable = _ENVIRONMENT + flag.lstrip("-").replace("-", "_").upper()
+            for spelling in given & {flag, variable}:
+                raise SettingsError(
+                    f"{spelling} is for the plugin {name!r}, which is not loaded (--plugin {name})"
+                )
 
 
 def build(arguments: Sequence[str]) -> tuple[Router, ASGIApp]:
@@ -154,12 +179,6 @@ def _serve(arguments: Sequence[str]) -> int:
     except OSError as error:
         reason = error.strerror or error
         raise StartupError(f"cannot listen on {settings.host}:{settings.port}: {reason}") from None
-    if settings.exposed:
-        logger.warning(
-            "%s is not only this machine, and no key is set: whoever reaches it controls workers and engines"
-            " (--api-key, --admin-api-key)",
-            settings.host,
-        )
     tls = {"ssl_certfile": settings.tls_cert_path, "ssl_keyfile": settings.tls_key_path}
     try:
         run(

@@ -1,4 +1,4 @@
-"""The client's side of a request: its body, and noticing that it has gone."""
+"""The client's side of a request: its body, errors told to it, and noticing that it has gone."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from types import TracebackType
 
 import anyio
 
-from router_core.errors import BadRequest, PayloadTooLarge
+from router_core.errors import BadRequest, HTTPError, PayloadTooLarge, ShuttingDown, error_body
 from router_core.exchange import Exchange
-from router_core.types import Headers, Receive
+from router_core.types import Headers, Receive, Send
 
-__all__ = ["ClientGone", "Watch", "let_finish", "read_body"]
+__all__ = ["ClientGone", "Watch", "let_finish", "read_body", "send_error"]
 
+_JSON = (b"content-type", b"application/json")
 #: A request that takes longer, in seconds, is watched for a client that hangs up.
 _PATIENCE_S = 0.05
 #: Seconds that a client may go on sending what nobody wants.
@@ -64,6 +65,20 @@ async def let_finish(receive: Receive) -> None:
     with anyio.move_on_after(_LINGER_S):
         while (await receive()).get("more_body", False):
             pass
+
+
+async def send_error(error: HTTPError, send: Send, unread: Receive | None = None) -> None:
+    """Answer a request by ``error``; ``unread``: its body was not read, and is not wanted."""
+    body = error_body(error)
+    headers = [_JSON, (b"content-length", b"%d" % len(body)), *error.headers]
+    if unread is not None or isinstance(error, ShuttingDown):
+        headers.append((b"connection", b"close"))  # the rest of the body is not wanted, nor another request
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    if unread is not None:
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+        await let_finish(unread)
+        body = b""
+    await send({"type": "http.response.body", "body": body})
 
 
 class Watch:

@@ -21,7 +21,6 @@
         ├── WorkerUnreachable   502   no connection (504: not in time)
         ├── WorkerBroke         502   the connection or the protocol broke
         ├── NoWorker            503
-        ├── KeysUnavailable     503
         ├── ShuttingDown        503
         └── WorkerTimeout       504
 """
@@ -37,7 +36,6 @@ __all__ = [
     "BadRequest",
     "Forbidden",
     "HTTPError",
-    "KeysUnavailable",
     "MissingComponent",
     "MixedWorkers",
     "NoWorker",
@@ -159,13 +157,6 @@ class NoWorker(HTTPError):
     """No worker can take the request now."""
 
     status, type, code = 503, "service_unavailable", "NO_WORKER"
-
-
-class KeysUnavailable(HTTPError):
-    """The identity provider does not tell its keys: nobody can say whether a token is good."""
-
-    status, type, code = 503, "service_unavailable", "IDENTITY_PROVIDER_UNAVAILABLE"
-    headers = ((b"retry-after", b"10"),)  # it is not asked before
 
 
 class WorkerUnreachable(HTTPError):

@@ -29,6 +29,7 @@ __all__ = ["DEFAULT_PLUGINS", "Loaded", "installed_plugins", "load"]
 
 #: Loaded without being asked for, in this order, before those of ``--plugin``.
 DEFAULT_PLUGINS = (
+    "auth",
     "health",
     "policies",
     "control",

@@ -8,7 +8,6 @@ import ssl
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
-from router_core.addresses import WorkerAddresses
 from router_core.errors import HTTPError, NoWorker, WorkerBroke, WorkerTimeout, WorkerUnreachable
 from router_core.exchange import Exchange
 from router_core.reply import Reply
@@ -34,9 +33,9 @@ class Proxy:
         limits: Limits,
         tls: ssl.SSLContext | None,
         on_failure: Callable[[Worker, Request, HTTPError | None], None],
-        addresses: WorkerAddresses,
+        reachable: Callable[[str, str], bool],
     ) -> None:
-        self._addresses = addresses
+        self._reachable = reachable
         self._on_failure = on_failure
         self._leaving: list[Upstream] = []
         self._pool = pool
@@ -119,7 +118,7 @@ class Proxy:
 
     def _connector(self, worker: Worker) -> Upstream:
         return Upstream(
-            worker.url, self._limits, self._tls, api_key=worker.api_key, addresses=self._addresses
+            worker.url, self._limits, self._tls, api_key=worker.api_key, reachable=self._reachable
         )
 
     def heard(self, worker: Worker) -> float:

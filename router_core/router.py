@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -14,7 +15,7 @@ import httpx
 import pluggy
 from anyio.abc import TaskGroup, TaskStatus
 
-from router_core.addresses import CheckedTransport
+from router_core.addresses import ANYWHERE, AddressRules, CheckedTransport
 from router_core.client import Watch
 from router_core.dispatcher import Dispatcher
 from router_core.errors import BadRequest, HTTPError, MixedWorkers
@@ -66,7 +67,7 @@ class Router:
         )
         on_failure = self.hooks.call_attempt_failed
         self.proxy = Proxy(
-            self.pool, self.hooks.select_worker, limits, self.worker_tls, on_failure, settings.addresses
+            self.pool, self.hooks.select_worker, limits, self.worker_tls, on_failure, self._reachable
         )
         self.dispatcher: Dispatcher = self.proxy
         if settings.dp_aware or settings.dp_size > 1:
@@ -76,6 +77,9 @@ class Router:
         self.first_workers: dict[str, dict[str, Any]] = {url: {**about} for url in settings.worker_urls}
         #: Where a request may name its session beside its headers and ``session_id``, asked in this order.
         self.session_sources: list[SessionSource] = []
+        #: The paths that the router answers itself, in the order of its routes, and whether they are the core's: there
+        #: when ``asgi_middleware`` is called.
+        self.own_paths: list[tuple[re.Pattern[str], bool]] = []
         #: Workers are told apart by their models: set by a plugin that lets no request go to another than it names.
         self.by_model = False
         #: Work on the event loop that takes longer than some milliseconds goes through here, in steps.
@@ -96,6 +100,17 @@ class Router:
     def args(self) -> argparse.Namespace:
         """``options`` under the name that slime's middleware expects."""
         return self.options
+
+    @property
+    def addresses(self) -> AddressRules:
+        """Which servers may be workers: the component ``"worker_addresses"``; without one, any."""
+        if "worker_addresses" not in self.components:
+            return ANYWHERE
+        rules: AddressRules = self.components.get("worker_addresses")
+        return rules
+
+    def _reachable(self, url: str, address: str) -> bool:
+        return self.addresses.reachable(url, address)
 
     @property
     def clients(self) -> Watch:
@@ -150,7 +165,7 @@ class Router:
 
         Send :func:`router_core.workers.auth_headers` along.
         """
-        return CheckedTransport(self.settings.addresses, verify=self.worker_tls, **options)
+        return CheckedTransport(self._reachable, verify=self.worker_tls, **options)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

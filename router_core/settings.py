@@ -6,21 +6,32 @@ import argparse
 import math
 import re
 import ssl
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from router_core.access import Guard, Keys, Secret
-from router_core.addresses import ANYWHERE, WorkerAddresses, is_loopback
-from router_core.browsers import Pages
-from router_core.control_plane import NOBODY, ControlPlane, add_control_plane_options
 from router_core.errors import BadRequest, SettingsError
 from router_core.request_ids import add_request_id_options, request_id_headers
 from router_core.serving import CLIENT_TIMEOUT_S
 from router_core.workers import worker_url
 
-__all__ = ["Settings", "add_core_options"]
+__all__ = ["Secret", "Settings", "add_core_options"]
+
+_VISIBLE = re.compile(r"[!-~]+")
+
+
+class Secret(str):
+    """A key; its ``repr`` does not tell it. Raises ArgumentTypeError for one that no header can carry, also untold."""
+
+    __slots__ = ()
+
+    def __new__(cls, text: str) -> Secret:
+        if not _VISIBLE.fullmatch(text):
+            raise argparse.ArgumentTypeError("wanted a key of visible ASCII characters, without spaces")
+        return super().__new__(cls, text)
+
+    def __repr__(self) -> str:
+        return "Secret(...)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,23 +58,16 @@ class Settings:
     client_key_path: str | None = None
     tls_cert_path: str | None = None
     tls_key_path: str | None = None
-    api_key: Secret | None = None
-    admin_api_key: Secret | None = None
     worker_api_key: Secret | None = None
-    control_plane: ControlPlane = NOBODY
     dp_aware: bool = False
     dp_size: int = 1
     request_id_headers: tuple[bytes, ...] = ()
-    addresses: WorkerAddresses = ANYWHERE
 
     @classmethod
     def from_options(cls, options: argparse.Namespace) -> Settings:
         """Check the parsed command line. Raises SettingsError."""
-        addresses = WorkerAddresses.parse(options.allow_worker, (options.host, options.port))
         try:
             urls = tuple(dict.fromkeys(worker_url(url) for url in options.worker_urls))
-            for url in urls:
-                addresses.check(url)
         except BadRequest as error:
             raise SettingsError(f"--worker-urls: {error}") from None
         settings = cls(
@@ -87,14 +91,10 @@ class Settings:
             client_key_path=options.client_key_path,
             tls_cert_path=options.tls_cert_path,
             tls_key_path=options.tls_key_path,
-            api_key=options.api_key,
-            admin_api_key=options.admin_api_key,
             worker_api_key=options.worker_api_key,
-            control_plane=ControlPlane.from_options(options),
             dp_aware=options.dp_aware and options.intra_node_data_parallel_size == 1,
             dp_size=options.intra_node_data_parallel_size,
             request_id_headers=request_id_headers(options),
-            addresses=addresses,
         )
         if not 0 <= settings.port <= 65535:
             raise SettingsError(f"--port: wanted 0 to 65535, got {settings.port}")
@@ -123,31 +123,6 @@ class Settings:
         if (settings.tls_cert_path is None) != (settings.tls_key_path is None):
             raise SettingsError("--tls-cert-path and --tls-key-path go together")
         return settings
-
-    @property
-    def locked(self) -> bool:
-        """Something is not for anybody."""
-        return self.api_key is not None or self.admin_api_key is not None or self.control_plane.closed
-
-    def guard(self, own: Iterable[tuple[re.Pattern[str], bool]]) -> Guard | None:
-        """Who looks at what each request shows; None: there is nothing to look for. ``own`` is Guard's.
-
-        Raises SettingsError.
-        """
-        control = self.control_plane
-        if not self.locked and not control.audited:
-            return None
-        keys = Keys(self.api_key, self.admin_api_key, control.keys, closed=control.provider is not None)
-        return Guard(keys, own, control.tokens())
-
-    def pages(self, own: Iterable[tuple[re.Pattern[str], bool]]) -> Pages:
-        """What web pages may not ask, where no key is needed. ``own`` is Guard's."""
-        return Pages(Guard(Keys(None, None), own).needed, self.host, self.cors_allowed_origins)
-
-    @property
-    def exposed(self) -> bool:
-        """True when others than this machine may reach it, and need no key."""
-        return not self.locked and not is_loopback(self.host)
 
     def worker_tls(self) -> ssl.SSLContext:
         """How https workers are checked, and how the router shows itself to them. Raises SettingsError."""
@@ -197,32 +172,11 @@ def add_core_options(parser: argparse.ArgumentParser) -> None:
         help="each worker has N data-parallel ranks to choose among, without asking (default: %(default)s)",
     )
     parser.add_argument(
-        "--allow-worker",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="PATTERN",
-        help="the only workers there may be: [scheme://]host[:port], host a name with * and ?, or a network",
-    )
-    parser.add_argument(
-        "--api-key",
-        type=Secret,
-        metavar="KEY",
-        help="what clients must show; better given as SLIME_ROUTER_API_KEY, since everybody sees a command line",
-    )
-    parser.add_argument(
-        "--admin-api-key",
-        type=Secret,
-        metavar="KEY",
-        help="what whoever controls workers and engines must show; better given as SLIME_ROUTER_ADMIN_API_KEY",
-    )
-    parser.add_argument(
         "--worker-api-key",
         type=Secret,
         metavar="KEY",
         help="the key of workers that are registered without one; better given as SLIME_ROUTER_WORKER_API_KEY",
     )
-    add_control_plane_options(parser)
     add_request_id_options(parser)
     parser.add_argument(
         "--max-payload-size",

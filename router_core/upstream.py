@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import math
 import ssl
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
-from router_core.addresses import ANYWHERE, WorkerAddresses
+from router_core.addresses import ANYWHERE
 from router_core.connection import PLAIN_CONNECTION, Connection, Limits
 from router_core.errors import BadRequest, WorkerBroke, WorkerUnreachable
 from router_core.types import Headers
@@ -44,7 +45,7 @@ class Upstream:
         tls: ssl.SSLContext | None = None,
         *,
         api_key: str | None = None,
-        addresses: WorkerAddresses = ANYWHERE,
+        reachable: Callable[[str, str], bool] = ANYWHERE.reachable,
     ) -> None:
         parts = urlsplit(url)
         self.url = url
@@ -56,7 +57,7 @@ class Upstream:
         self._tls = tls if parts.scheme == "https" else None
         self._host_line = b"host: %s\r\n" % parts.netloc.encode("ascii")
         self.authorize(api_key)
-        self._addresses = addresses
+        self._reachable = reachable
         self._idle: list[Connection] = []
         self._connections: set[Connection] = set()
         self._retired = False
@@ -177,7 +178,7 @@ class Upstream:
         if peer is None or not connection.open:
             connection.abort()
             raise WorkerUnreachable(f"worker {self.url} closed the connection at once")
-        if not self._addresses.reachable(self.url, peer):
+        if not self._reachable(self.url, peer):
             connection.abort()
             raise WorkerUnreachable(f"worker {self.url} is at {peer}, an address that no worker has")
         return connection

@@ -87,9 +87,35 @@ def test_flags_are_not_abbreviated(capsys: Capture) -> None:
     )
 
 
-def test_a_flag_of_a_plugin_that_is_not_loaded_is_unknown(capsys: Capture) -> None:
-    line = line_of(capsys, "--no-default-plugins", "--disable-health-check")
-    assert line.startswith("unknown flag or value '--disable-health-check'")
+@pytest.mark.parametrize(
+    ("flag", "plugin"),
+    [
+        ("--disable-health-check", "health"),
+        ("--api-key=k", "auth"),
+        ("--admin-api-key=k", "auth"),
+        ("--jwt-issuer=i", "auth"),
+    ],
+)
+def test_a_flag_of_a_default_plugin_that_is_left_out_is_told_with_the_plugin(
+    flag: str, plugin: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A router that nobody asks for the key that it was given would be worse than none."""
+    name, _, value = flag.partition("=")
+    line = line_of(capsys, "--no-default-plugins", *flag.split("="))
+    assert line == f"{name} is for the plugin {plugin!r}, which is not loaded (--plugin {plugin})"
+    assert line_of(capsys, "--no-default-plugins", flag) == line
+    config = tmp_path / "config"
+    config.write_text(f"{name[2:]} = {value or 'true'}\n")
+    assert line_of(capsys, "--no-default-plugins", "--config", str(config)) == line
+    variable = f"SLIME_ROUTER_{name[2:].upper().replace('-', '_')}"
+    monkeypatch.setenv(variable, value or "true")
+    assert line_of(capsys, "--no-default-plugins") == line.replace(name, variable, 1)
+
+
+def test_the_environment_may_hold_what_no_flag_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a pod beside a service that is called slime-router."""
+    monkeypatch.setenv("SLIME_ROUTER_SERVICE_HOST", "10.0.0.1")
+    build(["--no-default-plugins"])
 
 
 def test_a_certificate_that_is_none_is_not_taken_for_a_taken_port() -> None:

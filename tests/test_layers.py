@@ -22,18 +22,13 @@ PLUGINS = ROOT / "plugins"
 LAYERS = (
     ("types", "errors", "events", "fair_turns", "large_json", "record_frames"),
     (
-        "access",
         "addresses",
-        "audit",
-        "control_plane",
         "fingerprint",
-        "jwks",
         "protocol",
-        "tokens",
         "record_files",
         "request_ids",
     ),
-    ("browsers", "record_log", "serving"),
+    ("record_log", "serving"),
     (
         "exchange",
         "hooks",

@@ -25,8 +25,8 @@ class Probe:
     def __init__(self, router: Router, worker: Worker, timeout_s: float) -> None:
         # The deadline is a scope, which is exact; these are looked at once a second.
         limits = Limits(connect_s=2 * timeout_s, first_byte_s=2 * timeout_s, silence_s=2 * timeout_s)
-        addresses, key = router.settings.addresses, worker.api_key
-        self._upstream = Upstream(worker.url, limits, router.worker_tls, api_key=key, addresses=addresses)
+        reachable, key = router.addresses.reachable, worker.api_key
+        self._upstream = Upstream(worker.url, limits, router.worker_tls, api_key=key, reachable=reachable)
         self._worker = worker
         self._timeout_s = timeout_s
 

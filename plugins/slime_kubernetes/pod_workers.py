@@ -90,7 +90,7 @@ class PodWorkers:
         """Register ``pod``, unless it has ended meanwhile, or somebody else has."""
         try:
             url = worker_url(pod.url(self._port))
-            self._router.settings.addresses.check(url)
+            self._router.addresses.check(url)
         except BadRequest as error:
             logger.warning("pod %s is no worker: %s", pod.name, error)
             return

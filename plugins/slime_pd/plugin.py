@@ -48,10 +48,10 @@ class Disaggregation:
         router.dispatcher = self._pairs = Pairs(router, router.dispatcher)
         try:
             for url, port in self.settings.prefill:
-                router.settings.addresses.check(url)
+                router.addresses.check(url)
                 router.first_workers[url] = {"worker_type": "prefill", "bootstrap_port": port}
             for url in self.settings.decode:
-                router.settings.addresses.check(url)
+                router.addresses.check(url)
                 router.first_workers[url] = {"worker_type": "decode"}
         except BadRequest as error:
             raise SettingsError(f"--prefill and --decode: {error}") from None

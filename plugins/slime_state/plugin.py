@@ -144,7 +144,7 @@ class State:
 def _is_allowed(router: Router, saved: SavedWorker) -> bool:
     """Whether it could register now: the command line may have become stricter."""
     try:
-        router.settings.addresses.check(saved.url)
+        router.addresses.check(saved.url)
     except BadRequest as error:
         logger.warning("a worker of the last time is left out: %s", error)
         return False

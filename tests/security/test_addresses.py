@@ -9,14 +9,13 @@ import anyio
 import pytest
 
 from core.servers import Wire, answer, on_both_loops, scripted
-from router_core.addresses import WorkerAddresses, is_loopback
 from router_core.cli import build, main
 from router_core.errors import BadRequest, SettingsError, WorkerUnreachable
 from router_core.upstream import Limits, Upstream
 from router_core.workers import worker_url
 from routers import Start
-
-BARE = "--no-default-plugins"
+from security.bare import BARE
+from slime_auth.addresses import WorkerAddresses, is_loopback
 
 #: 169.254.169.254 and others that are never meant, in all the ways in which a resolver takes them.
 REFUSED = [
@@ -127,7 +126,7 @@ def test_no_router_is_its_own_worker(listens: str, own: list[str], others: list[
 
 @pytest.mark.anyio
 async def test_whoever_registers_the_router_at_itself_is_told_so(start: Start) -> None:
-    async with start(BARE, "--port", "23456") as running:
+    async with start(*BARE, "--port", "23456") as running:
         for url in ("http://127.0.0.1:23456", "http://localhost:23456"):
             for reply in (
                 await running.client.post("/workers", json={"url": url}),
@@ -135,7 +134,7 @@ async def test_whoever_registers_the_router_at_itself_is_told_so(start: Start) -
             ):
                 assert (reply.status_code, "this router itself" in reply.text) == (400, True), url
     with pytest.raises(SettingsError, match=r"--worker-urls: .* is this router itself"):
-        build([BARE, "--port", "23456", "--worker-urls", "http://127.0.0.1:23456"])
+        build([*BARE, "--port", "23456", "--worker-urls", "http://127.0.0.1:23456"])
 
 
 def test_patterns_add_up() -> None:
@@ -200,7 +199,7 @@ def test_patterns_come_from_the_environment(
 
 @pytest.mark.anyio
 async def test_every_way_to_register_a_worker_is_checked(start: Start) -> None:
-    async with start(BARE, "--allow-worker", "10.0.0.0/8") as running:
+    async with start(*BARE, "--allow-worker", "10.0.0.0/8") as running:
         client = running.client
         for url in ("http://11.0.0.1:1", "http://169.254.169.254", "http://a"):
             for reply in (
@@ -217,7 +216,7 @@ async def test_every_way_to_register_a_worker_is_checked(start: Start) -> None:
 
 @pytest.mark.anyio
 async def test_credentials_in_a_worker_url_are_refused_with_any_pattern(start: Start) -> None:
-    async with start(BARE, "--allow-worker", "*") as running:
+    async with start(*BARE, "--allow-worker", "*") as running:
         for url in ("http://user:word@10.0.0.1", "http://10.0.0.1@169.254.169.254", "http://@10.0.0.1"):
             reply = await running.client.post("/workers", json={"url": url})
             assert reply.status_code == 400
@@ -247,7 +246,7 @@ async def test_a_name_that_leads_to_such_an_address_is_refused(
     start: Start, monkeypatch: pytest.MonkeyPatch, leads_to: str
 ) -> None:
     resolving(monkeypatch, {"rebound.example": [leads_to]})
-    async with start(BARE) as running:
+    async with start(*BARE) as running:
         for url in ("http://rebound.example:1", "https://rebound.example"):
             reply = await running.client.post("/workers", json={"url": url})
             assert reply.status_code == 400
@@ -263,7 +262,7 @@ async def test_a_name_that_does_not_resolve_yet_is_let_in(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resolving(monkeypatch, {"later.example": [""]})
-    async with start(BARE) as running:
+    async with start(*BARE) as running:
         reply = await running.client.post("/workers", json={"url": "http://later.example:1"})
         assert reply.status_code == 202
         assert "warning" in reply.json()
@@ -287,7 +286,7 @@ async def test_a_server_at_such_an_address_is_told_nothing() -> None:
             heard.extend(piece)
 
     async with scripted(listen) as server:
-        upstream = Upstream(server.url, Limits(), addresses=Nowhere())
+        upstream = Upstream(server.url, Limits(), reachable=Nowhere().reachable)
         told = r"127\.0\.0\.1, an address that no worker has"
         with anyio.fail_after(5), pytest.raises(WorkerUnreachable, match=told):
             await upstream.request("POST", b"/generate", [(b"authorization", b"secret")], b"body")
@@ -309,7 +308,7 @@ async def test_a_name_that_moves_is_caught_when_it_is_connected_to(
             heard.extend(piece)
 
     monkeypatch.setattr(WorkerAddresses, "reachable", Nowhere.reachable)
-    async with scripted(listen) as server, start(BARE) as running:
+    async with scripted(listen) as server, start(*BARE) as running:
         worker, trouble = await running.router.add_worker(server.url)
         assert trouble is not None
         assert "an address that no worker has" in trouble
@@ -331,7 +330,7 @@ async def test_no_redirect_of_a_worker_is_followed(start: Start) -> None:
                 place = b"Location: " + elsewhere.url.encode() + b"/secret"
                 await wire.send(answer(b"", place, status=b"307 Temporary Redirect"))
 
-        async with scripted(redirect) as worker, start(BARE, "--worker-urls", worker.url) as running:
+        async with scripted(redirect) as worker, start(*BARE, "--worker-urls", worker.url) as running:
             for method in ("GET", "POST"):
                 reply = await running.client.request(method, "/generate")
                 assert reply.status_code == 307
@@ -354,7 +353,7 @@ async def test_the_look_at_a_worker_follows_no_redirect_either(start: Start) -> 
                 place = b"Location: " + elsewhere.url.encode() + b"/secret"
                 await wire.send(answer(b"", place, status=b"302 Found"))
 
-        async with scripted(redirect) as worker, start(BARE) as running:
+        async with scripted(redirect) as worker, start(*BARE) as running:
             added = await running.client.post("/workers", json={"url": worker.url})
             assert "warning" not in added.json()  # it answers, whatever it says
         assert asked == []
@@ -378,6 +377,7 @@ def test_only_loopback_is_this_machine_alone(host: str, alone: bool) -> None:
         (("--host", "127.0.0.1"), False),
         (("--host", "0.0.0.0", "--api-key", "k"), False),
         (("--host", "0.0.0.0", "--admin-api-key", "k"), False),
+        (("--host", "0.0.0.0", "--control-plane-api-keys", "ops:Ops:admin:k"), False),
     ],
 )
 def test_listening_for_others_without_a_key_is_worth_a_warning(
@@ -387,5 +387,5 @@ def test_listening_for_others_without_a_key_is_worth_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr("router_core.cli.run", lambda _, sock, **__: sock.close())
-    assert main([BARE, "--port", "0", *flags]) == 0
+    assert main([*BARE, "--port", "0", *flags]) == 0
     assert ("no key is set" in caplog.text) is warned

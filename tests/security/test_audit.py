@@ -13,6 +13,8 @@ import pytest
 from core.servers import Wire, answer, dial, scripted, talk
 from plugged import until
 from routers import Start
+from security.bare import BARE
+from slime_auth import Settings
 
 pytestmark = pytest.mark.anyio
 
@@ -25,7 +27,7 @@ FIELDS = ("principal", "auth_method", "role", "method", "path", "outcome", "stat
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
-    said = [record.getMessage() for record in caplog.records if record.name == "router_core.audit"]
+    said = [record.getMessage() for record in caplog.records if record.name == "slime_auth.audit"]
     assert all(line.isascii() and line.isprintable() for line in said)
     return [json.loads(line.removeprefix("control_plane_audit ")) for line in said]
 
@@ -81,7 +83,7 @@ async def test_each_control_call_has_its_line_and_nothing_else_has_one(
     ]
     async with (
         scripted(worker) as served,
-        start("--no-default-plugins", *KEYS, AUDIT, "--worker-urls", served.url) as running,
+        start(*BARE, *KEYS, AUDIT, "--worker-urls", served.url) as running,
     ):
         for method, path, key, expected in calls:
             shown = {} if key is None else {"authorization": f"Bearer {key}"}
@@ -109,7 +111,7 @@ async def test_a_client_that_hangs_up_has_its_line_too(
 
     async with (
         scripted(patient) as served,
-        start("--no-default-plugins", *KEYS, AUDIT, "--worker-urls", served.url) as running,
+        start(*BARE, *KEYS, AUDIT, "--worker-urls", served.url) as running,
     ):
         with await dial(running.url) as raw:
             head = b"POST /slow HTTP/1.1\r\nHost: [::]\r\nAuthorization: Bearer ops-key\r\nContent-Length: 0\r\n\r\n"
@@ -123,7 +125,7 @@ async def test_a_client_that_hangs_up_has_its_line_too(
 
 async def test_nobody_writes_lines_of_their_own(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    async with start("--no-default-plugins", *KEYS, AUDIT) as running:
+    async with start(*BARE, *KEYS, AUDIT) as running:
         for path in (
             "/a%0acontrol_plane_audit%20{}",
             '/"},"outcome":"success"',
@@ -143,8 +145,8 @@ async def test_without_keys_it_is_written_down_that_anybody_asked(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    async with start("--no-default-plugins", AUDIT) as running:
-        assert running.router.settings.locked is False
+    async with start(*BARE, AUDIT) as running:
+        assert Settings.from_options(running.router.options).locked is False
         assert (await running.client.get("/workers")).status_code == 200
     assert [told(line) for line in lines(caplog)] == [(None, "none", None, "GET", "/workers", "success", 200)]
 
@@ -153,6 +155,6 @@ async def test_without_the_flag_nothing_is_written_down(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    async with start("--no-default-plugins", *KEYS) as running:
+    async with start(*BARE, *KEYS) as running:
         await running.client.get("/workers", headers={"authorization": "Bearer ops-key"})
     assert lines(caplog) == []

@@ -18,14 +18,16 @@ from starlette.routing import Mount, Route
 from core.servers import Scripted, Wire, answer, dial, scripted, talk
 from plugged import Recording
 from router_core import hookimpl
-from router_core.access import Keys, Level, Secret
 from router_core.cli import build, main
 from router_core.errors import SettingsError
 from router_core.router import Router
 from router_core.serving import serving
+from router_core.settings import Secret
 from router_core.types import Receive, Scope, Send
 from router_core.workers import Worker, auth_headers
 from routers import Running, Start
+from security.bare import BARE
+from slime_auth.access import Keys, Level
 
 pytestmark = pytest.mark.anyio
 
@@ -88,13 +90,13 @@ OWN = [
 
 
 async def test_without_keys_everything_is_open(start: Start) -> None:
-    async with guarded(start, "--no-default-plugins") as (running, _):
+    async with guarded(start, *BARE) as (running, _):
         for line in (*OPEN, *DATA, *CONTROL, *OWN):
             assert await status(running, line) not in (401, 403), line
 
 
 async def test_the_traffic_key_opens_traffic_and_the_admin_key_everything(start: Start) -> None:
-    async with guarded(start, "--no-default-plugins", *BOTH) as (running, worker):
+    async with guarded(start, *BARE, *BOTH) as (running, worker):
         for line in OPEN:
             assert await status(running, line) == 200, line
         for line in DATA:
@@ -115,7 +117,7 @@ async def test_the_traffic_key_opens_traffic_and_the_admin_key_everything(start:
 
 
 async def test_a_single_key_opens_everything_when_it_is_the_traffics(start: Start) -> None:
-    async with guarded(start, "--no-default-plugins", "--api-key", TRAFFIC) as (running, _):
+    async with guarded(start, *BARE, "--api-key", TRAFFIC) as (running, _):
         for line in (*DATA, *CONTROL, *OWN):
             assert await status(running, line) == 401, line
             assert await status(running, line, TRAFFIC) not in (401, 403), line
@@ -123,7 +125,7 @@ async def test_a_single_key_opens_everything_when_it_is_the_traffics(start: Star
 
 
 async def test_beside_an_admin_key_alone_traffic_is_open(start: Start) -> None:
-    async with guarded(start, "--no-default-plugins", "--admin-api-key", ADMIN) as (running, _):
+    async with guarded(start, *BARE, "--admin-api-key", ADMIN) as (running, _):
         for line in DATA:
             assert await status(running, line) == 200, line
             assert await status(running, line, "the workers own") == 200, line
@@ -163,7 +165,7 @@ def make_plugin(_: argparse.Namespace) -> Routes:
 
 
 async def test_the_routes_of_plugins_are_traffic_and_what_only_looks_like_one_is_not(start: Start) -> None:
-    plugin = ("--no-default-plugins", "--middleware-paths", f"{__name__}:make_plugin")
+    plugin = (*BARE, "--middleware-paths", f"{__name__}:make_plugin")
     async with guarded(start, *BOTH, *plugin) as (running, worker):
         for path in ("/own", "/own/a", "/own/..", "/own/%2e%2e", "/mounted/a", "/%6fwn", "/own?a=b"):
             assert await status(running, f"GET {path}") == 401, path
@@ -195,7 +197,7 @@ BEARERS = {
 
 
 async def test_a_key_counts_as_a_bearer_token_and_as_nothing_else(start: Start) -> None:
-    async with guarded(start, "--no-default-plugins", *BOTH) as (running, worker):
+    async with guarded(start, *BARE, *BOTH) as (running, worker):
         for value, expected in BEARERS.items():
             head = f"GET /generate HTTP/1.1\r\nHost: localhost\r\nAuthorization: {value}\r\nConnection: close\r\n\r\n"
             reply = await talk(running.url, head.encode("latin-1"))
@@ -204,7 +206,7 @@ async def test_a_key_counts_as_a_bearer_token_and_as_nothing_else(start: Start) 
 
 
 async def test_a_refusal_says_what_is_wanted(start: Start) -> None:
-    async with guarded(start, "--no-default-plugins", *BOTH) as (running, _):
+    async with guarded(start, *BARE, *BOTH) as (running, _):
         missing = await running.client.post("/generate", json={})
         assert missing.status_code == 401
         assert missing.headers["www-authenticate"] == "Bearer"
@@ -218,7 +220,7 @@ async def test_a_refusal_says_what_is_wanted(start: Start) -> None:
 
 async def test_openais_client_calls_it_an_authentication_error(start: Start) -> None:
     openai = pytest.importorskip("openai")
-    async with guarded(start, "--no-default-plugins", *BOTH) as (running, _):
+    async with guarded(start, *BARE, *BOTH) as (running, _):
         for key, error in (("wrong", "AuthenticationError"), (TRAFFIC, "PermissionDeniedError")):
             async with openai.AsyncOpenAI(
                 base_url=f"{running.url}/v1", api_key=key, max_retries=0, http_client=None
@@ -241,7 +243,7 @@ async def test_a_request_is_refused_before_its_body_is_there(start: Start) -> No
 
 
 async def test_the_routers_keys_reach_no_worker_and_other_ones_do(start: Start) -> None:
-    async with guarded(start, "--no-default-plugins", "--admin-api-key", ADMIN) as (running, worker):
+    async with guarded(start, *BARE, "--admin-api-key", ADMIN) as (running, worker):
         hidden = [f"Bearer {ADMIN}", f"bearer   {ADMIN}", ADMIN, f"Basic {ADMIN}", f"Token {ADMIN}"]
         hidden += [
             f"Bearer {ADMIN}, Bearer theirs",
@@ -266,7 +268,7 @@ async def test_the_routers_keys_reach_no_worker_and_other_ones_do(start: Start) 
 
 @pytest.mark.parametrize("header", ["x-api-key", "api-key", "cookie"])
 async def test_the_routers_keys_reach_no_worker_in_another_header(start: Start, header: str) -> None:
-    async with guarded(start, "--no-default-plugins", "--admin-api-key", ADMIN) as (running, worker):
+    async with guarded(start, *BARE, "--admin-api-key", ADMIN) as (running, worker):
         hidden = [ADMIN, f"a=b; key={ADMIN}; c=d", f'key="{ADMIN}"', f"{ADMIN};c=d"]
         passed = ["theirs", "a=b; c=d", f"{ADMIN}x"]
         for value in (*hidden, *passed):
@@ -352,7 +354,7 @@ async def test_a_worker_gets_the_key_that_it_was_registered_with(start: Start) -
 
     async with (
         scripted(strict) as worker,
-        start("--no-default-plugins", "--api-key", TRAFFIC) as running,
+        start(*BARE, "--api-key", TRAFFIC) as running,
     ):
         us = {"authorization": f"Bearer {TRAFFIC}"}
         for key in ("first", "second"):  # the second one while a connection is there
@@ -369,7 +371,7 @@ async def test_a_worker_gets_the_key_that_it_was_registered_with(start: Start) -
 
 
 async def test_workers_that_are_registered_without_a_key_have_a_common_one(start: Start) -> None:
-    flags = ("--no-default-plugins", *BOTH, "--worker-api-key", "common")
+    flags = (*BARE, *BOTH, "--worker-api-key", "common")
     async with guarded(start, *flags) as (running, worker):
         for registered, key in (({}, "common"), ({"api_key": "own"}, "own"), ({}, "own")):
             added = await running.client.post(
@@ -383,7 +385,7 @@ async def test_workers_that_are_registered_without_a_key_have_a_common_one(start
 
 
 async def test_a_clients_own_key_goes_before_the_workers(start: Start) -> None:
-    async with guarded(start, "--no-default-plugins") as (running, worker):
+    async with guarded(start, *BARE) as (running, worker):
         await running.client.post("/workers", json={"url": worker.url, "api_key": "ours"})
         await running.client.get("/a", headers={"authorization": "Bearer theirs"})
         await running.client.get("/b")
@@ -402,7 +404,7 @@ async def test_what_the_core_asks_of_a_worker_shows_the_key_too(start: Start) ->
             asked.append((scope["path"], Request(scope).headers.get("authorization")))
         await worker(scope, receive, send)
 
-    async with serving(strict) as url, start("--no-default-plugins") as running:
+    async with serving(strict) as url, start(*BARE) as running:
         added = await running.client.post("/workers", json={"url": url, "api_key": "ours"})
         assert "warning" not in added.json()
     assert asked == [("/model_info", "Bearer ours")]
@@ -427,8 +429,8 @@ def test_a_key_that_cannot_be_is_refused_untold(
 def test_keys_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLIME_ROUTER_API_KEY", "-a=b[c]")
     monkeypatch.setenv("SLIME_ROUTER_ADMIN_API_KEY", "[x,y]")
-    settings = build([])[0].settings
-    assert (settings.api_key, settings.admin_api_key) == ("-a=b[c]", "[x,y]")
+    options = build([])[0].options
+    assert (options.api_key, options.admin_api_key) == ("-a=b[c]", "[x,y]")
 
 
 def test_the_value_of_a_misspelt_flag_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -445,7 +447,7 @@ def test_both_keys_are_compared_whichever_it_is(monkeypatch: pytest.MonkeyPatch)
         compared.append(key)
         return real(token, key)
 
-    monkeypatch.setattr("router_core.access.hmac.compare_digest", watched)
+    monkeypatch.setattr("slime_auth.access.hmac.compare_digest", watched)
     keys = Keys(Secret(TRAFFIC), Secret(ADMIN))
     for shown, level in ((TRAFFIC, Level.TRAFFIC), (ADMIN, Level.ADMIN), ("wrong", Level.OPEN)):
         compared.clear()

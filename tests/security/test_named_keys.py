@@ -9,10 +9,11 @@ import logging
 import pytest
 
 from core.servers import Wire, answer, scripted
-from router_core.access import Caller, Keys, Level, NamedKey, Secret
 from router_core.cli import build, main
-from router_core.settings import Settings
+from router_core.settings import Secret
 from routers import Running, Start
+from security.bare import BARE
+from slime_auth.access import Caller, Keys, Level, NamedKey
 
 pytestmark = pytest.mark.anyio
 
@@ -57,7 +58,7 @@ async def test_a_role_opens_what_it_says(
 ) -> None:
     async with (
         scripted(echo) as worker,
-        start("--no-default-plugins", *NAMED, *flags, "--worker-urls", worker.url) as running,
+        start(*BARE, *NAMED, *flags, "--worker-urls", worker.url) as running,
     ):
         for key, told in expected.items():
             assert await statuses(running, key) == told, key
@@ -74,7 +75,7 @@ async def test_no_named_key_reaches_a_worker_or_the_log(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    flags = ("--no-default-plugins", *NAMED, "--control-plane-audit-enabled")
+    flags = (*BARE, *NAMED, "--control-plane-audit-enabled")
     async with scripted(echo) as worker, start(*flags, "--worker-urls", worker.url) as running:
         for key in (OPS, BOB):
             for value in (f"Bearer {key}", f"Basic {key}", key):
@@ -97,7 +98,7 @@ def test_every_named_key_is_compared_whichever_it_is(monkeypatch: pytest.MonkeyP
         compared.append(key)
         return real(token, key)
 
-    monkeypatch.setattr("router_core.access.hmac.compare_digest", watched)
+    monkeypatch.setattr("slime_auth.access.hmac.compare_digest", watched)
     named = [NamedKey.parse(text) for text in NAMED[1:]]
     keys = Keys(Secret(TRAFFIC), Secret(ADMIN), named)
     for shown in (OPS, BOB, TRAFFIC, ADMIN, "wrong"):
@@ -129,13 +130,8 @@ def test_a_key_that_cannot_be_is_refused_untold(text: str, capsys: pytest.Captur
 
 def test_named_keys_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLIME_ROUTER_CONTROL_PLANE_API_KEYS", "[a:Service Account:admin:one, b:B:user:two]")
-    keys = build([])[0].settings.control_plane.keys
-    assert keys == (
+    keys = build([])[0].options.control_plane_api_keys
+    assert keys == [
         NamedKey(Caller(Level.ADMIN, "a", "api_key"), Secret("one")),
         NamedKey(Caller(Level.TRAFFIC, "b", "api_key"), Secret("two")),
-    )
-
-
-def test_a_router_with_named_keys_is_not_open_to_all() -> None:
-    assert Settings(host="0.0.0.0").exposed
-    assert not build(["--host", "0.0.0.0", *NAMED])[0].settings.exposed
+    ]

@@ -24,6 +24,7 @@ from router_core.router import Router
 from router_core.serving import serving
 from router_core.settings import Settings
 from routers import Start
+from security.bare import BARE
 
 pytestmark = pytest.mark.anyio
 
@@ -172,7 +173,7 @@ async def test_a_worker_that_breaks_brings_no_request_into_the_log(
         if await wire.request():
             await wire.send(next(endings))
 
-    async with scripted(breaking) as worker, start("--no-default-plugins", "--api-key", TRAFFIC) as running:
+    async with scripted(breaking) as worker, start(*BARE, "--api-key", TRAFFIC) as running:
         add = {"url": worker.url, "api_key": WORKERS}
         await running.client.post("/workers", json=add, headers=headers(TRAFFIC))
         for number in range(5):
@@ -239,7 +240,7 @@ async def test_what_a_plugin_raises_stays_in_the_log(start: Start, caplog: pytes
     failing = ("--middleware-paths", f"{__name__}:make_plugin", f"{__name__}:Fragile")
     async with (
         scripted(echo) as worker,
-        start("--no-default-plugins", *failing, "--worker-urls", worker.url) as running,
+        start(*BARE, *failing, "--worker-urls", worker.url) as running,
     ):
         assert (await running.client.get("/")).text == "fine"
         for path in ("/pre_request", "/select_worker", "/post_response", "/routes", "/middleware"):
@@ -266,7 +267,7 @@ def test_nobody_writes_lines_into_the_log(
 
 
 async def test_an_encoded_line_break_is_told_encoded(caplog: pytest.LogCaptureFixture) -> None:
-    _, app = build(["--no-default-plugins"])
+    _, app = build([*BARE])
     async with serving(app) as url, httpx.AsyncClient(base_url=url, trust_env=False) as client:
         assert (await client.get("/a%0aERROR%20forged")).status_code == 503
     assert "GET /a%0aERROR%20forged: 503" in caplog.text

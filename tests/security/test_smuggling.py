@@ -15,10 +15,10 @@ import pytest
 
 from core.servers import Arrived, Scripted, Wire, answer, content, dial, on_both_loops, scripted, talk
 from routers import Running, Start
+from security.bare import BARE
 
 pytestmark = [pytest.mark.anyio, on_both_loops]
 
-BARE = "--no-default-plugins"
 HIDDEN = b"GET /hidden HTTP/1.1\r\nHost: localhost\r\n\r\n"
 LAST = b"GET /last HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
@@ -185,7 +185,7 @@ def written_by_the_router(request: Arrived, worker: Scripted) -> bool:
 
 @pytest.mark.parametrize("piece", [1 << 16, 1], ids=["at once", "byte by byte"])
 async def test_what_could_be_read_in_two_ways_closes_the_connection(start: Start, piece: int) -> None:
-    async with scripted(echo) as worker, start(BARE, "--worker-urls", worker.url) as running:
+    async with scripted(echo) as worker, start(*BARE, "--worker-urls", worker.url) as running:
         for what, raw in REFUSED.items():
             statuses = await asked(running.url, raw + HIDDEN, piece)
             assert statuses in ([400], []), what  # a reset may overtake the answer
@@ -196,7 +196,7 @@ async def test_what_could_be_read_in_two_ways_closes_the_connection(start: Start
 
 @pytest.mark.parametrize("piece", [1 << 16, 1], ids=["at once", "byte by byte"])
 async def test_what_is_not_passed_on_leaves_the_rest_in_step(start: Start, piece: int) -> None:
-    async with scripted(echo) as worker, start(BARE, "--worker-urls", worker.url) as running:
+    async with scripted(echo) as worker, start(*BARE, "--worker-urls", worker.url) as running:
         for what, raw in NOT_PASSED.items():
             assert await asked(running.url, raw + LAST, piece) == [400, 200], what
         assert lines(worker.arrived) == [b"/last"] * len(NOT_PASSED)
@@ -205,7 +205,7 @@ async def test_what_is_not_passed_on_leaves_the_rest_in_step(start: Start, piece
 
 @pytest.mark.parametrize("piece", [1 << 16, 1], ids=["at once", "byte by byte"])
 async def test_what_is_passed_on_is_framed_anew(start: Start, piece: int) -> None:
-    async with scripted(echo) as worker, start(BARE, "--worker-urls", worker.url) as running:
+    async with scripted(echo) as worker, start(*BARE, "--worker-urls", worker.url) as running:
         for what, (raw, body) in PASSED.items():
             worker.arrived.clear()
             assert await asked(running.url, raw + LAST, piece) == [200, 200], what
@@ -220,7 +220,7 @@ async def unharmed(running: Running) -> None:
 
 
 async def test_a_chunk_without_end_is_held_to_the_limit_of_bodies(start: Start) -> None:
-    flags = (BARE, "--max-payload-size", "100000")
+    flags = (*BARE, "--max-payload-size", "100000")
     async with scripted(echo) as worker, start(*flags, "--worker-urls", worker.url) as running:
         raw = coded(b"ffffffffffffffff\r\n" + bytes(200_000))
         assert await asked(running.url, raw, 1 << 16) in ([413], [])
@@ -229,7 +229,7 @@ async def test_a_chunk_without_end_is_held_to_the_limit_of_bodies(start: Start) 
 
 
 async def test_requests_sent_ahead_are_answered_in_order_each_once(start: Start) -> None:
-    async with scripted(echo) as worker, start(BARE, "--worker-urls", worker.url) as running:
+    async with scripted(echo) as worker, start(*BARE, "--worker-urls", worker.url) as running:
         ahead = b"".join(
             b"POST /%d HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n%02d" % (number, number)
             for number in range(40)
@@ -242,7 +242,7 @@ async def test_requests_sent_ahead_are_answered_in_order_each_once(start: Start)
 
 
 async def test_behind_an_upgrade_nothing_is_read(start: Start) -> None:
-    async with scripted(echo) as worker, start(BARE, "--worker-urls", worker.url) as running:
+    async with scripted(echo) as worker, start(*BARE, "--worker-urls", worker.url) as running:
         raw = b"\r\n".join((b"GET /seen HTTP/1.1", b"Host: localhost", *UPGRADE, b"", b""))
         assert await asked(running.url, raw + HIDDEN, 1 << 16) == [200]
         assert await asked(running.url, raw + HIDDEN, 1) in ([200], [])  # a reset may overtake the answer
@@ -251,7 +251,7 @@ async def test_behind_an_upgrade_nothing_is_read(start: Start) -> None:
 
 
 async def test_headers_that_a_client_names_as_its_hops_end_here(start: Start) -> None:
-    async with scripted(echo) as worker, start(BARE, "--worker-urls", worker.url) as running:
+    async with scripted(echo) as worker, start(*BARE, "--worker-urls", worker.url) as running:
         raw = (
             b"GET /seen HTTP/1.1\r\nHost: localhost\r\nX-A: 1\r\nX-B: 2\r\nx-b: 3\r\nX-C: 4\r\n"
             b"Connection: X-A , close\r\nConnection: x-b\r\nTE: trailers\r\nKeep-Alive: 5\r\n"
@@ -267,7 +267,7 @@ async def test_names_with_underscores_are_other_names(start: Start) -> None:
     """The router takes none of them for its own, and changes none."""
     async with (
         scripted(echo) as worker,
-        start(BARE, "--api-key", "k", "--worker-urls", worker.url) as running,
+        start(*BARE, "--api-key", "k", "--worker-urls", worker.url) as running,
     ):
         raw = b"GET /seen HTTP/1.1\r\nHost: localhost\r\nAuthorization_: Bearer k\r\nConnection: close\r\n%b\r\n"
         assert await asked(running.url, raw % b"", 1 << 16) == [401]
@@ -278,7 +278,7 @@ async def test_names_with_underscores_are_other_names(start: Start) -> None:
 
 
 async def test_encoded_line_breaks_stay_encoded(start: Start) -> None:
-    async with scripted(echo) as worker, start(BARE, "--worker-urls", worker.url) as running:
+    async with scripted(echo) as worker, start(*BARE, "--worker-urls", worker.url) as running:
         for target in (b"/a%0d%0aX:%20y", b"/a?b=%0d%0a%0d%0aGET%20/hidden", b"/%0aGET%20/hidden%20HTTP/1.1"):
             assert await asked(
                 running.url, b"GET %b HTTP/1.1\r\nConnection: close\r\n\r\n" % target, 1 << 16
@@ -308,7 +308,7 @@ async def test_an_answer_that_splits_is_one_answer_to_one_client(start: Start, w
             if what == WITHOUT_LENGTH:
                 return  # the body ends with the connection
 
-    async with scripted(split) as worker, start(BARE, "--worker-urls", worker.url) as running:
+    async with scripted(split) as worker, start(*BARE, "--worker-urls", worker.url) as running:
         raw = b"GET /split HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
         reply = await talk(running.url, raw)
         if what == WITHOUT_LENGTH:

@@ -26,11 +26,12 @@ from core.servers import Scripted, Wire, answer, scripted
 from plugged import until
 from ports import free_port
 from router_core.cli import build, main
-from router_core.errors import KeysUnavailable, SettingsError, Unauthorized
-from router_core.jwks import _PAUSE_S, Provider, SigningKeys, provider_url
-from router_core.tokens import Tokens
+from router_core.errors import SettingsError, Unauthorized
 from routers import Running, Start
+from security.bare import BARE
 from security.providers import AUDIENCE, IdentityProvider, providing, signing_key
+from slime_auth.jwks import _PAUSE_S, KeysUnavailable, Provider, SigningKeys, provider_url
+from slime_auth.tokens import Tokens
 
 pytestmark = pytest.mark.anyio
 
@@ -50,7 +51,7 @@ async def provider() -> AsyncIterator[IdentityProvider]:
 async def trusting(
     start: Start, provider: IdentityProvider, *flags: str
 ) -> AsyncIterator[tuple[Running, Scripted]]:
-    plain = ("--no-default-plugins", *provider.flags, *flags)
+    plain = (*BARE, *provider.flags, *flags)
     async with scripted(echo) as worker, start(*plain, "--worker-urls", worker.url) as running:
         yield running, worker
 
@@ -401,7 +402,7 @@ async def test_a_provider_that_never_answers_is_not_waited_for(monkeypatch: pyte
                 await wire.send(b" ")
                 await anyio.sleep(0.01)
 
-    monkeypatch.setattr("router_core.jwks._DEADLINE_S", 0.2)
+    monkeypatch.setattr("slime_auth.jwks._DEADLINE_S", 0.2)
     for script in (silent, dripping):
         async with scripted(script) as served:
             with anyio.fail_after(4), pytest.raises(KeysUnavailable):

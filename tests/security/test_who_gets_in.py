@@ -10,10 +10,11 @@ import pytest
 pytest.importorskip("jwt", reason="the extra jwt is not installed")
 
 from core.servers import Wire, answer, scripted
-from router_core.access import Level
 from routers import Start
+from security.bare import BARE
 from security.providers import IdentityProvider, providing, signing_key
 from security.test_keys import ADMIN, CONTROL, DATA, OPEN, OWN, TRAFFIC, status
+from slime_auth.access import Level
 
 pytestmark = pytest.mark.anyio
 
@@ -65,7 +66,7 @@ async def test_who_gets_in_where(given: tuple[bool, ...], start: Start, provider
         provider.token(exp=1): (nobody, ""),
         signing_key("another's").sign(provider.claims(), kid="one"): (nobody, ""),
     }
-    async with scripted(echo) as worker, start("--no-default-plugins", *words) as running:
+    async with scripted(echo) as worker, start(*BARE, *words) as running:
         await running.router.add_worker(worker.url)
         for (key, (level, flag)), needed in product(callers.items(), Level):
             known = flag in flags

@@ -9,10 +9,10 @@ from typing import Any
 
 import orjson
 
-from router_core.access import ROLES, Caller, Level
 from router_core.errors import SettingsError, Unauthorized
-from router_core.jwks import Jwk, Provider, SigningKeys
 from router_core.types import Headers
+from slime_auth.access import ROLES, Caller, Level
+from slime_auth.jwks import Jwk, Provider, SigningKeys
 
 __all__ = ["Tokens"]
 

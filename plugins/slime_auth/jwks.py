@@ -13,10 +13,10 @@ import anyio
 import httpx
 import orjson
 
-from router_core.addresses import is_loopback
-from router_core.errors import KeysUnavailable
+from router_core.errors import HTTPError
+from slime_auth.addresses import is_loopback
 
-__all__ = ["Provider", "SigningKeys", "provider_url"]
+__all__ = ["KeysUnavailable", "Provider", "SigningKeys", "provider_url"]
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +29,13 @@ _DEADLINE_S = 5.0
 _MAX_BYTES = 1 << 20
 
 Jwk = dict[str, Any]
+
+
+class KeysUnavailable(HTTPError):
+    """The identity provider does not tell its keys: nobody can say whether a token is good."""
+
+    status, type, code = 503, "service_unavailable", "IDENTITY_PROVIDER_UNAVAILABLE"
+    headers = ((b"retry-after", b"10"),)  # it is not asked before
 
 
 @dataclass(frozen=True, slots=True)

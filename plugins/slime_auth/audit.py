@@ -7,8 +7,8 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from router_core.access import Judgement, Level
 from router_core.types import Message, Scope, Send
+from slime_auth.access import Judgement, Level
 
 __all__ = ["audited"]
 

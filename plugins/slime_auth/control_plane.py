@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass, field
 
-from router_core.access import ROLES, Level, NamedKey
 from router_core.errors import SettingsError
-from router_core.jwks import Provider, provider_url
-from router_core.tokens import Tokens
+from slime_auth.access import ROLES, Level, NamedKey
+from slime_auth.jwks import Provider, provider_url
+from slime_auth.tokens import Tokens
 
 __all__ = ["NOBODY", "ControlPlane", "add_control_plane_options"]
 

@@ -15,11 +15,11 @@ from enum import IntEnum
 from typing import NamedTuple, Protocol
 
 from router_core.errors import Forbidden, HTTPError, Unauthorized
+from router_core.settings import Secret
 from router_core.types import GENERATION_PATHS, Headers, Scope
 
-__all__ = ["ROLES", "Authenticator", "Caller", "Guard", "Judgement", "Keys", "Level", "NamedKey", "Secret"]
+__all__ = ["ROLES", "Authenticator", "Caller", "Guard", "Judgement", "Keys", "Level", "NamedKey"]
 
-_VISIBLE = re.compile(r"[!-~]+")
 _READING = ("GET", "HEAD")
 #: More than any scheme puts into one header.
 _MAX_WORDS = 64
@@ -43,20 +43,6 @@ _OPENAI = re.compile(
     rb"/v1/(audio|chat|classify|completions|detokenize|embeddings|images|messages|models|rerank|responses|score|tokenize)"
     rb"(/(?!\.\.?(/|\Z))[A-Za-z0-9._:~-]+)*"
 )
-
-
-class Secret(str):
-    """A key; its ``repr`` does not tell it. Raises ArgumentTypeError for one that no header can carry, also untold."""
-
-    __slots__ = ()
-
-    def __new__(cls, text: str) -> Secret:
-        if not _VISIBLE.fullmatch(text):
-            raise argparse.ArgumentTypeError("wanted a key of visible ASCII characters, without spaces")
-        return super().__new__(cls, text)
-
-    def __repr__(self) -> str:
-        return "Secret(...)"
 
 
 class Level(IntEnum):

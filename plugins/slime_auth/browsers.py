@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-from router_core.access import Level
-from router_core.addresses import is_loopback
 from router_core.errors import Forbidden, HTTPError, UnsupportedMediaType
 from router_core.types import Scope
+from slime_auth.access import Level
+from slime_auth.addresses import is_loopback
 
 __all__ = ["Pages"]
 

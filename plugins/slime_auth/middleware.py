@@ -1,0 +1,53 @@
+"""ASGI middleware that refuses a request before anything of its body is read."""
+
+from __future__ import annotations
+
+from router_core.client import send_error
+from router_core.errors import HTTPError
+from router_core.types import ASGIApp, Receive, Scope, Send
+from slime_auth.access import Guard, Level
+from slime_auth.audit import audited
+from slime_auth.browsers import Pages
+
+__all__ = ["Guarded", "KeptFromPages"]
+
+
+class KeptFromPages:
+    """Does a web page ask what it may not?"""
+
+    def __init__(self, app: ASGIApp, pages: Pages) -> None:
+        self._app = app
+        self._pages = pages
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = self._pages.refusal(scope) if scope["type"] == "http" else None
+        if refusal is None:
+            await self._app(scope, receive, send)
+        else:
+            await send_error(refusal, send, unread=receive)
+
+
+class Guarded:
+    """Does a request show the key that it needs? Nothing of its body is read before."""
+
+    def __init__(self, app: ASGIApp, guard: Guard, *, audit: bool) -> None:
+        self._app = app
+        self._guard = guard
+        self._audit = audit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        judgement = await self._guard.judge(scope)
+        if self._audit and judgement.needed is Level.ADMIN:
+            with audited(judgement, scope, send) as watched:
+                await self._answer(judgement.refusal, scope, receive, watched)
+        else:
+            await self._answer(judgement.refusal, scope, receive, send)
+
+    async def _answer(self, refusal: HTTPError | None, scope: Scope, receive: Receive, send: Send) -> None:
+        if refusal is None:
+            await self._app(scope, receive, send)
+        else:
+            await send_error(refusal, send, unread=receive)

@@ -1,0 +1,62 @@
+"""The plugin: keys and tokens before every request, and rules for the addresses of workers."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+
+from router_core import BadRequest, SettingsError, hookimpl
+from router_core.router import Router
+from router_core.types import ASGIApp
+from slime_auth.access import Guard, Keys
+from slime_auth.addresses import WorkerAddresses, is_loopback
+from slime_auth.browsers import Pages
+from slime_auth.middleware import Guarded, KeptFromPages
+from slime_auth.settings import Settings, add_auth_options
+
+__all__ = ["Auth", "add_options", "make_plugin"]
+
+logger = logging.getLogger(__name__)
+
+
+@hookimpl
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add_auth_options(parser)
+
+
+def make_plugin(options: argparse.Namespace) -> Auth:
+    """The plugin with the flags of the command line. Raises SettingsError."""
+    return Auth(Settings.from_options(options))
+
+
+class Auth:
+    """Says who may ask for what, and which servers may be workers (component ``"worker_addresses"``)."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    @hookimpl(tryfirst=True)  # plugins with workers of their own have them checked in their setup
+    def setup(self, router: Router) -> None:
+        core = router.settings
+        addresses = WorkerAddresses.parse(self.settings.allow_worker, (core.host, core.port))
+        try:
+            for url in core.worker_urls:
+                addresses.check(url)
+        except BadRequest as error:
+            raise SettingsError(f"--worker-urls: {error}") from None
+        router.components.register("worker_addresses", addresses)
+        if not self.settings.locked and not is_loopback(core.host):
+            logger.warning(
+                "%s is not only this machine, and no key is set: whoever reaches it controls workers and engines"
+                " (--api-key, --admin-api-key)",
+                core.host,
+            )
+
+    @hookimpl(trylast=True)  # what other plugins make of a path is what is authorized
+    def asgi_middleware(self, app: ASGIApp, router: Router) -> ASGIApp:
+        settings, core = self.settings, router.settings
+        if not settings.locked:
+            needed = Guard(Keys(None, None), router.own_paths).needed
+            app = KeptFromPages(app, Pages(needed, core.host, core.cors_allowed_origins))
+        guard = settings.guard(router.own_paths)
+        return app if guard is None else Guarded(app, guard, audit=settings.control_plane.audited)

@@ -1,0 +1,75 @@
+"""The flags that say who gets in, and which servers may be workers."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from router_core.settings import Secret
+from slime_auth.access import Guard, Keys
+from slime_auth.control_plane import NOBODY, ControlPlane, add_control_plane_options
+
+__all__ = ["Settings", "add_auth_options"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the command line says. ``allow_worker``: patterns of :class:`slime_auth.addresses.WorkerAddresses`."""
+
+    api_key: Secret | None = None
+    admin_api_key: Secret | None = None
+    control_plane: ControlPlane = NOBODY
+    allow_worker: tuple[str, ...] = ()
+
+    @classmethod
+    def from_options(cls, options: argparse.Namespace) -> Settings:
+        """Check the parsed command line. Raises SettingsError."""
+        return cls(
+            options.api_key,
+            options.admin_api_key,
+            ControlPlane.from_options(options),
+            tuple(options.allow_worker),
+        )
+
+    @property
+    def locked(self) -> bool:
+        """Something is not for anybody."""
+        return self.api_key is not None or self.admin_api_key is not None or self.control_plane.closed
+
+    def guard(self, own: Iterable[tuple[re.Pattern[str], bool]]) -> Guard | None:
+        """Who looks at what each request shows; None: there is nothing to look for. ``own`` is Guard's.
+
+        Raises SettingsError.
+        """
+        control = self.control_plane
+        if not self.locked and not control.audited:
+            return None
+        keys = Keys(self.api_key, self.admin_api_key, control.keys, closed=control.provider is not None)
+        return Guard(keys, own, control.tokens())
+
+
+def add_auth_options(parser: argparse.ArgumentParser) -> None:
+    """Its flags, spelt as the SGLang gateway spells them where it has them."""
+    parser.add_argument(
+        "--allow-worker",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="PATTERN",
+        help="the only workers there may be: [scheme://]host[:port], host a name with * and ?, or a network",
+    )
+    parser.add_argument(
+        "--api-key",
+        type=Secret,
+        metavar="KEY",
+        help="what clients must show; better given as SLIME_ROUTER_API_KEY, since everybody sees a command line",
+    )
+    parser.add_argument(
+        "--admin-api-key",
+        type=Secret,
+        metavar="KEY",
+        help="what whoever controls workers and engines must show; better given as SLIME_ROUTER_ADMIN_API_KEY",
+    )
+    add_control_plane_options(parser)
