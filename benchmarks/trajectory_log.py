@@ -24,9 +24,9 @@ import orjson
 from tokenizers import Tokenizer
 
 from benchmarks.histories import TALK, Histories, Turn, record, text_of
-from router_core.record_files import LogDirectory
-from router_core.record_log import RecordLog
 from slime_engine.model import load_model
+from slime_journal.record_files import LogDirectory
+from slime_journal.record_log import RecordLog
 from slime_openai import history as chats
 from slime_openai.identity import next_key
 from slime_openai.log_records import CHATS

@@ -20,15 +20,13 @@ PLUGINS = ROOT / "plugins"
 
 #: The core's modules, lowest first. A module imports from below, or from beside it, and never in a circle.
 LAYERS = (
-    ("types", "errors", "events", "fair_turns", "large_json", "record_frames"),
+    ("types", "errors", "fair_turns", "large_json"),
     (
         "addresses",
-        "fingerprint",
         "protocol",
-        "record_files",
         "request_ids",
     ),
-    ("record_log", "serving"),
+    ("serving",),
     (
         "exchange",
         "hooks",
@@ -41,7 +39,7 @@ LAYERS = (
         "weights",
         "workers",
     ),
-    ("aborts", "connection", "dispatcher", "generation", "worker_urls"),
+    ("connection", "dispatcher", "generation", "worker_urls"),
     ("ranks", "upstream"),
     ("client", "joining", "proxy"),
     ("router",),
@@ -55,7 +53,7 @@ LAYERS = (
 KNOW_THE_ROUTER = frozenset(("router_core.hooks", "router_core.hookspecs"))
 
 #: Packages among the plugins that are no plugin: any plugin may import them, and they import no plugin.
-LIBRARIES = frozenset(("slime_sglang",))
+LIBRARIES = frozenset(("slime_journal", "slime_sglang"))
 
 #: What takes a second to import and is not always needed. Only these may be imported within a function.
 HEAVY = frozenset(("cryptography", "jwt", "llguidance", "numpy", "tokenizers", "torch", "transformers"))

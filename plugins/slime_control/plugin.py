@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 import anyio
 
 from router_core import Exchange, Reply, Worker, hookimpl
-from router_core.aborts import abort_prefix, check_rid
 from router_core.errors import Aborted, BadRequest, HTTPError, ShuttingDown, WorkerUnreachable
 from router_core.generation import at_generation, generates
 from router_core.request import Request
@@ -29,6 +28,7 @@ from slime_control.recognizer import Recognizer
 from slime_control.settings import Settings
 from slime_control.stillness import Stillness
 from slime_control.under_way import UnderWay, renamed_by_the_engine, rids_of
+from slime_sglang.aborts import abort_prefix, check_rid
 
 __all__ = ["Control", "add_options", "make_plugin"]
 

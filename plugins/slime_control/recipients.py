@@ -5,7 +5,6 @@ from __future__ import annotations
 import anyio
 
 from router_core import Worker
-from router_core.aborts import abort_prefix
 from router_core.errors import WorkerBroke
 from router_core.request import Request
 from router_core.workers import WorkerPool
@@ -13,6 +12,7 @@ from slime_control.bodies import base_offset, given_bodies, offset_bodies
 from slime_control.calls import Call
 from slime_control.fan_out import FanOut
 from slime_control.under_way import UnderWay
+from slime_sglang.aborts import abort_prefix
 
 __all__ = ["Recipients"]
 

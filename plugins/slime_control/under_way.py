@@ -17,9 +17,9 @@ from uuid import uuid4
 import orjson
 
 from router_core import Exchange, Worker
-from router_core.aborts import check_rid
 from router_core.errors import BadRequest
 from router_core.request import Request
+from slime_sglang.aborts import check_rid
 
 __all__ = ["UnderWay", "renamed_by_the_engine", "rids_of"]
 

@@ -9,13 +9,13 @@ from typing import Any, Protocol
 import orjson
 
 from router_core.errors import HTTPError, WorkerBroke
-from router_core.events import EventSplitter
 from router_core.exchange import Exchange
 from router_core.reply import Reply
 from slime_openai.cumulative import GrowingText
 from slime_openai.errors import error_body
 from slime_openai.outputs import EngineRefused, understood
 from slime_openai.words import DONE, Frame, event
+from slime_sglang.events import EventSplitter
 
 __all__ = ["AnswerStream", "StreamedChoice"]
 

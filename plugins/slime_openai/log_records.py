@@ -5,9 +5,9 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import NamedTuple, TypeAlias
 
-from router_core.fingerprint import fingerprint
-from router_core.record_files import LogKind
 from router_core.types import Tokenizer
+from slime_journal.fingerprint import fingerprint
+from slime_journal.record_files import LogKind
 from slime_openai.identity import answers_of, beginning, keys
 from slime_openai.messages import Message, ToolCall
 from slime_openai.template_traits import TemplateTraits

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router_core.record_log import RecordLog
+from slime_journal.record_log import RecordLog
 from slime_openai.evidence import LostSessions, Ownership
 from slime_openai.history import History, Turn
 from slime_openai.log_records import Gone, Record, Said, size_of

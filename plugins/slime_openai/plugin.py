@@ -11,10 +11,10 @@ import orjson
 from router_core import hookimpl
 from router_core.errors import HTTPError
 from router_core.exchange import Exchange
-from router_core.record_log import RecordLog
 from router_core.reply import Reply
 from router_core.router import Router
 from router_core.types import Tokenizer
+from slime_journal.record_log import RecordLog
 from slime_openai.chat import Chat
 from slime_openai.completions import Completions
 from slime_openai.errors import error_body, error_object

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from router_core.events import EventSplitter
 from router_core.reply import BodySource
 from slime_pd.joining import Prefilled
+from slime_sglang.events import EventSplitter
 
 __all__ = ["Joined", "Until"]
 

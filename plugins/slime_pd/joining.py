@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from router_core.errors import WorkerBroke
-from router_core.events import EventSplitter
+from slime_sglang.events import EventSplitter
 
 __all__ = ["Prefilled", "event_data"]
 

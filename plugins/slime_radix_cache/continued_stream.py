@@ -7,13 +7,13 @@ from typing import Any
 import orjson
 
 from router_core.errors import HTTPError, WorkerBroke
-from router_core.events import EventSplitter
 from router_core.reply import Reply
 from slime_radix_cache.aborts import Generation
 from slime_radix_cache.joining import JoinedResponse, is_aborted, read_event
 from slime_radix_cache.recorder import StreamRecorder
 from slime_radix_cache.replies import parsed, rest_of
 from slime_sglang import AnswerSoFar
+from slime_sglang.events import EventSplitter
 
 __all__ = ["ContinuedStream"]
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import anyio
 
-from router_core.aborts import abort_prefix
 from router_core.exchange import Exchange
+from slime_sglang.aborts import abort_prefix
 
 __all__ = ["Interruptions", "Watch"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypeAlias
 
-from router_core.record_files import LogKind
+from slime_journal.record_files import LogKind
 from slime_radix_cache.segments import Versions
 
 __all__ = ["TRAJECTORIES", "Answered", "Asked", "Gone", "Record", "Seen"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 
-from router_core.record_log import RecordLog
+from slime_journal.record_log import RecordLog
 from slime_radix_cache.log_records import Answered, Asked, Gone, Record, Seen
 from slime_radix_cache.losses import Losses
 from slime_radix_cache.matching import Around, Cut

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
-    from router_core.record_files import LogDirectory
+    from slime_journal.record_files import LogDirectory
 
 __all__ = ["Count", "Digest", "Losses", "Marks", "digest_of", "opened"]
 

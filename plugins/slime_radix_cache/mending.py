@@ -7,7 +7,6 @@ from typing import Any
 import orjson
 
 from router_core.errors import HTTPError
-from router_core.events import EventSplitter
 from router_core.reply import BodySource, Reply
 from slime_radix_cache.aborts import Generation
 from slime_radix_cache.continued_stream import ContinuedStream
@@ -15,6 +14,7 @@ from slime_radix_cache.joining import is_aborted
 from slime_radix_cache.recorder import StreamRecorder
 from slime_radix_cache.replies import parsed, rest_of
 from slime_sglang import sampled_ids, whole_answer
+from slime_sglang.events import EventSplitter
 
 __all__ = ["MendedStream"]
 

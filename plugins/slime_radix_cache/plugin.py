@@ -14,16 +14,15 @@ import numpy as np
 from starlette.routing import BaseRoute
 
 from router_core import hookimpl
-from router_core.aborts import check_rid
 from router_core.errors import BadRequest, HTTPError
 from router_core.exchange import Exchange
-from router_core.fingerprint import fingerprint
 from router_core.generation import at_generation
-from router_core.record_files import LogDirectory
-from router_core.record_log import RecordLog
 from router_core.router import Router
 from router_core.types import Tokenizer
 from router_core.weights import WeightUpdate
+from slime_journal.fingerprint import fingerprint
+from slime_journal.record_files import LogDirectory
+from slime_journal.record_log import RecordLog
 from slime_radix_cache.aborts import Aborts, Generation, is_only_proxied
 from slime_radix_cache.checkpoint import eos_ids, load_tokenizer
 from slime_radix_cache.encoding import Encoder
@@ -49,6 +48,7 @@ from slime_radix_cache.turns import Turn, Turns
 from slime_radix_cache.unfinished import SessionFile, UnansweredSessions, UnfinishedStreams
 from slime_radix_cache.verdicts import NOTE, Verdicts
 from slime_radix_cache.whole_answers import WholeAnswers
+from slime_sglang.aborts import check_rid
 
 __all__ = ["RadixCache"]
 

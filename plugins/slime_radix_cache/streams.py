@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from router_core.events import EventSplitter
 from slime_radix_cache.joining import read_event
 from slime_radix_cache.repeats import RepeatedEvents
 from slime_radix_cache.replies import parsed
 from slime_sglang import AnswerSoFar, is_abort
+from slime_sglang.events import EventSplitter
 
 __all__ = ["GenerationStream"]
 

@@ -22,9 +22,9 @@ from deadlines import HANG_S
 from drift.rollouts import TOOLS
 from router_core.cli import build
 from router_core.errors import StartupError
-from router_core.record_files import Header, LogDirectory
-from router_core.record_frames import Frames
-from router_core.record_log import RecordLog
+from slime_journal.record_files import Header, LogDirectory
+from slime_journal.record_frames import Frames
+from slime_journal.record_log import RecordLog
 from slime_openai import identity
 from slime_openai.history import History, Turn
 from slime_openai.log_records import CHATS, Gone, Said, reader

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from router_core.errors import StartupError
-from router_core.record_files import LogDirectory
+from slime_journal.record_files import LogDirectory
 from slime_radix_cache.losses import Count, Marks, opened
 from slime_radix_cache.unfinished import SessionFile, UnansweredSessions, UnfinishedStreams
 

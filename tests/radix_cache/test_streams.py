@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router_core.events import EventSplitter
 from slime_radix_cache.streams import GenerationStream
 from slime_sglang import contradiction
+from slime_sglang.events import EventSplitter
 
 DATA = b': comment\n\ndata: {"a":1}\n\nevent: x\ndata: one\ndata:two\r\n\r\ndata: [DONE]\n\n'
 

@@ -23,10 +23,10 @@ from radix_cache.test_model import Model
 from radix_cache.toy import EOS, TOKENS, cut, encode, pack, sampled, spell
 from router_core.cli import build
 from router_core.errors import StartupError
-from router_core.record_files import Header, LogDirectory
-from router_core.record_frames import Frames
-from router_core.record_log import RecordLog
 from routers import Running, Start
+from slime_journal.record_files import Header, LogDirectory
+from slime_journal.record_frames import Frames
+from slime_journal.record_log import RecordLog
 from slime_radix_cache.log_records import TRAJECTORIES, Answered, Asked, Gone, Seen
 from slime_radix_cache.logged_trajectories import LoggedTrajectories
 from slime_radix_cache.losses import Losses, Marks
@@ -542,7 +542,7 @@ async def test_files_that_cannot_be_written_again_are_tried_again_later(
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full_at_first)
-    monkeypatch.setattr("router_core.record_log._TRY_AGAIN_S", 0.05)
+    monkeypatch.setattr("slime_journal.record_log._TRY_AGAIN_S", 0.05)
     await tidied(kept, lambda: not kept.log._due())
     [record] = caplog.records
     assert "No space left on device" in record.getMessage()

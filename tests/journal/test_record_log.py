@@ -13,8 +13,8 @@ import pytest
 
 from deadlines import HANG_S
 from router_core.errors import StartupError
-from router_core.record_files import LogDirectory, LogKind
-from router_core.record_log import RecordLog
+from slime_journal.record_files import LogDirectory, LogKind
+from slime_journal.record_log import RecordLog
 
 
 class Came(NamedTuple):

@@ -19,8 +19,8 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
-from router_core.record_files import Header, LogDirectory, LogFile, LogFiles, LogKind
-from router_core.record_frames import Torn
+from slime_journal.record_files import Header, LogDirectory, LogFile, LogFiles, LogKind
+from slime_journal.record_frames import Torn
 
 __all__ = ["RecordLog"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from router_core.errors import StartupError
-from router_core.record_frames import Damaged, Frames, Torn
+from slime_journal.record_frames import Damaged, Frames, Torn
 
 __all__ = ["Header", "LogDirectory", "LogFile", "LogFiles", "LogKind"]
 
