@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import ssl
 import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import configargparse
 from starlette.middleware.cors import CORSMiddleware
 
 from router_core.app import make_app
 from router_core.errors import SettingsError, StartupError
-from router_core.gateway_flags import add_gateway_flags, without_effect
 from router_core.hookspecs import PROJECT
 from router_core.loader import DEFAULT_PLUGINS, Loaded, installed_plugins, load
 from router_core.logs import start_logging
@@ -91,8 +89,52 @@ def command_line(arguments: Sequence[str]) -> tuple[configargparse.ArgumentParse
     )
     add_core_options(parser)
     loaded.add_options(parser)
-    add_gateway_flags(parser)
+    _refuse_left_out(parser, loaded)
     return parser, loaded
+
+
+def _refuse_left_out(parser: configargparse.ArgumentParser, loaded: Loaded) -> None:
+    """Let ``parser`` end the start at a flag of a default plugin that is not loaded.
+
+    However it is given: nobody would look at a key, and whoever gave it would think that somebody does.
+    """
+    for name in DEFAULT_PLUGINS:
+        if all(source.name != name for source in loaded.sources):
+            own = argparse.ArgumentParser(add_help=False)
+            load([name], ()).add_options(own)
+            for action in own._actions:
+                flags = [flag for flag in action.option_strings if flag not in parser._option_string_actions]
+                if flags and action.help is not argparse.SUPPRESS:
+                    # A switch takes what ConfigArgParse takes for one in the environment and in files.
+                    kind = _LeftOutSwitch if action.nargs == 0 else _LeftOut
+                    given = {} if action.nargs == 0 else {"nargs": action.nargs}
+                    parser.add_argument(
+                        *flags,
+                        action=kind,
+                        const=name,
+                        default=argparse.SUPPRESS,
+                        help=argparse.SUPPRESS,
+                        **given,
+                    )
+
+
+class _LeftOut(argparse.Action):
+    """A flag of the default plugin ``const``, which is not loaded."""
+
+    def __call__(self, *_: object) -> NoReturn:
+        flag = self.option_strings[0]
+        variable = _ENVIRONMENT + flag.lstrip("-").replace("-", "_").upper()
+        raise SettingsError(
+            f"{flag} ({variable}) is for the plugin {self.const!r}, which is not loaded: --plugin {self.const}"
+        )
+
+
+class _LeftOutSwitch(_LeftOut, argparse._StoreTrueAction):
+    """As it is, for a flag without a value."""
+
+    def __init__(self, option_strings: Sequence[str], *, const: str, **rest: Any) -> None:
+        super().__init__(option_strings, **rest)
+        self.const = const
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +150,6 @@ class _Wanted:
         """Raises StartupError."""
         parser, loaded = command_line(arguments)
         options, unknown = parser.parse_known_args(list(arguments))
-        _refuse_what_is_left_out(parser, loaded, unknown)
         if unknown:
             shown = (action for action in parser._actions if action.help is not argparse.SUPPRESS)
             known = sorted(flag for action in shown for flag in action.option_strings)
@@ -118,8 +159,6 @@ class _Wanted:
 
     def build(self) -> tuple[Router, ASGIApp]:
         """Raises StartupError."""
-        for line in without_effect(self.options):
-            logger.warning("%s", line)
         router = Router(self.settings, self.loaded.make(self.options), self.options)
         app = make_app(router, self.loaded.middleware)
         if names := self.settings.request_id_headers:
@@ -127,26 +166,6 @@ class _Wanted:
         if origins := self.settings.cors_allowed_origins:
             app = CORSMiddleware(app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
         return router, app
-
-
-def _refuse_what_is_left_out(
-    parser: configargparse.ArgumentParser, loaded: Loaded, unknown: Sequence[str]
-) -> None:
-    """Refuse flags of default plugins that are not loaded, as keys that nobody would look at. Raises SettingsError."""
-    given = {word.partition("=")[0] for word in unknown}
-    known = {action.env_var for action in parser._actions}
-    given |= {name for name in os.environ if name.startswith(_ENVIRONMENT) and name not in known}
-    if not given:
-        return
-    for name in sorted(set(DEFAULT_PLUGINS) - {source.name for source in loaded.sources}):
-        own = argparse.ArgumentParser(add_help=False)
-        load([name], ()).add_options(own)
-        for flag in (flag for action in own._actions for flag in action.option_strings):
-            variable = _ENVIRONMENT + flag.lstrip("-").replace("-", "_").upper()
-            for spelling in given & {flag, variable}:
-                raise SettingsError(
-                    f"{spelling} is for the plugin {name!r}, which is not loaded (--plugin {name})"
-                )
 
 
 def build(arguments: Sequence[str]) -> tuple[Router, ASGIApp]:
@@ -179,6 +198,11 @@ def _serve(arguments: Sequence[str]) -> int:
     except OSError as error:
         reason = error.strerror or error
         raise StartupError(f"cannot listen on {settings.host}:{settings.port}: {reason}") from None
+    if "worker_addresses" not in router.components:
+        logger.warning(
+            "the plugin auth is not loaded: unless another plugin does so, nobody asks for a key, and any server"
+            " may be a worker"
+        )
     tls = {"ssl_certfile": settings.tls_cert_path, "ssl_keyfile": settings.tls_key_path}
     try:
         run(

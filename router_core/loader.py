@@ -30,6 +30,7 @@ __all__ = ["DEFAULT_PLUGINS", "Loaded", "installed_plugins", "load"]
 #: Loaded without being asked for, in this order, before those of ``--plugin``.
 DEFAULT_PLUGINS = (
     "auth",
+    "sglang",
     "health",
     "policies",
     "control",
@@ -55,14 +56,22 @@ class _Source:
     modules: tuple[object, ...]
     factory: Factory | None
 
+    def _add_options_hook(self) -> Any:
+        """Its ``add_options``, None without one."""
+        found: list[Any] = [getattr(module, "add_options", None) for module in self.modules]
+        return next(filter(_is_hook, found), None)
+
+    def place(self) -> tuple[bool, bool]:
+        """What its ``add_options`` is ordered by: as all hooks, by ``tryfirst`` and ``trylast``."""
+        marks = getattr(self._add_options_hook(), f"{PROJECT}_impl", {})
+        return bool(marks.get("trylast")), not marks.get("tryfirst")
+
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """Add the plugin's flags, if it has any. Raises StartupError."""
-        for module in self.modules:
-            add: Any = getattr(module, "add_options", None)
-            if _is_hook(add):
-                with blamed(self.name, "add_options"):
-                    add(parser)
-                return
+        add = self._add_options_hook()
+        if add is not None:
+            with blamed(self.name, "add_options"):
+                add(parser)
 
     def make(self, options: argparse.Namespace) -> object:
         """The plugin. Raises StartupError."""
@@ -86,7 +95,7 @@ class Loaded:
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """Let each plugin add its flags. Raises StartupError, also when two add the same one."""
-        for source in self.sources:
+        for source in sorted(self.sources, key=_Source.place):
             source.add_options(parser)
 
     def make(self, options: argparse.Namespace) -> pluggy.PluginManager:

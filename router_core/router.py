@@ -24,7 +24,6 @@ from router_core.fair_turns import FairThreads, FairTurns
 from router_core.hooks import Hooks, a_reply, failure
 from router_core.joining import Joining
 from router_core.proxy import Proxy
-from router_core.ranks import Ranks
 from router_core.registry import ComponentRegistry
 from router_core.reply import Reply
 from router_core.request import Request
@@ -70,15 +69,13 @@ class Router:
             self.pool, self.hooks.select_worker, limits, self.worker_tls, on_failure, self._reachable
         )
         self.dispatcher: Dispatcher = self.proxy
-        if settings.dp_aware or settings.dp_size > 1:
-            self.dispatcher = Ranks(self.proxy, in_header=settings.dp_size > 1)
         #: Workers to start with, by URL, and what :meth:`add_worker` is to be told of them.
         about = {} if settings.worker_type == "regular" else {"worker_type": settings.worker_type}
         self.first_workers: dict[str, dict[str, Any]] = {url: {**about} for url in settings.worker_urls}
         #: Where a request may name its session beside its headers and ``session_id``, asked in this order.
         self.session_sources: list[SessionSource] = []
-        #: The paths that the router answers itself, in the order of its routes, and whether they are the core's: there
-        #: when ``asgi_middleware`` is called.
+        #: The paths that the router answers itself, in the order of its routes, and whether they are the core's: filled
+        #: before ``asgi_middleware`` is called.
         self.own_paths: list[tuple[re.Pattern[str], bool]] = []
         #: Workers are told apart by their models: set by a plugin that lets no request go to another than it names.
         self.by_model = False
@@ -185,16 +182,10 @@ class Router:
                 self._started, self._stopping = anyio.Event(), anyio.Event()
                 ended = anyio.Event()
                 self._tasks = await life.start(_host_tasks, ended)
-                recognizer = self.components.get("recognizer") if "recognizer" in self.components else None
-                self._joining = Joining(
-                    self.pool,
-                    self.weights,
-                    self.settings,
-                    self._http,
-                    self._tasks,
-                    recognizer,
-                    by_model=self.by_model,
+                introduction = (
+                    self.components.get("introduction") if "introduction" in self.components else None
                 )
+                self._joining = Joining(self.pool, self.settings, self._http, self._tasks, introduction)
                 async with AsyncExitStack() as stack:
                     for _, lifespan in self.hooks.lifespan:
                         await stack.enter_async_context(lifespan(self))
@@ -387,12 +378,6 @@ class Router:
             if worker.api_key is None:
                 worker.api_key = self.settings.worker_api_key
             self.proxy.authorize(worker)
-            if self.settings.dp_size > 1:
-                self.pool.split(worker, self.settings.dp_size)
-        elif change == "readmitted" and self.by_model and not self.pool.passthrough:
-            self.tasks.start_soon(self.joining.look_at, worker)
-        elif change == "readmitted" and self.settings.dp_aware and not self.pool.passthrough:
-            self.tasks.start_soon(self.joining.count_again, worker)
         logger.info("worker %s: %s", worker.url, change)
         self.hooks.worker_changed(worker, change)
 

@@ -36,7 +36,7 @@ class Secret(str):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the core was told. Times in seconds, sizes in bytes. ``dp_aware``: each worker tells its ``dp_size``."""
+    """What the core was told. Times in seconds, sizes in bytes."""
 
     host: str = "127.0.0.1"
     port: int = 30000
@@ -59,8 +59,6 @@ class Settings:
     tls_cert_path: str | None = None
     tls_key_path: str | None = None
     worker_api_key: Secret | None = None
-    dp_aware: bool = False
-    dp_size: int = 1
     request_id_headers: tuple[bytes, ...] = ()
 
     @classmethod
@@ -92,8 +90,6 @@ class Settings:
             tls_cert_path=options.tls_cert_path,
             tls_key_path=options.tls_key_path,
             worker_api_key=options.worker_api_key,
-            dp_aware=options.dp_aware and options.intra_node_data_parallel_size == 1,
-            dp_size=options.intra_node_data_parallel_size,
             request_id_headers=request_id_headers(options),
         )
         if not 0 <= settings.port <= 65535:
@@ -107,7 +103,6 @@ class Settings:
             ("--worker-startup-timeout-secs", settings.worker_startup_timeout_s),
             ("--worker-startup-check-interval", settings.worker_startup_check_s),
             ("--max-payload-size", settings.max_payload_size),
-            ("--intra-node-data-parallel-size", settings.dp_size),
         ):
             if not 0 < value < math.inf:
                 raise SettingsError(f"{flag}: wanted a number above 0, got {value}")
@@ -158,18 +153,6 @@ def add_core_options(parser: argparse.ArgumentParser) -> None:
         default="regular",
         help="what the workers of --worker-urls are; passthrough: servers of any kind that are only proxied to"
         " (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--dp-aware",
-        action="store_true",
-        help="choose among the data-parallel ranks of each worker, and tell it which one",
-    )
-    parser.add_argument(
-        "--intra-node-data-parallel-size",
-        type=int,
-        default=default.dp_size,
-        metavar="N",
-        help="each worker has N data-parallel ranks to choose among, without asking (default: %(default)s)",
     )
     parser.add_argument(
         "--worker-api-key",

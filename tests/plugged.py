@@ -21,6 +21,7 @@ from router_core.serving import serving
 from router_core.settings import Settings
 from router_core.types import Receive, Scope, Send
 from routers import Running
+from slime_sglang import SGLang
 
 __all__ = ["Recording", "routing", "until"]
 
@@ -57,8 +58,12 @@ class Recording:
 async def routing(
     plugins: Mapping[str, object], *workers: Recording, options: argparse.Namespace | None = None
 ) -> AsyncIterator[Running]:
-    """A router with ``plugins``, in this order, before ``workers``. At the end no lease may be left."""
+    """A router with ``plugins``, in this order, before ``workers``. At the end no lease may be left.
+
+    Workers introduce themselves.
+    """
     manager = new_plugin_manager()
+    manager.register(SGLang(), "sglang")
     for name, plugin in plugins.items():
         manager.register(plugin, name)
     router = Router(Settings(), manager, options)

@@ -15,7 +15,10 @@ from starlette.routing import Route
 from router_core.router import Router
 from router_core.types import ASGIApp
 
-__all__ = ["Running", "Start", "answering"]
+__all__ = ["BARE", "Running", "Start", "answering"]
+
+#: No plugin but those that say who may register, and what workers are.
+BARE = ("--no-default-plugins", "--plugin", "auth", "--plugin", "sglang")
 
 
 @dataclass(frozen=True)

@@ -40,10 +40,10 @@ LAYERS = (
         "workers",
     ),
     ("connection", "dispatcher", "generation", "worker_urls"),
-    ("ranks", "upstream"),
+    ("upstream",),
     ("client", "joining", "proxy"),
     ("router",),
-    ("admin", "gateway_flags", "loader", "logs"),
+    ("admin", "loader", "logs"),
     ("app",),
     ("cli",),
     ("__main__",),
@@ -52,7 +52,7 @@ LAYERS = (
 #: What hooks are given is what calls them: these know the router's type.
 KNOW_THE_ROUTER = frozenset(("router_core.hooks", "router_core.hookspecs"))
 
-#: Packages among the plugins that are no plugin: any plugin may import them, and they import no plugin.
+#: Packages that any plugin may import; they import no other one.
 LIBRARIES = frozenset(("slime_journal", "slime_sglang"))
 
 #: What takes a second to import and is not always needed. Only these may be imported within a function.

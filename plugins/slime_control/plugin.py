@@ -24,7 +24,6 @@ from slime_control.fleet import Fleet
 from slime_control.gate import Gate
 from slime_control.one_engine import not_steered, refusal
 from slime_control.overview import QUESTIONS, Overview
-from slime_control.recognizer import Recognizer
 from slime_control.settings import Settings
 from slime_control.stillness import Stillness
 from slime_control.under_way import UnderWay, renamed_by_the_engine, rids_of
@@ -76,7 +75,6 @@ class Control:
         self.under_way = UnderWay(lambda: router.clients.exchanges)
         router.components.register("endings", self)
         router.components.register("stillness", self.stillness)
-        router.components.register("recognizer", Recognizer(router))
 
     async def settled(self, worker: Worker, exchange: Exchange) -> None:
         """See :class:`slime_control.contracts.Endings`."""

@@ -58,7 +58,11 @@ class Models:
 
     @hookimpl(trylast=True)  # others have registered their components
     def setup(self, router: Router) -> None:
-        """Raises SettingsError beside a plugin that records tokens: all would be those of its one tokenizer."""
+        """Raises SettingsError beside a plugin that records tokens: all would be those of its one tokenizer.
+
+        Raises MissingComponent when workers are not asked for their models.
+        """
+        router.components.get("introduction")
         if "trajectories" in router.components:
             raise SettingsError(
                 "--enable-igw: the tokens of all models would be recorded as those of one, that of --hf-checkpoint;"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import unquote
 
-from router_core.app import send_error
+from router_core.client import send_error
 from router_core.errors import HTTPError
 from router_core.types import ASGIApp, Receive, Scope, Send
 from slime_sessions.names import PREFIX, read_path

@@ -20,7 +20,7 @@ class Settings:
     @classmethod
     def from_options(cls, options: argparse.Namespace) -> Settings:
         """Check the parsed command line. Raises SettingsError."""
-        if options.session_from_api_key and options.api_key is not None:
+        if options.session_from_api_key and getattr(options, "api_key", None) is not None:
             raise SettingsError(
                 "--session-from-api-key: with --api-key every client shows the router's own key, which names no"
                 " session; give agents the base URL http://ROUTER/sessions/NAME/v1 instead"

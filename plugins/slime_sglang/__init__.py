@@ -1,14 +1,18 @@
-"""A library for plugins: what SGLang's ``/generate`` answers say, and which of them are evidence. No I/O."""
+"""What is SGLang's: how its servers introduce themselves, their ranks, and, for other plugins, what answers say."""
 
 from slime_sglang.evidence import CONTRADICTION, contradiction
+from slime_sglang.plugin import SGLang, add_options, make_plugin
 from slime_sglang.sequences import PER_TOKEN, AnswerSoFar, is_abort, sampled_ids, whole_answer
 
 __all__ = [
     "CONTRADICTION",
     "PER_TOKEN",
     "AnswerSoFar",
+    "SGLang",
+    "add_options",
     "contradiction",
     "is_abort",
+    "make_plugin",
     "sampled_ids",
     "whole_answer",
 ]

@@ -12,7 +12,7 @@ import pytest
 from compatibility.gateway import GATEWAY, TheirFlag
 from router_core.cli import build, command_line
 from router_core.errors import SettingsError
-from router_core.gateway_flags import FLAGS, GatewayFlag
+from slime_sglang.gateway_flags import FLAGS, GatewayFlag
 
 #: The plugin that has flags of the gateway and is not loaded by default.
 PLUGINS = ("--plugin", "openai")
@@ -194,7 +194,7 @@ def test_the_help_shows_no_flag_that_does_nothing(capsys: pytest.CaptureFixture[
 
 def tables() -> list[list[str]]:
     """The rows of each table of the page's section on the gateway."""
-    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "plugins" / "sglang.md").read_text()
     section = page.partition("## Coming from the SGLang gateway\n")[2].partition("\n## ")[0]
     found = re.findall(r"(?:^\|.*\n)+", section, re.MULTILINE)
     return [table.splitlines()[2:] for table in found]

@@ -13,11 +13,10 @@ import pytest
 from core.servers import Wire, content, dial, on_both_loops, scripted
 from deadlines import HANG_S
 from router_core.upstream import Limits, Upstream
-from routers import Start
+from routers import BARE, Start
 
 pytestmark = [pytest.mark.anyio, on_both_loops]
 
-BARE = "--no-default-plugins"
 MIB = 1 << 20
 PIECE = bytes(range(256)) * 256  # 64 KiB
 SIZE = 24 * MIB
@@ -78,7 +77,7 @@ async def read_all(raw: socket.socket) -> bytes:
 @pytest.mark.parametrize("chunked", [False, True], ids=["length", "chunked"])
 async def test_a_slow_client_holds_a_fast_worker_back(start: Start, chunked: bool) -> None:
     flood = Flood(chunked=chunked)
-    async with scripted(flood) as worker, start(BARE, "--worker-urls", worker.url) as running:
+    async with scripted(flood) as worker, start(*BARE, "--worker-urls", worker.url) as running:
         with await dial(running.url, receive_buffer=64 * 1024) as raw:
             await asyncio.get_running_loop().sock_sendall(
                 raw, b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
@@ -94,7 +93,7 @@ async def test_a_slow_client_holds_a_fast_worker_back(start: Start, chunked: boo
 
 async def test_a_client_that_stalls_is_no_silence_of_the_worker(start: Start) -> None:
     flood = Flood(chunked=False)
-    arguments = (BARE, "--stream-silence-timeout-secs", "0.2")
+    arguments = (*BARE, "--stream-silence-timeout-secs", "0.2")
     async with scripted(flood) as worker, start(*arguments, "--worker-urls", worker.url) as running:
         with await dial(running.url, receive_buffer=64 * 1024) as raw:
             await asyncio.get_running_loop().sock_sendall(
@@ -165,7 +164,7 @@ async def test_both_directions_held_at_once_go_on(start: Start) -> None:
         await wire.until_closed()
 
     upload = PIECE * (8 * MIB // len(PIECE))
-    async with scripted(echo) as worker, start(BARE, "--worker-urls", worker.url) as running:
+    async with scripted(echo) as worker, start(*BARE, "--worker-urls", worker.url) as running:
         with await dial(running.url, receive_buffer=64 * 1024) as raw, anyio.fail_after(HANG_S):
             head = (
                 b"POST / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"

@@ -23,7 +23,7 @@ from router_core.exchange import Exchange
 from router_core.proxy import relay
 from router_core.request import Request
 from router_core.types import Message
-from routers import Running, Start
+from routers import BARE, Running, Start
 
 pytestmark = [pytest.mark.anyio, on_both_loops]
 
@@ -60,7 +60,7 @@ async def served(start: Start, *, secure: bool) -> AsyncIterator[Running]:
     with ca.cert_pem.tempfile() as path:
         async with scripted(_worker, tls=context if secure else None) as worker:
             trust = ("--ca-cert-paths", path) if secure else ()
-            async with start("--no-default-plugins", "--worker-urls", worker.url, *trust) as running:
+            async with start(*BARE, "--worker-urls", worker.url, *trust) as running:
                 yield running
 
 

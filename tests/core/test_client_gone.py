@@ -14,11 +14,10 @@ import pytest
 from core.servers import Script, Scripted, Wire, answer, dial, on_both_loops, scripted
 from deadlines import HANG_S, until
 from router_core.workers import Worker
-from routers import Running, Start
+from routers import BARE, Running, Start
 
 pytestmark = [pytest.mark.anyio, on_both_loops]
 
-BARE = "--no-default-plugins"
 #: "At once", on a busy machine.
 MOMENT_S = 2.0
 HEAD = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
@@ -58,7 +57,7 @@ class Watched:
 
 @asynccontextmanager
 async def routed(start: Start, script: Script) -> AsyncIterator[tuple[Running, Scripted]]:
-    async with scripted(script) as worker, start(BARE, "--worker-urls", worker.url) as running:
+    async with scripted(script) as worker, start(*BARE, "--worker-urls", worker.url) as running:
         yield running, worker
 
 
@@ -149,7 +148,7 @@ async def test_a_client_that_hangs_up_while_the_worker_is_being_connected_to(sta
     async def mute(wire: Wire) -> None:
         await wire.until_closed()  # a TLS handshake that never ends
 
-    async with scripted(mute) as worker, start(BARE) as running:
+    async with scripted(mute) as worker, start(*BARE) as running:
         # Put into the pool by hand: a probe would get stuck in the handshake as well.
         running.router.pool.add(Worker(worker.url.replace("http:", "https:"), state="ready"))
         raw = await dial(running.url)

@@ -15,11 +15,10 @@ from deadlines import HANG_S
 from router_core.errors import WorkerBroke
 from router_core.upstream import Limits, Upstream
 from router_core.workers import Worker
-from routers import Running, Start
+from routers import BARE, Running, Start
 
 pytestmark = [pytest.mark.anyio, on_both_loops]
 
-BARE = "--no-default-plugins"
 
 CHUNKED = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -49,7 +48,7 @@ async def ask(running: Running, path: str) -> httpx.Response | None:
 
 
 def reading(worker: Scripted) -> tuple[str, ...]:
-    return (BARE, "--worker-urls", worker.url)
+    return (*BARE, "--worker-urls", worker.url)
 
 
 async def all_of(running: Running, paths: list[str]) -> dict[str, bytes]:
@@ -379,7 +378,7 @@ async def test_a_worker_that_does_not_accept_connections_is_a_504(start: Start) 
             waiting = stack.enter_context(socket.socket())
             waiting.setblocking(False)
             waiting.connect_ex(address)
-        async with start(BARE, "--connect-timeout-secs", "0.2") as running:
+        async with start(*BARE, "--connect-timeout-secs", "0.2") as running:
             running.router.pool.add(Worker(f"http://127.0.0.1:{address[1]}", state="ready"))
             with anyio.fail_after(2):
                 reply = await running.client.get("/")
@@ -389,7 +388,7 @@ async def test_a_worker_that_does_not_accept_connections_is_a_504(start: Start) 
 
 
 async def test_a_worker_whose_name_means_nothing_is_a_502(start: Start) -> None:
-    async with start(BARE) as running:
+    async with start(*BARE) as running:
         running.router.pool.add(Worker("http://a..b:1", state="ready"))
         reply = await running.client.get("/")
         assert (reply.status_code, reply.json()["error"]["code"]) == (502, "WORKER_UNREACHABLE")

@@ -10,7 +10,7 @@ import pytest
 
 from core.servers import Wire, answer, content, on_both_loops, scripted
 from deadlines import HANG_S
-from routers import Start
+from routers import BARE, Start
 
 pytestmark = [pytest.mark.anyio, on_both_loops]
 
@@ -70,7 +70,7 @@ async def test_a_thousand_requests_at_once_leave_nothing_behind(start: Start) ->
     async with (
         scripted(worker) as first,
         scripted(worker) as second,
-        start("--no-default-plugins", "--worker-urls", first.url, second.url) as running,
+        start(*BARE, "--worker-urls", first.url, second.url) as running,
     ):
 
         async def one(number: int) -> None:

@@ -18,11 +18,9 @@ from deadlines import HANG_S
 from router_core.router import Router
 from router_core.serving import serving
 from router_core.types import ASGIApp, Message, Receive, Scope, Send
-from routers import Start, answering
+from routers import BARE, Start, answering
 
 pytestmark = pytest.mark.anyio
-
-BARE = "--no-default-plugins"
 
 
 class Accountant:
@@ -60,7 +58,7 @@ async def test_work_behind_the_last_piece_is_not_cut_short_as_if_the_client_had_
     path = f"{__name__}.Accountant"
     async with (
         scripted(slow) as worker,
-        start(BARE, "--worker-urls", worker.url, "--middleware-paths", path) as running,
+        start(*BARE, "--worker-urls", worker.url, "--middleware-paths", path) as running,
     ):
         accountant = running.router.components.get("accountant")
         for number in range(1, 4):
@@ -141,7 +139,7 @@ async def test_slimes_middleware_finds_what_slimes_router_offers(start: Start, l
     async with (
         serving(Starlette(routes=[Route("/generate", held, methods=["POST"])])) as busy,
         serving(answering(b"free")) as idle,
-        start(BARE, "--slime-router-middleware-paths", path, "--port", "7") as running,
+        start(*BARE, "--slime-router-middleware-paths", path, "--port", "7") as running,
     ):
         client, urls = running.client, running.router.worker_urls
 
@@ -186,7 +184,7 @@ async def test_middleware_that_takes_no_router_works_too(start: Start, layers: N
     paths = ["standard_layers.Derived", "starlette.middleware.gzip.GZipMiddleware", "standard_layers.Plain"]
     async with (
         serving(answering(text)) as worker,
-        start(BARE, "--middleware-paths", *paths, "--worker-urls", worker) as running,
+        start(*BARE, "--middleware-paths", *paths, "--worker-urls", worker) as running,
     ):
         got = await running.client.get("/anything", headers={"accept-encoding": "gzip"})
         assert got.content == text

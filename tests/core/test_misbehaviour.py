@@ -18,9 +18,7 @@ from router_core.errors import BadRequest, SettingsError
 from router_core.serving import bind, serving
 from router_core.weights import WeightVersions
 from router_core.workers import worker_url
-from routers import Running, Start, answering
-
-BARE = "--no-default-plugins"
+from routers import BARE, Running, Start, answering
 
 REPLAYING = """
 class Replaying:
@@ -59,7 +57,7 @@ async def test_middleware_that_replays_the_body_for_ever_does_not_hang_the_route
 ) -> None:
     async with (
         scripted(slowly) as worker,
-        start(BARE, "--middleware-paths", replaying, "--worker-urls", worker.url) as running,
+        start(*BARE, "--middleware-paths", replaying, "--worker-urls", worker.url) as running,
     ):
         with anyio.fail_after(5):
             assert (await running.client.post("/", content=b"hello")).content == b"hello"
@@ -74,7 +72,7 @@ async def test_a_worker_that_half_closes_during_an_upload_fails_the_request_and_
             await wire.end()
             await anyio.sleep(30)
 
-    async with scripted(half_closing) as worker, start(BARE, "--worker-urls", worker.url) as running:
+    async with scripted(half_closing) as worker, start(*BARE, "--worker-urls", worker.url) as running:
         with anyio.fail_after(5):
             refused = await running.client.post("/", content=b"x" * (20 << 20))
         assert refused.status_code == 502
@@ -155,7 +153,7 @@ async def test_a_worker_that_drips_its_introduction_is_told_off_in_time(start: S
 
     server = await asyncio.start_server(dripping, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    async with start(BARE) as running:
+    async with start(*BARE) as running:
         with anyio.fail_after(4):
             added = await running.client.post("/add_worker", json={"url": f"http://127.0.0.1:{port}"})
         assert "no answer within 2 s" in added.json()["warning"]
@@ -166,7 +164,7 @@ async def test_a_worker_that_drips_its_introduction_is_told_off_in_time(start: S
 async def test_when_every_worker_is_dead_each_is_tried_once_and_the_answer_is_502(start: Start) -> None:
     with bind("127.0.0.1", 0) as one, bind("127.0.0.1", 0) as two:
         urls = [f"http://127.0.0.1:{sock.getsockname()[1]}" for sock in (one, two)]
-    async with start(BARE, "--worker-urls", *urls) as running:
+    async with start(*BARE, "--worker-urls", *urls) as running:
         for worker in running.router.pool:
             running.router.pool.ready(worker)  # they answered once
         refused = await running.client.get("/")
@@ -177,7 +175,7 @@ async def test_when_every_worker_is_dead_each_is_tried_once_and_the_answer_is_50
 
 @pytest.mark.anyio
 async def test_registering_a_live_worker_again_leaves_its_sessions_with_it(start: Start) -> None:
-    async with serving(answering(b"one")) as one, serving(answering(b"two")) as two, start(BARE) as running:
+    async with serving(answering(b"one")) as one, serving(answering(b"two")) as two, start(*BARE) as running:
         for url in (one, two):
             await running.client.post("/add_worker", json={"url": url})
         names = [str(number) for number in range(20)]
@@ -199,7 +197,7 @@ async def _register(running: Running, url: str) -> None:
 
 @pytest.mark.anyio
 async def test_the_payload_limit_holds_for_the_routers_own_routes(start: Start) -> None:
-    async with start(BARE, "--max-payload-size", "1000") as running:
+    async with start(*BARE, "--max-payload-size", "1000") as running:
         refused = await running.client.post("/add_worker", content=b"x" * 100_000)
         assert refused.status_code == 413
         assert refused.json()["error"]["code"] == "PAYLOAD_TOO_LARGE"
@@ -215,7 +213,7 @@ async def test_the_payload_limit_holds_for_the_routers_own_routes(start: Start) 
 )
 @pytest.mark.anyio
 async def test_requests_that_are_not_http_are_refused_as_json(start: Start, sent: bytes, status: int) -> None:
-    async with start(BARE) as running:
+    async with start(*BARE) as running:
         reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(running.url).port)
         writer.write(sent)
         head = await reader.readuntil(b"\r\n\r\n")
@@ -228,11 +226,11 @@ async def test_requests_that_are_not_http_are_refused_as_json(start: Start, sent
 @pytest.mark.parametrize("value", ["inf", "nan", "0", "-1"])
 def test_durations_must_be_finite_and_positive(value: str) -> None:
     with pytest.raises(SettingsError, match="--shutdown-grace-period-secs: wanted a number above 0"):
-        build([BARE, "--shutdown-grace-period-secs", value])
+        build([*BARE, "--shutdown-grace-period-secs", value])
 
 
 def test_list_flags_that_are_repeated_add_up() -> None:
-    router, _ = build([BARE, "--worker-urls", "http://a:1", "--worker-urls", "http://b:1", "http://a:1"])
+    router, _ = build([*BARE, "--worker-urls", "http://a:1", "--worker-urls", "http://b:1", "http://a:1"])
     assert router.settings.worker_urls == ("http://a:1", "http://b:1")
 
 

@@ -14,11 +14,9 @@ from deadlines import HANG_S, until
 from plugged import Recording, routing
 from router_core import Exchange, hookimpl
 from router_core.serving import serving
-from routers import Running, Start
+from routers import BARE, Running, Start
 
 pytestmark = pytest.mark.anyio
-
-BARE = "--no-default-plugins"
 
 
 def in_flight(running: Running) -> list[int]:
@@ -76,7 +74,7 @@ async def test_pitfall_11_query_headers_method_and_host_are_those_they_should_be
             lines = [request.line, *(name + b": " + value for name, value in request.headers)]
             await wire.send(answer(b"\n".join(lines), b"X-Twice: 1", b"X-Twice: 2"))
 
-    async with scripted(echo) as worker, start(BARE, "--worker-urls", worker.url) as running:
+    async with scripted(echo) as worker, start(*BARE, "--worker-urls", worker.url) as running:
         headers = [("x-a", "1"), ("x-b", "2"), ("x-a", "3")]
         for method in ("GET", "POST", "DELETE"):
             reply = await running.client.request(method, "/path?q=%2F&q=b", headers=headers)
@@ -99,7 +97,7 @@ async def test_pitfall_12_a_client_that_hangs_up_is_counted_no_more_and_generate
         ended.set()
 
     loop = asyncio.get_running_loop()
-    async with scripted(engine) as worker, start(BARE, "--worker-urls", worker.url) as running:
+    async with scripted(engine) as worker, start(*BARE, "--worker-urls", worker.url) as running:
         head = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
         raw = await dial(running.url)
         await loop.sock_sendall(raw, head + bytes(500))  # while uploading
@@ -128,7 +126,7 @@ async def test_pitfall_13_load_is_released_only_when_the_stream_has_ended(start:
             await go_on.wait()
             await wire.send(b"0\r\n\r\n")
 
-    async with scripted(stream) as worker, start(BARE, "--worker-urls", worker.url) as running:
+    async with scripted(stream) as worker, start(*BARE, "--worker-urls", worker.url) as running:
         async with running.client.stream("GET", "/") as reply:
             assert await anext(reply.aiter_bytes()) == b"data: 1\n\n"
             assert in_flight(running) == [1]
@@ -140,7 +138,7 @@ async def test_pitfall_13_load_is_released_only_when_the_stream_has_ended(start:
 
 async def test_pitfall_14_workers_die_come_back_and_leave(start: Start) -> None:
     worker = Recording("phoenix")
-    async with start(BARE) as running:
+    async with start(*BARE) as running:
         nobody = await running.client.post("/generate", json={"text": "hello"})
         assert (nobody.status_code, nobody.headers["content-type"]) == (503, "application/json")
         assert nobody.json()["error"]["code"] == "NO_WORKER"
@@ -167,7 +165,7 @@ async def test_pitfall_15_a_connection_closed_just_as_it_is_used_costs_nobody_an
             await wire.send(answer(request.body))
             await wire.head()  # the next request is on its way when the connection closes
 
-    async with scripted(closing) as worker, start(BARE, "--worker-urls", worker.url) as running:
+    async with scripted(closing) as worker, start(*BARE, "--worker-urls", worker.url) as running:
         for number in range(10):
             reply = await running.client.post("/", content=b"%d" % number)
             assert (reply.status_code, reply.content) == (200, b"%d" % number)
@@ -184,7 +182,7 @@ async def test_pitfall_16_proxies_of_the_environment_see_nothing(
     async with scripted(echo) as proxy, scripted(echo) as worker:
         for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
             monkeypatch.setenv(name, proxy.url)
-        async with start(BARE, "--worker-urls", worker.url) as running:
+        async with start(*BARE, "--worker-urls", worker.url) as running:
             assert (await running.client.get("/path")).content == b"GET /path HTTP/1.1"
             await until(lambda: running.router.pool.healthy == 1)  # the probe went straight as well
         assert proxy.accepted == 0
@@ -202,7 +200,7 @@ async def test_pitfall_17_a_fast_worker_waits_for_a_slow_client(start: Start) ->
             while await wire.send(bytes(1 << 20)):
                 sent += 1 << 20
 
-    async with scripted(fast) as worker, start(BARE, "--worker-urls", worker.url) as running:
+    async with scripted(fast) as worker, start(*BARE, "--worker-urls", worker.url) as running:
         with await dial(running.url, receive_buffer=64 * 1024) as raw:
             await asyncio.get_running_loop().sock_sendall(raw, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
             before = -1
@@ -221,7 +219,7 @@ async def test_pitfall_18_a_silent_worker_holds_a_relay_for_its_deadline_only(st
         await wire.until_closed()
 
     flags = ("--request-timeout-secs", "0.3", "--stream-silence-timeout-secs", "0.3")
-    async with scripted(silent) as worker, start(BARE, *flags, "--worker-urls", worker.url) as running:
+    async with scripted(silent) as worker, start(*BARE, *flags, "--worker-urls", worker.url) as running:
         with anyio.fail_after(HANG_S):
             assert (await running.client.get("/")).status_code == 504
             with pytest.raises(httpx.RemoteProtocolError, match="incomplete|without sending complete"):  # noqa: RUF043
@@ -238,7 +236,7 @@ async def test_pitfall_19_a_request_that_is_sent_again_still_has_its_body(start:
             await wire.send(answer(request.body))
             await wire.request()  # read to its end, and closed on
 
-    async with scripted(closing) as worker, start(BARE, "--worker-urls", worker.url) as running:
+    async with scripted(closing) as worker, start(*BARE, "--worker-urls", worker.url) as running:
         for _ in range(3):
             assert (await running.client.post("/", content=body)).content == body
         assert [request.body == body for request in worker.arrived] == [

@@ -18,14 +18,13 @@ from core.asgi_worker import EVENTS
 from core.real import nginx, on_aiohttp, on_granian, on_nginx, on_uvicorn
 from core.servers import Wire, answer, content, scripted, talk
 from deadlines import HANG_S
-from routers import Start
+from routers import BARE, Start
 
 pytestmark = [
     pytest.mark.anyio,
     pytest.mark.parametrize("anyio_backend", [("asyncio", {"use_uvloop": True})]),
 ]
 
-BARE = "--no-default-plugins"
 #: Of one hop, or of one moment.
 NOT_COMPARED = {b"connection", b"date", b"keep-alive", b"transfer-encoding"}
 
@@ -69,7 +68,7 @@ async def test_answers_are_the_same_as_without_the_router(start: Start, worker: 
         ("HEAD", "/status/404", b""),
     ]
     async with (
-        start(BARE, "--worker-urls", worker) as running,
+        start(*BARE, "--worker-urls", worker) as running,
         httpx.AsyncClient(trust_env=False, timeout=HANG_S) as direct,
     ):
         for method, path, body in asked:
@@ -94,7 +93,7 @@ async def test_requests_arrive_as_without_the_router(start: Start, worker: str) 
         b'\r\n{"a": 1}'
     )
     differs = {"host", "connection", "content-length"}
-    async with start(BARE, "--worker-urls", worker) as running:
+    async with start(*BARE, "--worker-urls", worker) as running:
         for target in TARGETS:
             expected = json.loads(content(await talk(worker, raw % target)))
             arrived = json.loads(content(await talk(running.url, raw % target)))
@@ -108,7 +107,7 @@ async def test_requests_arrive_as_without_the_router(start: Start, worker: str) 
 
 
 async def test_methods_stay_what_they_were(start: Start, worker: str) -> None:
-    async with start(BARE, "--worker-urls", worker) as running:
+    async with start(*BARE, "--worker-urls", worker) as running:
         for method in ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"):
             for body in (b"", b"body"):
                 seen = (await running.client.request(method, "/m", content=body)).json()
@@ -121,7 +120,7 @@ async def test_hop_by_hop_headers_end_at_the_router(start: Start, worker: str) -
         b"Keep-Alive: timeout=5\r\nProxy-Authorization: secret\r\nProxy-Connection: close\r\nTE: trailers\r\n"
         b"Trailer: X-T\r\n\r\n"
     )
-    async with start(BARE, "--worker-urls", worker) as running:
+    async with start(*BARE, "--worker-urls", worker) as running:
         headers = dict(json.loads(content(await talk(running.url, raw)))["headers"])
         assert headers.pop("x-stays") == "1"
         assert headers.pop("host") != "router"
@@ -135,7 +134,7 @@ async def test_large_bodies_pass_both_ways(start: Start, worker: str) -> None:
         for begin in range(0, len(body), 300_000):
             yield body[begin : begin + 300_000]
 
-    async with start(BARE, "--worker-urls", worker) as running:
+    async with start(*BARE, "--worker-urls", worker) as running:
         for path in ("/echo", "/chunked"):
             for upload in (body, pieces()):  # with a length, and chunked
                 reply = await running.client.post(path, content=upload)
@@ -144,7 +143,7 @@ async def test_large_bodies_pass_both_ways(start: Start, worker: str) -> None:
 
 async def test_a_stream_arrives_piece_by_piece(start: Start, worker: str) -> None:
     async with (
-        start(BARE, "--worker-urls", worker) as running,
+        start(*BARE, "--worker-urls", worker) as running,
         httpx.AsyncClient(base_url=worker, trust_env=False, timeout=HANG_S) as direct,
         running.client.stream("GET", "/events") as stream,
     ):
@@ -162,7 +161,7 @@ async def test_a_stream_arrives_piece_by_piece(start: Start, worker: str) -> Non
 
 
 async def test_connections_are_used_again(start: Start, worker: str) -> None:
-    async with start(BARE, "--worker-urls", worker) as running:
+    async with start(*BARE, "--worker-urls", worker) as running:
         ports = {(await running.client.get("/peer")).text for _ in range(10)}
         assert len(ports) == 1
         await running.client.head(
@@ -184,7 +183,7 @@ async def test_a_worker_that_closes_idle_connections_just_then_loses_nothing(
     }
     chance = random.Random(1)
     with servers[server] as url:
-        async with start(BARE, "--worker-urls", url) as running:
+        async with start(*BARE, "--worker-urls", url) as running:
 
             async def hammer() -> None:
                 for number in range(4):
@@ -229,7 +228,7 @@ async def test_bodies_that_end_with_the_connection_and_early_hints(
         threading.Thread(target=server.serve_forever, args=(0.02,)).start()
         try:
             url = f"http://127.0.0.1:{server.server_port}"
-            async with start(BARE, "--worker-urls", url) as running:
+            async with start(*BARE, "--worker-urls", url) as running:
                 for path in paths:
                     for body in (b"", b"hello", b"x" * (3 << 20)):
                         headers = {"expect": "100-continue", "connection": "close"}
@@ -252,7 +251,7 @@ async def test_files_of_nginx(start: Start, tmp_path_factory: pytest.TempPathFac
         location /until_close/ {{ alias {folder}/; chunked_transfer_encoding off; }}
     """
     with nginx(folder, rules) as url:
-        async with start(BARE, "--worker-urls", url) as running:
+        async with start(*BARE, "--worker-urls", url) as running:
             whole = await running.client.get("/data")
             assert whole.content == data
             part = await running.client.get("/data", headers={"range": "bytes=100-199"})
@@ -284,7 +283,7 @@ async def test_proxies_of_the_environment_are_ignored(start: Start, monkeypatch:
             monkeypatch.setenv(name, proxy.url)
         monkeypatch.delenv("NO_PROXY", raising=False)
         with on_uvicorn("httptools") as url:
-            async with start(BARE, "--worker-urls", url) as running:
+            async with start(*BARE, "--worker-urls", url) as running:
                 assert (await running.client.post("/echo", content=b"x")).content == b"x"
                 assert (await running.client.post("/add_worker", params={"url": url})).json().keys() == {
                     "status",

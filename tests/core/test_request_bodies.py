@@ -11,11 +11,10 @@ import pytest
 
 from core.servers import Wire, answer, content, dial, on_both_loops, scripted, talk
 from deadlines import HANG_S
-from routers import Start
+from routers import BARE, Start
 
 pytestmark = [pytest.mark.anyio, on_both_loops]
 
-BARE = "--no-default-plugins"
 LIMIT = 100_000
 
 
@@ -31,7 +30,7 @@ async def in_pieces(body: bytes, size: int) -> AsyncIterator[bytes]:
 
 async def test_a_body_up_to_the_limit_passes_and_a_larger_one_is_a_413(start: Start) -> None:
     flags = ("--max-payload-size", str(LIMIT))
-    async with scripted(echo) as worker, start(BARE, *flags, "--worker-urls", worker.url) as running:
+    async with scripted(echo) as worker, start(*BARE, *flags, "--worker-urls", worker.url) as running:
         for size in (0, 1, LIMIT - 1, LIMIT):
             body = bytes(size)
             assert (await running.client.post("/", content=body)).content == body
@@ -48,7 +47,7 @@ async def test_a_body_up_to_the_limit_passes_and_a_larger_one_is_a_413(start: St
 
 
 async def test_a_chunked_upload_reaches_the_worker_with_a_length(start: Start) -> None:
-    async with scripted(echo) as worker, start(BARE, "--worker-urls", worker.url) as running:
+    async with scripted(echo) as worker, start(*BARE, "--worker-urls", worker.url) as running:
         raw = (
             b"POST / HTTP/1.1\r\nHost: [::]\r\nTransfer-Encoding: chunked\r\nTrailer: X-T\r\nConnection: close\r\n\r\n"
             b"5;ext=1\r\nhello\r\n6\r\n world\r\n0\r\nX-T: t\r\n\r\n"
@@ -63,7 +62,7 @@ async def test_a_chunked_upload_reaches_the_worker_with_a_length(start: Start) -
 
 async def test_a_client_that_asks_first_is_told_to_go_on(start: Start) -> None:
     loop = asyncio.get_running_loop()
-    async with scripted(echo) as worker, start(BARE, "--worker-urls", worker.url) as running:
+    async with scripted(echo) as worker, start(*BARE, "--worker-urls", worker.url) as running:
         with await dial(running.url) as raw, anyio.fail_after(HANG_S):
             head = b"POST / HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n"
             await loop.sock_sendall(raw, head)
@@ -87,7 +86,7 @@ REFUSED = {
 
 
 async def test_a_request_that_could_be_read_in_two_ways_reaches_no_worker(start: Start) -> None:
-    async with scripted(echo) as worker, start(BARE, "--worker-urls", worker.url) as running:
+    async with scripted(echo) as worker, start(*BARE, "--worker-urls", worker.url) as running:
         for what, raw in REFUSED.items():
             with anyio.fail_after(HANG_S):
                 reply = await talk(running.url, raw)
@@ -108,7 +107,7 @@ TARGETS = {
 
 
 async def test_odd_targets_are_answered_and_break_nothing(start: Start) -> None:
-    async with scripted(echo) as worker, start(BARE, "--worker-urls", worker.url) as running:
+    async with scripted(echo) as worker, start(*BARE, "--worker-urls", worker.url) as running:
         for target, method in TARGETS.items():
             raw = b"%s %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n" % (method, target)
             with anyio.fail_after(HANG_S):

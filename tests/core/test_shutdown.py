@@ -12,11 +12,9 @@ import httpx
 import pytest
 
 from core.servers import Wire, answer, dial, on_both_loops, scripted
-from routers import Start
+from routers import BARE, Start
 
 pytestmark = [pytest.mark.anyio, on_both_loops]
-
-BARE = "--no-default-plugins"
 
 
 async def test_what_is_under_way_finishes_and_nothing_new_is_taken(start: Start) -> None:
@@ -37,7 +35,7 @@ async def test_what_is_under_way_finishes_and_nothing_new_is_taken(start: Start)
         async def ask(url: str) -> None:
             answers.append((await client.get(url)).content)
 
-        async with anyio.create_task_group() as tasks, start(BARE, "--worker-urls", worker.url) as running:
+        async with anyio.create_task_group() as tasks, start(*BARE, "--worker-urls", worker.url) as running:
             for path in ("/whole", "/stream"):
                 tasks.start_soon(ask, running.url + path)
             while worker.accepted < 2:  # noqa: ASYNC110  # both are under way
@@ -70,7 +68,7 @@ async def test_what_outlasts_the_grace_period_is_cut(start: Start) -> None:
     before = asyncio.all_tasks()
     loop = asyncio.get_running_loop()
     async with scripted(endless) as worker:
-        async with start(BARE, "--worker-urls", worker.url, grace_s=1) as running:
+        async with start(*BARE, "--worker-urls", worker.url, grace_s=1) as running:
             streaming, uploading = await dial(running.url), await dial(running.url)
             await loop.sock_sendall(streaming, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
             await loop.sock_sendall(

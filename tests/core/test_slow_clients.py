@@ -24,6 +24,7 @@ from router_core.cli import build
 from router_core.router import Router
 from router_core.serving import serving
 from router_core.types import ASGIApp, Receive, Scope, Send
+from routers import BARE
 
 pytestmark = [pytest.mark.anyio, on_both_loops]
 
@@ -40,7 +41,7 @@ async def before(script: Script) -> AsyncIterator[tuple[Router, str]]:
     """A router with a short patience for clients before one worker, and its URL. At the end no lease may be left."""
     async with scripted(script) as worker:
         flags = ("--client-timeout-secs", str(TIMEOUT_S), "--worker-urls", worker.url)
-        router, app = build(["--no-default-plugins", *flags])
+        router, app = build([*BARE, *flags])
         async with serving(app, client_timeout_s=router.settings.client_timeout_s) as url:
             yield router, url
             await until(lambda: not any(registered.in_flight for registered in router.pool))

@@ -23,11 +23,9 @@ from core.servers import Wire, answer, content, dial, on_both_loops, scripted, t
 from deadlines import HANG_S
 from router_core.cli import build
 from router_core.serving import serving
-from routers import Running, Start
+from routers import BARE, Running, Start
 
 pytestmark = [pytest.mark.anyio, on_both_loops]
-
-BARE = "--no-default-plugins"
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ async def test_a_tls_worker_is_reached_and_its_connection_kept(
 ) -> None:
     body = random.Random(5).randbytes(3 << 20)
     with on_uvicorn("httptools", ssl_certfile=certificates.server) as url:
-        async with start(BARE, "--worker-urls", url, "--ca-cert-paths", certificates.ca) as running:
+        async with start(*BARE, "--worker-urls", url, "--ca-cert-paths", certificates.ca) as running:
             for path in ("/echo", "/chunked"):
                 assert (await running.client.post(path, content=body)).content == body
             assert len({(await running.client.get("/peer")).text for _ in range(4)}) == 1
@@ -85,7 +83,7 @@ def trust(running: Running) -> None:
 
 async def test_a_tls_worker_nobody_vouches_for_is_a_502(start: Start, certificates: Certificates) -> None:
     with on_uvicorn("httptools", ssl_certfile=certificates.server) as url:
-        async with start(BARE, "--worker-urls", url) as running:
+        async with start(*BARE, "--worker-urls", url) as running:
             trust(running)
             reply = await running.client.get("/echo")
             assert reply.status_code == 502
@@ -98,7 +96,7 @@ async def test_a_tls_worker_with_anothers_certificate_is_a_502(
     start: Start, certificates: Certificates
 ) -> None:
     with on_uvicorn("httptools", ssl_certfile=certificates.elsewhere) as url:
-        async with start(BARE, "--worker-urls", url, "--ca-cert-paths", certificates.ca) as running:
+        async with start(*BARE, "--worker-urls", url, "--ca-cert-paths", certificates.ca) as running:
             trust(running)
             reply = await running.client.get("/echo")
             assert reply.status_code == 502
@@ -109,7 +107,7 @@ async def test_a_tls_worker_whose_certificate_has_expired_is_a_502(
     start: Start, certificates: Certificates
 ) -> None:
     with on_uvicorn("httptools", ssl_certfile=certificates.expired) as url:
-        async with start(BARE, "--worker-urls", url, "--ca-cert-paths", certificates.ca) as running:
+        async with start(*BARE, "--worker-urls", url, "--ca-cert-paths", certificates.ca) as running:
             trust(running)
             reply = await running.client.get("/echo")
             assert reply.status_code == 502
@@ -123,7 +121,7 @@ async def test_a_tls_worker_of_another_ca_is_a_502_and_stays_out(
 ) -> None:
     server, ca = (getattr(certificates, name) for name in named)
     with on_uvicorn("httptools", ssl_certfile=server) as url:
-        async with start(BARE, "--ca-cert-paths", ca) as running:
+        async with start(*BARE, "--ca-cert-paths", ca) as running:
             added = await running.client.post("/add_worker", params={"url": url})
             assert "certificate verify failed" in added.json()["warning"].lower()
             assert [worker.state for worker in running.router.pool] == ["joining"]
@@ -160,7 +158,7 @@ async def test_probes_show_our_certificate_too(start: Start, certificates: Certi
 async def test_a_certificate_of_another_ca_opens_no_worker(start: Start, certificates: Certificates) -> None:
     with on_uvicorn("httptools", **asking_for_certificates(certificates)) as url:
         flags = ("--worker-urls", url, "--ca-cert-paths", certificates.ca)
-        async with start(BARE, *flags, "--client-cert-path", certificates.other_client) as running:
+        async with start(*BARE, *flags, "--client-cert-path", certificates.other_client) as running:
             trust(running)
             assert (await running.client.post("/echo", content=b"unknown")).status_code == 502
             assert running.router.proxy.open_connections == 0
@@ -170,7 +168,7 @@ async def test_a_worker_that_asks_for_a_certificate_gets_ours(
     start: Start, certificates: Certificates
 ) -> None:
     with on_uvicorn("httptools", **asking_for_certificates(certificates)) as url:
-        trusting = (BARE, "--worker-urls", url, "--ca-cert-paths", certificates.ca)
+        trusting = (*BARE, "--worker-urls", url, "--ca-cert-paths", certificates.ca)
         async with start(*trusting, "--client-cert-path", certificates.client) as running:
             assert (await running.client.post("/echo", content=b"known")).content == b"known"
         async with start(*trusting) as running:
@@ -187,7 +185,7 @@ async def test_a_worker_that_does_not_speak_tls_is_a_502(start: Start) -> None:
 
     async with scripted(plain) as worker:
         url = worker.url.replace("http:", "https:")
-        async with start(BARE, "--worker-urls", url) as running:
+        async with start(*BARE, "--worker-urls", url) as running:
             trust(running)
             assert (await running.client.get("/")).status_code == 502
             assert running.router.proxy.open_connections == 0
@@ -207,7 +205,7 @@ async def test_a_body_cut_without_the_closing_alert_is_broken(
     context.load_cert_chain(certificates.server)
     async with (
         scripted(script, tls=context) as worker,
-        start(BARE, "--worker-urls", worker.url, "--ca-cert-paths", certificates.ca) as running,
+        start(*BARE, "--worker-urls", worker.url, "--ca-cert-paths", certificates.ca) as running,
     ):
         whole = await talk(
             running.url, b"GET /polite HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
@@ -222,7 +220,7 @@ async def test_a_body_cut_without_the_closing_alert_is_broken(
 @asynccontextmanager
 async def behind_tls(certificates: Certificates, *flags: str, timeout_s: float = 5) -> AsyncIterator[str]:
     """A router that serves https; its base URL."""
-    _, app = build([BARE, *flags])
+    _, app = build([*BARE, *flags])
     async with serving(app, client_timeout_s=timeout_s, ssl_certfile=certificates.server) as url:
         yield url
 
@@ -264,7 +262,7 @@ async def test_what_is_no_tls_gets_no_answer_from_a_tls_port(certificates: Certi
 
 
 async def test_tls_to_a_plain_port_is_refused_and_told_nothing(start: Start) -> None:
-    async with start(BARE) as running:
+    async with start(*BARE) as running:
         async with httpx.AsyncClient(trust_env=False) as client:
             with pytest.raises(httpx.ConnectError):
                 await client.get(running.url.replace("http:", "https:") + "/health")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from core.servers import Wire, answer, scripted
+from routers import BARE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from routers import Start
 
 pytestmark = pytest.mark.anyio
-
-BARE = "--no-default-plugins"
 
 
 async def polite(wire: Wire) -> None:
@@ -32,7 +31,7 @@ async def worker() -> AsyncIterator[Scripted]:
 
 async def test_what_is_named_changes_and_the_rest_stays(start: Start, worker: Scripted) -> None:
     about: dict[str, Any] = {"url": worker.url, "labels": {"rack": "1", "zone": "a"}, "model_id": "m"}
-    async with start(BARE) as running:
+    async with start(*BARE) as running:
         registered = (await running.client.post("/workers", json=about)).json()
         path = registered["location"]
         before = (await running.client.get(path)).json()
@@ -49,7 +48,7 @@ async def test_what_is_named_changes_and_the_rest_stays(start: Start, worker: Sc
 
 
 async def test_the_next_request_shows_the_new_key(start: Start, worker: Scripted) -> None:
-    async with start(BARE) as running:
+    async with start(*BARE) as running:
         added = await running.client.post("/workers", json={"url": worker.url, "api_key": "old"})
         for key in ("old", "new"):
             await running.client.put(added.json()["location"], json={"api_key": key})
@@ -59,14 +58,14 @@ async def test_the_next_request_shows_the_new_key(start: Start, worker: Scripted
 
 
 async def test_priority_and_cost_of_a_registration_are_labels_too(start: Start, worker: Scripted) -> None:
-    async with start(BARE) as running:
+    async with start(*BARE) as running:
         await running.client.post("/workers", json={"url": worker.url, "priority": 1, "cost": 2})
         [shown] = (await running.client.get("/workers")).json()["workers"]
     assert shown["labels"] == {"priority": "1", "cost": "2"}
 
 
 async def test_fields_that_nothing_comes_of_are_named(start: Start, worker: Scripted) -> None:
-    async with start(BARE) as running:
+    async with start(*BARE) as running:
         path = (await running.client.post("/workers", json={"url": worker.url})).json()["location"]
         changed = await running.client.put(path, json={"health_check_timeout_secs": 3, "labels": {"a": "b"}})
         assert (changed.status_code, changed.json()["warning"]) == (
@@ -94,7 +93,7 @@ async def test_fields_that_nothing_comes_of_are_named(start: Start, worker: Scri
     ids=str,
 )
 async def test_what_cannot_be_changes_nothing(start: Start, worker: Scripted, change: Any) -> None:
-    async with start(BARE) as running:
+    async with start(*BARE) as running:
         path = (await running.client.post("/workers", json={"url": worker.url})).json()["location"]
         before = (await running.client.get(path)).json()
         sent = {**change, "model_id": "other"} if isinstance(change, dict) else change
@@ -103,13 +102,13 @@ async def test_what_cannot_be_changes_nothing(start: Start, worker: Scripted, ch
 
 
 async def test_the_same_url_and_type_may_be_named(start: Start, worker: Scripted) -> None:
-    async with start(BARE) as running:
+    async with start(*BARE) as running:
         path = (await running.client.post("/workers", json={"url": worker.url})).json()["location"]
         same = {"url": f"{worker.url}/", "worker_type": "regular"}
         assert (await running.client.put(path, json=same)).status_code == 202
 
 
 async def test_an_unknown_worker_is_a_404(start: Start) -> None:
-    async with start(BARE) as running:
+    async with start(*BARE) as running:
         answered = await running.client.put("/workers/nobody", json={"priority": 1})
     assert (answered.status_code, answered.json()["code"]) == (404, "WORKER_NOT_FOUND")

@@ -20,11 +20,9 @@ from core.servers import Wire, answer, scripted
 from plugged import until
 from router_core.serving import bind, serving, url_of
 from router_core.workers import Worker, least_in_flight
-from routers import Start
+from routers import BARE, Start
 
 pytestmark = pytest.mark.anyio
-
-BARE = "--no-default-plugins"
 
 
 class Engine:
@@ -78,7 +76,7 @@ NAMED: list[Callable[[str], dict[str, Any]]] = [
 
 
 async def test_a_worker_is_named_in_the_query_or_the_body(start: Start) -> None:
-    async with engines("one") as found, start(BARE) as running:
+    async with engines("one") as found, start(*BARE) as running:
         [url] = found
         for named in NAMED:
             added = await running.client.post("/add_worker", **named(url))
@@ -108,7 +106,7 @@ BAD: list[dict[str, Any]] = [
 
 
 async def test_what_names_no_worker_is_the_clients_fault(start: Start) -> None:
-    async with start(BARE) as running:
+    async with start(*BARE) as running:
         for route in ("/add_worker", "/remove_worker", "/workers"):
             for bad in BAD:
                 reply = await running.client.post(route, **bad)
@@ -119,7 +117,7 @@ async def test_what_names_no_worker_is_the_clients_fault(start: Start) -> None:
 
 
 async def test_a_worker_that_is_not_there_cannot_be_removed(start: Start) -> None:
-    async with start(BARE) as running:
+    async with start(*BARE) as running:
         for reply in (
             await running.client.post("/remove_worker", params={"url": "http://127.0.0.1:1"}),
             await running.client.delete("/workers/http://127.0.0.1:1"),
@@ -135,7 +133,7 @@ async def test_a_worker_that_is_not_there_cannot_be_removed(start: Start) -> Non
 
 
 async def test_the_gateways_registration_tells_where_the_worker_is_found(start: Start) -> None:
-    async with engines("one") as found, start(BARE) as running:
+    async with engines("one") as found, start(*BARE) as running:
         [url] = found
         body = {"url": url, "model_id": "m", "labels": {"zone": "a"}}
         reply = await running.client.post("/workers", json=body)
@@ -170,7 +168,7 @@ async def test_the_gateways_registration_tells_where_the_worker_is_found(start: 
 
 
 async def test_a_worker_is_drained_before_it_leaves(start: Start) -> None:
-    async with engines("one", "two") as found, start(BARE, "--worker-urls", *found) as running:
+    async with engines("one", "two") as found, start(*BARE, "--worker-urls", *found) as running:
         pool = running.router.pool
         leaving = pool.find(next(iter(found)))
         leaving.in_flight += 1  # a request that takes its time
@@ -186,7 +184,7 @@ async def test_a_worker_is_drained_before_it_leaves(start: Start) -> None:
 
 
 async def test_a_draining_worker_that_registers_again_stays(start: Start) -> None:
-    async with engines("one") as found, start(BARE, "--worker-urls", *found) as running:
+    async with engines("one") as found, start(*BARE, "--worker-urls", *found) as running:
         [worker] = running.router.pool
         worker.in_flight += 1
         await running.client.delete(f"/workers/{worker.id}?drain=true")
@@ -198,7 +196,7 @@ async def test_a_draining_worker_that_registers_again_stays(start: Start) -> Non
 
 
 async def test_a_word_that_is_no_answer_to_drain_is_refused(start: Start) -> None:
-    async with engines("one") as found, start(BARE, "--worker-urls", *found) as running:
+    async with engines("one") as found, start(*BARE, "--worker-urls", *found) as running:
         [worker] = running.router.pool
         reply = await running.client.delete(f"/workers/{worker.id}?drain=perhaps")
         assert reply.status_code == 400
@@ -208,7 +206,7 @@ async def test_a_word_that_is_no_answer_to_drain_is_refused(start: Start) -> Non
 
 async def test_a_worker_that_never_comes_up_is_not_waited_for_for_ever(start: Start) -> None:
     flags = ["--worker-startup-timeout-secs", "0.2", "--worker-startup-check-interval", "0.05"]
-    async with start(BARE, *flags) as running:
+    async with start(*BARE, *flags) as running:
         await running.client.post("/workers", json={"url": "http://127.0.0.1:9"})
         [worker] = running.router.pool
         await until(lambda: worker.state == "quarantined")
@@ -216,27 +214,27 @@ async def test_a_worker_that_never_comes_up_is_not_waited_for_for_ever(start: St
 
 
 async def test_a_path_with_a_line_break_reaches_no_worker(start: Start) -> None:
-    async with engines("one") as found, start(BARE, "--worker-urls", *found) as running:
+    async with engines("one") as found, start(*BARE, "--worker-urls", *found) as running:
         reply = await running.client.get("/workers/x%0Ay")
         assert reply.status_code == 400
 
 
 async def test_a_wrong_method_is_told_all_the_right_ones(start: Start) -> None:
-    async with start(BARE) as running:
+    async with start(*BARE) as running:
         reply = await running.client.patch("/workers")
         assert reply.status_code == 405
         assert set(reply.headers["allow"].split(", ")) == {"GET", "HEAD", "POST"}
 
 
 async def test_the_query_and_the_body_of_a_registration_are_both_read(start: Start) -> None:
-    async with engines("one") as found, start(BARE) as running:
+    async with engines("one") as found, start(*BARE) as running:
         await running.client.post(f"/add_worker?url={next(iter(found))}", json={"worker_type": "prefill"})
         [worker] = running.router.pool
         assert worker.worker_type == "prefill"
 
 
 async def test_workers_are_counted_by_kind(start: Start) -> None:
-    async with engines("a", "b", "c") as found, start(BARE) as running:
+    async with engines("a", "b", "c") as found, start(*BARE) as running:
         kinds = ["regular", "prefill", "decode"]
         for url, kind in zip(found, kinds, strict=True):
             body = {"url": url, "worker_type": kind, "bootstrap_port": 8998 if kind == "prefill" else None}
@@ -266,7 +264,7 @@ BAD_FIELDS: list[dict[str, Any]] = [
 
 
 async def test_a_bad_field_of_a_registration_is_named(start: Start) -> None:
-    async with start(BARE) as running:
+    async with start(*BARE) as running:
         for field in BAD_FIELDS:
             for route in ("/workers", "/add_worker"):
                 reply = await running.client.post(route, json={"url": "http://127.0.0.1:1", **field})
@@ -276,7 +274,7 @@ async def test_a_bad_field_of_a_registration_is_named(start: Start) -> None:
 
 
 async def test_a_wrong_method_is_json_too(start: Start) -> None:
-    async with start(BARE) as running:
+    async with start(*BARE) as running:
         for method, path in (("DELETE", "/add_worker"), ("PUT", "/workers"), ("POST", "/workers/x")):
             reply = await running.client.request(method, path)
             assert reply.status_code == 405
@@ -287,7 +285,7 @@ async def test_a_wrong_method_is_json_too(start: Start) -> None:
 
 
 async def test_health_is_the_routers_own_and_readiness_wants_a_worker(start: Start) -> None:
-    async with engines("one") as found, start(BARE) as running:
+    async with engines("one") as found, start(*BARE) as running:
         [url] = found
         for path in ("/health", "/liveness"):
             reply = await running.client.get(path)
@@ -312,7 +310,7 @@ async def test_health_is_the_routers_own_and_readiness_wants_a_worker(start: Sta
 @pytest.mark.parametrize("path", ["/model_info", "/get_model_info"], ids=["new", "old"])
 async def test_a_worker_tells_its_model_and_weights_when_it_joins(start: Start, path: str) -> None:
     engine = Engine("one", {"weight_version": "7", "model_path": "/models/m"}, path)
-    async with serving(engine.app) as url, start(BARE) as running:
+    async with serving(engine.app) as url, start(*BARE) as running:
         await running.client.post("/add_worker", params={"url": url})
         [worker] = (await running.client.get("/workers")).json()["workers"]
         assert (worker["weight_version"], worker["model_id"]) == ("7", "/models/m")
@@ -321,7 +319,7 @@ async def test_a_worker_tells_its_model_and_weights_when_it_joins(start: Start, 
 
 
 async def test_a_trainer_announces_a_weight_version(start: Start) -> None:
-    async with engines("a", "b") as found, start(BARE) as running:
+    async with engines("a", "b") as found, start(*BARE) as running:
         for url in found:
             await running.client.post("/add_worker", params={"url": url})
         reply = await running.client.post("/weight_version", json={"weight_version": 8})
@@ -341,7 +339,7 @@ async def test_a_worker_that_is_not_up_is_told_and_joins_when_it_is(start: Start
     with bind("127.0.0.1", 0) as reserved:
         url = url_of(reserved)
     port = int(url.rpartition(":")[2])
-    async with start(BARE) as running:
+    async with start(*BARE) as running:
         reply = await running.client.post(route, json={"url": url})
         assert reply.status_code in (200, 202)
         assert url in reply.json()["warning"]
@@ -361,19 +359,19 @@ async def test_a_worker_that_is_not_up_is_told_and_joins_when_it_is(start: Start
 
 
 async def test_a_worker_that_is_not_up_gets_nothing_while_another_is(start: Start) -> None:
-    async with engines("up") as found, start(BARE) as running:
+    async with engines("up") as found, start(*BARE) as running:
         await running.client.post("/add_worker", params={"url": "http://127.0.0.1:9"})
         await running.client.post("/add_worker", params={"url": next(iter(found))})
         assert {(await running.client.get("/work")).text for _ in range(10)} == {"up"}
 
 
 async def test_workers_of_the_command_line_are_there_for_the_first_request(start: Start) -> None:
-    async with engines("a") as found, start(BARE, "--worker-urls", *found) as running:
+    async with engines("a") as found, start(*BARE, "--worker-urls", *found) as running:
         assert (await running.client.get("/work")).text == "a"
 
 
 async def test_the_message_says_why_of_each_worker(start: Start) -> None:
-    async with engines("a", "b", "c") as found, start(BARE, "--worker-urls", *found) as running:
+    async with engines("a", "b", "c") as found, start(*BARE, "--worker-urls", *found) as running:
         pool = running.router.pool
         quarantined, stale, withheld = pool
         pool.quarantine(quarantined, "it is dead")
@@ -389,7 +387,7 @@ async def test_the_message_says_why_of_each_worker(start: Start) -> None:
 
 
 async def test_the_message_of_a_large_fleet_is_short(start: Start) -> None:
-    async with start(BARE) as running:
+    async with start(*BARE) as running:
         for port in range(1, 31):
             running.router.pool.add(Worker(f"http://10.0.0.1:{port}"))
         message = (await running.client.get("/work")).json()["error"]["message"]
@@ -398,13 +396,13 @@ async def test_the_message_of_a_large_fleet_is_short(start: Start) -> None:
 
 
 async def test_workers_of_the_command_line_join_by_themselves(start: Start) -> None:
-    async with engines("a", "b") as found, start(BARE, "--worker-urls", *found) as running:
+    async with engines("a", "b") as found, start(*BARE, "--worker-urls", *found) as running:
         await until(lambda: running.router.pool.healthy == 2)
         assert {(await running.client.get("/work")).text for _ in range(30)} == {"a", "b"}
 
 
 async def test_registering_a_quarantined_worker_again_brings_it_back(start: Start) -> None:
-    async with engines("a", "b") as found, start(BARE) as running:
+    async with engines("a", "b") as found, start(*BARE) as running:
         for url in found:
             await running.client.post("/add_worker", params={"url": url})
         first = running.router.pool.find(next(iter(found)))
@@ -417,7 +415,7 @@ async def test_registering_a_quarantined_worker_again_brings_it_back(start: Star
 
 
 async def test_registering_twice_keeps_id_and_count(start: Start) -> None:
-    async with engines("one") as found, start(BARE) as running:
+    async with engines("one") as found, start(*BARE) as running:
         [(url, engine)] = found.items()
         engine.open.clear()
         first = (await running.client.post("/workers", json={"url": url})).json()["worker_id"]
@@ -433,7 +431,7 @@ async def test_registering_twice_keeps_id_and_count(start: Start) -> None:
 
 
 async def test_a_worker_removed_while_in_use_finishes_what_it_has(start: Start) -> None:
-    async with engines("a", "b") as found, start(BARE) as running:
+    async with engines("a", "b") as found, start(*BARE) as running:
         for url, engine in found.items():
             await running.client.post("/add_worker", params={"url": url})
             engine.open.clear()
@@ -462,7 +460,7 @@ async def test_a_worker_removed_while_in_use_finishes_what_it_has(start: Start) 
 
 
 async def test_a_worker_that_comes_back_under_its_url_is_a_new_one(start: Start) -> None:
-    async with engines("one") as found, start(BARE) as running:
+    async with engines("one") as found, start(*BARE) as running:
         [(url, engine)] = found.items()
         engine.open.clear()
         old = (await running.client.post("/workers", json={"url": url})).json()["worker_id"]
@@ -481,7 +479,7 @@ async def test_a_worker_that_comes_back_under_its_url_is_a_new_one(start: Start)
 
 
 async def test_requests_go_to_the_worker_with_the_fewest_in_flight(start: Start) -> None:
-    async with engines("a", "b", "c") as found, start(BARE, "--worker-urls", *found) as running:
+    async with engines("a", "b", "c") as found, start(*BARE, "--worker-urls", *found) as running:
         await until(lambda: running.router.pool.healthy == 3)
         for engine in found.values():
             engine.open.clear()
@@ -518,7 +516,7 @@ def test_ties_are_broken_at_random() -> None:
     ids=["x-session-id", "x-smg-routing-key", "session_id", "escaped", "all"],
 )
 async def test_a_session_keeps_its_worker(start: Start, spelt: dict[str, Any]) -> None:
-    async with engines("a", "b", "c", "d") as found, start(BARE, "--worker-urls", *found) as running:
+    async with engines("a", "b", "c", "d") as found, start(*BARE, "--worker-urls", *found) as running:
         await until(lambda: running.router.pool.healthy == 4)
         chosen = {(await running.client.post("/work", **spelt)).text for _ in range(12)}
         assert len(chosen) == 1
@@ -546,7 +544,7 @@ async def test_a_session_that_is_none_is_passed_on_untouched(start: Start) -> No
         while request := await wire.request():
             await wire.send(answer(request.body))
 
-    async with scripted(echo) as worker, start(BARE, "--worker-urls", worker.url) as running:
+    async with scripted(echo) as worker, start(*BARE, "--worker-urls", worker.url) as running:
         for body in (b'{"session_id": 7}', b'["session_id"]', b'{"session_id": ', b'{"session_id": ""}'):
             assert (await running.client.post("/generate", content=body)).content == body
 
@@ -573,7 +571,7 @@ async def test_leases_come_back_whatever_happens(start: Start) -> None:
                     await wire.until_closed()
 
     flags = ("--request-timeout-secs", "0.3")
-    async with scripted(script) as worker, start(BARE, *flags, "--worker-urls", worker.url) as running:
+    async with scripted(script) as worker, start(*BARE, *flags, "--worker-urls", worker.url) as running:
         statuses: Counter[str] = Counter()
 
         async def ask(path: str) -> None:

@@ -19,7 +19,6 @@ from pd.halves import PROMPT, disaggregated
 from plugged import until
 from router_core import SettingsError, Worker
 from router_core.cli import build
-from router_core.ranks import ranks_told
 from router_core.serving import serving
 from router_core.workers import WorkerPool
 from routers import Running, Start
@@ -27,6 +26,7 @@ from slime_engine.app import make_app
 from slime_engine.engine import EngineHost
 from slime_engine.model import NgramModel
 from slime_engine.settings import Settings
+from slime_sglang.ranks import ranks_told
 
 pytestmark = pytest.mark.anyio
 

@@ -13,7 +13,7 @@ import pytest
 
 from router_core.serving import serving
 from router_core.types import ASGIApp, Message, Receive, Scope, Send
-from routers import Running, Start
+from routers import BARE, Running, Start
 from slime_control.calls import CALLS
 from slime_control.one_engine import refusal
 from slime_control.overview import QUESTIONS
@@ -168,7 +168,7 @@ def check(
 
 @pytest.mark.anyio
 async def test_every_endpoint_and_shape_is_answered_as_the_engine_answers(start: Start) -> None:
-    async with engine_and_router(start, "--no-default-plugins") as (engine, running):
+    async with engine_and_router(start, *BARE) as (engine, running):
         statuses = set()
         for name in ASKED:
             engine.said.clear()

@@ -16,13 +16,13 @@ from deadlines import until
 from router_core import Worker, hookimpl
 from router_core.serving import serving
 from router_core.workers import WorkerChange
-from routers import Running
+from routers import BARE, Running
 
 __all__ = ["FAST", "ONLY", "Changes", "Patient", "serving_again", "the_worker", "until"]
 
 FAST = ("--health-check-interval-secs", "0.02", "--health-check-timeout-secs", "0.2")
 #: No other plugin, which might repeat what failed.
-ONLY = ("--no-default-plugins", "--plugin", "health")
+ONLY = (*BARE, "--plugin", "health")
 
 
 class Patient:

@@ -13,6 +13,7 @@ import anyio
 import anyio.abc
 
 from deadlines import HANG_S
+from routers import BARE
 
 __all__ = ["RouterProcess", "router_process"]
 
@@ -45,7 +46,7 @@ class RouterProcess:
 @asynccontextmanager
 async def router_process(*flags: str) -> AsyncIterator[RouterProcess]:
     """``slime-router`` with ``flags`` and nothing by default."""
-    command = [sys.executable, "-m", "router_core", "--no-default-plugins", "--port", "0", *flags]
+    command = [sys.executable, "-m", "router_core", *BARE, "--port", "0", *flags]
     async with await anyio.open_process(command, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE) as process:
         assert process.stderr is not None
         try:

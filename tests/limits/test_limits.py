@@ -17,7 +17,7 @@ from plugged import routing, until
 from router_core import Reply, hookimpl
 from router_core.exchange import Exchange
 from router_core.request import Request
-from routers import Running, Start
+from routers import BARE, Running, Start
 from slime_limits import Limits, RefilledSlots, Settings
 
 pytestmark = [pytest.mark.anyio, on_both_loops]
@@ -430,7 +430,7 @@ async def test_without_a_limit_no_request_passes_through_the_plugin(start: Start
     worker.let_go(b"a")
     async with (
         scripted(worker) as served,
-        start("--no-default-plugins", "--plugin", "limits", "--worker-urls", served.url) as running,
+        start(*BARE, "--plugin", "limits", "--worker-urls", served.url) as running,
     ):
         assert (await running.client.post("/generate", content=b"a")).content == b"a"
         assert running.router.hooks.pre_request == []

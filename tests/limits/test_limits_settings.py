@@ -8,6 +8,7 @@ import pytest
 
 from router_core import SettingsError
 from router_core.cli import build, command_line
+from routers import BARE
 from slime_limits import Limits, Slots, make_plugin
 
 
@@ -24,7 +25,7 @@ from slime_limits import Limits, Slots, make_plugin
 )
 def test_limits_that_cannot_be_are_refused_at_start(flags: tuple[str, ...], told: str) -> None:
     with pytest.raises(SettingsError, match=told):
-        build(["--no-default-plugins", "--plugin", "limits", *flags])
+        build([*BARE, "--plugin", "limits", *flags])
 
 
 def test_a_rate_without_a_limit_has_no_effect_and_a_line_says_so(caplog: pytest.LogCaptureFixture) -> None:

@@ -20,7 +20,7 @@ from router_core import Exchange, hookimpl
 from router_core.cli import build
 from router_core.errors import SettingsError
 from router_core.workers import WorkerType
-from routers import Start
+from routers import BARE, Start
 from slime_pd.plugin import Together
 from slime_policies.plugin import PairPolicies
 
@@ -364,7 +364,7 @@ async def test_a_decode_worker_is_not_blamed_for_a_prefill_worker_that_dies(star
 
 async def test_without_retries_and_control_a_failure_ends_both_all_the_same(start: Start) -> None:
     prefill, decode = StandIn("prefill", refusal(500)), StandIn("decode", HANG)
-    async with between(start, prefill, decode, flags=("--no-default-plugins", "--plugin", "pd")) as running:
+    async with between(start, prefill, decode, flags=(*BARE, "--plugin", "pd")) as running:
         answer = await running.client.post("/generate", json={"text": "a", "rid": "mine"})
         assert (answer.status_code, answer.json()) == (500, {"no": 500})
         assert (await running.client.post("/generate", json={"text": "a"})).json() == {

@@ -11,7 +11,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from router_core.serving import serving
-from routers import Start
+from routers import BARE, Start
 
 EXPERTS = base64.b64encode(bytes(range(256)) * 64).decode()
 # Spaces and a float spelt its own way: parsing and encoding again would not give these bytes back.
@@ -42,7 +42,7 @@ async def test_pitfall_26_the_worker_is_asked_for_routed_experts(start: Start, p
     worker = Worker()
     async with (
         serving(worker.app) as url,
-        start("--no-default-plugins", "--plugin", "r3", "--worker-urls", url) as running,
+        start(*BARE, "--plugin", "r3", "--worker-urls", url) as running,
     ):
         await running.client.post(path, json={"text": "a", "unknown": {"kept": [1.5, None]}})
     assert orjson.loads(worker.asked[0]) == {
@@ -57,7 +57,7 @@ async def test_pitfall_27_the_answer_passes_byte_for_byte(start: Start) -> None:
     worker = Worker()
     async with (
         serving(worker.app) as url,
-        start("--no-default-plugins", "--plugin", "r3", "--worker-urls", url) as running,
+        start(*BARE, "--plugin", "r3", "--worker-urls", url) as running,
     ):
         whole = await running.client.post("/generate", json={"text": "a"})
         streamed = await running.client.post("/generate", json={"text": "a", "stream": True})
@@ -79,7 +79,7 @@ async def test_what_is_not_r3s_business_passes_unchanged(start: Start, path: str
     worker = Worker()
     async with (
         serving(worker.app) as url,
-        start("--no-default-plugins", "--plugin", "r3", "--worker-urls", url) as running,
+        start(*BARE, "--plugin", "r3", "--worker-urls", url) as running,
     ):
         assert (await running.client.post(path, content=body)).status_code == 200
     assert worker.asked == [body]

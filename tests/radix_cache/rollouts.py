@@ -29,6 +29,7 @@ from radix_cache.turns import Turn, parameters_of, say
 from radix_cache.worlds import CALM, World
 from router_core.cli import build
 from router_core.serving import serving
+from routers import BARE
 from slime_radix_cache.checkpoint import eos_ids
 from slime_radix_cache.encoding import Encoder
 
@@ -444,7 +445,7 @@ async def routed(
     arguments = ["--plugin", "radix_cache", "--hf-checkpoint", checkpoint, "--worker-urls", worker]
     arguments += ["--abort-retries", str(retries), "--abort-retry-wait-s", "0", *flags]
     arguments += ["--resume-aborted"] if resume else []
-    _, app = build(["--no-default-plugins", *arguments])
+    _, app = build([*BARE, *arguments])
     async with (
         serving(app) as url,
         httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as client,

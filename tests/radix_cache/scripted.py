@@ -16,6 +16,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from router_core.serving import serving
+from routers import BARE
 from slime_engine.tokenizer import EngineTokenizer
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ async def routed(start: Start, engine: ScriptedEngine, checkpoint: str, *flags: 
     async with (
         serving(engine.app) as url,
         start(
-            *("--no-default-plugins", "--plugin", "radix_cache", "--hf-checkpoint", checkpoint),
+            *(*BARE, "--plugin", "radix_cache", "--hf-checkpoint", checkpoint),
             *("--worker-urls", url, *flags),
         ) as running,
     ):

@@ -14,6 +14,7 @@ import pytest
 
 from radix_cache.scripted import Client, ScriptedEngine, bits, lifespan_free, routed
 from router_core.serving import serving
+from routers import BARE
 from slime_radix_cache.requests import names, read_ask
 
 if TYPE_CHECKING:
@@ -282,7 +283,7 @@ async def test_a_malformed_body_reaches_the_worker_as_it_is(start: Start, checkp
     async with (
         serving(lifespan_free(worker)) as url,
         start(
-            *("--no-default-plugins", "--plugin", "radix_cache", "--hf-checkpoint", checkpoint),
+            *(*BARE, "--plugin", "radix_cache", "--hf-checkpoint", checkpoint),
             *("--worker-urls", url),
         ) as running,
     ):

@@ -21,7 +21,7 @@ from router_core.errors import HTTPError, SettingsError
 from router_core.request import Request
 from router_core.router import Router
 from router_core.serving import serving
-from routers import Start, answering
+from routers import BARE, Start, answering
 
 pytestmark = pytest.mark.anyio
 
@@ -158,7 +158,7 @@ async def test_without_any_worker_the_answer_is_503_after_the_last_attempt() -> 
 
 async def test_a_worker_that_is_too_slow_is_not_tried_again(start: Start) -> None:
     one = Moody(rest=HANG)
-    flags = ["--no-default-plugins", "--plugin", "retries", "--request-timeout-secs", "0.2"]
+    flags = [*BARE, "--plugin", "retries", "--request-timeout-secs", "0.2"]
     async with scripted(one.serve) as server, start(*flags, "--worker-urls", server.url) as running:
         await until(lambda: running.router.pool.healthy == 1)
         reply = await running.client.post("/generate", json=GENERATE)
@@ -454,7 +454,7 @@ async def test_nothing_new_is_begun_for_a_client_that_has_gone() -> None:
 
 async def test_retries_can_be_switched_off(start: Start) -> None:
     one = Moody(rest=refused(503))
-    flags = ["--no-default-plugins", "--plugin", "retries", "--disable-retries"]
+    flags = [*BARE, "--plugin", "retries", "--disable-retries"]
     async with scripted(one.serve) as server, start(*flags) as running:
         await running.router.add_worker(server.url)
         assert (await running.client.post("/generate", json=GENERATE)).status_code == 503
@@ -477,4 +477,4 @@ async def test_retries_can_be_switched_off(start: Start) -> None:
 )
 def test_flags_that_cannot_work_end_the_start(flags: list[str]) -> None:
     with pytest.raises(SettingsError, match=f"{flags[0]}: wanted"):
-        build(["--no-default-plugins", "--plugin", "retries", *flags])
+        build([*BARE, "--plugin", "retries", *flags])

@@ -19,7 +19,7 @@ from core.servers import Wire, answer, scripted
 from engine.served import served
 from plugged import until
 from retries.moods import Moody, refused
-from routers import Running, Start
+from routers import BARE, Running, Start
 from slime_engine.journal_file import fold
 from slime_engine.model import load_model
 from slime_engine.settings import Settings as EngineSettings
@@ -68,7 +68,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-PLUGINS = ("--no-default-plugins", "--plugin", "control", "--plugin", "retries")
+PLUGINS = (*BARE, "--plugin", "control", "--plugin", "retries")
 
 
 @asynccontextmanager

@@ -13,8 +13,7 @@ from router_core.cli import build, main
 from router_core.errors import BadRequest, SettingsError, WorkerUnreachable
 from router_core.upstream import Limits, Upstream
 from router_core.workers import worker_url
-from routers import Start
-from security.bare import BARE
+from routers import BARE, Start
 from slime_auth.addresses import WorkerAddresses, is_loopback
 
 #: 169.254.169.254 and others that are never meant, in all the ways in which a resolver takes them.

@@ -12,8 +12,7 @@ import pytest
 
 from core.servers import Wire, answer, dial, scripted, talk
 from plugged import until
-from routers import Start
-from security.bare import BARE
+from routers import BARE, Start
 from slime_auth import Settings
 
 pytestmark = pytest.mark.anyio

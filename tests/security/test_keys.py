@@ -25,8 +25,7 @@ from router_core.serving import serving
 from router_core.settings import Secret
 from router_core.types import Receive, Scope, Send
 from router_core.workers import Worker, auth_headers
-from routers import Running, Start
-from security.bare import BARE
+from routers import BARE, Running, Start
 from slime_auth.access import Keys, Level
 
 pytestmark = pytest.mark.anyio

@@ -11,8 +11,7 @@ import pytest
 from core.servers import Wire, answer, scripted
 from router_core.cli import build, main
 from router_core.settings import Secret
-from routers import Running, Start
-from security.bare import BARE
+from routers import BARE, Running, Start
 from slime_auth.access import Caller, Keys, Level, NamedKey
 
 pytestmark = pytest.mark.anyio

@@ -23,8 +23,7 @@ from router_core.logs import start_logging
 from router_core.router import Router
 from router_core.serving import serving
 from router_core.settings import Settings
-from routers import Start
-from security.bare import BARE
+from routers import BARE, Start
 
 pytestmark = pytest.mark.anyio
 

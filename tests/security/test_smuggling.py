@@ -14,8 +14,7 @@ import anyio.lowlevel
 import pytest
 
 from core.servers import Arrived, Scripted, Wire, answer, content, dial, on_both_loops, scripted, talk
-from routers import Running, Start
-from security.bare import BARE
+from routers import BARE, Running, Start
 
 pytestmark = [pytest.mark.anyio, on_both_loops]
 

@@ -13,6 +13,7 @@ from plugged import Recording
 from router_core.cli import build
 from router_core.errors import SettingsError
 from router_core.serving import serving
+from routers import BARE
 
 if TYPE_CHECKING:
     import httpx
@@ -154,7 +155,7 @@ async def test_one_user_is_one_session_for_the_worker_too(start: Start) -> None:
 
 async def test_a_worker_gets_its_own_key_where_a_name_came_in_place_of_one(start: Start) -> None:
     worker = Recording()
-    flags = ("--no-default-plugins", "--plugin", "sessions", "--worker-api-key", "workers", *ALL)
+    flags = (*BARE, "--plugin", "sessions", "--worker-api-key", "workers", *ALL)
     async with serving(worker) as url, start(*flags, "--worker-urls", url) as running:
         for key in ("rollout-7", JWT):
             headers = {"authorization": f"Bearer {key}"}

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from chat.chatting import chatting
 from plugged import Recording, until
 from router_core.serving import serving
+from routers import BARE
 from sessions.speaking import speak, talk
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 #: Nobody else asks the worker.
-ALONE = ("--no-default-plugins", "--plugin", "sessions")
+ALONE = (*BARE, "--plugin", "sessions")
 NAMES = ["a", "harbor/hello-world:0", "50%", "%2F", "é ☔", "a=b&c?d#e", "v1", "x" * 512]
 
 

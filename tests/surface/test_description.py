@@ -15,6 +15,7 @@ from router_core.admin import admin_routes
 from router_core.cli import build
 from router_core.errors import BadRequest
 from router_core.workers import Worker, WorkerState, WorkerType
+from routers import BARE
 from slime_control.calls import CALLS
 from slime_control.overview import QUESTIONS
 from slime_openai import chat_request, completion_request
@@ -60,7 +61,7 @@ def test_each_schema_is_one(name: str) -> None:
 
 
 def test_each_route_is_described_and_no_other() -> None:
-    router, _ = build(["--no-default-plugins", *ROUTER])
+    router, _ = build([*BARE, *ROUTER])
     routes = [*admin_routes(router), *(route for _, make in router.hooks.routes for route in make(router))]
     assert all(isinstance(route, Route) for route in routes)
     own = {
@@ -83,7 +84,7 @@ async def test_the_router_answers_what_is_described_and_nothing_else(start: Star
         *(path for _, path in OPENAI),
     ]
     others = {(method, path) for path in paths for method in ("GET", "POST")} - described
-    async with start("--no-default-plugins", *ROUTER) as running:
+    async with start(*BARE, *ROUTER) as running:
         for worker in running.router.pool:
             running.router.pool.remove(worker)
         for method, path in sorted(described | others):
@@ -100,7 +101,7 @@ async def test_each_operation_asks_for_the_key_that_is_described(start: Start) -
     keys = {"trafficKey": "traffic", "adminKey": "admin"}
     flags = ["--api-key", keys["trafficKey"], "--admin-api-key", keys["adminKey"]]
     in_braces = re.compile(r"\{\w+\}")
-    async with start("--no-default-plugins", *ROUTER, *flags) as running:
+    async with start(*BARE, *ROUTER, *flags) as running:
         for method, path, operation in operations():
             security = operation.get("security", DOCUMENT["security"])
             opened_by = {name for choice in security for name in choice}

@@ -1,0 +1,107 @@
+"""What SGLang servers say of themselves: the version of their weights, their model, their data-parallel ranks."""
+
+from __future__ import annotations
+
+import logging
+
+import anyio
+import orjson
+
+from router_core import Worker
+from router_core.errors import WorkerBroke
+from router_core.joining import FIRST_LOOK_S, Refusal, unwell
+from router_core.router import Router
+from router_core.weights import version_named
+from slime_sglang.ranks import ranks_told
+from slime_sglang.recognizer import objection
+
+__all__ = ["Introduction"]
+
+logger = logging.getLogger(__name__)
+
+
+class Introduction:
+    """The component ``"introduction"``, see :class:`router_core.joining.Introduction`.
+
+    ``counts_ranks``: each worker is asked how many data-parallel ranks it has.
+    """
+
+    def __init__(self, router: Router, *, counts_ranks: bool) -> None:
+        self._router = router
+        self._counts_ranks = counts_ranks
+
+    async def ask(self, worker: Worker) -> str | None:
+        """See :class:`router_core.joining.Introduction`."""
+        router, get = self._router, self._router.joining.get
+        served = None
+        with anyio.fail_after(FIRST_LOOK_S):  # httpx counts each step of a request by itself
+            for path in ("/model_info", "/get_model_info"):
+                status, body = await get(worker, path)
+                if status != 404:
+                    break
+            if status < 500 and (self._counts_ranks or router.by_model):
+                told = await self._server_info(worker)
+                if self._counts_ranks:
+                    router.pool.split(worker, ranks_told(told))
+                if router.by_model:
+                    served = _served_model(told)
+        trouble = unwell(status)
+        if trouble is not None:
+            return trouble
+        if status == 404 and (wrong := await objection(worker, router.http)) is not None:
+            return Refusal(wrong)
+        at = self._learn(worker, body) if status == 200 else None
+        if worker.model_id is None:
+            worker.model_id, worker.model_told = served or at, True
+        elif worker.model_told and served is not None:
+            worker.model_id = served  # not ``at``, which is another after each update from disk
+        return None
+
+    async def count_again(self, worker: Worker) -> None:
+        """``worker`` is back, perhaps as another process with other ranks."""
+        trouble: object = f"no answer within {FIRST_LOOK_S:g} s"
+        with anyio.move_on_after(FIRST_LOOK_S):
+            try:
+                self._router.pool.split(worker, ranks_told(await self._server_info(worker)))
+                return
+            except (
+                Exception
+            ) as error:  # httpcore on uvloop lets odd ones through; no worker may end the router
+                trouble = error
+        logger.warning("worker %s does not say how many ranks it has: %s", worker.url, trouble)
+
+    async def _server_info(self, worker: Worker) -> bytes:
+        for path in ("/server_info", "/get_server_info"):
+            status, body = await self._router.joining.get(worker, path)
+            if status == 200:
+                return body
+            if status >= 500:
+                raise WorkerBroke(f"it answered {path} with {status}")
+        return b""
+
+    def _learn(self, worker: Worker, body: bytes) -> str | None:
+        """Take over the version of the weights; returns where its model is."""
+        try:
+            info = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            return None  # not an SGLang server; it can be proxied to all the same
+        if not isinstance(info, dict):
+            return None
+        version, model = version_named(info.get("weight_version")), info.get("model_path")
+        worker.said_version = version
+        if version is not None:
+            worker.weight_version = version
+            self._router.weights.see(version)
+            if self._router.weights.current is None:
+                self._router.weights.move(version, worker.url)  # learnt, not changed: no hook
+        return model if isinstance(model, str) else None
+
+
+def _served_model(server_info: bytes) -> str | None:
+    """What its clients call the model, if it says so."""
+    try:
+        document = orjson.loads(server_info)
+    except orjson.JSONDecodeError:
+        return None
+    name = document.get("served_model_name") if isinstance(document, dict) else None
+    return name if isinstance(name, str) and name else None

@@ -1,0 +1,74 @@
+"""The plugin: workers that are SGLang servers say what they are, and are told which of their ranks is meant."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+
+from router_core import SettingsError, Worker, hookimpl
+from router_core.router import Router
+from router_core.workers import WorkerChange
+from slime_sglang.gateway_flags import add_gateway_flags, without_effect
+from slime_sglang.introduction import Introduction
+from slime_sglang.ranks import Ranks
+
+__all__ = ["SGLang", "add_options", "make_plugin"]
+
+logger = logging.getLogger(__name__)
+
+
+@hookimpl(trylast=True)  # of the gateway's flags it takes those that no other plugin has
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--dp-aware",
+        action="store_true",
+        help="choose among the data-parallel ranks of each worker, and tell it which one",
+    )
+    parser.add_argument(
+        "--intra-node-data-parallel-size",
+        type=int,
+        default=1,
+        metavar="N",
+        help="each worker has N data-parallel ranks to choose among, without asking (default: %(default)s)",
+    )
+    add_gateway_flags(parser)
+
+
+def make_plugin(options: argparse.Namespace) -> SGLang:
+    """The plugin with the flags of the command line. Raises SettingsError."""
+    ranks: int = options.intra_node_data_parallel_size
+    if ranks < 1:
+        raise SettingsError(f"--intra-node-data-parallel-size: wanted a number above 0, got {ranks}")
+    for line in without_effect(options):
+        logger.warning("%s", line)
+    return SGLang(ranks=ranks, counts_ranks=options.dp_aware and ranks == 1)
+
+
+class SGLang:
+    """Introduces workers (component ``"introduction"``) and knows their data-parallel ranks.
+
+    ``ranks``: how many each worker has, without asking; ``counts_ranks``: each is asked.
+    """
+
+    def __init__(self, *, ranks: int = 1, counts_ranks: bool = False) -> None:
+        self._ranks = ranks
+        self._counts_ranks = counts_ranks
+
+    @hookimpl(tryfirst=True)  # the rank is written by what is next to the proxy
+    def setup(self, router: Router) -> None:
+        self._router = router
+        self._introduction = Introduction(router, counts_ranks=self._counts_ranks)
+        router.components.register("introduction", self._introduction)
+        if self._counts_ranks or self._ranks > 1:
+            router.dispatcher = Ranks(router.dispatcher, in_header=self._ranks > 1)
+
+    @hookimpl(tryfirst=True)  # the others see a worker with its ranks
+    def worker_changed(self, worker: Worker, change: WorkerChange) -> None:
+        router = self._router
+        if change == "added" and self._ranks > 1:
+            router.pool.split(worker, self._ranks)
+        elif change == "readmitted" and not router.pool.passthrough:
+            if router.by_model:
+                router.tasks.start_soon(router.joining.look_at, worker)
+            elif self._counts_ranks:
+                router.tasks.start_soon(self._introduction.count_again, worker)
