@@ -115,6 +115,16 @@ def test_a_flag_of_a_default_plugin_that_is_left_out_is_told_with_the_plugin(
     assert line_of(capsys, "--no-default-plugins") == line
 
 
+def test_a_router_that_asks_nobody_for_a_key_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cli, "run", lambda _, sock, **__: sock.close())
+    assert main(["--port", "0"]) == 0
+    assert "auth" not in caplog.text
+    assert main(["--no-default-plugins", "--port", "0"]) == 0
+    assert "the plugin auth is not loaded" in caplog.text
+
+
 def test_the_environment_may_hold_what_no_flag_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a pod beside a service that is called slime-router."""
     monkeypatch.setenv("SLIME_ROUTER_SERVICE_HOST", "10.0.0.1")

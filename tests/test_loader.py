@@ -195,6 +195,22 @@ def test_flags_are_found_where_the_entry_point_points_and_where_the_factory_is_d
     assert router.options.inner == "1"
 
 
+def test_flags_are_added_in_the_order_of_hooks(module: Module) -> None:
+    for name, mark in (("last", "(trylast=True)"), ("middle", ""), ("first", "(tryfirst=True)")):
+        module(
+            f"{name}_to_add",
+            f"""
+            @hookimpl{mark}
+            def add_options(parser):
+                parser.add_argument("--{name}", default=len(parser._actions))
+            """,
+            QUIET,
+        )
+    router, _ = build(["--middleware-paths", "last_to_add", "middle_to_add", "first_to_add"])
+    options = router.options
+    assert options.first < options.middle < options.last
+
+
 def test_a_class_is_a_factory_of_itself(module: Module) -> None:
     module(
         "selfmade",

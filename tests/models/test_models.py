@@ -20,7 +20,7 @@ from compatibility.launching import launched, our_words
 from plugged import Recording, until
 from ports import free_port
 from router_core.cli import build
-from router_core.errors import SettingsError
+from router_core.errors import MissingComponent, SettingsError
 from router_core.serving import serving
 from routers import Running, Start
 from slime_engine.app import make_app
@@ -477,3 +477,8 @@ async def test_the_published_line_serves_two_models(tmp_path: Path) -> None:
             for name in ("beta", "/alpha")
         ]
         assert [answer["by"] for answer in answers] == [beta.url, alpha.url]
+
+
+def test_without_workers_that_say_what_they_serve_it_does_not_start() -> None:
+    with pytest.raises(MissingComponent, match="'introduction'"):
+        build(["--no-default-plugins", "--plugin", "models", "--enable-igw"])

@@ -141,6 +141,7 @@ async def test_keys_that_open_something_and_placeholders_name_none(start: Start)
 async def test_a_key_that_all_clients_show_cannot_be_asked_to_name_sessions() -> None:
     with pytest.raises(SettingsError, match="--session-from-api-key: with --api-key"):
         build(["--session-from-api-key", "--api-key", "k"])
+    build(["--no-default-plugins", "--plugin", "sessions", "--session-from-api-key"])  # nobody asks for a key
 
 
 async def test_one_user_is_one_session_for_the_worker_too(start: Start) -> None:
