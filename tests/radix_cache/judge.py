@@ -109,8 +109,10 @@ class Judge:
             for parent, kept in fact.parents
             for rest in [fact.consumed[len(parent.consumed) + kept if parent is not None else 0 :]]
         ]
-        fact.is_spelt = any(each) or is_spelt(fact.consumed, fact.prompt)
-        fact.is_surely_spelt = all(each)
+        whole = is_spelt(fact.consumed, fact.prompt)
+        fact.is_spelt = any(each) or whole
+        # What given tokens go on from is known by their text, which writes hidden ones out.
+        fact.is_surely_spelt = all(each) and (whole or not fact.asked.given)
 
     def anchors(self, fact: Fact, text: str, *, reading: bool) -> list[Anchor]:
         """Those of ``fact`` at places where a special token is not torn."""
