@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 
 import anyio
-import orjson
 
 from router_core import Worker
 from router_core.errors import WorkerBroke
 from router_core.joining import FIRST_LOOK_S, Refusal, unwell
 from router_core.router import Router
 from router_core.weights import version_named
+from slime_sglang.documents import document_in
 from slime_sglang.ranks import ranks_told
 from slime_sglang.recognizer import objection
 
@@ -81,12 +81,9 @@ class Introduction:
 
     def _learn(self, worker: Worker, body: bytes) -> str | None:
         """Take over the version of the weights; returns where its model is."""
-        try:
-            info = orjson.loads(body)
-        except orjson.JSONDecodeError:
+        info = document_in(body)
+        if info is None:
             return None  # not an SGLang server; it can be proxied to all the same
-        if not isinstance(info, dict):
-            return None
         version, model = version_named(info.get("weight_version")), info.get("model_path")
         worker.said_version = version
         if version is not None:
@@ -99,9 +96,5 @@ class Introduction:
 
 def _served_model(server_info: bytes) -> str | None:
     """What its clients call the model, if it says so."""
-    try:
-        document = orjson.loads(server_info)
-    except orjson.JSONDecodeError:
-        return None
-    name = document.get("served_model_name") if isinstance(document, dict) else None
+    name = (document_in(server_info) or {}).get("served_model_name")
     return name if isinstance(name, str) and name else None

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-import orjson
-
 from router_core.dispatcher import Dispatcher
 from router_core.exchange import Exchange
 from router_core.generation import generates, with_fields, without_fields
 from router_core.reply import Reply
 from router_core.request import Request
 from router_core.workers import Worker
+from slime_sglang.documents import document_in
 
 __all__ = ["Ranks", "ranks_told"]
 
@@ -28,11 +27,7 @@ _HEADER = b"x-data-parallel-rank"
 
 def ranks_told(server_info: bytes) -> int:
     """The ``dp_size`` in an answer to ``/server_info``; 1 when it has none."""
-    try:
-        document = orjson.loads(server_info)
-    except orjson.JSONDecodeError:
-        return 1
-    size = document.get("dp_size") if isinstance(document, dict) else None
+    size = (document_in(server_info) or {}).get("dp_size")
     return size if isinstance(size, int) and 1 < size <= _MAX_RANKS else 1
 
 

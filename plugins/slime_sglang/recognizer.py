@@ -6,14 +6,12 @@ only: then ``/version`` answers ``{"version"}`` beside a 401.
 
 from __future__ import annotations
 
-from typing import Any
-
 import anyio
 import httpx
-import orjson
 
 from router_core import Worker
 from router_core.joining import get
+from slime_sglang.documents import document_in
 
 __all__ = ["objection"]
 
@@ -35,17 +33,8 @@ async def _is_vllm(worker: Worker, http: httpx.AsyncClient) -> bool:
     status, body = await get(http, worker, "/v1/models")
     if status == 401:
         status, body = await get(http, worker, "/version")
-        document = _json(body)
-        return status == 200 and isinstance(document, dict) and list(document) == ["version"]
-    document = _json(body)
-    models = document.get("data") if isinstance(document, dict) else None
+        return status == 200 and list(document_in(body) or ()) == ["version"]
+    models = (document_in(body) or {}).get("data")
     return isinstance(models, list) and any(
         isinstance(model, dict) and model.get("owned_by") == "vllm" for model in models
     )
-
-
-def _json(body: bytes) -> Any:
-    try:
-        return orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return None
