@@ -34,9 +34,6 @@ __all__ = ["build", "command_line", "main"]
 
 logger = logging.getLogger(__name__)
 
-#: What names of environment variables that hold flags begin with.
-_ENVIRONMENT = "SLIME_ROUTER_"
-
 
 class _Parser(configargparse.ArgumentParser):  # type: ignore[misc]  # the library has no types
     """Says in one line what is wrong, and knows its flags from the environment and a file as well."""
@@ -49,7 +46,7 @@ def _parser() -> _Parser:
     parser = _Parser(
         prog="slime-router",
         description="The router between RL rollouts and their inference engines: text in, exact tokens out.",
-        auto_env_var_prefix=_ENVIRONMENT,
+        auto_env_var_prefix="SLIME_ROUTER_",
         add_help=False,
         allow_abbrev=False,
         formatter_class=argparse.HelpFormatter,
@@ -122,10 +119,9 @@ class _LeftOut(argparse.Action):
     """A flag of the default plugin ``const``, which is not loaded."""
 
     def __call__(self, *_: object) -> NoReturn:
-        flag = self.option_strings[0]
-        variable = _ENVIRONMENT + flag.lstrip("-").replace("-", "_").upper()
+        name = f"{self.option_strings[0]} ({self.env_var})"  # type: ignore[attr-defined]  # ConfigArgParse sets it
         raise SettingsError(
-            f"{flag} ({variable}) is for the plugin {self.const!r}, which is not loaded: --plugin {self.const}"
+            f"{name} is for the plugin {self.const!r}, which is not loaded: --plugin {self.const}"
         )
 
 
