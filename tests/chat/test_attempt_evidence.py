@@ -112,17 +112,28 @@ async def test_a_lie_of_the_first_attempt_makes_the_joined_answer_doubtful(
     assert recorded[-1] == (len(TAPE), DOUBT)
 
 
-async def test_an_event_of_another_request_makes_the_joined_answer_doubtful(
-    start: Start, tmp_path: Path, recorded: list[tuple[int, str | None]], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("lie", "mode"), [("name", "incremental"), ("name", "cumulative"), ("text", "cumulative")]
+)
+async def test_an_attempt_that_takes_back_what_it_said_makes_the_joined_answer_doubtful(
+    start: Start,
+    tmp_path: Path,
+    recorded: list[tuple[int, str | None]],
+    monkeypatch: pytest.MonkeyPatch,
+    lie: str,
+    mode: str,
 ) -> None:
-    """Only the first one of the second attempt: all later figures agree."""
-    engine = engine_of("running", "incremental", 2)
+    """Only the first event of the second attempt lies: all later ones are an answer without a fault."""
+    engine = engine_of("running", mode, 2)
     honest = engine.events
 
     def events(*args: Any) -> Iterator[dict[str, Any]]:
         for number, event in enumerate(honest(*args)):
             if (len(engine.asked), number) == (2, 0):
-                event["meta_info"]["id"] = "of another one"
+                if lie == "name":
+                    event["meta_info"]["id"] = "of another one"
+                else:
+                    event["text"] = "no"
             yield event
 
     monkeypatch.setattr(engine, "events", events)
