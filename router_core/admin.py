@@ -204,7 +204,7 @@ class _Admin:
             raise BadRequest(
                 f'wanted {{"weight_version": "7"}}, at most {MAX_VERSION} characters, got {_shown(version)}'
             )
-        self._router.expect_one_model()
+        self._router.weights.expect_one_kind()
         await self._router.announce_weights(name, "announced")
         return await self.weight_version(request)
 

@@ -18,7 +18,7 @@ from anyio.abc import TaskGroup, TaskStatus
 from router_core.addresses import ANYWHERE, AddressRules, CheckedTransport
 from router_core.client import Watch
 from router_core.dispatcher import Dispatcher
-from router_core.errors import BadRequest, HTTPError, MixedWorkers
+from router_core.errors import HTTPError, MixedWorkers
 from router_core.exchange import Exchange, SessionSource
 from router_core.fair_turns import FairThreads, FairTurns
 from router_core.hooks import Hooks, a_reply, failure
@@ -77,8 +77,6 @@ class Router:
         #: The paths that the router answers itself, in the order of its routes, and whether they are the core's: filled
         #: before ``asgi_middleware`` is called.
         self.own_paths: list[tuple[re.Pattern[str], bool]] = []
-        #: Workers are told apart by their models: set by a plugin that lets no request go to another than it names.
-        self.by_model = False
         #: Work on the event loop that takes longer than some milliseconds goes through here, in steps.
         self.long_work = FairTurns()
         #: And what cannot be cut into steps goes here.
@@ -340,23 +338,6 @@ class Router:
             await self.add_worker(url, **about)
         except MixedWorkers as error:  # with those of a plugin that remembers them
             logger.error("worker %s is not registered: %s", url, error)
-
-    @property
-    def several_models(self) -> bool:
-        """Workers are told apart by their models, and those of more than one are registered, or of one unknown.
-
-        Then versions of weights say nothing across workers.
-        """
-        return self.by_model and len({worker.model_id for worker in self.pool}) > 1
-
-    def expect_one_model(self) -> None:
-        """Weights are about to change. Raises BadRequest when they would be those of several models."""
-        if self.several_models:
-            models = ", ".join(sorted({worker.model_id or "one yet unknown" for worker in self.pool}))
-            raise BadRequest(
-                f"workers of several models are registered ({models}), whose weights are not one another's: tell the"
-                " engines of one model directly, or use a router for each model"
-            )
 
     def drain_worker(self, worker: Worker) -> None:
         """Give ``worker`` nothing new, and remove it when what it has in flight is done."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+
+from router_core.errors import BadRequest
 
 __all__ = ["MAX_VERSION", "WeightUpdate", "WeightVersions", "version_named"]
 
@@ -31,16 +33,25 @@ class WeightUpdate:
 class WeightVersions:
     """The versions seen so far, oldest first, and the current one.
 
-    SGLang's versions are strings (``"default"``, ``"7"``). While all are numbers they are ordered as
+    A version is a string (``"default"``, ``"7"``). While all are numbers they are ordered as
     numbers; otherwise as they were first seen. Changed only by functions without ``await``, so one event
     loop needs no lock.
     """
 
     def __init__(self) -> None:
+        #: Why the weights of the workers are not one another's now, so that their versions say nothing across workers;
+        #: None: they are. A plugin whose workers may differ puts its own in this place.
+        self.differ: Callable[[], str | None] = lambda: None
         self.current: str | None = None
         self._seen: dict[str, None] = {}
         self._order: list[str] = []
         self._past: dict[str, None] = {}
+
+    def expect_one_kind(self) -> None:
+        """Weights are about to change on all workers. Raises BadRequest when the workers' weights differ."""
+        reason = self.differ()
+        if reason is not None:
+            raise BadRequest(reason)
 
     def see(self, version: str) -> None:
         """Note that ``version`` exists."""

@@ -67,7 +67,7 @@ class Fleet:
                 self._gate.open()  # for those who register next, and have never paused
             raise NoWorker("no worker is registered")
         if call.moves_weights:
-            self._router.expect_one_model()
+            self._router.weights.expect_one_kind()
         headers = passed_on(request.headers)
         bodies = await self._recipients.bodies(call, request)
         everybody = len(bodies) == len(self._router.pool)

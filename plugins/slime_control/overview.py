@@ -213,7 +213,7 @@ class Overview:
             "healthy_workers": router.pool.healthy,
             "total_workers": len(router.pool),
         }
-        if router.weights.current is not None and not router.several_models:
+        if router.weights.current is not None and router.weights.differ() is None:
             content["weight_version"] = router.weights.current
         return Reply.from_json(content)
 

@@ -149,7 +149,7 @@ class Versions:
         """The version that the fleet has, if that is news."""
         weights, pool = router.weights, router.pool
         current = weights.current
-        if current is None or router.several_models:
+        if current is None or router.weights.differ():
             return None
         if any(each.said_version == current and each.state == "ready" and not each.torn for each in pool):
             return None
@@ -202,7 +202,7 @@ class Versions:
     # Which workers are used.
 
     def _fit(self, router: Router, said: str | None) -> Fit:
-        if self._settings.readmit == "any" or router.several_models or router.pool.passthrough:
+        if self._settings.readmit == "any" or router.weights.differ() or router.pool.passthrough:
             return "same"
         return fit(said, router.weights.current, router.weights.past)
 
@@ -244,7 +244,7 @@ class Versions:
         if anyio.current_time() < self._changed_at + self._settings.lag_s or self._settings.readmit == "any":
             return
         newest = newer_than_the_fleet(router.pool, router.weights)
-        if newest is None or router.several_models or self.excuses(anyio.current_time()):
+        if newest is None or router.weights.differ() or self.excuses(anyio.current_time()):
             return
         moved = [each for each in router.pool if each.said_version == newest]
         for worker in router.pool:

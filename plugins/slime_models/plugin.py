@@ -16,6 +16,7 @@ from router_core.admin import JSON
 from router_core.errors import BadRequest, NoWorker
 from router_core.request import Request
 from router_core.router import Router
+from slime_sglang.introduction import Introduction
 
 __all__ = ["ModelNotFound", "Models", "OneModel", "add_options", "make_plugin"]
 
@@ -62,13 +63,14 @@ class Models:
 
         Raises MissingComponent when workers are not asked for their models.
         """
-        router.components.get("introduction")
+        introduction: Introduction = router.components.get("introduction")
         if "trajectories" in router.components:
             raise SettingsError(
                 "--enable-igw: the tokens of all models would be recorded as those of one, that of --hf-checkpoint;"
                 " start a router for each model, or do without --plugin radix_cache"
             )
-        router.by_model = True
+        introduction.asks_model = True
+        router.weights.differ = self._differing
         self._router = router
 
     @hookimpl
@@ -106,6 +108,17 @@ class Models:
         """In the order of the workers."""
         return list(
             dict.fromkeys(worker.model_id for worker in self._router.pool if worker.model_id is not None)
+        )
+
+    def _differing(self) -> str | None:
+        """See :attr:`WeightVersions.differ`: the workers are of several models, or of one unknown and others."""
+        models = {worker.model_id for worker in self._router.pool}
+        if len(models) < 2:
+            return None
+        told = ", ".join(sorted(model or "one yet unknown" for model in models))
+        return (
+            f"workers of several models are registered ({told}), whose weights are not one another's: tell the"
+            " engines of one model directly, or use a router for each model"
         )
 
     # What OpenAI's clients ask.

@@ -23,12 +23,14 @@ logger = logging.getLogger(__name__)
 class Introduction:
     """The component ``"introduction"``, see :class:`router_core.joining.Introduction`.
 
-    ``counts_ranks``: each worker is asked how many data-parallel ranks it has.
+    ``counts_ranks``: each worker is asked how many data-parallel ranks it has; ``asks_model``: and for the model that
+    it serves.
     """
 
     def __init__(self, router: Router, *, counts_ranks: bool) -> None:
         self._router = router
         self._counts_ranks = counts_ranks
+        self.asks_model = False
 
     async def ask(self, worker: Worker) -> str | None:
         """See :class:`router_core.joining.Introduction`."""
@@ -39,11 +41,11 @@ class Introduction:
                 status, body = await get(worker, path)
                 if status != 404:
                     break
-            if status < 500 and (self._counts_ranks or router.by_model):
+            if status < 500 and (self._counts_ranks or self.asks_model):
                 told = await self._server_info(worker)
                 if self._counts_ranks:
                     router.pool.split(worker, ranks_told(told))
-                if router.by_model:
+                if self.asks_model:
                     served = _served_model(told)
         trouble = unwell(status)
         if trouble is not None:

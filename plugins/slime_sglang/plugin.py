@@ -68,7 +68,7 @@ class SGLang:
         if change == "added" and self._ranks > 1:
             router.pool.split(worker, self._ranks)
         elif change == "readmitted" and not router.pool.passthrough:
-            if router.by_model:
+            if self._introduction.asks_model:
                 router.tasks.start_soon(router.joining.look_at, worker)
             elif self._counts_ranks:
                 router.tasks.start_soon(self._introduction.count_again, worker)

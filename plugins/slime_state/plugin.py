@@ -173,7 +173,7 @@ async def _join(router: Router, saved: SavedWorker, behind: list[Worker]) -> Non
         return  # it is awaited, as before
     if trouble is not None:
         router.pool.quarantine(worker, f"it did not answer when the router started: {trouble}")
-    elif router.several_models:
+    elif router.weights.differ():
         return
     elif None not in (current, worker.weight_version) and worker.weight_version != current:
         behind.append(worker)

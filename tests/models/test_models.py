@@ -445,7 +445,7 @@ async def test_without_the_flag_a_models_name_means_nothing(start: Start) -> Non
     assert isinstance(make_plugin(router.options), OneModel)
     named = [*router.hooks.pre_request, *router.hooks.post_response, *router.hooks.forward]
     assert "models" not in {name for name, _ in named}
-    assert not router.by_model
+    assert router.weights.differ() is None
     alpha = Server("/alpha")
     async with start() as running, serving(alpha.app) as alpha.url:
         await running.client.post("/workers", json={"url": alpha.url})
