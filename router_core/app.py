@@ -36,6 +36,7 @@ from router_core.proxy import relay
 from router_core.request import Request
 from router_core.request_ids import log_prefix
 from router_core.router import Router
+from router_core.routes import ControlRoute
 from router_core.types import ASGIApp, Message, Receive, Scope, Send
 
 __all__ = ["make_app"]
@@ -68,8 +69,8 @@ class _App:
             claimed += [(f"plugin {plugin!r}", route) for route in routes(router)]
         self._exact, self._prefixes = _table(claimed)
         router.own_paths = [
-            (route.path_regex, owner == "the core")
-            for owner, route in claimed
+            (route.path_regex, isinstance(route, ControlRoute))
+            for _, route in claimed
             if isinstance(route, Route | Mount)
         ]
         self._own = Starlette(

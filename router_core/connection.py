@@ -37,7 +37,7 @@ PLAIN_CONNECTION = frozenset((b"close", b"keep-alive"))
 class Limits:
     """Deadlines in seconds, sizes in bytes.
 
-    ``idle_s`` stays below the 5 s after which uvicorn, and so SGLang, closes an idle connection.
+    ``idle_s`` stays below the 5 s after which uvicorn, which most engines run on, closes an idle connection.
     """
 
     connect_s: float = 5.0

@@ -11,7 +11,7 @@ from router_core.types import ASGIApp, Message, Receive, Scope, Send
 
 __all__ = ["DEFAULT_HEADERS", "RequestIds", "add_request_id_options", "log_prefix", "request_id_headers"]
 
-#: Those of the SGLang gateway.
+#: The names that gateways of inference servers read by default.
 DEFAULT_HEADERS = ("x-request-id", "x-correlation-id", "x-trace-id", "request-id")
 _ANSWER = b"x-request-id"
 _KEY = "slime_router.request_id"
@@ -46,8 +46,8 @@ class RequestIds:
     """ASGI middleware around everything else: each request has an id.
 
     It is the first header of ``names`` that came with visible ASCII in it, 256 bytes at most. Without one, an id is
-    made and added under the first name, so that the engine gets it. The client finds its id in ``x-request-id``, as
-    with the SGLang gateway; an engine's header of that name is left out.
+    made and added under the first name, so that the engine gets it. The client finds its id in ``x-request-id``;
+    an engine's header of that name is left out.
     """
 
     def __init__(self, app: ASGIApp, names: tuple[bytes, ...]) -> None:

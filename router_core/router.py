@@ -74,7 +74,7 @@ class Router:
         self.first_workers: dict[str, dict[str, Any]] = {url: {**about} for url in settings.worker_urls}
         #: Where a request may name its session beside its headers and ``session_id``, asked in this order.
         self.session_sources: list[SessionSource] = []
-        #: The paths that the router answers itself, in the order of its routes, and whether they are the core's: filled
+        #: The paths that the router answers itself, in the order of its routes, and whether they are control: filled
         #: before ``asgi_middleware`` is called.
         self.own_paths: list[tuple[re.Pattern[str], bool]] = []
         #: Work on the event loop that takes longer than some milliseconds goes through here, in steps.
@@ -309,12 +309,12 @@ class Router:
         url: str,
         *,
         worker_type: WorkerType | None = None,
-        bootstrap_port: int | None = None,
-        model_id: str | None = None,
+        facts: dict[str, Any] | None = None,
         labels: dict[str, str] | None = None,
         api_key: str | None = None,
     ) -> tuple[Worker, str | None]:
-        """Register a worker, or give a known one a fresh start; without a ``worker_type`` it stays of its own.
+        """Register a worker, or give a known one a fresh start; without a ``worker_type`` it stays of its own, and
+        it keeps the ``facts`` that are not given.
 
         Returns it and what was wrong with its first answer (None: it is ready). A worker that does not
         answer yet stays ``joining`` and is looked at again until it does. One that is no engine of ours is removed, and
@@ -323,9 +323,9 @@ class Router:
         url = worker_url(url)
         known = next((worker for worker in self.pool if worker.url == url), None)
         if known is not None and worker_type is None:
-            worker_type, bootstrap_port = known.worker_type, bootstrap_port or known.bootstrap_port
+            worker_type = known.worker_type
         worker = self.pool.add(
-            Worker(url, worker_type or "regular", bootstrap_port, model_id, labels or {}, api_key=api_key)
+            Worker(url, worker_type or "regular", facts or {}, labels or {}, api_key=api_key)
         )
         trouble = await self.joining.look_at(worker)
         if trouble is not None and worker in self.pool:

@@ -133,7 +133,7 @@ class Settings:
 
 
 def add_core_options(parser: argparse.ArgumentParser) -> None:
-    """The core's flags, spelt as the SGLang gateway spells them where it has them."""
+    """The core's flags, spelt as the engines' own gateway spells them where it has them."""
     default = Settings()
     parser.add_argument("--host", default=default.host, help="address to listen on (default: %(default)s)")
     parser.add_argument(

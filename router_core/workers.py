@@ -92,6 +92,8 @@ class Worker:
     engine that is never told the names of its updates goes on saying the same.
     ``withheld``: ready, and not to be used now (an open circuit breaker).
 
+    ``facts``: what plugins know of it, by names of their own; each name belongs to one plugin.
+
     ``worker_type`` ``passthrough``: it is only proxied to, whatever protocol it speaks. Then all workers are.
 
     A server with data-parallel ranks is one worker, and each of its ``ranks`` a choice of its own: a Worker that counts
@@ -100,8 +102,7 @@ class Worker:
 
     url: str
     worker_type: WorkerType = "regular"
-    bootstrap_port: int | None = None
-    model_id: str | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
     weight_version: str | None = None
     api_key: str | None = field(default=None, repr=False)
@@ -111,8 +112,6 @@ class Worker:
     withheld: bool = False
     in_flight: int = 0
     id: str = field(default_factory=lambda: str(uuid.uuid4()))
-    #: ``model_id`` is what the worker says, not what its registration did.
-    model_told: bool = False
     said_version: str | None = None
     rank: int | None = None
     ranks: tuple[Worker, ...] = field(default=(), repr=False)
@@ -124,7 +123,7 @@ class Worker:
 
     @property
     def name(self) -> str:
-        """Its URL; of a rank ``url@rank``, as the SGLang gateway has it."""
+        """Its URL; of a rank ``url@rank``."""
         return self.url if self.rank is None else f"{self.url}@{self.rank}"
 
     @property
@@ -168,23 +167,6 @@ class Worker:
         else:
             standing = server.state + (f": {server.reason}" if server.reason else "")
         return f"{server.url} {server.worker_type} {standing}"
-
-    def describe(self) -> dict[str, Any]:
-        """The worker as ``GET /workers`` shows it."""
-        server = self.server
-        return {
-            "id": self.id,
-            "url": self.name,
-            "worker_type": server.worker_type,
-            "is_healthy": server.is_healthy,
-            "state": server.state,
-            "reason": server.reason,
-            "load": self.load,
-            "weight_version": server.weight_version,
-            "model_id": server.model_id,
-            "bootstrap_port": server.bootstrap_port,
-            "labels": server.labels,
-        }
 
 
 def least_in_flight(workers: Iterable[Worker]) -> Worker:
@@ -246,16 +228,15 @@ class WorkerPool:
     def add(self, worker: Worker) -> Worker:
         """Register ``worker``. One that is known under its URL stays, and starts afresh; a ready one goes on.
 
-        Raises MixedWorkers.
+        It keeps the facts that ``worker`` has not. Raises MixedWorkers.
         """
         self._expect_alike(worker)
         known = self._workers.get(worker.url)
         if known is None:
             self._workers[worker.url] = worker
         else:
-            known.worker_type, known.bootstrap_port = worker.worker_type, worker.bootstrap_port
-            if worker.model_id is not None:
-                known.model_id, known.model_told = worker.model_id, False
+            known.worker_type = worker.worker_type
+            known.facts |= worker.facts
             known.labels = worker.labels
             known.api_key = worker.api_key or known.api_key
             known.torn = known.withheld = False
@@ -268,7 +249,7 @@ class WorkerPool:
 
     @property
     def passthrough(self) -> bool:
-        """The workers are only proxied to: no plugin takes a request for one of SGLang's, or changes it. O(1)."""
+        """The workers are only proxied to: no plugin takes or changes a request. O(1)."""
         first = next(iter(self._workers.values()), None)  # all are alike
         return first is not None and first.passthrough
 

@@ -934,14 +934,18 @@ async def test_a_reply_that_is_put_in_place_of_another_ends_the_other() -> None:
 
 
 def test_a_route_that_another_one_would_answer_is_refused() -> None:
-    class Hidden:
+    class Offering:
+        def __init__(self, path: str) -> None:
+            self.path = path
+
         @hookimpl
         def routes(self) -> Sequence[BaseRoute]:
-            return [Route("/workers/mine", _unused, methods=["GET"])]
+            return [Route(self.path, _unused, methods=["GET"])]
 
     manager = new_plugin_manager()
-    manager.register(Hidden(), "hidden")
+    manager.register(Offering("/turns/{number}"), "first")
+    manager.register(Offering("/turns/mine"), "hidden")
     with pytest.raises(
-        PluginError, match="plugin 'hidden' and the core both claim the route GET /workers/mine"
+        PluginError, match="plugin 'hidden' and plugin 'first' both claim the route GET /turns/mine"
     ):
         make_app(Router(Settings(), manager))

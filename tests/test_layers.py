@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -34,6 +35,7 @@ LAYERS = (
         "registry",
         "reply",
         "request",
+        "routes",
         "settings",
         "upstream_reply",
         "weights",
@@ -167,6 +169,18 @@ def test_the_core_knows_no_plugin() -> None:
     assert "slime_radix_cache" in plugins
     offences = [each for each in core_imports() if each.package in plugins or each.package == "plugins"]
     assert not offences, told(offences)
+
+
+def test_the_core_knows_no_engine_and_no_scheme() -> None:
+    """But for the name of a plugin that is loaded by default."""
+    words = re.compile("sglang|dp_|bootstrap|jwt|model_id|lora", re.IGNORECASE)
+    lines = [
+        f"{path.name}:{number}: {line.strip()}"
+        for path in sorted(CORE.rglob("*.py"))
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if words.search(line)
+    ]
+    assert [line for line in lines if not line.endswith(': "sglang",')] == []
 
 
 def test_plugins_do_not_know_each_other() -> None:

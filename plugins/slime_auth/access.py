@@ -167,7 +167,7 @@ class Authenticator(Protocol):
 class Guard:
     """What each request needs, and whether it shows it.
 
-    ``own``: the paths that the router answers itself, in the order of its routes, and whether they are the core's.
+    ``own``: the paths that the router answers itself, in the order of its routes, and whether they are control.
     ``tokens``: what else than keys shows who asks.
     """
 
@@ -197,9 +197,9 @@ class Guard:
         if raw in _DATA_PLANE:
             return Level.TRAFFIC
         path: str = scope["path"]
-        for pattern, of_core in self._own:
+        for pattern, is_control in self._own:
             if pattern.fullmatch(path):  # its $ would let a line break follow
-                return _of_core(path, scope["method"]) if of_core else Level.TRAFFIC
+                return _for_control(path, scope["method"]) if is_control else Level.TRAFFIC
         return Level.TRAFFIC if _OPENAI.fullmatch(raw) else Level.ADMIN
 
 
@@ -211,7 +211,7 @@ def _refusal(caller: Caller, needed: Level) -> HTTPError:
     )
 
 
-def _of_core(path: str, method: str) -> Level:
+def _for_control(path: str, method: str) -> Level:
     if method in _READING and path in _ANYBODYS:
         return Level.OPEN
     return Level.TRAFFIC if method in _READING and path in _TRAFFICS else Level.ADMIN

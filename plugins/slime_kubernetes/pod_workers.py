@@ -9,7 +9,8 @@ from router_core import Worker
 from router_core.errors import BadRequest, MixedWorkers, WorkerNotFound
 from router_core.router import Router
 from router_core.workers import WorkerType, worker_url
-from slime_kubernetes.pods import BOOTSTRAP_PORT, Pod
+from slime_kubernetes.pods import PORT_ANNOTATION, Pod
+from slime_sglang.facts import BOOTSTRAP_PORT
 
 __all__ = ["UID", "Joined", "PodWorkers"]
 
@@ -104,7 +105,7 @@ class PodWorkers:
                 await self._router.add_worker(
                     url,
                     worker_type=self._kind,
-                    bootstrap_port=self._bootstrap_port(pod),
+                    facts={BOOTSTRAP_PORT: self._bootstrap_port(pod)},
                     labels={_NAME: pod.name, UID: pod.uid},
                 )
             except MixedWorkers as error:
@@ -140,5 +141,5 @@ class PodWorkers:
             return None
         if said.isdecimal() and 0 < int(said) < 65536:
             return int(said)
-        logger.warning("pod %s: %s is no port: %r", pod.name, BOOTSTRAP_PORT, said[:40])
+        logger.warning("pod %s: %s is no port: %r", pod.name, PORT_ANNOTATION, said[:40])
         return None

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = ["BOOTSTRAP_PORT", "Pod", "PodState"]
+__all__ = ["PORT_ANNOTATION", "Pod", "PodState"]
 
 #: The annotation of a prefill pod that tells where its bootstrap server listens.
-BOOTSTRAP_PORT = "sglang.ai/bootstrap-port"
+PORT_ANNOTATION = "sglang.ai/bootstrap-port"
 
 PodState = Literal["coming", "serving", "leaving", "ended"]
 
@@ -38,7 +38,7 @@ class Pod:
         """A v1 Pod. Raises LookupError, TypeError or AttributeError when it is none."""
         metadata, status = document["metadata"], document.get("status") or {}
         uid, address = metadata["uid"], status.get("podIP")
-        bootstrap_port = (metadata.get("annotations") or {}).get(BOOTSTRAP_PORT)
+        bootstrap_port = (metadata.get("annotations") or {}).get(PORT_ANNOTATION)
         for text in (uid, address or "", bootstrap_port or ""):
             if not isinstance(text, str):
                 raise TypeError(f"wanted a string, got {type(text).__name__}")

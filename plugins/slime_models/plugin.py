@@ -12,10 +12,11 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from router_core import Exchange, HTTPError, SettingsError, Worker, hookimpl
-from router_core.admin import JSON
 from router_core.errors import BadRequest, NoWorker
 from router_core.request import Request
 from router_core.router import Router
+from router_core.routes import JSON
+from slime_sglang.facts import model_id
 from slime_sglang.introduction import Introduction
 
 __all__ = ["ModelNotFound", "Models", "OneModel", "add_options", "make_plugin"]
@@ -100,19 +101,19 @@ class Models:
 
     def _refuse(self, model: str, models: Sequence[str]) -> NoReturn:
         pool = self._router.pool
-        if not len(pool) or any(worker.model_id is None and worker.state == "joining" for worker in pool):
+        if not len(pool) or any(model_id(worker) is None and worker.state == "joining" for worker in pool):
             raise NoWorker(f"no worker of the model {model!r} is there yet")
         raise ModelNotFound(f"no worker serves the model {model!r}; known: {', '.join(models) or 'none'}")
 
     def _served(self) -> list[str]:
         """In the order of the workers."""
         return list(
-            dict.fromkeys(worker.model_id for worker in self._router.pool if worker.model_id is not None)
+            dict.fromkeys(model for worker in self._router.pool if (model := model_id(worker)) is not None)
         )
 
     def _differing(self) -> str | None:
         """See :attr:`WeightVersions.differ`: the workers are of several models, or of one unknown and others."""
-        models = {worker.model_id for worker in self._router.pool}
+        models = {model_id(worker) for worker in self._router.pool}
         if len(models) < 2:
             return None
         told = ", ".join(sorted(model or "one yet unknown" for model in models))
@@ -137,7 +138,7 @@ class Models:
 
 
 def _of(model: str) -> Callable[[Worker], bool]:
-    return lambda worker: worker.model_id == model
+    return lambda worker: model_id(worker) == model
 
 
 def _undecided(models: Sequence[str]) -> Callable[[Worker], bool]:

@@ -9,6 +9,7 @@ from router_core.errors import HTTPError
 from router_core.router import Router
 from slime_openai.errors import InvalidRequest
 from slime_openai.options import Options
+from slime_sglang.facts import model_id
 
 __all__ = ["ModelNotFound", "Models"]
 
@@ -62,7 +63,7 @@ class Models:
 
     def _names(self) -> dict[str, None]:
         """In the order of the workers."""
-        return {worker.model_id: None for worker in self._router.pool if worker.model_id is not None}
+        return {name: None for worker in self._router.pool if (name := model_id(worker)) is not None}
 
     def _described(self, name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": self._created, "owned_by": "sglang", "root": name}

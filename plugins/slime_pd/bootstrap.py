@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from router_core import Worker
+from slime_sglang.facts import bootstrap_port
 
 __all__ = ["bootstrap_fields", "may_be_many", "sequences"]
 
@@ -29,7 +30,7 @@ def bootstrap_fields(count: int | None, prefill: Worker) -> bytes:
     """The JSON fields that let the sequences of a request meet: values for one (None), lists for a batch."""
     host = urlsplit(prefill.url).hostname or ""
     host = f"[{host}]" if ":" in host else host
-    port = prefill.bootstrap_port
+    port = bootstrap_port(prefill)
     each: dict[str, Any] = {"bootstrap_host": host, "bootstrap_port": port, "bootstrap_room": _room()}
     if count is not None and count <= _MANY:
         rooms = [_room() for _ in range(count)]

@@ -11,6 +11,7 @@ from router_core.errors import BadRequest
 from router_core.router import Router
 from slime_pd.pairs import Pairs
 from slime_pd.settings import Settings, add_flags
+from slime_sglang.facts import BOOTSTRAP_PORT
 
 __all__ = ["Disaggregation", "Together", "add_options", "make_plugin"]
 
@@ -49,7 +50,7 @@ class Disaggregation:
         try:
             for url, port in self.settings.prefill:
                 router.addresses.check(url)
-                router.first_workers[url] = {"worker_type": "prefill", "bootstrap_port": port}
+                router.first_workers[url] = {"worker_type": "prefill", "facts": {BOOTSTRAP_PORT: port}}
             for url in self.settings.decode:
                 router.addresses.check(url)
                 router.first_workers[url] = {"worker_type": "decode"}

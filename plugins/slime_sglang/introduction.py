@@ -12,6 +12,7 @@ from router_core.joining import FIRST_LOOK_S, Refusal, unwell
 from router_core.router import Router
 from router_core.weights import version_named
 from slime_sglang.documents import document_in
+from slime_sglang.facts import TOLD_MODEL
 from slime_sglang.ranks import ranks_told
 from slime_sglang.recognizer import objection
 
@@ -53,10 +54,10 @@ class Introduction:
         if status == 404 and (wrong := await objection(worker, router.http)) is not None:
             return Refusal(wrong)
         at = self._learn(worker, body) if status == 200 else None
-        if worker.model_id is None:
-            worker.model_id, worker.model_told = served or at, True
-        elif worker.model_told and served is not None:
-            worker.model_id = served  # not ``at``, which is another after each update from disk
+        if served is not None or worker.facts.get(TOLD_MODEL) is None:
+            worker.facts[TOLD_MODEL] = (
+                served or at
+            )  # only at first: ``at`` is another after each update from disk
         return None
 
     async def count_again(self, worker: Worker) -> None:

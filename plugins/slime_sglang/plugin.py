@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import logging
+from collections.abc import Sequence
+
+from starlette.routing import BaseRoute
 
 from router_core import SettingsError, Worker, hookimpl
 from router_core.router import Router
@@ -11,6 +14,7 @@ from router_core.workers import WorkerChange
 from slime_sglang.gateway_flags import add_gateway_flags, without_effect
 from slime_sglang.introduction import Introduction
 from slime_sglang.ranks import Ranks
+from slime_sglang.worker_routes import worker_routes
 
 __all__ = ["SGLang", "add_options", "make_plugin"]
 
@@ -61,6 +65,10 @@ class SGLang:
         router.components.register("introduction", self._introduction)
         if self._counts_ranks or self._ranks > 1:
             router.dispatcher = Ranks(router.dispatcher, in_header=self._ranks > 1)
+
+    @hookimpl
+    def routes(self, router: Router) -> Sequence[BaseRoute]:
+        return worker_routes(router)
 
     @hookimpl(tryfirst=True)  # the others see a worker with its ranks
     def worker_changed(self, worker: Worker, change: WorkerChange) -> None:

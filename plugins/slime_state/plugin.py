@@ -155,7 +155,7 @@ def _without_hooks(router: Router) -> list[object]:
     """What may change without a call of a hook."""
     pool = router.pool
     about = ((worker.state, worker.torn, worker.weight_version) for worker in pool)
-    registered = ((each.model_id, each.bootstrap_port, each.labels, each.api_key) for each in pool)
+    registered = ((dict(each.facts), each.labels, each.api_key) for each in pool)
     return [router.weights.current, *about, *registered]
 
 
@@ -164,8 +164,7 @@ async def _join(router: Router, saved: SavedWorker, behind: list[Worker]) -> Non
     worker, trouble = await router.add_worker(
         saved.url,
         worker_type=saved.worker_type,
-        bootstrap_port=saved.bootstrap_port,
-        model_id=saved.model_id,
+        facts=saved.facts,
         labels=dict(saved.labels),
     )
     current = router.weights.current

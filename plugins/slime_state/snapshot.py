@@ -12,6 +12,7 @@ from router_core import Worker
 from router_core.errors import BadRequest
 from router_core.weights import WeightVersions
 from router_core.workers import WorkerState, WorkerType, worker_url
+from slime_sglang.facts import BOOTSTRAP_PORT, MODEL_ID, bootstrap_port, registered_model
 
 __all__ = ["Foreign", "SavedWorker", "Snapshot"]
 
@@ -41,8 +42,11 @@ class SavedWorker:
     @classmethod
     def of(cls, worker: Worker) -> SavedWorker:
         """``worker`` as it is now. The name of a model that it told is not kept: it will tell it again."""
-        told = {name: getattr(worker, name) for name in _WORKER_FIELDS}
-        return cls(**(told | {"model_id": None} if worker.model_told else told))
+        facts: dict[str, Any] = {
+            "bootstrap_port": bootstrap_port(worker),
+            "model_id": registered_model(worker),
+        }
+        return cls(**facts, **{name: getattr(worker, name) for name in _WORKER_FIELDS if name not in facts})
 
     @classmethod
     def from_document(cls, document: Any) -> SavedWorker:
@@ -69,13 +73,17 @@ class SavedWorker:
             raise Foreign(f"no worker of a router: {str(document.get('url'))[:200]!r}")
         return saved
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """See :attr:`Worker.facts`."""
+        return {BOOTSTRAP_PORT: self.bootstrap_port, MODEL_ID: self.model_id}
+
     def restored(self) -> Worker:
         """The worker, about to join again."""
         return Worker(
             self.url,
             self.worker_type,
-            self.bootstrap_port,
-            self.model_id,
+            self.facts,
             dict(self.labels),
             self.weight_version,
             self.api_key,

@@ -39,7 +39,7 @@ async def test_the_adapter_that_the_model_names_samples(
 ) -> None:
     async with routed(start, engine, checkpoint, "--plugin", "openai") as client:
         (worker,) = client.running.router.pool
-        worker.model_id = "base"
+        worker.facts["model_id"] = "base"
         assert await asked(client, path, model="base:red") == "red"
         assert await asked(client, path, model="base:a:b", lora_path="a:b") == "a:b"
         assert await asked(client, path, model="base") is None
@@ -49,7 +49,7 @@ async def test_the_adapter_that_the_model_names_samples(
         body = {**BODIES[path], "model": "base:red", "lora_path": "blue"}
         answer = await client.running.client.post(path, json=body)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "lora_path")
-        worker.model_id = "base:red"
+        worker.facts["model_id"] = "base:red"
         assert await asked(client, path, model="base:red") is None
 
 
@@ -58,7 +58,7 @@ async def test_what_another_adapter_has_sampled_is_no_sample_of_this_one(
 ) -> None:
     async with routed(start, engine, checkpoint, "--plugin", "openai") as client:
         (worker,) = client.running.router.pool
-        worker.model_id = "base"
+        worker.facts["model_id"] = "base"
         path, messages = "/v1/chat/completions", [HELLO]
         for ids, model in (([5, 6], "base:red"), ([7, 8], "base:blue")):
             engine.script.append(ids)

@@ -13,6 +13,7 @@ from control.steered import Steered, hung, steering
 from plugged import until
 from router_core.serving import serving
 from routers import Running
+from slime_sglang.facts import described
 
 pytestmark = pytest.mark.anyio
 
@@ -47,7 +48,7 @@ async def test_a_later_update_that_it_takes_brings_it_back() -> None:
         assert worker.state == "stale"
         del bad.answers[UPDATE]
         assert await update(running, "9") == 200
-        shown = worker.describe()
+        shown = described(worker)
         assert (shown["state"], shown["weight_version"], shown["reason"]) == ("ready", "9", None)
 
 

@@ -24,6 +24,7 @@ from slime_engine.model import load_model
 from slime_engine.settings import Settings as Engine
 from slime_kubernetes import Discovery, Pod, Settings, Undiscovered, make_plugin
 from slime_kubernetes.pod_workers import PodWorkers
+from slime_sglang.facts import bootstrap_port
 
 pytestmark = pytest.mark.anyio
 
@@ -288,7 +289,7 @@ async def test_pods_that_prefill_and_pods_that_decode(
             pool = running.router.pool
 
             def known() -> dict[str, tuple[str, int | None]]:
-                return {worker.url[-1]: (worker.worker_type, worker.bootstrap_port) for worker in pool}
+                return {worker.url[-1]: (worker.worker_type, bootstrap_port(worker)) for worker in pool}
 
             first = put(2, prefill, port)  # it fits both
             put(3, prefill, {})

@@ -27,6 +27,7 @@ from slime_engine.app import make_app
 from slime_engine.model import load_model
 from slime_engine.settings import Settings as Engine
 from slime_models import OneModel, make_plugin
+from slime_sglang.facts import model_id
 
 pytestmark = pytest.mark.anyio
 
@@ -136,7 +137,7 @@ async def test_a_server_that_comes_back_with_another_model_is_asked_for_that_one
                 running.router.pool.ready(worker)
             else:
                 await running.client.post("/workers", json={"url": server.url})
-        await until(lambda: running.router.pool.find(changed.url).model_id == "beta")
+        await until(lambda: model_id(running.router.pool.find(changed.url)) == "beta")
         await by(running, changed, {"model": "beta"})
         await by(running, named, {"model": "judge"})  # as its registration said
         assert (await refused(running, {"model": "alpha"}))[:2] == (404, "model_not_found")

@@ -17,7 +17,7 @@ def fields(
     body: Any, path: str = "/generate", url: str = "http://10.0.0.7:30001", port: int | None = 8998
 ) -> Any:
     text = body if isinstance(body, bytes) else orjson.dumps(body)
-    prefill = Worker(url, "prefill", port)
+    prefill = Worker(url, "prefill", {"bootstrap_port": port})
     try:
         number = sequences(orjson.loads(text), path) if may_be_many(text) else None
     except orjson.JSONDecodeError:

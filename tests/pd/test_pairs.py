@@ -23,6 +23,7 @@ from router_core.workers import WorkerType
 from routers import BARE, Start
 from slime_pd.plugin import Together
 from slime_policies.plugin import PairPolicies
+from slime_sglang.facts import bootstrap_port
 
 pytestmark = pytest.mark.anyio
 
@@ -165,11 +166,11 @@ async def test_a_worker_that_registers_again_stays_of_its_half_unless_it_says_ot
         client, worker = running.client, prefill.worker
         for path in ("/workers", "/add_worker"):
             await client.post(path, json={"url": worker.url})
-            assert (worker.worker_type, worker.bootstrap_port) == ("prefill", 9000)
+            assert (worker.worker_type, bootstrap_port(worker)) == ("prefill", 9000)
         await client.post("/workers", json={"url": worker.url, "bootstrap_port": 9001})
-        assert (worker.worker_type, worker.bootstrap_port) == ("prefill", 9001)
+        assert (worker.worker_type, bootstrap_port(worker)) == ("prefill", 9001)
         await client.post("/workers", json={"url": worker.url, "worker_type": "prefill"})
-        assert (worker.worker_type, worker.bootstrap_port) == ("prefill", None)
+        assert (worker.worker_type, bootstrap_port(worker)) == ("prefill", None)
         await client.post("/workers", json={"url": worker.url, "worker_type": "regular"})
         assert worker.worker_type == "regular"
 
@@ -438,7 +439,7 @@ async def test_workers_of_the_command_line_are_of_their_types(start: Start) -> N
     )
     async with start(*line.split()) as running:
         await until(lambda: len(running.router.pool) == 4)
-        told = {worker.url: (worker.worker_type, worker.bootstrap_port) for worker in running.router.pool}
+        told = {worker.url: (worker.worker_type, bootstrap_port(worker)) for worker in running.router.pool}
     assert told == {
         "http://127.0.0.1:9": ("prefill", 9001),
         "http://127.0.0.1:10": ("prefill", None),

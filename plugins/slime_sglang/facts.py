@@ -1,0 +1,57 @@
+"""Facts of a worker that are SGLang's: the model that it serves, and the port where a prefill worker is met."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from router_core import Worker
+
+__all__ = [
+    "BOOTSTRAP_PORT",
+    "MODEL_ID",
+    "TOLD_MODEL",
+    "bootstrap_port",
+    "described",
+    "model_id",
+    "registered_model",
+]
+
+#: Names in :attr:`Worker.facts`. ``TOLD_MODEL`` is what the worker says, ``MODEL_ID`` what its registration did.
+BOOTSTRAP_PORT, MODEL_ID, TOLD_MODEL = "bootstrap_port", "model_id", "told_model"
+
+
+def bootstrap_port(worker: Worker) -> int | None:
+    """The port where decode workers meet ``worker``, a prefill worker; None: the engine's own default."""
+    port: int | None = worker.server.facts.get(BOOTSTRAP_PORT)
+    return port
+
+
+def registered_model(worker: Worker) -> str | None:
+    """The model that the registration of ``worker`` names."""
+    model: str | None = worker.server.facts.get(MODEL_ID)
+    return model
+
+
+def model_id(worker: Worker) -> str | None:
+    """The model of ``worker``: that of its registration, else what the worker says; None: unknown."""
+    told: str | None = worker.server.facts.get(TOLD_MODEL)
+    registered = registered_model(worker)
+    return told if registered is None else registered
+
+
+def described(worker: Worker) -> dict[str, Any]:
+    """``worker`` as ``GET /workers`` shows it."""
+    server = worker.server
+    return {
+        "id": worker.id,
+        "url": worker.name,
+        "worker_type": server.worker_type,
+        "is_healthy": server.is_healthy,
+        "state": server.state,
+        "reason": server.reason,
+        "load": worker.load,
+        "weight_version": server.weight_version,
+        "model_id": model_id(server),
+        "bootstrap_port": bootstrap_port(server),
+        "labels": server.labels,
+    }

@@ -1,0 +1,56 @@
+"""Routes of the core and of plugins: JSON in, JSON out, and which of them control the router."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from router_core.errors import BadRequest
+
+__all__ = ["JSON", "ControlRoute", "by_method", "json_object", "shown"]
+
+
+class ControlRoute(Route):
+    """A route that changes workers or tells about them: where the router has keys, it needs that of an admin."""
+
+
+def by_method(path: str, **endpoints: Callable[[Request], Awaitable[Response]]) -> ControlRoute:
+    """One control route for all methods of ``path``, so that a 405 names each of them."""
+
+    async def endpoint(request: Request) -> Response:
+        return await endpoints["GET" if request.method == "HEAD" else request.method](request)
+
+    return ControlRoute(path, endpoint, methods=list(endpoints))
+
+
+class JSON(Response):
+    """A JSON response."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return orjson.dumps(content)
+
+
+async def json_object(request: Request) -> dict[str, Any]:
+    """The request's body, a JSON object; ``{}`` when it is empty. Raises BadRequest."""
+    body = await request.body()
+    if not body:
+        return {}
+    try:
+        content = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"the body is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise BadRequest(f"wanted a JSON object, got {type(content).__name__}")
+    return content
+
+
+def shown(value: object) -> str:
+    """``value`` as far as it fits into a message; of what may be nested, what it is."""
+    return type(value).__name__ if isinstance(value, dict | list) else repr(value)[:80]
