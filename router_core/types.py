@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any, Protocol
 
 __all__ = [
-    "GENERATION_PATHS",
     "ASGIApp",
     "Headers",
     "Message",
@@ -24,15 +23,6 @@ ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 #: Header names (lower case) and values as they stood on the wire, in order, duplicates kept.
 Headers = list[tuple[bytes, bytes]]
-
-
-#: Where engines generate, as it stands on the wire: what waits while they are paused, is limited, and may be repeated.
-GENERATION_PATHS = frozenset(
-    (
-        b"/generate", b"/v1/chat/completions", b"/v1/completions", b"/v1/responses", b"/v1/messages",
-        b"/invocations", b"/vertex_generate", b"/api/chat", b"/api/generate",
-    )
-)  # fmt: skip
 
 
 class Tokenizer(Protocol):

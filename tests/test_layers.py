@@ -41,7 +41,7 @@ LAYERS = (
         "weights",
         "workers",
     ),
-    ("connection", "dispatcher", "generation", "worker_urls"),
+    ("connection", "dispatcher", "worker_urls"),
     ("upstream",),
     ("client", "joining", "proxy"),
     ("router",),

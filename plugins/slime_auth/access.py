@@ -16,7 +16,8 @@ from typing import NamedTuple, Protocol
 
 from router_core.errors import Forbidden, HTTPError, Unauthorized
 from router_core.settings import Secret
-from router_core.types import GENERATION_PATHS, Headers, Scope
+from router_core.types import Headers, Scope
+from slime_sglang.generation import GENERATION_PATHS
 
 __all__ = ["ROLES", "Authenticator", "Caller", "Guard", "Judgement", "Keys", "Level", "NamedKey"]
 

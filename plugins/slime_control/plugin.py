@@ -11,7 +11,6 @@ import anyio
 
 from router_core import Exchange, Reply, Worker, hookimpl
 from router_core.errors import Aborted, BadRequest, HTTPError, ShuttingDown, WorkerUnreachable
-from router_core.generation import at_generation, generates
 from router_core.request import Request
 from router_core.router import Router
 from router_core.workers import WorkerChange
@@ -28,6 +27,7 @@ from slime_control.settings import Settings
 from slime_control.stillness import Stillness
 from slime_control.under_way import UnderWay, renamed_by_the_engine, rids_of
 from slime_sglang.aborts import abort_prefix, check_rid
+from slime_sglang.generation import at_generation, generates
 
 __all__ = ["Control", "add_options", "make_plugin"]
 

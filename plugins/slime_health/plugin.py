@@ -15,13 +15,13 @@ import anyio
 from router_core import Exchange, HTTPError, WeightUpdate, Worker, hookimpl
 from router_core.errors import WorkerTimeout
 from router_core.router import Router
-from router_core.types import GENERATION_PATHS
 from router_core.workers import WorkerChange
 from slime_health.judge import Judge, Unwell, weight
 from slime_health.probe import Probe
 from slime_health.settings import Settings, add_options
 from slime_health.versions import Versions
 from slime_health.watch import JUDGED, Watch, standing
+from slime_sglang.generation import GENERATION_PATHS
 
 __all__ = ["Health", "add_options", "make_plugin"]
 

@@ -15,10 +15,10 @@ from router_core import Exchange, hookimpl
 from router_core.errors import Aborted, BadRequest, HTTPError, ShuttingDown
 from router_core.request import Request
 from router_core.router import Router
-from router_core.types import GENERATION_PATHS
 from slime_limits.settings import Settings
 from slime_limits.slots import Place, RefilledSlots, Slots
 from slime_sglang.aborts import abort_prefix
+from slime_sglang.generation import GENERATION_PATHS
 
 __all__ = ["Limits", "QueueTimeout", "Unlimited", "add_options", "make_plugin"]
 

@@ -9,12 +9,12 @@ import anyio
 from router_core import Exchange, Worker
 from router_core.dispatcher import Dispatcher
 from router_core.errors import HTTPError, WorkerTimeout
-from router_core.generation import with_fields
 from router_core.reply import BodySource, Reply
 from router_core.request import Request
 from slime_pd.bodies import Joined, Until
 from slime_pd.bootstrap import bootstrap_fields
 from slime_pd.joining import Prefilled
+from slime_sglang.generation import with_fields
 
 if TYPE_CHECKING:
     from slime_control.contracts import Endings

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from router_core import Exchange, Worker
 from router_core.dispatcher import Dispatcher
 from router_core.errors import BadRequest, NoWorker
-from router_core.generation import generates
 from router_core.reply import Reply
 from router_core.request import Request
 from router_core.router import Router
 from router_core.workers import WorkerType, least_in_flight
 from slime_pd.attempt import Attempt, Pair
 from slime_pd.bootstrap import may_be_many, sequences
+from slime_sglang.generation import generates
 
 if TYPE_CHECKING:
     from slime_control.contracts import Endings

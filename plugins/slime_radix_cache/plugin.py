@@ -16,7 +16,6 @@ from starlette.routing import BaseRoute
 from router_core import hookimpl
 from router_core.errors import BadRequest, HTTPError
 from router_core.exchange import Exchange
-from router_core.generation import at_generation
 from router_core.router import Router
 from router_core.types import Tokenizer
 from router_core.weights import WeightUpdate
@@ -49,6 +48,7 @@ from slime_radix_cache.unfinished import SessionFile, UnansweredSessions, Unfini
 from slime_radix_cache.verdicts import NOTE, Verdicts
 from slime_radix_cache.whole_answers import WholeAnswers
 from slime_sglang.aborts import check_rid
+from slime_sglang.generation import at_generation
 
 __all__ = ["RadixCache"]
 

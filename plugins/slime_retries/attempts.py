@@ -13,9 +13,9 @@ from router_core import Exchange, Worker
 from router_core.errors import Aborted, HTTPError, NoWorker, WorkerBroke, WorkerUnreachable
 from router_core.reply import Reply
 from router_core.request import Request
-from router_core.types import GENERATION_PATHS
 from router_core.workers import WorkerPool
 from slime_retries.settings import Settings
+from slime_sglang.generation import GENERATION_PATHS
 
 __all__ = ["TEMPORARY", "Ask", "Attempts", "changes_nothing"]
 

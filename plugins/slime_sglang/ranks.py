@@ -10,11 +10,11 @@ from collections.abc import Collection
 
 from router_core.dispatcher import Dispatcher
 from router_core.exchange import Exchange
-from router_core.generation import generates, with_fields, without_fields
 from router_core.reply import Reply
 from router_core.request import Request
 from router_core.workers import Worker
 from slime_sglang.documents import document_in
+from slime_sglang.generation import generates, with_fields, without_fields
 
 __all__ = ["Ranks", "ranks_told"]
 

@@ -13,9 +13,9 @@ import anyio
 from router_core import Exchange, Worker, hookimpl
 from router_core.errors import BadRequest
 from router_core.router import Router
-from router_core.types import GENERATION_PATHS
 from router_core.weights import WeightUpdate
 from router_core.workers import WorkerChange
+from slime_sglang.generation import GENERATION_PATHS
 from slime_state.directory import StateDirectory
 from slime_state.snapshot import SavedWorker, Snapshot
 

@@ -8,9 +8,9 @@ import orjson
 import pytest
 
 from router_core import BadRequest, Worker
-from router_core.generation import generates, with_fields
 from router_core.request import Request
 from slime_pd.bootstrap import bootstrap_fields, may_be_many, sequences
+from slime_sglang.generation import generates, with_fields
 
 
 def fields(

@@ -9,10 +9,16 @@ import orjson
 
 from router_core.errors import BadRequest
 from router_core.request import Request
-from router_core.types import GENERATION_PATHS
 
-__all__ = ["at_generation", "generates", "with_fields", "without_fields"]
+__all__ = ["GENERATION_PATHS", "at_generation", "generates", "with_fields", "without_fields"]
 
+#: Where engines generate, as it stands on the wire: what waits while they are paused, is limited, and may be repeated.
+GENERATION_PATHS = frozenset(
+    (
+        b"/generate", b"/v1/chat/completions", b"/v1/completions", b"/v1/responses", b"/v1/messages",
+        b"/invocations", b"/vertex_generate", b"/api/chat", b"/api/generate",
+    )
+)  # fmt: skip
 _PATHS = frozenset(path.decode() for path in GENERATION_PATHS)
 _SPACE = b" \t\r\n"
 _EMPTY = re.compile(rb"[ \t\r\n]*\{[ \t\r\n]*\}[ \t\r\n]*")
