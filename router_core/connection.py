@@ -167,6 +167,7 @@ class Connection(asyncio.Protocol):
         """Close at once."""
         self._reply = None
         self._upload = None
+        self._pool.forget(self)  # now: the transport tells of its end at the loop's next turn only
         if self._transport is not None:
             self._transport.abort()
 
