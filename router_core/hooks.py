@@ -29,7 +29,7 @@ __all__ = ["Hooks", "a_reply", "blamed", "failure", "hook_names", "new_plugin_ma
 
 logger = logging.getLogger(__name__)
 
-_ASYNC = ("pre_request", "forward", "post_response", "on_weight_update")
+_ASYNC = ("pre_request", "post_response", "on_weight_update")
 
 
 def hook_names() -> list[str]:
@@ -83,20 +83,20 @@ def _takes(function: Callable[..., Any], takes: Sequence[str], offered: Sequence
 class Hooks:
     """The implementations of a router's plugins, ready to be called. A hook that nobody implements is empty.
 
-    ``pre_request`` and ``forward`` are awaited by the router itself: a coroutine in between costs each request.
+    ``pre_request`` is awaited by the router itself: a coroutine in between costs each request.
     """
 
     def __init__(self, manager: pluggy.PluginManager) -> None:
         _refuse_unknown(manager)
         self.pre_request = _in_order(manager, "pre_request")
         self.post_response = _in_order(manager, "post_response")[::-1]
-        self.forward = _in_order(manager, "forward")
         self.attempt_failed = _in_order(manager, "attempt_failed")
         self._client_gone = _in_order(manager, "client_gone")
         self._select_worker = _in_order(manager, "select_worker")
         self._on_weight_update = _in_order(manager, "on_weight_update")
         self._worker_changed = _in_order(manager, "worker_changed")
         self.setup = _at_start(manager, "setup")
+        self.sender = _at_start(manager, "sender")
         self.routes = _at_start(manager, "routes")
         self.asgi_middleware = _at_start(manager, "asgi_middleware")
         self.lifespan = [(plugin, _entered(plugin, life)) for plugin, life in _in_order(manager, "lifespan")]

@@ -20,6 +20,7 @@ from router_core.errors import HTTPError
 from router_core.exchange import Exchange
 from router_core.reply import Reply
 from router_core.request import Request
+from router_core.sender import Sender
 from router_core.types import ASGIApp
 from router_core.weights import WeightUpdate
 from router_core.workers import Worker, WorkerChange
@@ -107,14 +108,12 @@ def select_worker(exchange: Exchange, workers: Sequence[Worker]) -> Worker | Non
 
 
 @hookspec
-async def forward(exchange: Exchange, request: Request) -> Reply | None:
-    """Get ``request`` answered by a worker.
+def sender(inner: Sender, router: Router) -> Sender:  # type: ignore[empty-body]
+    """Wrap how workers are asked, and return the wrap; ``inner`` itself when there is nothing to do.
 
-    When: each time a worker is to be asked for ``exchange``: the first time, and when a plugin asks again. ``request``
-    is what the worker gets. ``router.dispatcher.choose(exchange, but)`` leases a worker, ``await
-    router.dispatcher.send(exchange, request)`` asks it once; the first Reply of a plugin wins. Without one, one
-    worker is asked once.
-    HTTPErrors reach the client as they are; any other exception becomes a 500 that names the plugin.
+    When: once, after ``setup``; the first plugin's is the outermost, the innermost is the proxy. What it makes is used
+    each time a worker is to be asked: the first time, and when a plugin asks again. HTTPErrors reach the client as they
+    are; any other exception becomes a 500.
     """
 
 

@@ -54,11 +54,10 @@ class Proxy:
         """Connections to workers with an exchange under way."""
         return sum(upstream.busy_connections for upstream in self._all())
 
-    def choose(self, exchange: Exchange, but: Collection[Worker] = ()) -> Worker:
-        """The worker for ``exchange``, leased: its session's, else the plugins' choice, else the least loaded.
+    def choose(self, exchange: Exchange, but: Collection[Worker] = ()) -> None:
+        """Lease the worker for ``exchange``: its session's, else the plugins' choice, else the least loaded.
 
-        Returns its server, which is what can fail; ``exchange.worker`` may be a rank of it. Raises NoWorker when there
-        is none ``but`` these.
+        It may be a rank of a server. Raises NoWorker when there is none ``but`` these.
         """
         workers: Sequence[Worker] = self._pool.routable()
         if exchange.suits is not None:
@@ -76,7 +75,6 @@ class Proxy:
             if session is not None:
                 self._pool.bind(session, worker)
         exchange.lease(worker)
-        return worker.server
 
     async def send(self, exchange: Exchange, request: Request, body: bytes | None = None) -> Reply:
         """Ask the worker that ``exchange`` has leased, once; returns when status and headers are there.

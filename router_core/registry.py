@@ -37,5 +37,9 @@ class ComponentRegistry:
                 "the plugin that offers it must be loaded, and come earlier on the command line"
             ) from None
 
+    def find(self, name: str) -> Any | None:
+        """The component ``name``, or None."""
+        return self._components.get(name)
+
     def __contains__(self, name: str) -> bool:
         return name in self._components

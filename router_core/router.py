@@ -17,8 +17,7 @@ from anyio.abc import TaskGroup, TaskStatus
 
 from router_core.addresses import ANYWHERE, AddressRules, CheckedTransport
 from router_core.client import Watch
-from router_core.dispatcher import Dispatcher
-from router_core.errors import HTTPError, MixedWorkers
+from router_core.errors import HTTPError, MixedWorkers, PluginError
 from router_core.exchange import Exchange, SessionSource
 from router_core.fair_turns import FairThreads, FairTurns
 from router_core.hooks import Hooks, a_reply, failure
@@ -27,6 +26,7 @@ from router_core.proxy import Proxy
 from router_core.registry import ComponentRegistry
 from router_core.reply import Reply
 from router_core.request import Request
+from router_core.sender import Sender
 from router_core.settings import Settings
 from router_core.upstream import Limits
 from router_core.weights import WeightUpdate, WeightVersions
@@ -68,7 +68,6 @@ class Router:
         self.proxy = Proxy(
             self.pool, self.hooks.select_worker, limits, self.worker_tls, on_failure, self._reachable
         )
-        self.dispatcher: Dispatcher = self.proxy
         #: Workers to start with, by URL, and what :meth:`add_worker` is to be told of them.
         about = {} if settings.worker_type == "regular" else {"worker_type": settings.worker_type}
         self.first_workers: dict[str, dict[str, Any]] = {url: {**about} for url in settings.worker_urls}
@@ -90,6 +89,12 @@ class Router:
         self._joining: Joining | None = None
         for _, setup in self.hooks.setup:
             setup(self)
+        #: How workers are asked: the proxy, and around it what plugins have put there.
+        self.sender: Sender = self.proxy
+        for plugin, wrap in reversed(self.hooks.sender):
+            self.sender = wrap(self.sender, self)
+            if self.sender is None:
+                raise PluginError(f"plugin {plugin!r}: its sender returned None; wanted a Sender, or inner")
 
     @property
     def args(self) -> argparse.Namespace:
@@ -99,10 +104,8 @@ class Router:
     @property
     def addresses(self) -> AddressRules:
         """Which servers may be workers: the component ``"worker_addresses"``; without one, any."""
-        if "worker_addresses" not in self.components:
-            return ANYWHERE
-        rules: AddressRules = self.components.get("worker_addresses")
-        return rules
+        rules: AddressRules | None = self.components.find("worker_addresses")
+        return ANYWHERE if rules is None else rules
 
     def _reachable(self, url: str, address: str) -> bool:
         return self.addresses.reachable(url, address)
@@ -180,9 +183,7 @@ class Router:
                 self._started, self._stopping = anyio.Event(), anyio.Event()
                 ended = anyio.Event()
                 self._tasks = await life.start(_host_tasks, ended)
-                introduction = (
-                    self.components.get("introduction") if "introduction" in self.components else None
-                )
+                introduction = self.components.find("introduction")
                 self._joining = Joining(self.pool, self.settings, self._http, self._tasks, introduction)
                 async with AsyncExitStack() as stack:
                     for _, lifespan in self.hooks.lifespan:
@@ -264,17 +265,9 @@ class Router:
         return await self._forward(exchange, request)
 
     async def _forward(self, exchange: Exchange, request: Request) -> Reply:
-        for plugin, forward in self.hooks.forward:
-            try:
-                reply = await forward(exchange, request)
-            except HTTPError:
-                raise
-            except Exception as error:
-                raise failure(plugin, "forward", error) from error
-            if reply is not None:
-                return a_reply(plugin, "forward", reply)
-        self.dispatcher.choose(exchange)
-        return await self.dispatcher.send(exchange, request)
+        sender = self.sender
+        sender.choose(exchange)
+        return await sender.send(exchange, request)
 
     def generation(
         self, payload: dict[str, Any], *, session: str | None = None, asked: Exchange | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -22,6 +22,7 @@ from router_core.app import make_app
 from router_core.errors import PluginError, SettingsError, StartupError, WorkerBroke
 from router_core.hooks import Hooks, hook_names, new_plugin_manager
 from router_core.router import Router
+from router_core.sender import Sender
 from router_core.settings import Settings
 from router_core.types import ASGIApp, Receive, Scope, Send
 from router_core.workers import WorkerChange
@@ -220,43 +221,63 @@ async def test_a_session_keeps_its_worker_without_asking_again() -> None:
         assert asked == 1
 
 
-# forward
+# sender
 
 
-async def test_hook_forward() -> None:
-    """Gets each request that is for a worker, chooses and asks; the first reply wins."""
+async def test_hook_sender() -> None:
+    """The first plugin's is the outermost; it gets each request that is for a worker, chooses and asks."""
+    made: list[str] = []
+
+    class Layer:
+        def __init__(self, inner: Sender) -> None:
+            self.inner = inner
+
+        def choose(self, exchange: Exchange, but: Collection[Worker] = ()) -> None:
+            self.inner.choose(exchange, but)
+
+        async def send(self, exchange: Exchange, request: Request, body: bytes | None = None) -> Reply:
+            if request.path != "/twice":
+                return await self.inner.send(exchange, request, body)
+            assert exchange.worker is not None
+            first = exchange.worker
+            (await self.inner.send(exchange, request)).close()
+            self.inner.choose(exchange, but=[first])
+            assert first.in_flight == 0
+            return await self.inner.send(exchange, request)
 
     class Twice:
-        router: Router
-        but: tuple[Worker, ...] = ()
-
         @hookimpl
-        def setup(self, router: Router) -> None:
-            self.router = router
-
-        @hookimpl
-        async def forward(self, exchange: Exchange, request: Request) -> Reply | None:
-            if request.path != "/twice":
-                return None
-            first = self.router.proxy.choose(exchange)
-            (await self.router.proxy.send(exchange, request)).close()
-            self.router.proxy.choose(exchange, but=[first])
-            assert first.in_flight == 0
-            return await self.router.proxy.send(exchange, request)
+        def sender(self, inner: Sender) -> Sender:
+            made.append("twice")
+            return Layer(inner)
 
     class Never:
         @hookimpl
-        async def forward(self, exchange: Exchange) -> Reply | None:
-            assert exchange.request.path != "/twice"
-            return None
+        def sender(self, inner: Sender, router: Router) -> Sender:
+            made.append("never")
+            assert inner is router.proxy
+            return inner
 
     workers = Recording("a"), Recording("b")
     async with routing({"twice": Twice(), "never": Never()}, *workers) as running:
+        assert made == ["never", "twice"]
         last = (await running.client.post("/twice", content=b"body")).json()["worker"]
         bodies = {worker.name: [body for _, _, body in worker.requests] for worker in workers}
         assert bodies == {"a": [b"body"], "b": [b"body"]}
         assert last in bodies
         assert (await running.client.get("/once")).status_code == 200  # which the core does
+
+
+async def test_a_sender_that_is_none_ends_the_start() -> None:
+    class Forgets:
+        @hookimpl
+        def sender(self, inner: Sender) -> None:
+            pass
+
+    manager = new_plugin_manager()
+    manager.register(Forgets(), "forgets")
+    with pytest.raises(PluginError, match="plugin 'forgets': its sender returned None"):
+        Router(Settings(), manager)
 
 
 # attempt_failed
@@ -891,13 +912,13 @@ async def test_hooks_that_nobody_implements_cost_nothing() -> None:
         "asgi_middleware",
         "attempt_failed",
         "client_gone",
-        "forward",
         "lifespan",
         "on_weight_update",
         "post_response",
         "pre_request",
         "routes",
         "select_worker",
+        "sender",
         "setup",
         "worker_changed",
     ]

@@ -54,7 +54,7 @@ class Versions:
     def begin(self, router: Router) -> None:
         """The router serves."""
         self._router = self.questions.router = router
-        self._stillness = router.components.get("stillness") if "stillness" in router.components else None
+        self._stillness = router.components.find("stillness")
 
     def end(self) -> None:
         """It does no more."""

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import anyio
 
 from router_core import Exchange, Worker
-from router_core.dispatcher import Dispatcher
 from router_core.errors import HTTPError, WorkerTimeout
 from router_core.reply import BodySource, Reply
 from router_core.request import Request
+from router_core.sender import Sender
 from slime_pd.bodies import Joined, Until
 from slime_pd.bootstrap import bootstrap_fields
 from slime_pd.joining import Prefilled
@@ -47,7 +47,7 @@ class Attempt:
     """``inner`` asks one worker."""
 
     def __init__(
-        self, inner: Dispatcher, breakers: Breaking | None, exchange: Exchange, pair: Pair, request: Request
+        self, inner: Sender, breakers: Breaking | None, exchange: Exchange, pair: Pair, request: Request
     ) -> None:
         assert exchange.worker is not None and pair.part.worker is not None  # narrowing: both are chosen  # noqa: PT018
         self._inner = inner

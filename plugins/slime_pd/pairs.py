@@ -6,11 +6,11 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from router_core import Exchange, Worker
-from router_core.dispatcher import Dispatcher
 from router_core.errors import BadRequest, NoWorker
 from router_core.reply import Reply
 from router_core.request import Request
 from router_core.router import Router
+from router_core.sender import Sender
 from router_core.workers import WorkerType, least_in_flight
 from slime_pd.attempt import Attempt, Pair
 from slime_pd.bootstrap import may_be_many, sequences
@@ -26,27 +26,27 @@ _NAME = "pd"
 
 
 class Pairs:
-    """A Dispatcher: a generation goes to a prefill and to a decode worker, all else to any, by ``inner``.
+    """A Sender: a generation goes to a prefill and to a decode worker, all else to any, by ``inner``.
 
     The exchange holds the lease on the decode worker, a part of it the one on the prefill worker.
     """
 
-    breakers: Breaking | None = None
-    endings: Endings | None = None
-
-    def __init__(self, router: Router, inner: Dispatcher) -> None:
+    def __init__(self, router: Router, inner: Sender) -> None:
         self._pool = router.pool
         self._select = router.hooks.select_worker
         self._long_work = router.long_work
-        self.inner = inner
+        self._inner = inner
+        self._breakers: Breaking | None = router.components.find("breakers")
+        self._endings: Endings | None = router.components.find("endings")
 
-    def choose(self, exchange: Exchange, but: Collection[Worker] = ()) -> Worker:
-        """A pair, as far as possible of others than ``but``; returns the decode worker. Raises NoWorker."""
+    def choose(self, exchange: Exchange, but: Collection[Worker] = ()) -> None:
+        """Lease a pair, as far as possible of others than ``but``. Raises NoWorker."""
         pair: Pair | None = exchange.notes.get(_NAME)
         if not generates(exchange.request):
             if pair is not None:
                 pair.part.release()
-            return self.inner.choose(exchange, but)
+            self._inner.choose(exchange, but)
+            return
         prefills, decodes = self._offered(exchange, "prefill"), self._offered(exchange, "decode")
         if pair is None:
             pair = exchange.notes[_NAME] = Pair(exchange)
@@ -55,7 +55,6 @@ class Pairs:
         decode = self._one(exchange, _alike(_left(decodes, avoided), prefill))
         pair.part.lease(prefill)
         exchange.lease(decode)
-        return decode.server
 
     def _offered(self, exchange: Exchange, kind: WorkerType) -> Sequence[Worker]:
         workers = [worker for worker in self._pool.usable(kind) if exchange.may_go_to(worker.server)]
@@ -80,10 +79,10 @@ class Pairs:
         """Ask both workers; the reply is the decode worker's, unless the prefill worker failed. Raises HTTPError."""
         pair: Pair | None = exchange.notes.get(_NAME)
         if pair is None or pair.part.worker is None:
-            return await self.inner.send(exchange, request, body)
-        attempt = Attempt(self.inner, self.breakers, exchange, pair, request)
-        if self.endings is not None:
-            await attempt.settled(self.endings, may_rename=body is None)
+            return await self._inner.send(exchange, request, body)
+        attempt = Attempt(self._inner, self._breakers, exchange, pair, request)
+        if self._endings is not None:
+            await attempt.settled(self._endings, may_rename=body is None)
         asked = request if body is None else Request(request.method, request.target, request.headers, body)
         return await attempt.run(asked.body, await self._sequences(exchange, asked))
 

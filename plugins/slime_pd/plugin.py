@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 from router_core import SettingsError, hookimpl
 from router_core.errors import BadRequest
 from router_core.router import Router
+from router_core.sender import Sender
 from slime_pd.pairs import Pairs
 from slime_pd.settings import Settings, add_flags
 from slime_sglang.facts import BOOTSTRAP_PORT
@@ -40,13 +39,11 @@ class Disaggregation:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self._pairs: Pairs | None = None
 
     @hookimpl
     def setup(self, router: Router) -> None:
         """Raises SettingsError for a worker that there may not be."""
         router.pool.kinds = ("prefill", "decode")
-        router.dispatcher = self._pairs = Pairs(router, router.dispatcher)
         try:
             for url, port in self.settings.prefill:
                 router.addresses.check(url)
@@ -58,12 +55,5 @@ class Disaggregation:
             raise SettingsError(f"--prefill and --decode: {error}") from None
 
     @hookimpl
-    @asynccontextmanager
-    async def lifespan(self, router: Router) -> AsyncIterator[None]:
-        assert self._pairs is not None, "setup comes before lifespan"
-        components = router.components
-        if "breakers" in components:
-            self._pairs.breakers = components.get("breakers")
-        if "endings" in components:
-            self._pairs.endings = components.get("endings")
-        yield
+    def sender(self, inner: Sender, router: Router) -> Sender:
+        return Pairs(router, inner)

@@ -1,26 +1,21 @@
-"""The plugin: each request for a worker goes through here; what fails is left to Attempts and to Breakers."""
+"""The plugin: its flags, the layer that retries, and the circuit breakers."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
-from router_core import Exchange, Worker, hookimpl
+from router_core import Worker, hookimpl
 from router_core.errors import HTTPError
-from router_core.reply import Reply
 from router_core.request import Request
 from router_core.router import Router
+from router_core.sender import Sender
 from router_core.workers import WorkerChange
-from slime_retries.attempts import TEMPORARY, Attempts, changes_nothing
-from slime_retries.beginning import begun
 from slime_retries.breaker import Thresholds
 from slime_retries.breakers import Breakers
+from slime_retries.retrying import Retrying
 from slime_retries.settings import Settings
-
-if TYPE_CHECKING:
-    from slime_control.contracts import Endings
 
 __all__ = ["Retries", "add_options", "make_plugin"]
 
@@ -74,84 +69,29 @@ def make_plugin(options: argparse.Namespace) -> Retries:
 
 
 class Retries:
-    """Asks a worker; when that fails, asks others. Costs a request that goes well next to nothing."""
+    """Asks other workers when one has failed, and leaves those alone that go on failing."""
 
-    _router: Router  # from setup on
-    _breakers: Breakers
-    _endings: Endings | None = None
+    _breakers: Breakers  # from setup on
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
 
     @hookimpl
     def setup(self, router: Router) -> None:
-        self._router = router
         self._breakers = Breakers(self.settings.breaker, router.pool)
         router.components.register("breakers", self._breakers)
 
+    @hookimpl(tryfirst=True)  # each attempt goes through all other layers
+    def sender(self, inner: Sender, router: Router) -> Sender:
+        return Retrying(self.settings, self._breakers, router, inner)
+
     @hookimpl
     @asynccontextmanager
-    async def lifespan(self, router: Router) -> AsyncIterator[None]:
-        self._endings = router.components.get("endings") if "endings" in router.components else None
+    async def lifespan(self) -> AsyncIterator[None]:
         try:
             yield
         finally:
             self._breakers.close()
-
-    @hookimpl(trylast=True)  # another plugin may know a better way for some requests
-    async def forward(self, exchange: Exchange, request: Request) -> Reply:
-        outcome: Reply | HTTPError
-        breakers, dispatcher = self._breakers, self._router.dispatcher
-        try:
-            if breakers.troubled:
-                outcome = reply = await self._ask(exchange, request)
-            else:  # as almost always: the same, without the ado
-                dispatcher.choose(exchange)
-                outcome = reply = await dispatcher.send(exchange, request)
-                if not reply.arrived or reply.status >= 500 or breakers.troubled:
-                    await self._begun(exchange, request, reply)
-        except HTTPError as error:
-            outcome = error
-        else:
-            if reply.status not in TEMPORARY:
-                return reply
-        return await Attempts(self.settings, self._router.pool, self._ask, exchange, request, outcome).run()
-
-    async def _ask(
-        self,
-        exchange: Exchange,
-        request: Request,
-        but: Collection[Worker] = (),
-        failed: Collection[Worker] = (),
-    ) -> Reply:
-        """One attempt, with none ``but`` these; those that ``failed`` had one before. Raises HTTPError."""
-        dispatcher, breakers = self._router.dispatcher, self._breakers
-        worker = dispatcher.choose(exchange, but)
-        if breakers.troubled:
-            breakers.begin(worker, request)  # in one step with the choice: one probe at a time
-        try:
-            if worker in failed and self._endings is not None:
-                # It may still be told to end the attempt before this one.
-                await self._endings.settled(worker, exchange)
-            reply = await dispatcher.send(exchange, request)
-        except BaseException:
-            breakers.ended(worker, request, well=False)
-            raise
-        await self._begun(exchange, request, reply)
-        return reply
-
-    async def _begun(self, exchange: Exchange, request: Request, reply: Reply) -> None:
-        """The head of ``reply`` is there: wait for its beginning. Raises HTTPError."""
-        assert exchange.worker is not None  # narrowing: it has answered
-        worker = exchange.worker.server
-        try:
-            if reply.status not in TEMPORARY and not reply.arrived and changes_nothing(request):
-                await begun(reply)
-        except BaseException:
-            reply.close()
-            self._breakers.ended(worker, request, well=False)
-            raise
-        self._breakers.answered(worker, request, reply)
 
     @hookimpl
     def attempt_failed(self, worker: Worker, request: Request, error: HTTPError | None) -> None:

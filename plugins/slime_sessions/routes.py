@@ -148,9 +148,7 @@ class SessionRoutes:
 
     async def _delete(self, request: Request) -> Response:
         session: str = request.path_params["session"]
-        source: SessionTurns | None = None
-        if _COMPONENT in self._router.components:
-            source = self._router.components.get(_COMPONENT)
+        source: SessionTurns | None = self._router.components.find(_COMPONENT)
         if session not in self._created and not (source is not None and source.turns(session)):
             raise _not_found(session)
         self._created.delete(session)
@@ -161,9 +159,9 @@ class SessionRoutes:
     def _find(self, request: Request) -> tuple[str, SessionTurns, Sequence[Turn]]:
         """The session that ``request`` names, and its turns. Raises SessionNotFound, NothingRecorded."""
         session: str = request.path_params["session"]
-        if _COMPONENT not in self._router.components:
+        source: SessionTurns | None = self._router.components.find(_COMPONENT)
+        if source is None:
             raise NothingRecorded("nothing is recorded without --plugin radix_cache")
-        source: SessionTurns = self._router.components.get(_COMPONENT)
         turns = source.turns(session)
         if self._created.is_deleted(session) or (not turns and session not in self._created):
             raise _not_found(session)

@@ -10,6 +10,7 @@ from starlette.routing import BaseRoute
 
 from router_core import SettingsError, Worker, hookimpl
 from router_core.router import Router
+from router_core.sender import Sender
 from router_core.workers import WorkerChange
 from slime_sglang.gateway_flags import add_gateway_flags, without_effect
 from slime_sglang.introduction import Introduction
@@ -58,13 +59,16 @@ class SGLang:
         self._ranks = ranks
         self._counts_ranks = counts_ranks
 
-    @hookimpl(tryfirst=True)  # the rank is written by what is next to the proxy
+    @hookimpl
     def setup(self, router: Router) -> None:
         self._router = router
         self._introduction = Introduction(router, counts_ranks=self._counts_ranks)
         router.components.register("introduction", self._introduction)
-        if self._counts_ranks or self._ranks > 1:
-            router.dispatcher = Ranks(router.dispatcher, in_header=self._ranks > 1)
+
+    @hookimpl(trylast=True)  # the rank is written by what is next to the proxy
+    def sender(self, inner: Sender) -> Sender:
+        some = self._counts_ranks or self._ranks > 1
+        return Ranks(inner, in_header=self._ranks > 1) if some else inner
 
     @hookimpl
     def routes(self, router: Router) -> Sequence[BaseRoute]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from router_core.dispatcher import Dispatcher
 from router_core.exchange import Exchange
 from router_core.reply import Reply
 from router_core.request import Request
+from router_core.sender import Sender
 from router_core.workers import Worker
 from slime_sglang.documents import document_in
 from slime_sglang.generation import generates, with_fields, without_fields
@@ -32,23 +32,23 @@ def ranks_told(server_info: bytes) -> int:
 
 
 class Ranks:
-    """A Dispatcher that writes the rank into what a rank is sent, and leaves all else to ``inner``.
+    """A Sender that writes the rank into what a rank is sent, and leaves all else to ``inner``.
 
     A rank that a client names is taken out: the router chooses, and a server with a single rank may refuse it. Bodies
     for workers that are only proxied to stay as they are. ``in_header``: each request that a rank is given, whatever
     its path, names it in a header as well.
     """
 
-    def __init__(self, inner: Dispatcher, *, in_header: bool = False) -> None:
+    def __init__(self, inner: Sender, *, in_header: bool = False) -> None:
         self._inner = inner
         self._in_header = in_header
 
-    def choose(self, exchange: Exchange, but: Collection[Worker] = ()) -> Worker:
-        """See :class:`router_core.dispatcher.Dispatcher`."""
-        return self._inner.choose(exchange, but)
+    def choose(self, exchange: Exchange, but: Collection[Worker] = ()) -> None:
+        """See :class:`router_core.sender.Sender`."""
+        self._inner.choose(exchange, but)
 
     async def send(self, exchange: Exchange, request: Request, body: bytes | None = None) -> Reply:
-        """See :class:`router_core.dispatcher.Dispatcher`."""
+        """See :class:`router_core.sender.Sender`."""
         worker = exchange.worker
         rank = worker.rank if worker is not None else None
         if generates(request) and not (worker is not None and worker.passthrough):

@@ -466,7 +466,7 @@ def options(*words: str) -> argparse.Namespace:
 def test_without_the_flag_nothing_happens() -> None:
     router, _ = build(["--selector", "app=engine"])
     assert isinstance(make_plugin(router.options), Undiscovered)
-    named = [*router.hooks.pre_request, *router.hooks.post_response, *router.hooks.forward]
+    named = [*router.hooks.pre_request, *router.hooks.post_response, *router.hooks.sender]
     assert "kubernetes" not in {name for name, _ in named}
 
 

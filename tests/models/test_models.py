@@ -444,7 +444,7 @@ def _copied(directory: Path) -> str:
 async def test_without_the_flag_a_models_name_means_nothing(start: Start) -> None:
     router, _ = build([])
     assert isinstance(make_plugin(router.options), OneModel)
-    named = [*router.hooks.pre_request, *router.hooks.post_response, *router.hooks.forward]
+    named = [*router.hooks.pre_request, *router.hooks.post_response, *router.hooks.sender]
     assert "models" not in {name for name, _ in named}
     assert router.weights.differ() is None
     alpha = Server("/alpha")

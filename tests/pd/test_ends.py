@@ -102,7 +102,7 @@ class _AtOnce:
         self._statuses = statuses
         self._waiting: list[asyncio.Future[None]] = []
 
-    def choose(self, exchange: Exchange, but: Collection[Worker] = ()) -> Worker:
+    def choose(self, exchange: Exchange, but: Collection[Worker] = ()) -> None:
         raise NotImplementedError
 
     async def send(self, exchange: Exchange, request: Request, body: bytes | None = None) -> Reply:

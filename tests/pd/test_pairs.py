@@ -509,12 +509,11 @@ def router_plugins(router: Any) -> list[tuple[str, object]]:
 async def test_without_the_flag_requests_take_the_way_they_took_before(start: Start) -> None:
     async with start() as running:
         router = running.router
-        assert router.dispatcher is router.proxy
         assert router.pool.kinds == ("regular",)
-        hooks = (*router.hooks.pre_request, *router.hooks.forward, *router.hooks.post_response)
+        hooks = (*router.hooks.pre_request, *router.hooks.sender, *router.hooks.post_response)
         assert "pd" not in [name for name, _ in hooks]
         assert orjson.loads((await running.client.get("/workers")).content)["total"] == 0
-    assert not {"forward", "pre_request"} & set(dir(Together()))
+    assert not {"sender", "pre_request"} & set(dir(Together()))
 
 
 @pytest.mark.parametrize("streams", [False, True])

@@ -1,0 +1,96 @@
+"""The layer that asks a worker, and when that fails, others."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from router_core import Exchange, Worker
+from router_core.errors import HTTPError
+from router_core.reply import Reply
+from router_core.request import Request
+from router_core.router import Router
+from router_core.sender import Sender
+from slime_retries.attempts import TEMPORARY, Attempts, changes_nothing
+from slime_retries.beginning import begun
+from slime_retries.breakers import Breakers
+from slime_retries.settings import Settings
+
+if TYPE_CHECKING:
+    from slime_control.contracts import Endings
+
+__all__ = ["Retrying"]
+
+
+class Retrying:
+    """A Sender that asks until an answer is good, or attempts are used up.
+
+    A request that goes well costs next to nothing. ``breakers`` are told of each attempt.
+    """
+
+    def __init__(self, settings: Settings, breakers: Breakers, router: Router, inner: Sender) -> None:
+        self._settings = settings
+        self._breakers = breakers
+        self._pool = router.pool
+        self._endings: Endings | None = router.components.find("endings")
+        self._inner = inner
+
+    def choose(self, exchange: Exchange, but: Collection[Worker] = ()) -> None:
+        """Nothing yet: each attempt chooses, and may be of another worker."""
+
+    async def send(self, exchange: Exchange, request: Request, body: bytes | None = None) -> Reply:
+        """See :class:`router_core.sender.Sender`."""
+        outcome: Reply | HTTPError
+        breakers, inner = self._breakers, self._inner
+        try:
+            if breakers.troubled:
+                outcome = reply = await self._ask(exchange, request)
+            else:  # as almost always: the same, without the ado
+                inner.choose(exchange)
+                outcome = reply = await inner.send(exchange, request)
+                if not reply.arrived or reply.status >= 500 or breakers.troubled:
+                    await self._begun(exchange, request, reply)
+        except HTTPError as error:
+            outcome = error
+        else:
+            if reply.status not in TEMPORARY:
+                return reply
+        return await Attempts(self._settings, self._pool, self._ask, exchange, request, outcome).run()
+
+    async def _ask(
+        self,
+        exchange: Exchange,
+        request: Request,
+        but: Collection[Worker] = (),
+        failed: Collection[Worker] = (),
+    ) -> Reply:
+        """One attempt, with none ``but`` these; those that ``failed`` had one before. Raises HTTPError."""
+        inner, breakers = self._inner, self._breakers
+        inner.choose(exchange, but)
+        assert exchange.worker is not None  # narrowing: it was chosen
+        worker = exchange.worker.server
+        if breakers.troubled:
+            breakers.begin(worker, request)  # in one step with the choice: one probe at a time
+        try:
+            if worker in failed and self._endings is not None:
+                # It may still be told to end the attempt before this one.
+                await self._endings.settled(worker, exchange)
+            reply = await inner.send(exchange, request)
+        except BaseException:
+            breakers.ended(worker, request, well=False)
+            raise
+        await self._begun(exchange, request, reply)
+        return reply
+
+    async def _begun(self, exchange: Exchange, request: Request, reply: Reply) -> None:
+        """The head of ``reply`` is there: wait for its beginning. Raises HTTPError."""
+        assert exchange.worker is not None  # narrowing: it has answered
+        worker = exchange.worker.server
+        try:
+            if reply.status not in TEMPORARY and not reply.arrived and changes_nothing(request):
+                await begun(reply)
+        except BaseException:
+            reply.close()
+            self._breakers.ended(worker, request, well=False)
+            raise
+        self._breakers.answered(worker, request, reply)
