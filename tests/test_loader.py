@@ -314,8 +314,8 @@ SOURCES = {
     ),
     "route_of_the_core": (
         "from starlette.routing import Route\n"
-        "@hookimpl\ndef routes(): return [Route('/workers', None, methods=['POST'])]",
-        "plugin 'route_of_the_core' and the core both claim the route POST /workers",
+        "@hookimpl\ndef routes(): return [Route('/weight_version', None, methods=['POST'])]",
+        "plugin 'route_of_the_core' and the core both claim the route POST /weight_version",
     ),
     "socket_route": (
         "from starlette.routing import WebSocketRoute\n"
