@@ -59,7 +59,7 @@ def main() -> None:
     print("policy             workers  prompt bytes  own prompts us  half in common us")
     for name in ("least_inflight", "cache_aware", "consistent_hashing", "prefix_hash"):
         for count in _WORKERS:
-            workers = tuple(Worker(f"http://127.0.0.1:{port}", state="ready") for port in range(1, count + 1))
+            workers = tuple(Worker(f"http://127.0.0.1:{port}") for port in range(1, count + 1))
             for size in _SIZES:
                 own = [_asking(size, seed, 0) for seed in range(50)]
                 common = [_asking(size, seed, 0.5) for seed in range(50)]

@@ -10,7 +10,7 @@ import httpx
 from anyio.abc import TaskGroup
 
 from router_core.settings import Settings
-from router_core.workers import Worker, WorkerPool, auth_headers
+from router_core.workers import JOINING, Worker, WorkerPool, auth_headers
 
 __all__ = ["FIRST_LOOK_S", "Introduction", "Joining", "Refusal", "get", "unwell"]
 
@@ -62,7 +62,7 @@ class Joining:
 
     def expect(self, worker: Worker, trouble: str) -> None:
         """``worker`` does not answer yet, because of ``trouble``: look at it until it does."""
-        _explain(worker, trouble)
+        self._explain(worker, trouble)
         if worker.id not in self._expected:
             self._expected.add(worker.id)
             self._tasks.start_soon(self._wait_for, worker)
@@ -71,20 +71,24 @@ class Joining:
         settings = self._settings
         until = anyio.current_time() + settings.worker_startup_timeout_s
         try:
-            while worker in self._pool and worker.state == "joining":
+            while worker in self._pool and JOINING in worker.holds:
                 if anyio.current_time() >= until:
                     limit = settings.worker_startup_timeout_s
-                    self._pool.quarantine(
-                        worker, f"it has not answered within {limit:g} s of its registration"
-                    )
+                    reason = f"it has not answered within {limit:g} s of its registration"
+                    self._pool.hold(worker, "health", reason, "quarantined")
+                    self._pool.release(worker, JOINING)
                     return
                 await anyio.sleep(settings.worker_startup_check_s)
                 trouble = await self.look_at(worker)
                 if trouble is None:
                     return
-                _explain(worker, trouble)
+                self._explain(worker, trouble)
         finally:
             self._expected.discard(worker.id)
+
+    def _explain(self, worker: Worker, trouble: str) -> None:
+        if JOINING in worker.holds:
+            self._pool.hold(worker, JOINING, f"it has not answered yet ({trouble})", "joining")
 
     async def look_at(self, worker: Worker) -> str | None:
         """Ask ``worker`` about itself; None when it answered, whatever it said, else what was wrong.
@@ -102,8 +106,8 @@ class Joining:
         if isinstance(trouble, Refusal):
             logger.error("worker %s is refused: %s", worker.url, trouble)
             self._pool.remove(worker)
-        elif trouble is None and worker.state == "joining":
-            self._pool.ready(worker)
+        elif trouble is None and JOINING in worker.holds:
+            self._pool.release(worker, JOINING)
             logger.info("worker %s is ready", worker.url)
         return trouble
 
@@ -135,8 +139,3 @@ def unwell(status: int) -> str | None:
     if status >= 500 and status != 501:  # which knows no GET, and may do all else
         return f"it answered {status}"
     return None
-
-
-def _explain(worker: Worker, trouble: str) -> None:
-    if worker.state == "joining":
-        worker.reason = f"it has not answered yet ({trouble})"

@@ -31,7 +31,7 @@ from router_core.settings import Settings
 from router_core.upstream import Limits
 from router_core.weights import WeightUpdate, WeightVersions
 from router_core.worker_urls import WorkerUrls
-from router_core.workers import Worker, WorkerChange, WorkerPool, WorkerType, worker_url
+from router_core.workers import DRAINING, Worker, WorkerChange, WorkerPool, WorkerType, worker_url
 
 __all__ = ["Router"]
 
@@ -335,11 +335,11 @@ class Router:
     def drain_worker(self, worker: Worker) -> None:
         """Give ``worker`` nothing new, and remove it when what it has in flight is done."""
         worker = worker.server
-        self.pool.drain(worker)
+        self.pool.hold(worker, DRAINING, "it leaves when what it has in flight is done", "draining")
         self.tasks.start_soon(self._leave_when_idle, worker)
 
     async def _leave_when_idle(self, worker: Worker) -> None:
-        while worker in self.pool and worker.state == "draining":
+        while worker in self.pool and DRAINING in worker.holds:
             if not worker.load:
                 self.pool.remove(worker)
             else:
@@ -361,7 +361,7 @@ class Router:
         """The workers in use serve ``version`` now: tell the plugins, in order, once. None when that was known."""
         assert self._announcing is not None, "the router is not serving"
         for worker in self.pool:  # now: when its turn has come they may be further
-            if worker.state in ("joining", "ready"):  # of the others nobody knows
+            if worker.in_use:  # of the others nobody knows
                 worker.weight_version = version
         async with self._announcing:
             update = self.weights.move(version, source)

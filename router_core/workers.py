@@ -12,12 +12,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from ipaddress import IPv6Address
 from itertools import chain, islice
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, get_args
 from urllib.parse import urlsplit
 
 from router_core.errors import BadRequest, MixedWorkers, NoWorker, WorkerNotFound
 
 __all__ = [
+    "DRAINING",
+    "JOINING",
+    "Hold",
     "Worker",
     "WorkerChange",
     "WorkerPool",
@@ -29,9 +32,13 @@ __all__ = [
 ]
 
 WorkerType = Literal["regular", "prefill", "decode", "passthrough"]
-WorkerState = Literal["joining", "ready", "quarantined", "stale", "draining"]
+#: All but the last are those of holds; of several holds the first of these counts.
+WorkerState = Literal["draining", "quarantined", "stale", "joining", "ready"]
 WorkerChange = Literal["added", "removed", "quarantined", "stale", "readmitted", "draining"]
 
+#: What the core holds workers for.
+JOINING, DRAINING = "joining", "draining"
+_STATES: tuple[WorkerState, ...] = get_args(WorkerState)
 _MAX_SESSIONS = 1 << 18
 #: Workers that a message tells about.
 _MAX_TOLD = 20
@@ -72,25 +79,31 @@ def worker_url(text: str) -> str:
     return f"{parts.scheme}://{host}" if usual else f"{parts.scheme}://{host}:{port}"
 
 
+class Hold(NamedTuple):
+    """Why a worker gets no requests. ``state``: what it is then; ``"ready"``: what it would be without."""
+
+    reason: str
+    state: WorkerState
+
+
 @dataclass(eq=False, slots=True)
 class Worker:
     """One inference server.
 
     ``in_flight`` counts the requests that hold a lease on it, from the choice to the last byte.
+    ``holds``: why it gets no requests, by owner, see :meth:`WorkerPool.hold`; one without holds gets requests. They
+    make its ``state``:
 
     =============== ===========================================================================
-    ``joining``     registered, has not answered yet: gets nothing; ``reason`` says what was wrong
-    ``ready``       gets requests
-    ``quarantined`` does not answer as it should; ``reason`` says what it does
-    ``stale``       answers, but its weights are not the fleet's, or it is ``torn``
     ``draining``    gets nothing new, and leaves when what it has is done
+    ``quarantined`` does not answer as it should
+    ``stale``       its weights are not the fleet's, or it failed a control call
+    ``joining``     registered, has not answered yet
+    ``ready``       none of these; it may be held all the same, as by an open circuit breaker
     =============== ===========================================================================
 
-    ``torn``: it failed a control call that others did (an update of the weights, a pause), so what it says about
-    itself is no proof.
     ``weight_version``: the weights that it is taken to have. ``said_version``: what it said of them last, by itself; an
     engine that is never told the names of its updates goes on saying the same.
-    ``withheld``: ready, and not to be used now (an open circuit breaker).
 
     ``facts``: what plugins know of it, by names of their own; each name belongs to one plugin.
 
@@ -106,10 +119,7 @@ class Worker:
     labels: dict[str, str] = field(default_factory=dict)
     weight_version: str | None = None
     api_key: str | None = field(default=None, repr=False)
-    state: WorkerState = "joining"
-    reason: str | None = None
-    torn: bool = False
-    withheld: bool = False
+    holds: dict[str, Hold] = field(default_factory=dict)
     in_flight: int = 0
     id: str = field(default_factory=lambda: str(uuid.uuid4()))
     said_version: str | None = None
@@ -143,8 +153,29 @@ class Worker:
 
     @property
     def is_healthy(self) -> bool:
-        """Ready, and not withheld."""
-        return self.state == "ready" and not self.withheld
+        """Nobody holds it: it gets requests."""
+        return not self.server.holds
+
+    @property
+    def state(self) -> WorkerState:
+        """Of its holds the one that counts most; of a rank, its server's."""
+        hold = self._main_hold
+        return "ready" if hold is None else hold.state
+
+    @property
+    def reason(self) -> str | None:
+        """Why it gets no requests."""
+        hold = self._main_hold
+        return None if hold is None else hold.reason
+
+    @property
+    def _main_hold(self) -> Hold | None:
+        return min(reversed(self.server.holds.values()), key=_weight, default=None)  # of equals the latest
+
+    @property
+    def in_use(self) -> bool:
+        """It gets requests, or may get some without anything more being done to it: it is joining, or failed some."""
+        return all(hold.state in ("joining", "ready") for hold in self.server.holds.values())
 
     @property
     def choices(self) -> tuple[Worker, ...]:
@@ -161,12 +192,15 @@ class Worker:
 
     def standing(self) -> str:
         """Its URL and state, and why it gets no requests, in one line."""
-        server = self.server
-        if server.withheld and server.state == "ready":
-            standing = "withheld: its circuit breaker is open"
-        else:
-            standing = server.state + (f": {server.reason}" if server.reason else "")
+        server, hold = self.server, self._main_hold
+        standing = (
+            "ready" if hold is None else f"{'held' if hold.state == 'ready' else hold.state}: {hold.reason}"
+        )
         return f"{server.url} {server.worker_type} {standing}"
+
+
+def _weight(hold: Hold) -> int:
+    return _STATES.index(hold.state)
 
 
 def least_in_flight(workers: Iterable[Worker]) -> Worker:
@@ -232,17 +266,18 @@ class WorkerPool:
         """
         self._expect_alike(worker)
         known = self._workers.get(worker.url)
+        is_ready = False
         if known is None:
             self._workers[worker.url] = worker
         else:
+            is_ready = known.state == "ready"
             known.worker_type = worker.worker_type
             known.facts |= worker.facts
             known.labels = worker.labels
             known.api_key = worker.api_key or known.api_key
-            known.torn = known.withheld = False
-            if known.state != "ready":  # a ready one keeps its sessions
-                known.state, known.reason = "joining", None
             worker = known
+        # A ready one keeps its sessions.
+        worker.holds = {} if is_ready else {JOINING: Hold("it has not answered yet", "joining")}
         self._recount()
         self._on_change(worker, "added")
         return worker
@@ -274,38 +309,29 @@ class WorkerPool:
             self._recount()
             self._on_change(worker, "removed")
 
-    def ready(self, worker: Worker) -> None:
-        """``worker`` answers: use it (again)."""
-        self._move(worker, "ready", None, None if worker.state == "joining" else "readmitted")
+    def hold(self, worker: Worker, owner: str, reason: str, state: WorkerState = "ready") -> None:
+        """No new requests for ``worker`` until ``owner`` releases it; those in flight go on.
 
-    def quarantine(self, worker: Worker, reason: str) -> None:
-        """No new requests for ``worker``, which is not well; those in flight go on."""
-        self._move(worker, "quarantined", reason, "quarantined")
+        Each owner has one hold of a worker, and releases only its own: ``"joining"`` and ``"draining"`` are the core's,
+        ``"health"``, ``"weights"`` and ``"control"`` those of who knows about these. ``state``: what the worker is
+        then; by default it stays what it is. When a worker is registered again, all let go.
+        """
+        others = {name: hold for name, hold in worker.server.holds.items() if name != owner}
+        self._change(worker, others | {owner: Hold(reason, state)})
 
-    def stale(self, worker: Worker, reason: str) -> None:
-        """No new requests for ``worker``, whose weights are not the fleet's; those in flight go on."""
-        self._move(worker, "stale", reason, "stale")
+    def release(self, worker: Worker, *owners: str) -> None:
+        """``owners`` hold ``worker`` no more, if they did. It gets requests when nobody does."""
+        self._change(worker, {name: hold for name, hold in worker.server.holds.items() if name not in owners})
 
-    def drain(self, worker: Worker) -> None:
-        """No new requests for ``worker``, until it is registered again."""
-        self._move(worker, "draining", None, "draining")
-
-    def _move(
-        self, worker: Worker, state: WorkerState, reason: str | None, change: WorkerChange | None
-    ) -> None:
+    def _change(self, worker: Worker, holds: dict[str, Hold]) -> None:
         worker = worker.server
-        if worker in self:
-            worker.reason = reason
-            if worker.state != state:
-                worker.state = state
-                self._recount()
-                if change is not None:
-                    self._on_change(worker, change)
-
-    def withhold(self, worker: Worker, *, withheld: bool = True) -> None:
-        """Offer ``worker`` to no request for now, or again; its state stays what it is."""
-        worker.server.withheld = withheld
+        if worker not in self or holds == worker.holds:
+            return
+        before, worker.holds = worker.state, holds
         self._recount()
+        after = worker.state
+        if after != before and after != "joining" and (before, after) != ("joining", "ready"):
+            self._on_change(worker, "readmitted" if after == "ready" else after)
 
     def split(self, worker: Worker, size: int) -> None:
         """``worker`` has told how many data-parallel ranks it has."""
@@ -313,9 +339,9 @@ class WorkerPool:
         self._recount()
 
     def _recount(self) -> None:
-        usable = [worker for worker in self._workers.values() if not worker.withheld]
+        free = [worker for worker in self._workers.values() if not worker.holds]
         for kind in self.kinds:
-            ready = [worker for worker in usable if worker.kind == kind and worker.state == "ready"]
+            ready = [worker for worker in free if worker.kind == kind]
             self._usable[kind] = tuple(choice for worker in ready for choice in worker.choices)
         each = [self._usable[kind] for kind in self.kinds]
         self._routable = tuple(chain.from_iterable(each)) if all(each) else ()

@@ -16,6 +16,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from core.servers import Wire, scripted
+from holding import drain, quarantine, ready
 from plugged import Recording, routing, until
 from router_core import BadRequest, Exchange, HTTPError, Reply, Request, WeightUpdate, Worker, hookimpl
 from router_core.app import make_app
@@ -199,7 +200,7 @@ async def test_hook_select_worker() -> None:
         assert offered == [["a", "b", "c"]] * 10  # by two plugins each; the third one was never asked
 
         (b,) = [worker for worker in running.router.pool if worker.labels["name"] == "b"]
-        running.router.pool.quarantine(b, "dead")
+        quarantine(running.router.pool, b, "dead")
         assert (await running.client.get("/")).json()["worker"] == "c"
         assert offered[-1] == ["a", "c"]
 
@@ -307,7 +308,7 @@ async def test_hook_attempt_failed() -> None:
         [worker] = running.router.pool
         running.router.pool.remove(worker)
         dead, _ = await running.router.add_worker("http://127.0.0.1:9")
-        running.router.pool.ready(dead)  # it answered once
+        ready(running.router.pool, dead)  # it answered once
         assert (await running.client.get("/nobody")).status_code == 502
         assert told[1:] == [("/nobody", "WorkerUnreachable")]
 
@@ -815,10 +816,10 @@ async def test_hook_worker_changed() -> None:
     async with routing(plugins, Recording()) as running:
         pool = running.router.pool
         (worker,) = pool
-        pool.quarantine(worker, "dead")
-        pool.quarantine(worker, "dead")  # no change, no call
-        pool.ready(worker)
-        pool.drain(worker)
+        quarantine(pool, worker, "dead")
+        quarantine(pool, worker, "dead")  # no change, no call
+        ready(pool, worker)
+        drain(pool, worker)
         await running.router.add_worker(worker.url)
         await running.client.post("/remove_worker", params={"url": worker.url})
     assert changes == [

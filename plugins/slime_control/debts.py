@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from router_core import Worker
 from router_core.router import Router
 
-__all__ = ["Debt", "Debts"]
+__all__ = ["OWNER", "Debt", "Debts"]
 
 logger = logging.getLogger(__name__)
+
+#: Of the holds of workers that owe something.
+OWNER = "control"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,7 @@ class Debt:
 
 
 class Debts:
-    """By worker and kind. A worker is ``torn`` while it owes anything.
+    """By worker and kind. While a worker owes anything it gets no requests, and what it says of itself is no proof.
 
     Changed only by functions without ``await``: one event loop needs no lock.
     """
@@ -39,19 +42,19 @@ class Debts:
     def of(self, worker: Worker) -> Mapping[str, Debt]:
         """What ``worker`` owes.
 
-        One that was torn before this process began may owe anything: the weights, to be sure.
+        One that failed a call before this process began may owe anything: the weights, to be sure.
         """
-        if worker.torn and worker not in self._owed:
+        if OWNER in worker.holds and worker not in self._owed:
             self._owed[worker] = {"weights": Debt(0, self._router.weights.current)}
         return self._owed.get(worker, {})
 
-    def owe(self, worker: Worker, kind: str, call: int) -> None:
-        """``worker`` has failed ``call``; what it failed before that matters no more."""
+    def owe(self, worker: Worker, kind: str, call: int, reason: str) -> None:
+        """``worker`` has failed ``call``, for this ``reason``; what it failed before that matters no more."""
         if worker not in self._router.pool:
             return
         self.of(worker)
         self._owed.setdefault(worker, {})[kind] = Debt(call)
-        worker.torn = True
+        self._hold(worker, OWNER, reason)
         if kind == "weights":
             worker.weight_version = None
 
@@ -61,20 +64,23 @@ class Debts:
             del self._owed[worker][kind]
             if not self._owed[worker]:
                 self.forget(worker)
-                worker.torn = False
+                self._router.pool.hold(worker, "weights", worker.reason or "it has failed a call", "stale")
+                self._router.pool.release(worker, OWNER)
 
     def forget(self, worker: Worker) -> None:
         """``worker`` begins afresh, or is there no more."""
         self._owed.pop(worker, None)
 
     def leave_behind(self, worker: Worker, reason: str) -> None:
-        """No new requests for ``worker``."""
-        if worker in self._router.pool and worker.state != "draining":  # which gets nothing new as it is
+        """No new requests for ``worker``, until it has the fleet's weights."""
+        self._hold(worker, "weights", reason)
+
+    def _hold(self, worker: Worker, owner: str, reason: str) -> None:
+        if worker in self._router.pool:
             logger.warning("worker %s gets no new requests: %s", worker.url, reason)
-            self._router.pool.stale(worker, reason)
+            self._router.pool.hold(worker, owner, reason, "stale")
 
     def take_back(self, worker: Worker) -> None:
         """``worker`` has caught up, unless it owes something else, or has other weights than the fleet."""
-        fits = self._router.weights.current in (None, worker.weight_version)
-        if worker.state == "stale" and not worker.torn and fits:
-            self._router.pool.ready(worker)
+        if OWNER not in worker.holds and self._router.weights.current in (None, worker.weight_version):
+            self._router.pool.release(worker, "weights")

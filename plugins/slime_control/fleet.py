@@ -29,8 +29,6 @@ logger = logging.getLogger(__name__)
 
 Answers = dict[Worker, Answer]
 
-_IN_USE = ("ready", "joining")
-
 
 class Fleet:
     """All registered workers, also those that get no requests now: whoever may come back must have the weights."""
@@ -137,7 +135,7 @@ class Fleet:
             about = await self._fan_out.question(worker, b"/model_info", b"/get_model_info")
             version = version_named(about.get("weight_version"))
             if version is not None:
-                is_told |= worker.state in _IN_USE and worker.weight_version not in (None, version)
+                is_told |= worker.in_use and worker.weight_version not in (None, version)
                 worker.weight_version = version
                 said.add(version)
             else:
@@ -187,13 +185,14 @@ class Fleet:
             elif update is not None:
                 self._pieces.failed(call, number, worker, answer)
             else:
+                reason = f"{call.path} failed: {answer.trouble}"
                 if call.prepares:  # reached or not
-                    self._debts.owe(worker, "weights", number)
-                    self._debts.owe(worker, call.owes, number)
+                    self._debts.owe(worker, "weights", number, reason)
+                    self._debts.owe(worker, call.owes, number, reason)
                 elif answer.reached and not (is_update and answer.is_as_before):
-                    self._debts.owe(worker, call.owes, number)
-                if is_weights or worker.state == "ready":
-                    self._debts.leave_behind(worker, f"{call.path} failed: {answer.trouble}")
+                    self._debts.owe(worker, call.owes, number, reason)
+                elif is_weights or worker.state == "ready":
+                    self._debts.leave_behind(worker, reason)
             if is_update and (answer.trouble is not None or "weights" in self._debts.of(worker)):
                 worker.weight_version = None  # it may have the old ones, the new ones, or some of each
         return caught_up
@@ -201,21 +200,14 @@ class Fleet:
     def _unlike_the_fleet(self, workers: Iterable[Worker], version: str | None) -> list[Worker]:
         """Those that have, or may have, weights that are neither the fleet's nor ``version``."""
         known = (None, version, self._router.weights.current)
-        return [
-            worker
-            for worker in workers
-            if worker.state in ("stale", "quarantined") or worker.weight_version not in known
-        ]
+        return [worker for worker in workers if not worker.in_use or worker.weight_version not in known]
 
     def _set_renamed_aside(self, unlike: Iterable[Worker], answers: Answers, number: int) -> None:
         """Those that bear the fleet's new name, and had other weights before: what they say is no proof any more."""
         for worker in unlike:
             if answers[worker].trouble is None and "weights" not in self._debts.of(worker):
-                self._debts.owe(worker, "weights", number)
-                if worker.state not in ("stale", "quarantined"):
-                    self._debts.leave_behind(
-                        worker, "it had other weights than the fleet when they were renamed"
-                    )
+                reason = "it had other weights than the fleet when they were renamed"
+                self._debts.owe(worker, "weights", number, reason)
 
     def _set_overtaken_aside(self, answers: Answers, version: str) -> None:
         """Those that took ``version`` after the later one that the fleet has."""
@@ -236,7 +228,7 @@ class Fleet:
 
     async def _move(self, version: str, source: str, number: int) -> None:
         """The fleet has ``version`` as soon as every worker has that gets requests."""
-        in_use = [worker for worker in self._router.pool if worker.state in _IN_USE]
+        in_use = [worker for worker in self._router.pool if worker.in_use]
         if all(worker.weight_version == version for worker in in_use):
             self._moved_by, self._moved_to = number, version
             await self._router.announce_weights(version, source)

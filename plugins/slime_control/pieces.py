@@ -23,7 +23,7 @@ import anyio
 from router_core import Worker
 from router_core.router import Router
 from slime_control.calls import Call
-from slime_control.debts import Debts
+from slime_control.debts import OWNER, Debts
 from slime_control.fan_out import Answer
 from slime_control.gate import Gate
 
@@ -159,9 +159,9 @@ class Pieces:
         elif self.joined_since(worker, number):
             self._miss(worker, number, "it registered while a piece of an update was under way")
         elif call.partial:
-            is_out = worker.state in ("stale", "quarantined")
-            if is_out and worker not in update.takers and "weights" not in self._debts.of(worker):
-                self._debts.owe(worker, "weights", update.began - 1)  # until it has all
+            if not worker.in_use and worker not in update.takers and "weights" not in self._debts.of(worker):
+                reason = "it was not in use, and has not all pieces of the update yet"
+                self._debts.owe(worker, "weights", update.began - 1, reason)
             update.takers[worker] = _standing(worker)
             if call.names_version:
                 update.loaded.add(worker)
@@ -174,8 +174,7 @@ class Pieces:
 
     def _miss(self, worker: Worker, number: int, reason: str) -> None:
         """``worker`` has not all that came until the call of that ``number``."""
-        self._debts.owe(worker, "weights", number)
-        self._debts.leave_behind(worker, f"{reason}; {_CURE}")
+        self._debts.owe(worker, "weights", number, f"{reason}; {_CURE}")
 
     def learnt(
         self, update: Update, number: int, version: str, workers: Iterable[Worker], *, is_told: bool
@@ -202,7 +201,7 @@ class Pieces:
         """All have answered ``call``, a piece of ``update``."""
         if call.path == "/end_weight_update":
             self._end()
-        elif not update.is_watched and any(worker.torn for worker in update.takers):
+        elif not update.is_watched and any(OWNER in worker.holds for worker in update.takers):
             update.is_watched = True
             self._router.tasks.start_soon(self._watch, update)
 
@@ -226,7 +225,7 @@ class Pieces:
         if self.joined_since(worker, update.began) or worker in update.doubted:
             return True
         # One that is not in use, and was looked at meanwhile, may have been started anew.
-        if worker not in update.takers or worker.state not in ("stale", "quarantined"):
+        if worker not in update.takers or worker.in_use:
             return False
         return worker.state == "quarantined" or update.takers[worker] != _standing(worker)
 
@@ -262,7 +261,11 @@ class Pieces:
         """Those that registered after the last piece, before the end, and have what they began with."""
         is_told = update.version not in (None, update.before)  # else versions are no proof
         for worker in self._router.pool:
-            if self.joined_since(worker, update.began) and worker not in update.takers and not worker.torn:
+            if (
+                self.joined_since(worker, update.began)
+                and worker not in update.takers
+                and OWNER not in worker.holds
+            ):
                 reason = "it registered during an update, and has not taken it"
                 if not is_told:
                     self._miss(worker, self._calls, reason)

@@ -9,7 +9,12 @@ from router_core import Worker
 from router_core.weights import WeightVersions
 from slime_health.judge import AS_STARTED, fit
 
-__all__ = ["agreed", "newer_than_the_fleet", "others_serve", "stands_in"]
+__all__ = ["agreed", "is_torn", "newer_than_the_fleet", "others_serve", "stands_in"]
+
+
+def is_torn(worker: Worker) -> bool:
+    """True when a control call failed there: what ``worker`` says about itself is no proof until that is made good."""
+    return "control" in worker.holds
 
 
 def agreed(workers: Iterable[Worker]) -> str | None:
@@ -62,4 +67,4 @@ def _serving_beside(workers: Iterable[Worker], worker: Worker) -> Iterable[Worke
 
 
 def _named(worker: Worker) -> str | None:
-    return None if worker.torn else worker.said_version
+    return None if is_torn(worker) else worker.said_version

@@ -183,4 +183,4 @@ class Health:
                     "worker %s gets no new requests after %d failures in a row, the last: %s",
                     worker.url, judge.failures, error,
                 )  # fmt: skip
-            router.pool.quarantine(worker, str(error))
+            router.pool.hold(worker, "health", str(error), "quarantined")

@@ -13,7 +13,7 @@ import anyio
 
 from router_core import HTTPError, WeightUpdate, Worker
 from router_core.router import Router
-from slime_health.agreement import agreed, newer_than_the_fleet, others_serve, stands_in
+from slime_health.agreement import agreed, is_torn, newer_than_the_fleet, others_serve, stands_in
 from slime_health.judge import AS_STARTED, Fit, fit
 from slime_health.questions import PROBES, Questions
 from slime_health.settings import Settings
@@ -94,7 +94,7 @@ class Versions:
             is_late = before is not None and fit(watch.claim, before, weights.past) == "other"
             said = before if is_late else watch.claim
         is_news = before is not None and said != before
-        if not worker.torn and (is_news or not judge.verified or worker.weight_version is None):
+        if not is_torn(worker) and (is_news or not judge.verified or worker.weight_version is None):
             worker.weight_version = said
             if said is not None and weights.current is None:
                 weights.move(said, worker.url)  # learnt, not changed: no hook
@@ -151,7 +151,7 @@ class Versions:
         current = weights.current
         if current is None or router.weights.differ():
             return None
-        if any(each.said_version == current and each.state == "ready" and not each.torn for each in pool):
+        if any(each.said_version == current and each.state == "ready" and not is_torn(each) for each in pool):
             return None
         version = agreed(pool)
         fits = fit(version, current, weights.past)
@@ -218,12 +218,16 @@ class Versions:
                 if is_probed:
                     judge.trust()
         elif worker.state in JUDGED and (judge.returns or (worker.state == "stale" and not judge.failures)):
-            if not worker.torn and fits == "same":
+            if is_torn(worker):
+                if judge.returns:
+                    router.pool.release(worker, "health")
+            elif fits == "same":
                 judge.trust()
-                router.pool.ready(worker)
+                router.pool.release(worker, "health", "weights")
                 self._ask_others(worker, PROBES)
             elif judge.returns:
                 self._leave_behind(router, worker)
+                router.pool.release(worker, "health")
 
     def _is_behind(self, router: Router, watch: Watch, *, is_news: bool) -> bool:
         """True when a worker in use is to be set aside since it has not the fleet's version.
@@ -256,11 +260,7 @@ class Versions:
 
     def _leave_behind(self, router: Router, worker: Worker) -> None:
         said, current = worker.said_version, router.weights.current
-        if worker.torn:
-            if worker.state == "stale":
-                return  # who set it aside has said why
-            reason = "a control call failed there, so what it says about itself is no proof"
-        elif said is None:
+        if said is None:
             reason = f"it does not say which weights it has, the fleet's are at version {current!r}"
         else:
             reason = f"its weights are at version {said!r}, the fleet's at {current!r}"
@@ -269,4 +269,4 @@ class Versions:
     def _set_aside(self, router: Router, worker: Worker, reason: str) -> None:
         if worker.state != "stale":
             logger.warning("worker %s is well and gets no new requests: %s", worker.url, reason)
-        router.pool.stale(worker, reason)
+        router.pool.hold(worker, "weights", reason, "stale")

@@ -6,6 +6,7 @@ import anyio
 
 from router_core import Worker
 from router_core.router import Router
+from slime_health.agreement import is_torn
 from slime_health.judge import Judge
 
 __all__ = ["JUDGED", "Watch", "standing"]
@@ -56,4 +57,4 @@ class Watch:
 
 def standing(router: Router, worker: Worker) -> tuple[object, ...]:
     """State of ``worker`` that makes an answer about it obsolete when it changes."""
-    return worker.state, worker.torn, worker.weight_version, router.weights.current
+    return worker.state, is_torn(worker), worker.weight_version, router.weights.current

@@ -24,7 +24,7 @@ def check_policy(make: Callable[[], Policy]) -> None:
         body = b'{"text": "%d, %s"}' % (number, b"and more " * 50)
         return policy(Exchange(Request("POST", b"/generate", headers, body)), workers)
 
-    workers = [Worker(f"http://127.0.0.1:{port}", state="ready") for port in range(1, 5)]
+    workers = [Worker(f"http://127.0.0.1:{port}") for port in range(1, 5)]
     policy = make()
 
     alone = workers[:1]
@@ -46,7 +46,7 @@ def check_policy(make: Callable[[], Policy]) -> None:
     for gone in range(len(workers)):
         left = workers[:gone] + workers[gone + 1 :]
         assert ask(policy, left) in left, "a worker that has left must not be chosen"
-    newcomer = Worker("http://127.0.0.1:9", state="ready")
+    newcomer = Worker("http://127.0.0.1:9")
     crowd = [*workers, newcomer]
     assert any(ask(policy, crowd) is newcomer for _ in range(400)), "a worker that joins must get its share"
 

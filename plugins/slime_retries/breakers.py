@@ -15,6 +15,9 @@ __all__ = ["Breakers"]
 
 logger = logging.getLogger(__name__)
 
+#: Of its holds.
+_OWNER = "circuit breaker"
+
 
 class Breakers:
     """A breaker for each worker that has failed since it last answered, in ``troubled``.
@@ -78,7 +81,7 @@ class Breakers:
         """``worker`` starts afresh, or has left."""
         if self.troubled.pop(worker, None) is not None:
             self._stop_timer(worker)
-            self._show(worker, None, withheld=False)
+            self._pool.release(worker, _OWNER)
 
     def close(self) -> None:
         """The router ends."""
@@ -97,8 +100,10 @@ class Breakers:
                 logger.warning("worker %s: circuit breaker open for %g s: %s", worker.url, wait_s, how)
             else:
                 logger.info("worker %s: circuit breaker %s", worker.url, breaker.state)
-        state = breaker.state
-        self._show(worker, None if state == "closed" else state, withheld=not breaker.admits)
+        if breaker.admits:
+            self._pool.release(worker, _OWNER)
+        else:
+            self._pool.hold(worker, _OWNER, f"circuit breaker {breaker.state}")
 
     def _wait_over(self, worker: Worker) -> None:
         breaker = self.troubled[worker]
@@ -110,12 +115,6 @@ class Breakers:
         timer = self._timers.pop(worker, None)
         if timer is not None:
             timer.cancel()
-
-    def _show(self, worker: Worker, state: State | None, *, withheld: bool) -> None:
-        if worker.withheld != withheld:
-            self._pool.withhold(worker, withheld=withheld)
-        if worker.state == "ready":
-            worker.reason = f"circuit breaker {state}" if state is not None else None
 
 
 class _End:

@@ -49,6 +49,7 @@ def described(worker: Worker) -> dict[str, Any]:
         "is_healthy": server.is_healthy,
         "state": server.state,
         "reason": server.reason,
+        "holds": {owner: hold.reason for owner, hold in server.holds.items()},
         "load": worker.load,
         "weight_version": server.weight_version,
         "model_id": model_id(server),

@@ -14,7 +14,7 @@ from router_core import Exchange, Worker, hookimpl
 from router_core.errors import BadRequest
 from router_core.router import Router
 from router_core.weights import WeightUpdate
-from router_core.workers import WorkerChange
+from router_core.workers import JOINING, WorkerChange
 from slime_sglang.generation import GENERATION_PATHS
 from slime_state.directory import StateDirectory
 from slime_state.snapshot import SavedWorker, Snapshot
@@ -125,11 +125,14 @@ class State:
         async with anyio.create_task_group() as tasks:
             for saved in there:
                 worker = router.pool.add(saved.restored())
-                worker.torn = saved.torn
-                if saved.state == "stale":
-                    router.pool.stale(worker, saved.reason or "it was stale")
-                elif saved.state == "quarantined":
-                    router.pool.quarantine(worker, saved.reason or "it was quarantined")
+                if saved.torn:
+                    router.pool.hold(worker, "control", saved.reason or "it failed a control call", "stale")
+                elif saved.state == "stale":
+                    router.pool.hold(worker, "weights", saved.reason or "it was stale", "stale")
+                if saved.state == "quarantined":
+                    router.pool.hold(worker, "health", saved.reason or "it was quarantined", "quarantined")
+                if saved.state in ("stale", "quarantined"):
+                    router.pool.release(worker, JOINING)
                 else:
                     tasks.start_soon(_join, router, saved, behind)
         current = router.weights.current
@@ -137,7 +140,7 @@ class State:
             worker
         ) in behind:  # when all have been looked at: they may agree, and the fleet has moved meanwhile
             reason = f"it came back with weights {worker.weight_version!r}, not {current!r}"
-            router.pool.stale(worker, reason)
+            router.pool.hold(worker, "weights", reason, "stale")
         logger.info("%d workers are there again, weights at version %s", len(there), snapshot.current)
 
 
@@ -154,7 +157,7 @@ def _is_allowed(router: Router, saved: SavedWorker) -> bool:
 def _without_hooks(router: Router) -> list[object]:
     """What may change without a call of a hook."""
     pool = router.pool
-    about = ((worker.state, worker.torn, worker.weight_version) for worker in pool)
+    about = ((dict(worker.holds), worker.weight_version) for worker in pool)
     registered = ((dict(each.facts), each.labels, each.api_key) for each in pool)
     return [router.weights.current, *about, *registered]
 
@@ -171,7 +174,9 @@ async def _join(router: Router, saved: SavedWorker, behind: list[Worker]) -> Non
     if saved.state == "joining":
         return  # it is awaited, as before
     if trouble is not None:
-        router.pool.quarantine(worker, f"it did not answer when the router started: {trouble}")
+        reason = f"it did not answer when the router started: {trouble}"
+        router.pool.hold(worker, "health", reason, "quarantined")
+        router.pool.release(worker, JOINING)
     elif router.weights.differ():
         return
     elif None not in (current, worker.weight_version) and worker.weight_version != current:

@@ -42,11 +42,9 @@ class SavedWorker:
     @classmethod
     def of(cls, worker: Worker) -> SavedWorker:
         """``worker`` as it is now. The name of a model that it told is not kept: it will tell it again."""
-        facts: dict[str, Any] = {
-            "bootstrap_port": bootstrap_port(worker),
-            "model_id": registered_model(worker),
-        }
-        return cls(**facts, **{name: getattr(worker, name) for name in _WORKER_FIELDS if name not in facts})
+        own: dict[str, Any] = {"torn": "control" in worker.holds}
+        own |= {"bootstrap_port": bootstrap_port(worker), "model_id": registered_model(worker)}
+        return cls(**own, **{name: getattr(worker, name) for name in _WORKER_FIELDS if name not in own})
 
     @classmethod
     def from_document(cls, document: Any) -> SavedWorker:

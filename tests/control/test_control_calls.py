@@ -13,6 +13,7 @@ import pytest
 from control.steered import Steered, hung, steering
 from core.servers import Wire, scripted, talk
 from core.servers import answer as answering
+from holding import drain, quarantine
 from plugged import until
 from ports import free_port
 from router_core import SettingsError, Worker
@@ -254,8 +255,8 @@ async def test_those_that_get_no_requests_are_told_too() -> None:
     workers = [Steered(), Steered(), Steered()]
     async with steering(*workers) as running:
         pool = running.router.pool
-        pool.quarantine(pool.find(workers[1].url), "dead")
-        pool.drain(pool.find(workers[2].url))
+        quarantine(pool, pool.find(workers[1].url), "dead")
+        drain(pool, pool.find(workers[2].url))
         answer = await running.client.post(UPDATE, json={"model_path": "/m", "weight_version": "7"})
         assert answer.status_code == 200
         assert [worker.version for worker in workers] == ["7"] * 3

@@ -11,6 +11,7 @@ import pytest
 
 import slime_control.pieces
 from control.slotted import SLOTS, Slotted, up
+from holding import is_torn, quarantine, ready, stale, tear
 from plugged import routing, until
 from router_core import Worker
 from router_core.weights import WeightVersions
@@ -37,7 +38,7 @@ class Fleet:
 
     def state(self, engine: Slotted) -> tuple[str, bool, str | None]:
         worker = self.worker(engine)
-        return worker.state, worker.torn, worker.weight_version
+        return worker.state, is_torn(worker), worker.weight_version
 
     async def call(self, path: str, **body: Any) -> int:
         return (await self.running.client.post(path, json=body)).status_code
@@ -271,7 +272,7 @@ async def test_what_an_engine_began_with_is_not_the_name_of_an_update() -> None:
         for engine in trainer.engines:
             await trainer.register(engine)
         fresh.restart()
-        trainer.running.router.pool.quarantine(trainer.worker(fresh), "connection refused")
+        quarantine(trainer.running.router.pool, trainer.worker(fresh), "connection refused")
         await trainer.call(PAUSE)
         here.next_up = "fail before"
         await trainer.piece(0, 8)  # of those that took it the only one says "default"
@@ -279,6 +280,7 @@ async def test_what_an_engine_began_with_is_not_the_name_of_an_update() -> None:
         await trainer.piece(2, 8, "8")
         await trainer.call(CONTINUE)
         assert not here.is_whole
+        trainer.running.router.pool.release(trainer.worker(fresh), "health")
         assert [trainer.state(engine) for engine in trainer.engines] == [OUT] * 2
         await trainer.whole(9)
         assert [trainer.state(engine) for engine in trainer.engines] == [("ready", False, "9")] * 2
@@ -654,10 +656,11 @@ async def test_one_that_was_set_aside_between_two_pieces_may_have_been_started_a
         await trainer.call(PAUSE)
         await trainer.piece(0, 8, "8")
         pool = trainer.running.router.pool
-        pool.quarantine(trainer.worker(silent), "connection refused")
-        pool.stale(trainer.worker(other), "its weights are at version 'default', the fleet's at '8'")
+        quarantine(pool, trainer.worker(silent), "connection refused")
+        stale(pool, trainer.worker(other), "its weights are at version 'default', the fleet's at '8'")
         await trainer.piece(1, 8, "8")
         await trainer.call(CONTINUE)
+        pool.release(trainer.worker(silent), "health")
         assert trainer.state(silent) == trainer.state(other) == OUT
 
 
@@ -670,9 +673,9 @@ async def test_one_that_was_quarantined_between_two_pieces_is_not_trusted_for_a_
         await trainer.call(PAUSE)
         await trainer.piece(0, 8)
         pool = trainer.running.router.pool
-        pool.quarantine(trainer.worker(anew), "connection refused")
+        quarantine(pool, trainer.worker(anew), "connection refused")
         anew.restart()
-        pool.ready(trainer.worker(anew))
+        ready(pool, trainer.worker(anew))
         await trainer.piece(1, 8)
         await trainer.call(CONTINUE)
         assert trainer.state(anew) == OUT
@@ -681,11 +684,13 @@ async def test_one_that_was_quarantined_between_two_pieces_is_not_trusted_for_a_
 async def test_one_that_is_quarantined_during_an_update_may_be_started_anew_at_any_time() -> None:
     async with fleet() as trainer:
         _, silent = trainer.engines
-        trainer.running.router.pool.quarantine(trainer.worker(silent), "connection refused")
+        quarantine(trainer.running.router.pool, trainer.worker(silent), "connection refused")
         await trainer.call(PAUSE)
         for slot in range(SLOTS):
             await trainer.piece(slot, 8, "8")
         await trainer.call(CONTINUE)
+        assert trainer.state(silent) == ("quarantined", True, None)
+        trainer.running.router.pool.release(trainer.worker(silent), "health")
         assert trainer.state(silent) == OUT
         await trainer.whole(9)
         assert trainer.state(silent) == ("ready", False, "9")
@@ -695,7 +700,7 @@ async def test_one_that_was_set_aside_before_an_update_comes_back_when_it_has_al
     async with fleet() as trainer:
         _, other = trainer.engines
         worker = trainer.worker(other)
-        trainer.running.router.pool.stale(worker, "its weights are at version '1', the fleet's at '8'")
+        stale(trainer.running.router.pool, worker, "its weights are at version '1', the fleet's at '8'")
         await trainer.call(PAUSE)
         for slot in range(SLOTS):
             await trainer.piece(slot, 9, "9")
@@ -732,8 +737,7 @@ async def test_one_that_was_torn_before_the_router_began_is_not_mended_by_the_sa
         _, torn = trainer.engines
         router = trainer.running.router
         router.weights.move("8", "state")
-        router.pool.stale(trainer.worker(torn), "an update failed")
-        trainer.worker(torn).torn = True
+        tear(router.pool, trainer.worker(torn))
         await trainer.call(PAUSE)
         await trainer.piece(2, 8, "8")
         await trainer.call(CONTINUE)
@@ -751,8 +755,7 @@ async def test_one_that_was_torn_before_the_router_began_is_not_mended_by_the_re
         for engine in trainer.engines:
             engine.slots, engine.version = [8, 7, 7], "7"
         torn.slots[0] = 7
-        router.pool.stale(trainer.worker(torn), "an update failed")
-        trainer.worker(torn).torn = True
+        tear(router.pool, trainer.worker(torn))
         for slot in (1, 2):
             await trainer.piece(slot, 8)
         await trainer.call(RENAME, new_version="8")

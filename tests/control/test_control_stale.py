@@ -10,6 +10,7 @@ import anyio
 import pytest
 
 from control.steered import Steered, hung, steering
+from holding import is_torn, stale, tear
 from plugged import until
 from router_core.serving import serving
 from routers import Running
@@ -41,7 +42,7 @@ async def test_a_later_update_that_it_takes_brings_it_back() -> None:
     async with steering(good, bad) as running:
         assert await update(running, "7") == 207
         worker = running.router.pool.find(bad.url)
-        assert (worker.state, worker.torn, worker.weight_version) == ("stale", True, None)
+        assert (worker.state, is_torn(worker), worker.weight_version) == ("stale", True, None)
         assert worker.reason == f"{UPDATE} failed: it answered 400"
         assert running.router.weights.current == "7"
         assert await update(running, "8") == 207
@@ -63,11 +64,11 @@ async def test_one_that_missed_a_piece_of_an_update_does_not_come_back_by_the_ne
         for piece in (1, 2, 3):
             bad.answers = {PIECE: FAILED} if piece == missing else {}
             assert await update(running, "7", PIECE) == (207 if piece == missing else 200)
-        assert (worker.state, worker.torn, worker.weight_version) == ("stale", True, None)
+        assert (worker.state, is_torn(worker), worker.weight_version) == ("stale", True, None)
         assert await update(running, "8", PIECE) == 200
-        assert (worker.state, worker.torn) == ("stale", True)  # there may be more of them
+        assert (worker.state, is_torn(worker)) == ("stale", True)  # there may be more of them
         await running.client.post("/pause_generation", json={})
-        assert (worker.state, worker.torn, worker.weight_version) == ("ready", False, "8")
+        assert (worker.state, is_torn(worker), worker.weight_version) == ("ready", False, "8")
 
 
 async def test_one_that_could_not_be_reached_for_a_piece_has_missed_it() -> None:
@@ -79,9 +80,10 @@ async def test_one_that_could_not_be_reached_for_a_piece_has_missed_it() -> None
         async with serving(late.app, port=int(url.rpartition(":")[2])):
             assert await update(running, "7", PIECE) == 200
             worker = running.router.pool.find(url)
-            assert (worker.state, worker.torn) == ("stale", True)
+            assert (worker.state, is_torn(worker)) == ("stale", True)
             assert await update(running, "7") == 200  # the whole of it
-            assert (worker.state, worker.torn) == ("ready", False)
+            await until(lambda: worker.state == "ready")  # when it was looked at
+            assert not is_torn(worker)
 
 
 async def test_a_call_about_something_else_brings_nobody_back() -> None:
@@ -89,7 +91,7 @@ async def test_a_call_about_something_else_brings_nobody_back() -> None:
     async with steering(good, other) as running:
         await update(running, "7")
         worker = running.router.pool.find(other.url)
-        running.router.pool.stale(worker, "it does not say which weights it has")
+        stale(running.router.pool, worker, "it does not say which weights it has")
         for path in ("/flush_cache", "/abort_request", "/start_profile", "/release_memory_occupation"):
             assert (await running.client.post(path, json={"abort_all": True})).status_code == 200
             assert worker.state == "stale"
@@ -112,7 +114,7 @@ async def test_an_update_that_ends_late_makes_good_for_no_later_one() -> None:
         hold.set()
         await until(lambda: ended == [200])
         failed = running.router.pool.find(worker.url)
-        assert (failed.state, failed.torn) == ("stale", True)
+        assert (failed.state, is_torn(failed)) == ("stale", True)
 
 
 async def test_a_removed_worker_leaves_no_debt_behind() -> None:
@@ -126,7 +128,7 @@ async def test_a_removed_worker_leaves_no_debt_behind() -> None:
         assert bad.hold is not None
         bad.hold.set()
         await until(lambda: running.router.weights.current == "7")
-        assert not removed.torn
+        assert not is_torn(removed)
 
 
 async def test_it_does_not_come_back_by_renaming_its_weights() -> None:
@@ -137,7 +139,7 @@ async def test_it_does_not_come_back_by_renaming_its_weights() -> None:
         await update(running, "7")
         await running.client.post("/update_weight_version", json={"new_version": "7"})
         worker = running.router.pool.find(bad.url)
-        assert (worker.state, worker.torn) == ("stale", True)
+        assert (worker.state, is_torn(worker)) == ("stale", True)
 
 
 async def test_registering_it_again_is_a_fresh_start() -> None:
@@ -147,7 +149,7 @@ async def test_registering_it_again_is_a_fresh_start() -> None:
         await update(running, "7")
         await running.client.post("/workers", json={"url": bad.url})
         worker = running.router.pool.find(bad.url)
-        assert (worker.state, worker.torn, worker.reason) == ("ready", False, None)
+        assert (worker.state, is_torn(worker), worker.reason) == ("ready", False, None)
         bad.answers["/pause_generation"] = FAILED
         await running.client.post("/pause_generation", json={})
         await running.client.post("/continue_generation", json={})
@@ -171,12 +173,12 @@ async def test_a_call_that_it_missed_and_makes_good_later(failed: str, settled: 
         bad.answers[failed] = FAILED
         assert (await running.client.post(failed, json={})).status_code == 207
         worker = running.router.pool.find(bad.url)
-        assert (worker.state, worker.torn) == ("stale", True)
+        assert (worker.state, is_torn(worker)) == ("stale", True)
         assert await update(running, "7") == 200
         assert worker.state == "stale"  # it has the weights, and may still be paused, or without memory
         bad.answers.clear()
         assert (await running.client.post(settled, json={})).status_code == 200
-        assert (worker.state, worker.torn) == ("ready", False)
+        assert (worker.state, is_torn(worker)) == ("ready", False)
 
 
 async def pull(running: Running, version: int) -> int:
@@ -196,7 +198,7 @@ async def test_who_could_not_pull_weights_has_none_of_the_update_that_loads_them
             assert (await running.client.post("/pull_weights", json=body)).status_code == 400
         else:
             assert await pull(running, 7) == 207
-        assert (worker.state, worker.torn) == ("stale", True)
+        assert (worker.state, is_torn(worker)) == ("stale", True)
         assert worker.reason == "/pull_weights failed: it answered 400"
         assert await update(running, "7") == 200
         assert (worker.state, worker.weight_version) == ("stale", None)
@@ -205,7 +207,7 @@ async def test_who_could_not_pull_weights_has_none_of_the_update_that_loads_them
         assert await pull(running, 8) == 200
         assert worker.state == "stale"  # it has the files, and has not loaded them
         assert await update(running, "8") == 200
-        assert (worker.state, worker.torn, worker.weight_version) == ("ready", False, "8")
+        assert (worker.state, is_torn(worker), worker.weight_version) == ("ready", False, "8")
 
 
 async def test_who_was_not_reached_to_pull_weights_has_to_do_it_too() -> None:
@@ -217,10 +219,10 @@ async def test_who_was_not_reached_to_pull_weights_has_to_do_it_too() -> None:
         worker = running.router.pool.find(url)
         async with serving(late.app, port=int(url.rpartition(":")[2])):
             assert await update(running, "7") == 200
-            assert (worker.state, worker.torn) == ("stale", True)
+            assert (worker.state, is_torn(worker)) == ("stale", True)
             assert await pull(running, 8) == 200
             assert await update(running, "8") == 200
-            assert (worker.state, worker.weight_version) == ("ready", "8")
+            await until(lambda: (worker.state, worker.weight_version) == ("ready", "8"))
 
 
 async def test_weights_that_nobody_could_pull_set_nobody_aside() -> None:
@@ -249,7 +251,7 @@ async def test_one_that_was_not_reached_owes_nothing() -> None:
         await running.router.add_worker("http://127.0.0.1:9")
         assert await update(running, "7") == 207
         gone = running.router.pool.find("http://127.0.0.1:9")
-        assert (gone.state, gone.torn) == ("stale", False)
+        assert (gone.state, is_torn(gone)) == ("stale", False)
 
 
 async def test_one_that_was_not_reached_comes_back_by_the_next_update() -> None:
@@ -261,7 +263,7 @@ async def test_one_that_was_not_reached_comes_back_by_the_next_update() -> None:
         async with serving(late.app, port=int(url.rpartition(":")[2])):
             assert await update(running, "8") == 200
             worker = running.router.pool.find(url)
-            assert (worker.state, worker.weight_version) == ("ready", "8")
+            await until(lambda: (worker.state, worker.weight_version) == ("ready", "8"))
 
 
 async def test_an_announcement_does_not_speak_for_those_that_were_left_behind() -> None:
@@ -279,13 +281,12 @@ async def test_one_that_was_torn_before_the_router_began_is_not_trusted_for_a_pa
     """As after a kill, when the plugin ``state`` has brought the workers back."""
     async with steering(Steered(), Steered()) as running:
         worker = next(iter(running.router.pool))
-        worker.torn = True
-        running.router.pool.stale(worker, "an update failed")
+        tear(running.router.pool, worker)
         await running.client.post("/pause_generation", json={})
         await running.client.post("/continue_generation", json={})
-        assert (worker.state, worker.torn) == ("stale", True)
+        assert (worker.state, is_torn(worker)) == ("stale", True)
         assert await update(running, "7") == 200
-        assert not worker.torn
+        assert not is_torn(worker)
         assert worker.state == "ready"
 
 
@@ -295,11 +296,11 @@ async def test_a_new_name_brings_back_nobody_that_has_other_weights() -> None:
     async with steering(good, anew) as running:
         assert await update(running, "7") == 200
         worker = running.router.pool.find(anew.url)
-        running.router.pool.stale(worker, "its weights are at version 'default', the fleet's at '7'")
+        stale(running.router.pool, worker, "its weights are at version 'default', the fleet's at '7'")
         renamed = await running.client.post("/update_weight_version", json={"new_version": "8"})
-        assert (renamed.status_code, worker.state, worker.torn) == (200, "stale", True)
+        assert (renamed.status_code, worker.state, is_torn(worker)) == (200, "stale", True)
         assert await update(running, "9") == 200
-        assert (worker.state, worker.torn) == ("ready", False)
+        assert (worker.state, is_torn(worker)) == ("ready", False)
 
 
 async def test_a_worker_that_is_updated_alone_and_fails_is_left_behind() -> None:
@@ -310,6 +311,6 @@ async def test_a_worker_that_is_updated_alone_and_fails_is_left_behind() -> None
         body = {"workers": {bad.url: {"model_path": "/m", "weight_version": "7"}}}
         assert (await running.client.post(UPDATE, json=body)).status_code == 400
         worker = running.router.pool.find(bad.url)
-        assert (worker.state, worker.torn, worker.weight_version) == ("stale", True, None)
+        assert (worker.state, is_torn(worker), worker.weight_version) == ("stale", True, None)
         assert running.router.pool.find(good.url).state == "ready"
         assert running.router.weights.current == "default"

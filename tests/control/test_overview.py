@@ -11,6 +11,7 @@ import pytest
 from control.steered import Controlled, Steered, hung, steering
 from core.servers import Wire, scripted
 from core.servers import answer as answering
+from holding import quarantine, stale
 from plugged import until
 from slime_control import overview
 
@@ -78,7 +79,7 @@ async def test_a_worker_that_does_not_tell_its_load_is_named(document: Any, wron
 async def test_who_is_away_is_named_and_not_asked() -> None:
     away, broken = Steered(), says(Steered(), "/v1/loads", b"", 500)
     async with steering(away, broken) as running:
-        pool_of(running).quarantine(pool_of(running).find(away.url), "dead")
+        quarantine(pool_of(running), pool_of(running).find(away.url), "dead")
         workers = (await running.client.get("/get_loads")).json()["workers"]
     assert {worker["worker"]: worker["error"] for worker in workers} == {
         away.url: "it is quarantined, and was not asked",
@@ -174,7 +175,7 @@ async def test_only_workers_that_can_be_used_are_asked_for_their_health() -> Non
     worker = Steered()
     async with steering(worker) as running:
         (registered,) = pool_of(running)
-        pool_of(running).stale(registered, "its weights are old")
+        stale(pool_of(running), registered, "its weights are old")
         answer = await running.client.get("/health_generate")
     assert answer.status_code == 503
     assert f"{worker.url} regular stale: its weights are old" in answer.json()["error"]["message"]
@@ -220,7 +221,7 @@ async def test_documents_of_all_are_there_and_those_of_one_at_the_top(question: 
 async def test_the_top_is_of_a_worker_that_can_be_used() -> None:
     one, two = (says(Steered(), "/server_info", {"name": name}) for name in ("one", "two"))
     async with steering(one, two) as running:
-        pool_of(running).stale(pool_of(running).find(one.url), "old")
+        stale(pool_of(running), pool_of(running).find(one.url), "old")
         answer = (await running.client.get("/server_info")).json()
     assert (answer["name"], answer["healthy_workers"], answer["total_workers"]) == ("two", 1, 2)
     assert answer["workers"][one.url] == {"name": "one"}

@@ -13,6 +13,7 @@ import pytest
 
 from core.servers import Script, Scripted, Wire, answer, dial, on_both_loops, scripted
 from deadlines import HANG_S, until
+from holding import add_ready
 from router_core.workers import Worker
 from routers import BARE, Running, Start
 
@@ -150,7 +151,7 @@ async def test_a_client_that_hangs_up_while_the_worker_is_being_connected_to(sta
 
     async with scripted(mute) as worker, start(*BARE) as running:
         # Put into the pool by hand: a probe would get stuck in the handshake as well.
-        running.router.pool.add(Worker(worker.url.replace("http:", "https:"), state="ready"))
+        add_ready(running.router.pool, Worker(worker.url.replace("http:", "https:")))
         raw = await dial(running.url)
         await say(raw, HEAD % 0)
         await until(lambda: running.router.proxy.open_connections == 1)

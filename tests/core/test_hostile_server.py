@@ -12,6 +12,7 @@ import pytest
 
 from core.servers import Scripted, Wire, answer, content, on_both_loops, scripted, talk
 from deadlines import HANG_S
+from holding import add_ready
 from router_core.errors import WorkerBroke
 from router_core.upstream import Limits, Upstream
 from router_core.workers import Worker
@@ -379,7 +380,7 @@ async def test_a_worker_that_does_not_accept_connections_is_a_504(start: Start) 
             waiting.setblocking(False)
             waiting.connect_ex(address)
         async with start(*BARE, "--connect-timeout-secs", "0.2") as running:
-            running.router.pool.add(Worker(f"http://127.0.0.1:{address[1]}", state="ready"))
+            add_ready(running.router.pool, Worker(f"http://127.0.0.1:{address[1]}"))
             with anyio.fail_after(2):
                 reply = await running.client.get("/")
             assert reply.status_code == 504
@@ -389,7 +390,7 @@ async def test_a_worker_that_does_not_accept_connections_is_a_504(start: Start) 
 
 async def test_a_worker_whose_name_means_nothing_is_a_502(start: Start) -> None:
     async with start(*BARE) as running:
-        running.router.pool.add(Worker("http://a..b:1", state="ready"))
+        add_ready(running.router.pool, Worker("http://a..b:1"))
         reply = await running.client.get("/")
         assert (reply.status_code, reply.json()["error"]["code"]) == (502, "WORKER_UNREACHABLE")
 

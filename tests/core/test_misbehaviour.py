@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from core.servers import Wire, answer, scripted
+from holding import ready
 from router_core.cli import build
 from router_core.errors import BadRequest, SettingsError
 from router_core.serving import bind, serving
@@ -166,7 +167,7 @@ async def test_when_every_worker_is_dead_each_is_tried_once_and_the_answer_is_50
         urls = [f"http://127.0.0.1:{sock.getsockname()[1]}" for sock in (one, two)]
     async with start(*BARE, "--worker-urls", *urls) as running:
         for worker in running.router.pool:
-            running.router.pool.ready(worker)  # they answered once
+            ready(running.router.pool, worker)  # they answered once
         refused = await running.client.get("/")
         assert refused.status_code == 502
         assert refused.json()["error"]["code"] == "WORKER_UNREACHABLE"

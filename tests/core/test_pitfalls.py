@@ -11,6 +11,7 @@ import pytest
 
 from core.servers import Wire, answer, dial, scripted
 from deadlines import HANG_S, until
+from holding import quarantine
 from plugged import Recording, routing
 from router_core import Exchange, hookimpl
 from router_core.serving import serving
@@ -146,7 +147,7 @@ async def test_pitfall_14_workers_die_come_back_and_leave(start: Start) -> None:
         async with serving(worker) as url:
             await running.client.post("/add_worker", params={"url": url})
             assert (await running.client.get("/")).json() == {"worker": "phoenix"}
-        running.router.pool.quarantine(running.router.pool.find(url), "dead")  # it is dead
+        quarantine(running.router.pool, running.router.pool.find(url), "dead")  # it is dead
         assert (await running.client.get("/")).status_code == 503
         async with serving(worker, port=int(url.rpartition(":")[2])):
             await running.client.post("/add_worker", params={"url": url})

@@ -21,6 +21,7 @@ import trustme
 from core.real import on_uvicorn
 from core.servers import Wire, answer, content, dial, on_both_loops, scripted, talk
 from deadlines import HANG_S
+from holding import ready
 from router_core.cli import build
 from router_core.serving import serving
 from routers import BARE, Running, Start
@@ -78,7 +79,7 @@ async def test_a_tls_worker_is_reached_and_its_connection_kept(
 def trust(running: Running) -> None:
     """They answered once; requests see for themselves."""
     for worker in running.router.pool:
-        running.router.pool.ready(worker)
+        ready(running.router.pool, worker)
 
 
 async def test_a_tls_worker_nobody_vouches_for_is_a_502(start: Start, certificates: Certificates) -> None:

@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from core.servers import Wire, answer, scripted
+from holding import quarantine, ready, stale
 from plugged import until
 from router_core.serving import bind, serving, url_of
 from router_core.workers import Worker, least_in_flight
@@ -155,6 +156,7 @@ async def test_the_gateways_registration_tells_where_the_worker_is_found(start: 
             "is_healthy": True,
             "state": "ready",
             "reason": None,
+            "holds": {},
             "load": 0,
             "weight_version": None,
             "model_id": "m",
@@ -302,7 +304,7 @@ async def test_health_is_the_routers_own_and_readiness_wants_a_worker(start: Sta
         await running.client.post("/add_worker", params={"url": url})
         assert (await running.client.get("/readiness")).status_code == 200
         assert (await running.client.get("/health")).json()["healthy_workers"] == 1
-        running.router.pool.quarantine(running.router.pool.find(url), "dead")
+        quarantine(running.router.pool, running.router.pool.find(url), "dead")
         assert (await running.client.get("/readiness")).status_code == 503
         assert (await running.client.get("/health")).status_code == 200
 
@@ -373,16 +375,16 @@ async def test_workers_of_the_command_line_are_there_for_the_first_request(start
 async def test_the_message_says_why_of_each_worker(start: Start) -> None:
     async with engines("a", "b", "c") as found, start(*BARE, "--worker-urls", *found) as running:
         pool = running.router.pool
-        quarantined, stale, withheld = pool
-        pool.quarantine(quarantined, "it is dead")
-        pool.stale(stale, "its weights are old")
-        pool.withhold(withheld)
+        dead, behind, held = pool
+        quarantine(pool, dead, "it is dead")
+        stale(pool, behind, "its weights are old")
+        pool.hold(held, "circuit breaker", "circuit breaker open")
         answer = await running.client.get("/work")
     assert answer.status_code == 503
     assert answer.json()["error"]["message"] == (
-        f"no worker can take requests (registered: {quarantined.url} regular quarantined: it is dead;"
-        f" {stale.url} regular stale: its weights are old;"
-        f" {withheld.url} regular withheld: its circuit breaker is open)"
+        f"no worker can take requests (registered: {dead.url} regular quarantined: it is dead;"
+        f" {behind.url} regular stale: its weights are old;"
+        f" {held.url} regular held: circuit breaker open)"
     )
 
 
@@ -406,7 +408,7 @@ async def test_registering_a_quarantined_worker_again_brings_it_back(start: Star
         for url in found:
             await running.client.post("/add_worker", params={"url": url})
         first = running.router.pool.find(next(iter(found)))
-        running.router.pool.quarantine(first, "dead")
+        quarantine(running.router.pool, first, "dead")
         assert {(await running.client.get("/work")).text for _ in range(10)} == {"b"}
         reply = await running.client.post("/add_worker", params={"url": first.url})
         assert "warning" not in reply.json()
@@ -531,11 +533,11 @@ async def test_a_session_keeps_its_worker(start: Start, spelt: dict[str, Any]) -
         assert len(others) > 1
 
         kept = next(worker for worker in running.router.pool if found[worker.url].name == name)
-        running.router.pool.quarantine(kept, "dead")
+        quarantine(running.router.pool, kept, "dead")
         moved = {(await running.client.post("/work", **spelt)).text for _ in range(6)}
         assert len(moved) == 1
         assert name not in moved
-        running.router.pool.ready(kept)
+        ready(running.router.pool, kept)
         assert {(await running.client.post("/work", **spelt)).text for _ in range(6)} == moved
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from discovery.cluster import Cluster, a_pod
 from discovery.conftest import LABELS, Discover, Discovered
+from holding import stale
 from plugged import routing, until
 from router_core.cli import build
 from router_core.errors import SettingsError
@@ -439,7 +440,7 @@ async def test_after_a_restart_each_pod_is_the_worker_that_it_was(
         found.pod(5)
         await until(lambda: found.states() == {2: "ready", 3: "ready", 5: "joining"})
         before = {worker.url: worker.id for worker in found.running.router.pool}
-        found.running.router.pool.stale(found.running.router.pool.find(found.url(3)), "it failed an update")
+        stale(found.running.router.pool, found.running.router.pool.find(found.url(3)), "it failed an update")
     found.cluster.delete(gone)
     async with discover(*state) as found:
         found.pod(4)

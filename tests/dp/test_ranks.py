@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from holding import add_ready, quarantine, ready, stale
 from pd.halves import PROMPT, disaggregated
 from plugged import until
 from router_core import SettingsError, Worker
@@ -205,8 +206,8 @@ async def test_each_server_has_as_many_ranks_as_the_flag_says(start: Start) -> N
         assert Counter(server.told) == {0: 2, 1: 2, 2: 2, 3: 2}
         assert [one for one in server.headers if one] == [[str(rank)] for rank in server.told]
         pool = running.router.pool
-        pool.quarantine(pool.find(server.url), "a test")
-        pool.ready(pool.find(server.url))
+        quarantine(pool, pool.find(server.url), "a test")
+        ready(pool, pool.find(server.url))
         await running.router.add_worker(server.url)
         assert len(await shown(running)) == 4
     assert not {"/server_info", "/get_server_info"} & {*server.calls}
@@ -285,7 +286,7 @@ async def test_probes_go_to_the_server_once(start: Start) -> None:
 async def test_a_server_that_is_not_well_offers_no_rank(start: Start) -> None:
     server, other = Server(2), Server(2)
     async with before(start, server, other) as running:
-        running.router.pool.quarantine(running.router.pool.find(server.url), "a test")
+        quarantine(running.router.pool, running.router.pool.find(server.url), "a test")
         for _ in range(4):
             await running.client.post("/generate", json={"text": "a"})
         assert sorted(other.told) == [0, 0, 1, 1]
@@ -351,13 +352,13 @@ async def test_a_server_that_comes_back_as_another_process_is_counted_again(star
     server = Server(2)
     async with before(start, server) as running:
         pool = running.router.pool
-        pool.quarantine(pool.find(server.url), "a test")
+        quarantine(pool, pool.find(server.url), "a test")
         server.ranks = 4
-        pool.ready(pool.find(server.url))
+        ready(pool, pool.find(server.url))
         await until(lambda: len(pool.routable()) == 4)
-        pool.quarantine(pool.find(server.url), "a test")
+        quarantine(pool, pool.find(server.url), "a test")
         server.broken = True
-        pool.ready(pool.find(server.url))  # it does not say: it stays as it was known
+        ready(pool, pool.find(server.url))  # it does not say: it stays as it was known
         await until(lambda: server.calls.count("/server_info") == 3)
         await anyio.sleep(0.05)
         assert len(pool.routable()) == 4
@@ -388,7 +389,7 @@ def test_an_answer_that_says_nothing_of_ranks_says_one(body: bytes) -> None:
 
 def test_a_pool_counts_servers_and_finds_ranks() -> None:
     pool = WorkerPool(lambda worker, change: None)
-    server = pool.add(Worker("http://127.0.0.1:1", state="ready"))
+    server = add_ready(pool, Worker("http://127.0.0.1:1"))
     pool.split(server, 3)
     assert len(pool) == 1
     assert list(pool) == [server]
@@ -396,7 +397,7 @@ def test_a_pool_counts_servers_and_finds_ranks() -> None:
     assert [rank.name for rank in ranks] == [f"http://127.0.0.1:1@{number}" for number in range(3)]
     assert all(rank in pool and rank.server is server for rank in ranks)
     assert all(pool.find(rank.id) is pool.find(rank.name) is rank for rank in ranks)
-    pool.stale(ranks[1], "a test")
+    stale(pool, ranks[1], "a test")
     assert server.state == "stale"
     pool.remove(ranks[2])
     assert len(pool) == 0

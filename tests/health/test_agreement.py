@@ -8,14 +8,18 @@ import pytest
 
 from router_core import Worker
 from router_core.weights import WeightVersions
+from router_core.workers import Hold
 from slime_health.agreement import agreed, newer_than_the_fleet, others_serve, stands_in
+
+TORN = {"control": Hold("a call failed", "stale")}
 
 
 def workers(*about: tuple[str, str | None] | tuple[str, str | None, dict[str, Any]]) -> list[Worker]:
     made = []
     for number, (state, said, *more) in enumerate(about):
-        worker = Worker(f"http://127.0.0.1:{number + 1}", state=state)  # type: ignore[arg-type]  # one of the states
-        worker.said_version = said
+        worker = Worker(f"http://127.0.0.1:{number + 1}", said_version=said)
+        if state != "ready":
+            worker.holds["a test"] = Hold("a test", state)  # type: ignore[arg-type]  # one of the states
         for name, value in (more[0] if more else {}).items():
             setattr(worker, name, value)
         made.append(worker)
@@ -39,8 +43,8 @@ def weights(*had: str) -> WeightVersions:
         ([("ready", None), ("stale", "7")], None),
         ([("stale", "7"), ("stale", "7"), ("quarantined", "6")], "7"),
         ([("stale", "7"), ("stale", "6")], None),
-        ([("stale", "7"), ("stale", "6", {"torn": True})], "7"),
-        ([("stale", "6", {"torn": True})], None),
+        ([("stale", "7"), ("stale", "6", {"holds": TORN})], "7"),
+        ([("stale", "6", {"holds": TORN})], None),
         ([], None),
     ],
 )
@@ -74,8 +78,8 @@ def test_newer_version_needs_half_of_the_workers(said: list[str | None], newest:
         (("ready", "6"), False),
         (("ready", None), False),
         (("stale", "7"), False),
-        (("ready", "7", {"withheld": True}), False),
-        (("ready", "7", {"torn": True}), False),
+        (("ready", "7", {"holds": {"circuit breaker": Hold("open", "ready")}}), False),
+        (("ready", "7", {"holds": TORN}), False),
         (("ready", "7", {"worker_type": "prefill"}), False),  # it cannot do what a decode worker does
     ],
 )

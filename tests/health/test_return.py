@@ -9,6 +9,7 @@ import anyio
 import pytest
 
 from health.patient import FAST, ONLY, Changes, Patient, serving_again, the_worker, until
+from holding import quarantine, tear
 from own_time import OWN_TIME_UVLOOP, Backend
 from plugged import routing
 from router_core import WeightUpdate, Worker, hookimpl
@@ -89,7 +90,7 @@ async def test_a_stale_worker_returns_when_the_fleet_moves_to_its_weights() -> N
     ):
         await running.router.add_worker(first)
         worker, _ = await running.router.add_worker(url)
-        running.router.pool.quarantine(worker, "a bad moment")
+        quarantine(running.router.pool, worker, "a bad moment")
         await until(lambda: worker.state == "stale")
         assert worker.reason == "its weights are at version '8', the fleet's at '7'"
         await rounds(patient, 1)
@@ -159,15 +160,15 @@ async def test_any_weights_will_do_if_the_operator_says_so() -> None:
 
 @pytest.mark.parametrize("readmit", ["matching", "any"])
 async def test_a_torn_worker_does_not_return_by_what_it_says(readmit: str) -> None:
-    patient = Patient("7")
+    patient, reason = Patient("7"), "a control call failed there"
     settings = Settings(interval_s=0.02, timeout_s=1, readmit=readmit)  # type: ignore[arg-type]  # one of the two
     async with watched(patient, settings) as (running, changes, url):
         worker = the_worker(running)
-        worker.torn, worker.weight_version = True, None
+        running.router.pool.hold(worker, "control", reason, "stale")
+        worker.weight_version = None
         async with serving_again(patient, url):
             await until(lambda: worker.state == "stale")
             await rounds(patient)
-            reason = "a control call failed there, so what it says about itself is no proof"
             assert shown(worker) == ("stale", None, reason)
             await running.client.post("/add_worker", json={"url": url})
             assert shown(worker) == ("ready", "7", None)
@@ -180,8 +181,7 @@ async def test_the_reason_for_which_a_torn_worker_was_set_aside_stays() -> None:
     patient = Patient("7")
     async with serving(patient.app) as url, routing({"health": Health(QUICK)}) as running:
         worker, _ = await running.router.add_worker(url)
-        worker.torn = True
-        running.router.pool.stale(worker, "it failed an update")
+        tear(running.router.pool, worker, "it failed an update")
         await rounds(patient)
         assert (worker.state, worker.reason) == ("stale", "it failed an update")
 

@@ -14,6 +14,7 @@ import pytest
 from deadlines import HANG_S
 from health.naming import Naming
 from health.patient import Changes, until
+from holding import stale, tear
 from plugged import routing
 from router_core import Exchange, WeightUpdate, Worker, hookimpl
 from router_core.serving import serving
@@ -282,7 +283,7 @@ async def test_what_was_announced_waits_for_the_workers_that_do_not_say_it_yet()
     ahead, slow = Naming("7"), Naming("7")
     async with fleet(ahead, slow) as it:
         ahead.version = "8"
-        it.router.pool.stale(it.worker(ahead), "its weights are at version '8', the fleet's at '7'")
+        stale(it.router.pool, it.worker(ahead), "its weights are at version '8', the fleet's at '7'")
         await it.client.post("/weight_version", json={"weight_version": "8"})
         await until(lambda: it.worker(ahead).state == "ready")
         await it.questions_are_settled()
@@ -411,8 +412,7 @@ async def test_workers_that_do_not_follow_are_set_aside_after_a_while() -> None:
 async def test_a_torn_worker_is_not_brought_back_by_what_all_others_say() -> None:
     good, torn = Naming(), Naming()
     async with fleet(good, torn, settings=QUICK) as it:
-        it.worker(torn).torn = True
-        it.router.pool.stale(it.worker(torn), "it failed an update")
+        tear(it.router.pool, it.worker(torn), "it failed an update")
         good.version = torn.version = "2"
         await it.hear(good)
         await until(lambda: it.version == "2")

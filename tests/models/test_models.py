@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from compatibility.launching import launched, our_words
+from holding import quarantine, ready
 from plugged import Recording, until
 from ports import free_port
 from router_core.cli import build
@@ -133,8 +134,8 @@ async def test_a_server_that_comes_back_with_another_model_is_asked_for_that_one
             server.served = "beta"
             if back == "readmitted":
                 worker = running.router.pool.find(server.url)
-                running.router.pool.quarantine(worker, "it was restarted")
-                running.router.pool.ready(worker)
+                quarantine(running.router.pool, worker, "it was restarted")
+                ready(running.router.pool, worker)
             else:
                 await running.client.post("/workers", json={"url": server.url})
         await until(lambda: model_id(running.router.pool.find(changed.url)) == "beta")

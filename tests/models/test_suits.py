@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from holding import ready
 from plugged import Recording, routing
 from router_core import Exchange, Worker, hookimpl
 from router_core.request import Request
@@ -61,7 +62,7 @@ async def test_one_that_fails_is_tried_again_where_it_suits_and_nowhere_else() -
     plugins = {"broken": Broken(), "retries": Retries(settings), "wanted": Wanted()}
     async with routing(plugins, Recording("a")) as running:
         dead, _ = await running.router.add_worker("http://127.0.0.1:1", labels={"rack": "1"})
-        running.router.pool.ready(dead)
+        ready(running.router.pool, dead)
         answer = await running.client.post("/generate", headers={"x-rack": "1"}, json={"text": "x"})
         assert answer.status_code == 502
         assert tried == [dead] * 3

@@ -8,6 +8,7 @@ from contextlib import suppress
 
 import pytest
 
+from holding import add_ready
 from pd.stand_ins import DROP, StandIn, between, refusal, said, stream
 from plugged import until
 from router_core import Exchange, Worker
@@ -123,8 +124,8 @@ async def test_what_both_fail_at_once_counts_at_the_prefill_worker(
     first: int, second: int, decode_first: bool
 ) -> None:
     pool = WorkerPool(lambda worker, change: None)
-    prefill = pool.add(Worker("http://127.0.0.1:1", "prefill", state="ready"))
-    decode = pool.add(Worker("http://127.0.0.1:2", "decode", state="ready"))
+    prefill = add_ready(pool, Worker("http://127.0.0.1:1", "prefill"))
+    decode = add_ready(pool, Worker("http://127.0.0.1:2", "decode"))
     breakers = Breakers(Thresholds(failures=1, successes=2), pool)
     half_open(breakers, prefill, decode)
     request = Request("POST", b"/generate", [], b'{"text":"a"}')

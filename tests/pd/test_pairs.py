@@ -14,6 +14,7 @@ import pytest
 import slime_pd.attempt
 from core.servers import Wire, answer
 from deadlines import HANG_S
+from holding import drain, quarantine, withheld
 from pd.stand_ins import DROP, HANG, StandIn, between, refusal, said, stream
 from plugged import until
 from router_core import Exchange, hookimpl
@@ -112,7 +113,7 @@ async def test_a_session_keeps_its_prefill_worker_and_not_its_decode_worker(star
         assert sorted(len(each.generations) for each in prefills) == [0, 0, 6]
         assert [len(each.generations) for each in decodes] == [3, 3]
         (kept,) = [each for each in prefills if each.generations]
-        running.router.pool.quarantine(kept.worker, "a test")
+        quarantine(running.router.pool, kept.worker, "a test")
         await running.client.post("/generate", json={"text": "a"}, headers={"X-Session-Id": "s"})
         assert sorted(len(each.generations) for each in prefills) == [0, 1, 6]
 
@@ -132,8 +133,8 @@ async def test_a_worker_that_is_not_ready_is_not_chosen(start: Start) -> None:
     prefills = [StandIn("prefill") for _ in range(2)]
     decodes = [StandIn("decode") for _ in range(2)]
     async with between(start, *prefills, *decodes) as running:
-        running.router.pool.quarantine(prefills[0].worker, "a test")
-        running.router.pool.drain(decodes[1].worker)
+        quarantine(running.router.pool, prefills[0].worker, "a test")
+        drain(running.router.pool, decodes[1].worker)
         for _ in range(6):
             assert (await running.client.post("/generate", json={"text": "a"})).status_code == 200
     assert [len(each.generations) for each in (*prefills, *decodes)] == [0, 6, 6, 0]
@@ -261,7 +262,7 @@ async def test_a_prefill_that_never_ends_fails_a_stream_that_has_begun(
             answer = await running.client.post("/generate", json=body)
         assert answer.status_code == 504
         await until(lambda: prefill.aborted == ["mine"])
-        assert [worker.withheld for worker in running.router.pool] == [True, False]
+        assert [withheld(worker) for worker in running.router.pool] == [True, False]
 
 
 async def test_nothing_is_held_between_two_attempts(start: Start) -> None:
@@ -296,19 +297,19 @@ async def test_the_breaker_of_the_one_that_failed_opens_and_a_probe_closes_it(st
     )  # fmt: skip
     async with between(start, failing, well, decode, flags=flags) as running:
 
-        def withheld() -> list[bool]:
-            return [worker.withheld for worker in running.router.pool]
+        def held() -> list[bool]:
+            return [withheld(worker) for worker in running.router.pool]
 
         for _ in range(4):
             assert (await running.client.post("/generate", json={"text": "a"})).status_code == 200
         assert len(failing.generations) == 2
-        assert withheld() == [True, False, False]
-        await until(lambda: withheld() == [False, False, False])  # half-open
+        assert held() == [True, False, False]
+        await until(lambda: held() == [False, False, False])  # half-open
         for _ in range(4):
             assert (await running.client.post("/generate", json={"text": "a"})).status_code == 200
         assert len(failing.generations) > 2
         await anyio.sleep(0.3)
-        assert withheld() == [False, False, False]
+        assert held() == [False, False, False]
         assert failing.worker.reason is None
 
 
@@ -330,13 +331,13 @@ async def test_a_breaker_that_is_half_open_lets_one_attempt_through_and_opens_ag
             for _ in range(4):
                 assert (await running.client.post("/generate", json={"text": "a"})).status_code == 200
             worker = failing.worker
-            assert worker.withheld
-            await until(lambda: not worker.withheld)  # noqa: B023  # called at once
+            assert withheld(worker)
+            await until(lambda: not withheld(worker))  # noqa: B023  # called at once
             for _ in range(4):
                 assert (await running.client.post("/generate", json={"text": "a"})).status_code == 200
-            assert worker.withheld
+            assert withheld(worker)
             assert len(failing.generations) == 2
-            assert not other.worker.withheld
+            assert not withheld(other.worker)
 
 
 async def test_an_innocent_half_keeps_its_breaker_shut(start: Start) -> None:
@@ -344,7 +345,7 @@ async def test_an_innocent_half_keeps_its_breaker_shut(start: Start) -> None:
     flags = ("--cb-failure-threshold", "1", "--cb-timeout-duration-secs", "60", "--disable-retries")
     async with between(start, failing, decode, flags=flags) as running:
         assert (await running.client.post("/generate", json={"text": "a"})).status_code == 500
-        assert [worker.withheld for worker in running.router.pool] == [True, False]
+        assert [withheld(worker) for worker in running.router.pool] == [True, False]
 
 
 async def test_a_decode_worker_is_not_blamed_for_a_prefill_worker_that_dies(start: Start) -> None:
@@ -360,7 +361,7 @@ async def test_a_decode_worker_is_not_blamed_for_a_prefill_worker_that_dies(star
     flags = ("--cb-failure-threshold", "1", "--disable-retries")
     async with between(start, prefill, decode, flags=flags) as running:
         assert (await running.client.post("/generate", json={"text": "a"})).status_code == 502
-        assert [worker.withheld for worker in running.router.pool] == [True, False]
+        assert [withheld(worker) for worker in running.router.pool] == [True, False]
 
 
 async def test_without_retries_and_control_a_failure_ends_both_all_the_same(start: Start) -> None:

@@ -15,7 +15,4 @@ def asking(body: bytes = b"", *, session: str | None = None) -> Exchange:
 
 def ready(*loads: int) -> list[Worker]:
     """Workers with so many requests in flight."""
-    return [
-        Worker(f"http://127.0.0.1:{port}", state="ready", in_flight=load)
-        for port, load in enumerate(loads, 1)
-    ]
+    return [Worker(f"http://127.0.0.1:{port}", in_flight=load) for port, load in enumerate(loads, 1)]

@@ -19,7 +19,7 @@ def exchange(size: int) -> Exchange:
 
 
 def workers(count: int) -> list[Worker]:
-    return [Worker(f"http://127.0.0.1:{port}", "prefill", state="ready") for port in range(1, count + 1)]
+    return [Worker(f"http://127.0.0.1:{port}", "prefill") for port in range(1, count + 1)]
 
 
 class Clock:

@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 import orjson
 import pytest
 
+import holding
 from pd.stand_ins import StandIn, between
 from policies.asking import asking, ready
 from router_core import Exchange, Worker
@@ -27,7 +28,7 @@ _ELSEWHERE = """
 from router_core import Worker
 from slime_policies.ring import WorkerRing
 ring = WorkerRing()
-workers = [Worker(f"http://127.0.0.1:{port}", state="ready") for port in range(4, 0, -1)]
+workers = [Worker(f"http://127.0.0.1:{port}") for port in range(4, 0, -1)]
 print(*(ring.owner(b"key %d" % number, workers).url for number in range(50)))
 """
 
@@ -137,9 +138,9 @@ async def test_the_ring_decides_for_each_request_of_a_session(start: Start, name
         three = await places()
         assert {three[key] for key in two if three[key] != two[key]} == {"2"}
         pool = running.router.pool
-        pool.quarantine(pool.find(urls[2]), "a test")
+        holding.quarantine(pool, pool.find(urls[2]), "a test")
         assert await places() == two
-        pool.ready(pool.find(urls[2]))
+        holding.ready(pool, pool.find(urls[2]))
         assert await places() == three
 
 

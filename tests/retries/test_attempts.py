@@ -11,6 +11,7 @@ import orjson
 import pytest
 
 from core.servers import Wire, answer, scripted
+from holding import ready
 from pd.stand_ins import DROP as STAND_IN_DROP
 from pd.stand_ins import StandIn
 from plugged import until
@@ -119,7 +120,7 @@ async def test_what_nobody_got_is_tried_elsewhere_whatever_it_is(method: str) ->
     with nobody() as dead:
         async with routed(Moody()) as running:
             worker, _ = await running.router.add_worker(dead)
-            running.router.pool.ready(worker)  # it answered once, and died
+            ready(running.router.pool, worker)  # it answered once, and died
             for session in range(9):
                 reply = await running.client.request(method, "/some", headers={"x-session-id": str(session)})
                 assert reply.content == b"well"
@@ -130,7 +131,7 @@ async def test_when_every_worker_is_dead_the_answer_is_502() -> None:
         async with routed() as running:
             for url in (one, two):
                 worker, _ = await running.router.add_worker(url)
-                running.router.pool.ready(worker)  # they answered once
+                ready(running.router.pool, worker)  # they answered once
             reply = await running.client.post("/generate", json=GENERATE)
             assert (reply.status_code, reply.json()["error"]["code"]) == (502, "WORKER_UNREACHABLE")
 

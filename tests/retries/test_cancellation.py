@@ -7,6 +7,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from core.servers import answer, on_both_loops
+from holding import withheld
 from plugged import until
 from retries.moods import DROP, GARBAGE, STREAM_HEAD, Moody, refused, routed
 from slime_retries import Thresholds
@@ -49,7 +50,7 @@ async def test_cut_short_at_every_turn_it_gives_back_what_it_held() -> None:
         else:  # other processes keep its packets waiting for longer than these turns take
             await run()
         one.moods, two.moods = [], []
-        await until(lambda: not one.worker.withheld and not two.worker.withheld)  # no probe is stuck
+        await until(lambda: not withheld(one.worker) and not withheld(two.worker))  # no probe is stuck
         for _ in range(4):
             assert (await running.client.post("/generate", json={})).content == b"well"
 

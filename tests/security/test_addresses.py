@@ -9,6 +9,7 @@ import anyio
 import pytest
 
 from core.servers import Wire, answer, on_both_loops, scripted
+from holding import ready
 from router_core.cli import build, main
 from router_core.errors import BadRequest, SettingsError, WorkerUnreachable
 from router_core.upstream import Limits, Upstream
@@ -312,7 +313,7 @@ async def test_a_name_that_moves_is_caught_when_it_is_connected_to(
         assert trouble is not None
         assert "an address that no worker has" in trouble
         assert (worker.state, bytes(heard)) == ("joining", b"")
-        running.router.pool.ready(worker)  # its name led elsewhere once
+        ready(running.router.pool, worker)  # its name led elsewhere once
         reply = await running.client.post("/generate", content=b"body")
         assert reply.status_code == 502
         assert "an address that no worker has" in reply.json()["error"]["message"]

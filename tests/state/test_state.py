@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from holding import drain, is_torn, quarantine
 from plugged import until
 from router_core.cli import build
 from router_core.errors import StartupError
@@ -135,7 +136,7 @@ async def test_removed_and_drained_workers_do_not_come_back(start: Start, tmp_pa
             for url in (stays, removed, drains):
                 await running.client.post("/add_worker", json={"url": url})
             await running.client.post("/remove_worker", json={"url": removed})
-            running.router.pool.drain(running.router.pool.find(drains))
+            drain(running.router.pool, running.router.pool.find(drains))
             copy = left_by_a_kill(tmp_path / "state")
         async with start(*flags(copy)) as running:
             assert list(await workers(running)) == [stays]
@@ -188,7 +189,7 @@ async def test_a_stale_worker_stays_stale_and_torn_also_when_the_command_line_na
             shown = await workers(running)
             assert [shown[url]["state"] for url in urls] == ["ready", "stale"]
             assert "update_weights_from_disk" in shown[urls[1]]["reason"]
-            assert running.router.pool.find(urls[1]).torn
+            assert is_torn(running.router.pool.find(urls[1]))
             assert (await running.client.get("/weight_version")).json()["weight_version"] == "7"
             # Registering it is a fresh start, and an update that it takes as well.
             await running.client.post("/add_worker", json={"url": urls[1]})
@@ -273,7 +274,7 @@ async def test_a_quarantined_worker_waits_for_a_probe(start: Start, tmp_path: Pa
     async with engines(Engine()) as [url]:
         async with start(*flags(tmp_path / "state")) as running:
             await running.client.post("/add_worker", json={"url": url})
-            running.router.pool.quarantine(running.router.pool.find(url), "it was slow")
+            quarantine(running.router.pool, running.router.pool.find(url), "it was slow")
             copy = left_by_a_kill(tmp_path / "state")
         async with start(*flags(copy)) as running:
             shown = (await workers(running))[url]

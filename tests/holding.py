@@ -1,0 +1,46 @@
+"""Workers as whoever judges them would hold and release them."""
+
+from __future__ import annotations
+
+from router_core.workers import DRAINING, JOINING, Worker, WorkerPool
+
+__all__ = ["add_ready", "drain", "is_torn", "quarantine", "ready", "stale", "tear", "withheld"]
+
+
+def quarantine(pool: WorkerPool, worker: Worker, reason: str) -> None:
+    pool.hold(worker, "health", reason, "quarantined")
+    pool.release(worker, JOINING, "weights")
+
+
+def stale(pool: WorkerPool, worker: Worker, reason: str) -> None:
+    pool.hold(worker, "weights", reason, "stale")
+    pool.release(worker, JOINING, "health")
+
+
+def tear(pool: WorkerPool, worker: Worker, reason: str = "it failed a control call") -> None:
+    pool.hold(worker, "control", reason, "stale")
+    pool.release(worker, JOINING, "health", "weights")
+
+
+def is_torn(worker: Worker) -> bool:
+    """It failed a control call."""
+    return "control" in worker.holds
+
+
+def withheld(worker: Worker) -> bool:
+    """By its circuit breaker."""
+    return "circuit breaker" in worker.holds
+
+
+def drain(pool: WorkerPool, worker: Worker) -> None:
+    pool.hold(worker, DRAINING, "a test", "draining")
+
+
+def ready(pool: WorkerPool, worker: Worker) -> None:
+    pool.release(worker, *worker.server.holds)
+
+
+def add_ready(pool: WorkerPool, worker: Worker) -> Worker:
+    pool.add(worker)
+    ready(pool, worker)
+    return worker
