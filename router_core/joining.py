@@ -69,15 +69,13 @@ class Joining:
 
     async def _wait_for(self, worker: Worker) -> None:
         settings = self._settings
-        until = anyio.current_time() + settings.worker_startup_timeout_s
+        limit_s = settings.worker_startup_timeout_s
+        until = anyio.current_time() + limit_s
         try:
             while worker in self._pool and JOINING in worker.holds:
                 if anyio.current_time() >= until:
-                    limit = settings.worker_startup_timeout_s
-                    reason = f"it has not answered within {limit:g} s of its registration"
-                    self._pool.hold(worker, "health", reason, "quarantined")
-                    self._pool.release(worker, JOINING)
-                    return
+                    reason = f"it has not answered within {limit_s:g} s of its registration"
+                    self._pool.hold(worker, JOINING, reason, "quarantined")
                 await anyio.sleep(settings.worker_startup_check_s)
                 trouble = await self.look_at(worker)
                 if trouble is None:
@@ -87,7 +85,7 @@ class Joining:
             self._expected.discard(worker.id)
 
     def _explain(self, worker: Worker, trouble: str) -> None:
-        if JOINING in worker.holds:
+        if JOINING in worker.holds and worker.state == "joining":
             self._pool.hold(worker, JOINING, f"it has not answered yet ({trouble})", "joining")
 
     async def look_at(self, worker: Worker) -> str | None:

@@ -236,6 +236,7 @@ class WorkerPool:
         self.kinds: tuple[WorkerType, ...] = ("regular",)
         self.keeps_sessions = True
         self._sessions: OrderedDict[str, Worker] = OrderedDict()
+        self._set_aside: set[Worker] = set()  # of which plugins were told
         self._on_change = on_change
 
     def __iter__(self) -> Iterator[Worker]:
@@ -278,6 +279,7 @@ class WorkerPool:
             worker = known
         # A ready one keeps its sessions.
         worker.holds = {} if is_ready else {JOINING: Hold("it has not answered yet", "joining")}
+        self._set_aside.discard(worker)
         self._recount()
         self._on_change(worker, "added")
         return worker
@@ -306,6 +308,7 @@ class WorkerPool:
         worker = worker.server
         if worker in self:
             del self._workers[worker.url]
+            self._set_aside.discard(worker)
             self._recount()
             self._on_change(worker, "removed")
 
@@ -330,8 +333,14 @@ class WorkerPool:
         before, worker.holds = worker.state, holds
         self._recount()
         after = worker.state
-        if after != before and after != "joining" and (before, after) != ("joining", "ready"):
-            self._on_change(worker, "readmitted" if after == "ready" else after)
+        if after == before or after == "joining":
+            return
+        if after != "ready":
+            self._set_aside.add(worker)
+            self._on_change(worker, after)
+        elif worker in self._set_aside:
+            self._set_aside.discard(worker)
+            self._on_change(worker, "readmitted")
 
     def split(self, worker: Worker, size: int) -> None:
         """``worker`` has told how many data-parallel ranks it has."""

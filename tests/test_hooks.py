@@ -26,7 +26,7 @@ from router_core.router import Router
 from router_core.sender import Sender
 from router_core.settings import Settings
 from router_core.types import ASGIApp, Receive, Scope, Send
-from router_core.workers import WorkerChange
+from router_core.workers import JOINING, WorkerChange
 
 pytestmark = pytest.mark.anyio
 
@@ -818,6 +818,8 @@ async def test_hook_worker_changed() -> None:
         (worker,) = pool
         quarantine(pool, worker, "dead")
         quarantine(pool, worker, "dead")  # no change, no call
+        pool.hold(worker, JOINING, "it has not answered yet", "joining")
+        pool.release(worker, "health")
         ready(pool, worker)
         drain(pool, worker)
         await running.router.add_worker(worker.url)

@@ -189,8 +189,13 @@ class Fleet:
                 if call.prepares:  # reached or not
                     self._debts.owe(worker, "weights", number, reason)
                     self._debts.owe(worker, call.owes, number, reason)
+                elif not is_weights and worker.state == "joining":
+                    continue  # it begins as others that register now
                 elif answer.reached and not (is_update and answer.is_as_before):
-                    self._debts.owe(worker, call.owes, number, reason)
+                    is_the_reason = is_weights or worker.state == "ready"
+                    self._debts.owe(
+                        worker, call.owes, number, reason if is_the_reason else worker.reason or reason
+                    )
                 elif is_weights or worker.state == "ready":
                     self._debts.leave_behind(worker, reason)
             if is_update and (answer.trouble is not None or "weights" in self._debts.of(worker)):

@@ -13,6 +13,7 @@ from control.steered import Steered, hung, steering
 from holding import is_torn, stale, tear
 from plugged import until
 from router_core.serving import serving
+from router_core.workers import JOINING
 from routers import Running
 from slime_sglang.facts import described
 
@@ -252,6 +253,20 @@ async def test_one_that_was_not_reached_owes_nothing() -> None:
         assert await update(running, "7") == 207
         gone = running.router.pool.find("http://127.0.0.1:9")
         assert (gone.state, is_torn(gone)) == ("stale", False)
+
+
+async def test_one_that_joins_owes_no_pause() -> None:
+    """It begins as others that register while the fleet goes on."""
+    joins = Steered()
+    paths = ("/pause_generation", "/continue_generation")
+    joins.answers |= dict.fromkeys(paths, (503, b"{}"))
+    async with steering(Steered(), joins) as running:
+        pool = running.router.pool
+        worker = pool.find(joins.url)
+        pool.hold(worker, JOINING, "it has not answered yet", "joining")
+        for path in paths:
+            assert (await running.client.post(path, json={})).status_code == 207
+        assert list(worker.holds) == [JOINING]
 
 
 async def test_one_that_was_not_reached_comes_back_by_the_next_update() -> None:

@@ -19,6 +19,7 @@ from starlette.routing import Route
 from core.servers import Wire, answer, scripted
 from holding import quarantine, ready, stale
 from plugged import until
+from ports import free_port
 from router_core.serving import bind, serving, url_of
 from router_core.workers import Worker, least_in_flight
 from routers import BARE, Start
@@ -206,13 +207,16 @@ async def test_a_word_that_is_no_answer_to_drain_is_refused(start: Start) -> Non
         assert worker.state != "draining"
 
 
-async def test_a_worker_that_never_comes_up_is_not_waited_for_for_ever(start: Start) -> None:
+async def test_a_worker_that_does_not_come_up_in_time_is_quarantined_until_it_answers(start: Start) -> None:
     flags = ["--worker-startup-timeout-secs", "0.2", "--worker-startup-check-interval", "0.05"]
     async with start(*BARE, *flags) as running:
-        await running.client.post("/workers", json={"url": "http://127.0.0.1:9"})
+        port = free_port()
+        await running.client.post("/workers", json={"url": f"http://127.0.0.1:{port}"})
         [worker] = running.router.pool
         await until(lambda: worker.state == "quarantined")
         assert "has not answered within 0.2 s" in (worker.reason or "")
+        async with serving(Engine("late").app, port=port):
+            await until(lambda: worker.state == "ready")
 
 
 async def test_a_path_with_a_line_break_reaches_no_worker(start: Start) -> None:
