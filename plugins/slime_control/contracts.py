@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from router_core.exchange import Exchange
 from router_core.request import Request
 from router_core.workers import Worker
 
-__all__ = ["Endings", "Stillness"]
+__all__ = ["Endings", "OnAbort", "OnPause", "Stillness", "Told"]
+
+#: Is told what the rids begin with that an abort ends, ``""`` for all.
+OnAbort = Callable[[str], None]
+#: Is told whether the engines are paused now.
+OnPause = Callable[[bool], None]
+
+
+class Told(Protocol):
+    """Knows what engines are told through the router; the component ``"told"``.
+
+    ``paused``: they were told to pause, and not to go on since then.
+    """
+
+    paused: bool
+
+    def subscribe(self, on_abort: OnAbort, on_pause: OnPause | None = None) -> None:
+        """Call ``on_abort`` and ``on_pause`` before the engines are told, in the order of subscription."""
+        ...
 
 
 class Endings(Protocol):

@@ -25,8 +25,9 @@ from slime_control.one_engine import not_steered, refusal
 from slime_control.overview import QUESTIONS, Overview
 from slime_control.settings import Settings
 from slime_control.stillness import Stillness
+from slime_control.told import Told
 from slime_control.under_way import UnderWay, renamed_by_the_engine, rids_of
-from slime_sglang.aborts import abort_prefix, check_rid
+from slime_sglang.aborts import check_rid
 from slime_sglang.generation import at_generation, generates
 
 __all__ = ["Control", "add_options", "make_plugin"]
@@ -65,6 +66,7 @@ class Control:
         self.settings = settings
         self.gate = Gate()
         self.stillness = Stillness(self.gate)
+        self.told = Told()
         self._router: Router | None = None
         self._fleet: Fleet | None = None
         self._ending: Ending | None = None
@@ -75,6 +77,8 @@ class Control:
         self.under_way = UnderWay(lambda: router.clients.exchanges)
         router.components.register("endings", self)
         router.components.register("stillness", self.stillness)
+        router.components.register("told", self.told)
+        self.told.subscribe(self._abort_waiting)
 
     async def settled(self, worker: Worker, exchange: Exchange) -> None:
         """See :class:`slime_control.contracts.Endings`."""
@@ -141,8 +145,7 @@ class Control:
             return _wrong_method(call.methods)
         if request.is_long_work and self._router is not None:
             await self._router.read_ahead(exchange, *names_read(request))
-        if path == "/abort_request":
-            self._abort_waiting(request)
+        self.told.see(exchange)
         return await self._finished(call, request)
 
     async def _of_fleet(self, request: Request) -> Reply | None:
@@ -223,11 +226,9 @@ class Control:
             raise Aborted("the request was aborted while generation was paused")
         return reply
 
-    def _abort_waiting(self, request: Request) -> None:
-        prefix = abort_prefix(request)
-        if prefix is not None:
-            self.gate.abort(prefix)
-            self.under_way.give_up(prefix)
+    def _abort_waiting(self, prefix: str) -> None:
+        self.gate.abort(prefix)
+        self.under_way.give_up(prefix)
 
     async def _finished(self, call: Call, request: Request) -> Reply:
         """The outcome of ``call``. It goes on when the client leaves: half a fleet with new weights helps nobody."""

@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -17,8 +17,10 @@ from router_core.request import Request
 from router_core.router import Router
 from slime_limits.settings import Settings
 from slime_limits.slots import Place, RefilledSlots, Slots
-from slime_sglang.aborts import abort_prefix
 from slime_sglang.generation import GENERATION_PATHS
+
+if TYPE_CHECKING:
+    from slime_control.contracts import Told
 
 __all__ = ["Limits", "QueueTimeout", "Unlimited", "add_options", "make_plugin"]
 
@@ -93,6 +95,9 @@ class Limits:
     @asynccontextmanager
     async def lifespan(self, router: Router) -> AsyncIterator[None]:
         self._router = router
+        told: Told | None = router.components.find("told")
+        if told is not None:
+            told.subscribe(self._abort)
         router.tasks.start_soon(self._close, router.stopping)
         yield
 
@@ -108,9 +113,6 @@ class Limits:
             return
         path = exchange.request.target.partition(b"?")[0]
         if path not in GENERATION_PATHS:
-            if path == b"/abort_request" and self._waiting:
-                await self._router.read_ahead(exchange)
-                self._abort(exchange.request)
             return
         if exchange.request.is_long_work:
             await self._router.read_ahead(exchange, b"rid")  # an abort looks for it
@@ -151,11 +153,8 @@ class Limits:
             loop = asyncio.get_running_loop()
             self._refill = loop.call_later(slots.next_s(), self._refill_in_time, slots)
 
-    def _abort(self, request: Request) -> None:
-        """End the wait of those that ``request``, an abort, means. The engines are told of it as well."""
-        prefix = abort_prefix(request)
-        if prefix is None:
-            return
+    def _abort(self, prefix: str) -> None:
+        """End the wait of those all of whose names begin with ``prefix``."""
         for exchange, called in self._waiting.items():
             rid = _document(exchange.request).get("rid")
             names = rid if isinstance(rid, list) and rid else [rid]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import anyio
 
-from router_core.exchange import Exchange
-from slime_sglang.aborts import abort_prefix
+if TYPE_CHECKING:
+    from slime_control.contracts import Told
 
 __all__ = ["Interruptions", "Watch"]
 
@@ -42,21 +43,11 @@ class Interruptions:
         self._paused = False
         self._news: anyio.Event | None = None
 
-    # What passes through.
+    # What engines are told.
 
-    def see(self, exchange: Exchange, path: str) -> None:
-        """A request to ``path`` goes to the engines."""
-        if path == "/abort_request":
-            prefix = abort_prefix(exchange.request)
-            if prefix is not None:
-                self.abort(prefix)
-        elif path == "/pause_generation":
-            was_paused = self._paused
-            self.pause()
-            # One whose caller hangs up goes on all the same. One that failed changes nothing.
-            exchange.on_close(lambda: self.resume() if _failed(exchange) and not was_paused else None)
-        elif path == "/continue_generation":
-            exchange.on_close(lambda: None if _failed(exchange) else self.resume())
+    def follow(self, told: Told) -> None:
+        """Note what the engines are ``told`` from now on."""
+        told.subscribe(self.abort, self.pause)
 
     def abort(self, prefix: str) -> None:
         """End those whose rid begins with ``prefix``."""
@@ -65,15 +56,10 @@ class Interruptions:
             self._aborts.append((self._asked, prefix))
         self._tell()
 
-    def pause(self) -> None:
-        """``/pause_generation`` goes to the engines."""
-        self._paused = True
-        self._pauses += 1
-        self._tell()
-
-    def resume(self) -> None:
-        """They continue, or have not paused."""
-        self._paused = False
+    def pause(self, paused: bool) -> None:
+        """The engines pause, or they go on."""
+        self._paused = paused
+        self._pauses += paused
         self._tell()
 
     # Whom it concerns.
@@ -119,7 +105,3 @@ class Interruptions:
         news, self._news = self._news, None
         if news is not None:
             news.set()
-
-
-def _failed(exchange: Exchange) -> bool:
-    return exchange.reply is not None and exchange.reply.status >= 400

@@ -172,7 +172,10 @@ class RadixCache:
     @hookimpl
     @asynccontextmanager
     async def lifespan(self, router: Router) -> AsyncIterator[None]:
-        """Keep the log small, if there is one."""
+        """Follow what engines are told; keep the log small, if there is one."""
+        told = router.components.find("told")
+        if told is not None:
+            self._interruptions.follow(told)
         logged = self._logged
         if logged is None:
             yield
@@ -206,13 +209,12 @@ class RadixCache:
 
     @hookimpl
     async def pre_request(self, exchange: Exchange) -> None:
-        """Send ``input_ids`` instead of ``text``; note who wants generations to end or to wait."""
+        """Send ``input_ids`` instead of ``text``."""
         request = exchange.request
         path = request.path
         if self._pool.passthrough:
             return
         if request.method not in _METHODS or path != "/generate":
-            self._interruptions.see(exchange, path)
             return
         if self._encoder.refused is not None:
             self._tally.untouched(self._encoder.refused)

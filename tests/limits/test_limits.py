@@ -18,6 +18,8 @@ from router_core import Reply, hookimpl
 from router_core.exchange import Exchange
 from router_core.request import Request
 from routers import BARE, Running, Start
+from slime_control import Control
+from slime_control import Settings as ControlSettings
 from slime_limits import Limits, RefilledSlots, Settings
 
 pytestmark = [pytest.mark.anyio, on_both_loops]
@@ -193,7 +195,11 @@ async def test_with_a_rate_the_line_is_as_long_and_as_patient_as_without() -> No
 
 
 async def test_an_abort_ends_who_waits_in_line_and_is_meant() -> None:
-    async with limited(limits(1)) as (running, worker), anyio.create_task_group() as tasks:
+    control = Control(ControlSettings())
+    async with (
+        limited(limits(1), control=control) as (running, worker),
+        anyio.create_task_group() as tasks,
+    ):
         tasks.start_soon(post, running, b"a")
         await until(lambda: slots_of(running) == (1, 0))
         answers: dict[str, httpx.Response] = {}

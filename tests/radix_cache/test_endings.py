@@ -108,7 +108,8 @@ async def test_an_abort_that_was_asked_for_stays_one(
     start: Start, engine: ScriptedEngine, checkpoint: str, stream: bool
 ) -> None:
     engine.delay = anyio.Event()
-    async with routed(start, engine, checkpoint, *FLAGS) as client, anyio.create_task_group() as tasks:
+    flags = ("--plugin", "control", *FLAGS)  # which tells of aborts
+    async with routed(start, engine, checkpoint, *flags) as client, anyio.create_task_group() as tasks:
         output = _aborted(engine, [5, 6, engine.eos], PROMPT)
         output["meta_info"]["id"] = "mine"
         body = orjson.dumps(output)

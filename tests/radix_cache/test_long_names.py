@@ -23,7 +23,6 @@ LONG = "a" * 1025
         ("POST", "/generate", {"rid": LONG}),
         ("PUT", "/generate", {"rid": LONG}),
         ("POST", "/generate", {"text": ["a", "b"], "rid": ["a", LONG]}),
-        ("POST", "/abort_request", {"rid": LONG}),
     ],
 )
 async def test_a_rid_that_is_too_long_is_refused_without_the_plugin_control_too(
