@@ -24,6 +24,7 @@ LAYERS = (
     ("types", "errors", "fair_turns", "large_json"),
     (
         "addresses",
+        "flags",
         "protocol",
         "request_ids",
     ),

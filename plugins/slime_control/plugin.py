@@ -11,6 +11,7 @@ import anyio
 
 from router_core import Exchange, Reply, Worker, hookimpl
 from router_core.errors import Aborted, BadRequest, HTTPError, ShuttingDown, WorkerUnreachable
+from router_core.flags import add_flags
 from router_core.request import Request
 from router_core.router import Router
 from router_core.workers import WorkerChange
@@ -39,15 +40,7 @@ _READING = ("GET", "HEAD")
 
 @hookimpl
 def add_options(parser: argparse.ArgumentParser) -> None:
-    default = Settings()
-    parser.add_argument(
-        "--control-timeout-s", type=float, default=default.control_timeout_s, metavar="S",
-        help="deadline for each worker's answer to a control call (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--pause-queue-timeout-s", type=float, default=default.pause_queue_timeout_s, metavar="S",
-        help="longest wait of a request while generation is paused (default: %(default)s)",
-    )  # fmt: skip
+    add_flags(parser, Settings)
 
 
 def make_plugin(options: argparse.Namespace) -> Control:

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import argparse
-import math
 from dataclasses import dataclass
 
-from router_core import SettingsError
+from router_core.flags import check_flags, flag, flag_values
 
 __all__ = ["Settings"]
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Times in seconds: for each worker's answer, and for a request that waits while generation is paused."""
+    """Times in seconds."""
 
-    control_timeout_s: float = 600.0
-    pause_queue_timeout_s: float = 300.0
+    control_timeout_s: float = flag(
+        "--control-timeout-s", default=600.0, above=0, metavar="S",
+        help="deadline for each worker's answer to a control call",
+    )  # fmt: skip
+    pause_queue_timeout_s: float = flag(
+        "--pause-queue-timeout-s", default=300.0, above=0, metavar="S",
+        help="longest wait of a request while generation is paused",
+    )  # fmt: skip
 
     @classmethod
     def from_options(cls, options: argparse.Namespace) -> Settings:
         """Check the parsed command line. Raises SettingsError."""
-        settings = cls(options.control_timeout_s, options.pause_queue_timeout_s)
-        for flag, value in (
-            ("--control-timeout-s", settings.control_timeout_s),
-            ("--pause-queue-timeout-s", settings.pause_queue_timeout_s),
-        ):
-            if not 0 < value < math.inf:
-                raise SettingsError(f"{flag}: wanted a number above 0, got {value}")
+        settings = cls(**flag_values(cls, options))
+        check_flags(settings)
         return settings

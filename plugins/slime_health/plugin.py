@@ -55,7 +55,7 @@ class Health:
     @hookimpl
     @asynccontextmanager
     async def lifespan(self, router: Router) -> AsyncIterator[None]:
-        self._router = router if self.settings.enabled else None
+        self._router = None if self.settings.disabled else router
         if self._router is not None:
             self._versions.begin(router)
         try:

@@ -13,6 +13,7 @@ import anyio
 
 from router_core import Exchange, hookimpl
 from router_core.errors import Aborted, BadRequest, HTTPError, ShuttingDown
+from router_core.flags import add_flags
 from router_core.request import Request
 from router_core.router import Router
 from slime_limits.settings import Settings
@@ -31,29 +32,13 @@ _NAME = "limits"
 
 @hookimpl
 def add_options(parser: argparse.ArgumentParser) -> None:
-    default = Settings()
-    parser.add_argument(
-        "--max-concurrent-requests", type=int, default=-1, metavar="N",
-        help="generations under way at once, -1: no limit (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--queue-size", type=int, default=default.queue_size, metavar="N",
-        help="how many may wait beyond that limit, 0: none (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--queue-timeout-secs", type=float, default=default.queue_timeout_s, metavar="S",
-        help="longest wait for that limit (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--rate-limit-tokens-per-second", type=int, metavar="N",
-        help="let in N more each second, however many of that limit go on (default: 0)",
-    )  # fmt: skip
+    add_flags(parser, Settings)
 
 
 def make_plugin(options: argparse.Namespace) -> Limits | Unlimited:
     """The plugin with the flags of the command line. Raises SettingsError."""
     settings = Settings.from_options(options)
-    if settings.max_concurrent_requests is None:
+    if settings.max_concurrent_requests == -1:
         if settings.refill_per_s:
             logger.warning(
                 "--rate-limit-tokens-per-second has no effect: it is for --max-concurrent-requests"

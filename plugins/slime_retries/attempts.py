@@ -59,9 +59,9 @@ class Attempts:
         self._tried: list[Worker] = []
         self._failed: set[Worker] = set()
         self._backoff = wait_exponential(
-            multiplier=settings.initial_backoff_s,
+            multiplier=settings.initial_backoff_ms / 1000,
             exp_base=settings.backoff_multiplier,
-            max=settings.max_backoff_s,
+            max=settings.max_backoff_ms / 1000,
         )
 
     async def run(self) -> Reply:
@@ -76,7 +76,9 @@ class Attempts:
             return _reply(state)
 
         retrying = AsyncRetrying(
-            stop=stop_after_attempt(1 if _NAME in notes else self._settings.attempts),
+            stop=stop_after_attempt(
+                1 if self._settings.disabled or _NAME in notes else self._settings.attempts
+            ),
             wait=self._wait_s,
             retry=self._may_repeat,
             before_sleep=self._let_go,
@@ -129,7 +131,7 @@ class Attempts:
         wait_s = self._backoff(state) * random.uniform(1 - settings.jitter, 1 + settings.jitter)
         if _error(state) is None and not self._others():
             wait_s = max(wait_s, _retry_after_s(_reply(state)))
-        return min(wait_s, settings.max_backoff_s)
+        return min(wait_s, settings.max_backoff_ms / 1000)
 
     def _let_go(self, state: RetryCallState) -> None:
         exchange, error = self._exchange, _error(state)

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from router_core.flags import flag
+
 __all__ = ["Breaker", "State", "Thresholds"]
 
 State = Literal["closed", "open", "half-open"]
@@ -14,15 +16,24 @@ State = Literal["closed", "open", "half-open"]
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """So many ``failures`` in a row within ``window_s`` open it, so many ``successes`` in a row close it.
+    """When it opens, and when it closes again; times in seconds."""
 
-    ``timeout_s`` is how long it stays open.
-    """
-
-    failures: int = 10
-    successes: int = 3
-    timeout_s: float = 60.0
-    window_s: float = 120.0
+    failures: int = flag(
+        "--cb-failure-threshold", default=10, at_least=1, metavar="N",
+        help="failures in a row that open a worker's circuit breaker",
+    )  # fmt: skip
+    successes: int = flag(
+        "--cb-success-threshold", default=3, at_least=1, metavar="N",
+        help="successes in a row that close it again",
+    )  # fmt: skip
+    timeout_s: float = flag(
+        "--cb-timeout-duration-secs", default=60.0, above=0, metavar="S",
+        help="how long it stays open before the worker is tried again (default: %(default)g)",
+    )  # fmt: skip
+    window_s: float = flag(
+        "--cb-window-duration-secs", default=120.0, above=0, metavar="S",
+        help="time within which these failures must fall (default: %(default)g)",
+    )  # fmt: skip
 
 
 class Breaker:

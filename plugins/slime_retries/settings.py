@@ -3,62 +3,54 @@
 from __future__ import annotations
 
 import argparse
-import math
 from dataclasses import dataclass, field
 
-from router_core import SettingsError
+from router_core.flags import add_flags, check_flags, flag, flag_values
 from slime_retries.breaker import Thresholds
 
-__all__ = ["Settings"]
+__all__ = ["Settings", "add_retry_options"]
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """``attempts`` counts the first one, as the gateway's ``--retry-max-retries`` does. No ``breaker``: none opens."""
 
-    attempts: int = 5
-    initial_backoff_s: float = 0.05
-    max_backoff_s: float = 30.0
-    backoff_multiplier: float = 1.5
-    jitter: float = 0.2
+    attempts: int = flag(
+        "--retry-max-retries", default=5, at_least=1, metavar="N",
+        help="how often a request is tried, the first time included",
+    )  # fmt: skip
+    initial_backoff_ms: float = flag(
+        "--retry-initial-backoff-ms", default=50.0, above=0, metavar="MS",
+        help="wait before the second attempt (default: %(default)g)",
+    )  # fmt: skip
+    max_backoff_ms: float = flag(
+        "--retry-max-backoff-ms", default=30_000.0, above=0, metavar="MS",
+        help="longest wait between two attempts (default: %(default)g)",
+    )  # fmt: skip
+    backoff_multiplier: float = flag(
+        "--retry-backoff-multiplier", default=1.5, at_least=1, metavar="FACTOR",
+        help="growth of the wait from one attempt to the next",
+    )  # fmt: skip
+    jitter: float = flag(
+        "--retry-jitter-factor", default=0.2, at_least=0, at_most=1, metavar="SHARE",
+        help="share of the wait, 0 to 1, that is left to chance",
+    )  # fmt: skip
+    disabled: bool = flag("--disable-retries", default=False, help="try each request once")
     breaker: Thresholds | None = field(default_factory=Thresholds)
 
     @classmethod
     def from_options(cls, options: argparse.Namespace) -> Settings:
         """Check the parsed command line. Raises SettingsError."""
-        for flag, number in (
-            ("--retry-max-retries", options.retry_max_retries),
-            ("--cb-failure-threshold", options.cb_failure_threshold),
-            ("--cb-success-threshold", options.cb_success_threshold),
-        ):
-            if number < 1:
-                raise SettingsError(f"{flag}: wanted 1 or more, got {number}")
-        for flag, number in (
-            ("--retry-initial-backoff-ms", options.retry_initial_backoff_ms),
-            ("--retry-max-backoff-ms", options.retry_max_backoff_ms),
-            ("--cb-timeout-duration-secs", options.cb_timeout_duration_secs),
-            ("--cb-window-duration-secs", options.cb_window_duration_secs),
-        ):
-            if not 0 < number < math.inf:
-                raise SettingsError(f"{flag}: wanted a number above 0, got {number}")
-        if not 1 <= options.retry_backoff_multiplier < math.inf:
-            raise SettingsError(
-                f"--retry-backoff-multiplier: wanted 1 or more, got {options.retry_backoff_multiplier}"
-            )
-        if not 0 <= options.retry_jitter_factor <= 1:
-            raise SettingsError(f"--retry-jitter-factor: wanted 0 to 1, got {options.retry_jitter_factor}")
-        return cls(
-            attempts=1 if options.disable_retries else options.retry_max_retries,
-            initial_backoff_s=options.retry_initial_backoff_ms / 1000,
-            max_backoff_s=options.retry_max_backoff_ms / 1000,
-            backoff_multiplier=options.retry_backoff_multiplier,
-            jitter=options.retry_jitter_factor,
-            breaker=None
-            if options.disable_circuit_breaker
-            else Thresholds(
-                failures=options.cb_failure_threshold,
-                successes=options.cb_success_threshold,
-                timeout_s=options.cb_timeout_duration_secs,
-                window_s=options.cb_window_duration_secs,
-            ),
-        )
+        thresholds = Thresholds(**flag_values(Thresholds, options))
+        check_flags(thresholds)
+        breaker = None if options.disable_circuit_breaker else thresholds
+        settings = cls(**flag_values(cls, options), breaker=breaker)
+        check_flags(settings)
+        return settings
+
+
+def add_retry_options(parser: argparse.ArgumentParser) -> None:
+    """Add the flags to ``parser``."""
+    add_flags(parser, Settings)
+    add_flags(parser, Thresholds)
+    parser.add_argument("--disable-circuit-breaker", action="store_true", help="do without circuit breakers")

@@ -245,7 +245,7 @@ async def test_an_abort_between_two_attempts_ends_the_request() -> None:
             return Response(b"busy", 503)
 
     engine = Refuses()
-    retries = Retries(RetrySettings(attempts=5, initial_backoff_s=0.5, jitter=0))
+    retries = Retries(RetrySettings(attempts=5, initial_backoff_ms=500, jitter=0))
     answers: list[httpx.Response] = []
     async with AsyncExitStack() as stack:
         url = await stack.enter_async_context(serving(engine.app))
@@ -294,7 +294,7 @@ class Breaks(Engine):
 async def trying_again(engine: Breaks) -> AsyncIterator[Running]:
     async with AsyncExitStack() as stack:
         url = await stack.enter_async_context(serving(engine.app))
-        plugins = {"control": Control(Settings()), "retries": Retries(RetrySettings(initial_backoff_s=0.01))}
+        plugins = {"control": Control(Settings()), "retries": Retries(RetrySettings(initial_backoff_ms=10))}
         running = await stack.enter_async_context(routing(plugins))
         await running.router.add_worker(url)
         yield running

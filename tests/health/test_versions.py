@@ -498,7 +498,7 @@ async def test_an_engine_whose_answers_contradict_it_is_asked_now_and_then_only(
 async def test_workers_that_are_not_asked_are_left_as_they_are() -> None:
     """Failed answers, other paths, and a router that looks after nobody."""
     engine = Naming()
-    async with fleet(engine, settings=Settings(enabled=False)) as it:
+    async with fleet(engine, settings=Settings(disabled=True)) as it:
         engine.version = "2"
         await it.hear(engine)
         await it.client.get("/anything")

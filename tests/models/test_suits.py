@@ -58,7 +58,7 @@ async def test_one_that_fails_is_tried_again_where_it_suits_and_nowhere_else() -
             tried.append(workers[0])
             return workers[0]
 
-    settings = Settings(attempts=3, initial_backoff_s=0.01, max_backoff_s=0.01)
+    settings = Settings(attempts=3, initial_backoff_ms=10, max_backoff_ms=10)
     plugins = {"broken": Broken(), "retries": Retries(settings), "wanted": Wanted()}
     async with routing(plugins, Recording("a")) as running:
         dead, _ = await running.router.add_worker("http://127.0.0.1:1", labels={"rack": "1"})

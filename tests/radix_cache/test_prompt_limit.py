@@ -108,5 +108,5 @@ async def test_tokenising_ends_when_there_are_too_many(tokenizer: EngineTokenize
 
 
 def test_a_limit_that_lets_no_prompt_pass_is_refused(checkpoint: str) -> None:
-    with pytest.raises(SettingsError, match="--max-prompt-tokens is 0; wanted 1 or more"):
+    with pytest.raises(SettingsError, match="--max-prompt-tokens: wanted 1 or more, got 0"):
         build(["--plugin", "radix_cache", "--hf-checkpoint", checkpoint, "--max-prompt-tokens", "0"])

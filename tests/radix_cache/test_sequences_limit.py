@@ -61,5 +61,5 @@ async def test_as_many_as_are_allowed_are_sampled(
 
 
 def test_a_limit_that_lets_nothing_pass_is_refused(checkpoint: str) -> None:
-    with pytest.raises(SettingsError, match="--max-sequences-per-request is 0; wanted 1 or more"):
+    with pytest.raises(SettingsError, match="--max-sequences-per-request: wanted 1 or more, got 0"):
         build(["--plugin", "radix_cache", "--hf-checkpoint", checkpoint, "--max-sequences-per-request", "0"])

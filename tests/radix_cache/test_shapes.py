@@ -215,7 +215,7 @@ async def test_a_failure_of_the_cache_changes_no_answer_and_is_told_once(
     [
         (["--hf-checkpoint", "/no/such/model"], "--hf-checkpoint /no/such/model"),
         ([], "component 'tokenizer' is not there"),
-        (["--radix-tree-max-size", "-1"], "--radix-tree-max-size is -1; wanted 0 or more"),
+        (["--radix-tree-max-size", "-1"], "--radix-tree-max-size: wanted 0 or more, got -1"),
     ],
 )
 def test_a_start_that_cannot_work_ends_with_one_line(flags: list[str], told: str) -> None:

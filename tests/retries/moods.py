@@ -71,7 +71,7 @@ async def routed(
     *moody: Moody, plugins: Mapping[str, object] | None = None, **settings: Any
 ) -> AsyncIterator[Running]:
     """A router with the plugin, in a hurry, before ``moody``. At the end no lease is left and no connection busy."""
-    retries = Retries(Settings(**{"initial_backoff_s": 0.001} | settings))
+    retries = Retries(Settings(**{"initial_backoff_ms": 1} | settings))
     async with AsyncExitStack() as stack:
         running = await stack.enter_async_context(routing({"retries": retries, **(plugins or {})}))
         for one in moody:

@@ -137,7 +137,7 @@ async def test_when_every_worker_is_dead_the_answer_is_502() -> None:
 
 
 async def test_a_worker_that_comes_back_between_two_attempts_is_in_time() -> None:
-    async with routed(initial_backoff_s=0.2) as running, anyio.create_task_group() as tasks:
+    async with routed(initial_backoff_ms=200) as running, anyio.create_task_group() as tasks:
         replies: list[httpx.Response] = []
 
         async def ask() -> None:
@@ -358,7 +358,7 @@ async def test_a_session_moves_to_the_worker_that_answered() -> None:
 
 async def test_the_waits_grow_by_the_factor_up_to_the_limit() -> None:
     one = Moody(rest=refused(503))
-    waits: dict[str, Any] = {"initial_backoff_s": 0.05, "backoff_multiplier": 10, "max_backoff_s": 0.3}
+    waits: dict[str, Any] = {"initial_backoff_ms": 50, "backoff_multiplier": 10, "max_backoff_ms": 300}
     async with routed(one, attempts=4, jitter=0.1, **waits) as running:
         await running.client.post("/generate", json=GENERATE)
         gaps = [latter - former for former, latter in pairwise(one.times)]
@@ -376,7 +376,7 @@ async def test_a_worker_that_wants_to_be_left_alone_is_when_there_is_no_other_on
 @pytest.mark.parametrize("value", [b"9" * 5000, b"3600"])
 async def test_it_is_left_alone_no_longer_than_the_longest_wait(value: bytes) -> None:
     one = Moody(refused(503, b"Retry-After: " + value))
-    async with routed(one, max_backoff_s=0.2) as running:
+    async with routed(one, max_backoff_ms=200) as running:
         assert (await running.client.post("/generate", json=GENERATE)).content == b"well"
         assert 0.19 <= one.times[1] - one.times[0] < 2
 
@@ -404,7 +404,7 @@ async def test_another_worker_is_asked_at_once_though_the_first_wants_to_be_left
 
 async def test_a_client_that_leaves_between_two_attempts_ends_them() -> None:
     one = Moody(rest=refused(503))
-    async with routed(one, initial_backoff_s=0.3) as running:
+    async with routed(one, initial_backoff_ms=300) as running:
         with pytest.raises(httpx.ReadTimeout):
             await running.client.post("/generate", json=GENERATE, timeout=0.1)
         assert one.worker.in_flight == 0

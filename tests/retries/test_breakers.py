@@ -153,7 +153,7 @@ async def test_while_it_is_open_the_only_worker_gets_nothing_and_comes_back_by_i
 
 async def test_requests_that_wait_for_a_probe_are_answered_when_it_succeeds() -> None:
     one = Moody(*[refused(500)] * 2)
-    async with routed(one, breaker=SHORT, initial_backoff_s=0.1) as running:
+    async with routed(one, breaker=SHORT, initial_backoff_ms=100) as running:
         assert await ask(running) == 200  # two failures, no worker, a probe
 
 

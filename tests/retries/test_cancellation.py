@@ -58,7 +58,7 @@ async def test_cut_short_at_every_turn_it_gives_back_what_it_held() -> None:
 @pytest.mark.parametrize("failure", [refused(503), refused(503)[:-1], DROP], ids=["whole", "half", "broken"])
 async def test_between_two_attempts_nothing_is_held(failure: bytes) -> None:
     one = Moody(failure)
-    async with routed(one, initial_backoff_s=0.5) as running, anyio.create_task_group() as tasks:
+    async with routed(one, initial_backoff_ms=500) as running, anyio.create_task_group() as tasks:
         tasks.start_soon(running.client.post, "/generate")
         await until(lambda: len(one.arrived) == 1)
         await until(lambda: not one.worker.in_flight)

@@ -1,0 +1,93 @@
+"""Flags that are the fields of a settings dataclass: name, default, limits and help stand in one place."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from router_core.errors import SettingsError
+
+__all__ = ["add_flags", "check_flags", "flag", "flag_values"]
+
+_KEY = "slime_router.flag"
+
+
+@dataclass(frozen=True, slots=True)
+class _Flag:
+    """Of a number: it is ``above``, ``at_least`` and ``at_most`` these, and finite where it is ``above`` one."""
+
+    names: tuple[str, ...]
+    help: str
+    above: float | None
+    at_least: float | None
+    at_most: float | None
+    options: dict[str, Any]
+
+    @property
+    def dest(self) -> str:
+        return self.names[0].removeprefix("--").replace("-", "_")
+
+    def objection(self, value: Any) -> str | None:
+        """What is wanted instead of ``value``; None: it will do."""
+        if value is None:
+            return None
+        if self.above is not None and not self.above < value < math.inf:
+            return f"a number above {self.above:g}"
+        most = math.inf if self.at_most is None else self.at_most
+        if self.at_least is not None and not self.at_least <= value <= most:
+            return f"{self.at_least:g} " + ("or more" if self.at_most is None else f"to {most:g}")
+        return None
+
+
+def flag(
+    *names: str,
+    default: Any = None,
+    help: str,
+    above: float | None = None,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    **options: Any,
+) -> Any:
+    """A field of a dataclass that is the flag ``names[0]``, with other ``names``.
+
+    False makes a switch; of a number the ``type`` is that of ``default``; ``options`` are argparse's. The help ends
+    with the default, unless it tells it itself.
+    """
+    return field(default=default, metadata={_KEY: _Flag(names, help, above, at_least, at_most, options)})
+
+
+def _flags_of(settings: Any) -> list[tuple[str, Any, _Flag]]:
+    """``(field, default, flag)`` of a dataclass."""
+    return [
+        (each.name, each.default, each.metadata[_KEY]) for each in fields(settings) if _KEY in each.metadata
+    ]
+
+
+def add_flags(parser: argparse._ActionsContainer, settings: type[Any]) -> None:
+    """Add the flags of ``settings``, a dataclass, to ``parser``."""
+    for _, default, about in _flags_of(settings):
+        options = {"default": list(default) if isinstance(default, tuple) else default, **about.options}
+        if default is False:
+            options.setdefault("action", "store_true")
+        elif isinstance(default, int | float):
+            options.setdefault("type", type(default))
+        told = default in (None, False, "", ()) or "(default" in about.help
+        parser.add_argument(
+            *about.names, help=about.help + ("" if told else " (default: %(default)s)"), **options
+        )
+
+
+def flag_values(settings: type[Any], options: argparse.Namespace) -> dict[str, Any]:
+    """Of each field of ``settings`` that is a flag, what the parsed command line says."""
+    return {name: getattr(options, about.dest) for name, _, about in _flags_of(settings)}
+
+
+def check_flags(settings: Any) -> None:
+    """Check the numbers in ``settings``, an instance, by their limits. Raises SettingsError."""
+    for name, _, about in _flags_of(settings):
+        value = getattr(settings, name)
+        wanted = about.objection(value)
+        if wanted is not None:
+            raise SettingsError(f"{about.names[0]}: wanted {wanted}, got {value}")
