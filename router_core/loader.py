@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import inspect
+import logging
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from router_core.types import ASGIApp
 
 __all__ = ["DEFAULT_PLUGINS", "Loaded", "installed_plugins", "load"]
 
+logger = logging.getLogger(__name__)
+
 #: Loaded without being asked for, in this order, before those of ``--plugin``.
 DEFAULT_PLUGINS = (
     "auth",
@@ -42,7 +45,7 @@ DEFAULT_PLUGINS = (
     "sessions",
 )
 
-Factory = Callable[[argparse.Namespace], object]
+Factory = Callable[[argparse.Namespace], object | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +76,12 @@ class _Source:
             with blamed(self.name, "add_options"):
                 add(parser)
 
-    def make(self, options: argparse.Namespace) -> object:
-        """The plugin. Raises StartupError."""
+    def make(self, options: argparse.Namespace) -> object | None:
+        """The plugin; None when it has nothing to do with these ``options``. Raises StartupError."""
         if self.factory is None:
             return self.modules[0]
         with blamed(self.name, "its factory"):
             plugin = self.factory(options)
-        if plugin is None:
-            raise PluginError(f"plugin {self.name!r}: its factory returned None instead of a plugin")
         if _is_hook(getattr(plugin, "add_options", None)):
             raise PluginError(f"plugin {self.name!r}: add_options must be a function beside its factory")
         return plugin
@@ -103,6 +104,10 @@ class Loaded:
         manager = new_plugin_manager()
         for source in self.sources:
             plugin = source.make(options)
+            if plugin is None:
+                level = logging.DEBUG if source.name in DEFAULT_PLUGINS else logging.INFO
+                logger.log(level, "plugin %r has nothing to do", source.name)
+                continue
             _check_marks(source.name, plugin)
             try:
                 manager.register(plugin, source.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -273,12 +274,19 @@ def test_a_path_to_something_else_is_told(capsys: pytest.CaptureFixture[str]) ->
     assert line.endswith("wanted a plugin module, a factory or a middleware class, got str")
 
 
+def test_a_factory_of_none_has_nothing_to_do(module: Module, caplog: pytest.LogCaptureFixture) -> None:
+    path = module("idle", "def make_plugin(options): return None")
+    with caplog.at_level(logging.INFO):
+        router, _ = build(["--no-default-plugins", "--middleware-paths", path])
+    assert not router.hooks.pre_request
+    assert [record.getMessage() for record in caplog.records] == ["plugin 'idle' has nothing to do"]
+
+
 SOURCES = {
     "broken_import": ("import not_installed_anywhere", "No module named 'not_installed_anywhere'"),
     "broken_syntax": ("def (", "SyntaxError"),
     "two_lines": ("raise ValueError('one\\ntwo')", "ValueError: one two"),
     "broken_factory": ("def make_plugin(options): return options.nothing", "its factory: AttributeError: "),
-    "factory_of_none": ("def make_plugin(options): pass", "its factory returned None instead of a plugin"),
     "flag_of_the_core": (
         "@hookimpl\ndef add_options(parser): parser.add_argument('--port')",
         "add_options: ArgumentError: argument --port: conflicting option string: --port",

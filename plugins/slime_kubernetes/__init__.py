@@ -1,7 +1,7 @@
 """Workers that are pods: found through the Kubernetes API, registered when they are ready, gone when they end."""
 
-from slime_kubernetes.plugin import Discovery, Undiscovered, add_options, make_plugin
+from slime_kubernetes.plugin import Discovery, add_options, make_plugin
 from slime_kubernetes.pods import Pod
 from slime_kubernetes.settings import Settings
 
-__all__ = ["Discovery", "Pod", "Settings", "Undiscovered", "add_options", "make_plugin"]
+__all__ = ["Discovery", "Pod", "Settings", "add_options", "make_plugin"]

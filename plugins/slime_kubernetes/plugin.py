@@ -15,22 +15,14 @@ from slime_kubernetes.pod_workers import UID, Joined, PodWorkers
 from slime_kubernetes.reflector import Reflector
 from slime_kubernetes.settings import Settings, add_options
 
-__all__ = ["Discovery", "Undiscovered", "add_options", "make_plugin"]
+__all__ = ["Discovery", "add_options", "make_plugin"]
 
 
-def make_plugin(options: argparse.Namespace) -> Discovery | Undiscovered:
-    """The plugin with the flags of the command line. Raises SettingsError."""
+def make_plugin(options: argparse.Namespace) -> Discovery | None:
+    """The plugin; None without ``--service-discovery``. Raises SettingsError."""
     if not options.service_discovery:
-        return Undiscovered()
+        return None
     return Discovery(Settings.from_options(options, os.environ))
-
-
-class Undiscovered:
-    """The plugin without ``--service-discovery``."""
-
-    @hookimpl
-    def setup(self, router: Router) -> None:
-        """Nothing; but a plugin without hooks is taken for a mistake."""
 
 
 class Discovery:

@@ -23,7 +23,7 @@ from slime_sglang.generation import GENERATION_PATHS
 if TYPE_CHECKING:
     from slime_control.contracts import Told
 
-__all__ = ["Limits", "QueueTimeout", "Unlimited", "add_options", "make_plugin"]
+__all__ = ["Limits", "QueueTimeout", "add_options", "make_plugin"]
 
 logger = logging.getLogger(__name__)
 
@@ -35,15 +35,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, Settings)
 
 
-def make_plugin(options: argparse.Namespace) -> Limits | Unlimited:
-    """The plugin with the flags of the command line. Raises SettingsError."""
+def make_plugin(options: argparse.Namespace) -> Limits | None:
+    """The plugin; None without a limit. Raises SettingsError."""
     settings = Settings.from_options(options)
     if settings.max_concurrent_requests == -1:
         if settings.refill_per_s:
             logger.warning(
                 "--rate-limit-tokens-per-second has no effect: it is for --max-concurrent-requests"
             )
-        return Unlimited()
+        return None
     return Limits(settings, settings.max_concurrent_requests)
 
 
@@ -51,14 +51,6 @@ class QueueTimeout(HTTPError):
     """The request waited for a slot as long as it may."""
 
     status, type, code = 408, "request_timeout", "QUEUE_TIMEOUT"
-
-
-class Unlimited:
-    """The plugin without a limit: no request passes through it."""
-
-    @hookimpl
-    def setup(self, router: Router) -> None:
-        """Nothing; but a plugin without hooks is taken for a mistake."""
 
 
 class Limits:

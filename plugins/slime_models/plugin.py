@@ -19,7 +19,7 @@ from router_core.routes import JSON
 from slime_sglang.facts import model_id
 from slime_sglang.introduction import Introduction
 
-__all__ = ["ModelNotFound", "Models", "OneModel", "add_options", "make_plugin"]
+__all__ = ["ModelNotFound", "Models", "add_options", "make_plugin"]
 
 
 @hookimpl
@@ -31,23 +31,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def make_plugin(options: argparse.Namespace) -> Models | OneModel:
-    """The plugin with the flags of the command line."""
-    return Models() if options.enable_igw else OneModel()
+def make_plugin(options: argparse.Namespace) -> Models | None:
+    """The plugin; None without ``--enable-igw``: all workers serve the same model, whatever a request names."""
+    return Models() if options.enable_igw else None
 
 
 class ModelNotFound(HTTPError):
     """No worker serves a model of that name."""
 
     status, type, code = 404, "not_found_error", "model_not_found"
-
-
-class OneModel:
-    """The plugin without ``--enable-igw``: all workers serve the same, whatever a request names."""
-
-    @hookimpl
-    def setup(self, router: Router) -> None:
-        """Nothing; but a plugin without hooks is taken for a mistake."""
 
 
 class Models:

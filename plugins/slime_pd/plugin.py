@@ -12,7 +12,7 @@ from slime_pd.pairs import Pairs
 from slime_pd.settings import Settings, add_flags
 from slime_sglang.facts import BOOTSTRAP_PORT
 
-__all__ = ["Disaggregation", "Together", "add_options", "make_plugin"]
+__all__ = ["Disaggregation", "add_options", "make_plugin"]
 
 
 @hookimpl
@@ -20,18 +20,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_flags(parser)
 
 
-def make_plugin(options: argparse.Namespace) -> Disaggregation | Together:
-    """The plugin with the flags of the command line. Raises SettingsError."""
+def make_plugin(options: argparse.Namespace) -> Disaggregation | None:
+    """The plugin; None without ``--pd-disaggregation``. Raises SettingsError."""
     settings = Settings.from_options(options)
-    return Disaggregation(settings) if settings.enabled else Together()
-
-
-class Together:
-    """The plugin without the flag: no request passes through it."""
-
-    @hookimpl
-    def setup(self, router: Router) -> None:
-        """Nothing; but a plugin without hooks is taken for a mistake."""
+    return Disaggregation(settings) if settings.enabled else None
 
 
 class Disaggregation:

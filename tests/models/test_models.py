@@ -27,7 +27,7 @@ from routers import Running, Start
 from slime_engine.app import make_app
 from slime_engine.model import load_model
 from slime_engine.settings import Settings as Engine
-from slime_models import OneModel, make_plugin
+from slime_models import make_plugin
 from slime_sglang.facts import model_id
 
 pytestmark = pytest.mark.anyio
@@ -444,7 +444,7 @@ def _copied(directory: Path) -> str:
 
 async def test_without_the_flag_a_models_name_means_nothing(start: Start) -> None:
     router, _ = build([])
-    assert isinstance(make_plugin(router.options), OneModel)
+    assert make_plugin(router.options) is None
     named = [*router.hooks.pre_request, *router.hooks.post_response, *router.hooks.sender]
     assert "models" not in {name for name, _ in named}
     assert router.weights.differ() is None
