@@ -18,7 +18,7 @@ from slime_policies.power_of_two import PowerOfTwo
 from slime_policies.prefix_hash import PrefixHash
 from slime_policies.random_choice import RandomChoice
 from slime_policies.round_robin import RoundRobin
-from slime_policies.settings import Settings, add_flags
+from slime_policies.settings import Settings, add_policy_options
 
 __all__ = ["POLICIES", "PairPolicies", "Policies", "add_options", "make_plugin"]
 
@@ -39,7 +39,7 @@ _FOR_PREFILL: dict[str, Callable[[Settings], Policy]] = {"bucket": Bucket}
 
 @hookimpl
 def add_options(parser: argparse.ArgumentParser) -> None:
-    add_flags(parser, list(POLICIES), list(_FOR_PREFILL))
+    add_policy_options(parser, list(POLICIES), list(_FOR_PREFILL))
 
 
 def make_plugin(options: argparse.Namespace) -> Policies | PairPolicies:
