@@ -445,7 +445,7 @@ async def routed(
     arguments = ["--plugin", "radix_cache", "--hf-checkpoint", checkpoint, "--worker-urls", worker]
     arguments += ["--abort-retries", str(retries), "--abort-retry-wait-s", "0", *flags]
     arguments += ["--resume-aborted"] if resume else []
-    _, app = build([*BARE, *arguments])
+    _, app = build([*BARE, "--plugin", "control", *arguments])  # which tells of aborts
     async with (
         serving(app) as url,
         httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as client,
