@@ -12,7 +12,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from router_core.errors import BadRequest
 from router_core.large_json import InvalidJson, as_numpy, dump, parse
+from router_core.request import Request
 
 _LEAVES = st.one_of(
     st.none(),
@@ -165,3 +167,14 @@ def test_a_key_that_is_repeated_behind_a_long_list_has_its_last_value(number: in
     text = b'{"a":[%b],"a":5,"b":1}' % ids.encode()
     for piece in range(len(text) // 2, len(text) + 2, 999):
         assert run(parse(text, piece=piece))[0] == {"a": 5, "b": 1}
+
+
+@pytest.mark.parametrize("body", [b"[" + b"[]," * (1 << 19) + b"[]]", b'{"a":' + b"1," * (1 << 20)])
+def test_a_large_body_that_was_found_to_be_none_is_not_searched_again(body: bytes) -> None:
+    """Nobody who asks for a name waits for a search: who reads it is told what is wrong."""
+    request = Request("POST", b"/generate", [], body)
+    assert not request.may_have(b"rid")
+    run(request.reading())
+    assert request.may_have(b"rid")
+    with pytest.raises(BadRequest, match="the body is not JSON that can be read"):
+        request.json()
