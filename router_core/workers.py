@@ -80,7 +80,7 @@ def worker_url(text: str) -> str:
 
 
 class Hold(NamedTuple):
-    """Why a worker gets no requests. ``state``: what it is then; ``"ready"``: what it would be without."""
+    """Reason that a worker gets no requests. ``state``: its state then; ``"ready"``: as without the hold."""
 
     reason: str
     state: WorkerState

@@ -9,18 +9,18 @@ from router_core.exchange import Exchange
 from router_core.request import Request
 from router_core.workers import Worker
 
-__all__ = ["Endings", "OnAbort", "OnPause", "Stillness", "Told"]
+__all__ = ["ControlEvents", "Endings", "OnAbort", "OnPause", "Stillness"]
 
-#: Is told what the rids begin with that an abort ends, ``""`` for all.
+#: Called with the beginning of the rids that an abort ends, ``""`` for all.
 OnAbort = Callable[[str], None]
-#: Is told whether the engines are paused now.
+#: Called with True when the engines pause, with False when they continue.
 OnPause = Callable[[bool], None]
 
 
-class Told(Protocol):
-    """Knows what engines are told through the router; the component ``"told"``.
+class ControlEvents(Protocol):
+    """Pauses and aborts on their way through the router; the component ``"control_events"``.
 
-    ``paused``: they were told to pause, and not to go on since then.
+    ``paused``: the engines were told to pause, and not to continue since then.
     """
 
     paused: bool

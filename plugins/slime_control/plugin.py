@@ -19,6 +19,7 @@ from slime_control.aborted import aborted_reply, names
 from slime_control.bodies import names_read
 from slime_control.calls import CALLS, Call
 from slime_control.ending import Ending
+from slime_control.events import ControlEvents
 from slime_control.fan_out import CONNECTIONS, FanOut
 from slime_control.fleet import Fleet
 from slime_control.gate import Gate
@@ -26,7 +27,6 @@ from slime_control.one_engine import not_steered, refusal
 from slime_control.overview import QUESTIONS, Overview
 from slime_control.settings import Settings
 from slime_control.stillness import Stillness
-from slime_control.told import Told
 from slime_control.under_way import UnderWay, renamed_by_the_engine, rids_of
 from slime_sglang.aborts import check_rid
 from slime_sglang.generation import at_generation, generates
@@ -59,7 +59,7 @@ class Control:
         self.settings = settings
         self.gate = Gate()
         self.stillness = Stillness(self.gate)
-        self.told = Told()
+        self.events = ControlEvents()
         self._router: Router | None = None
         self._fleet: Fleet | None = None
         self._ending: Ending | None = None
@@ -70,8 +70,8 @@ class Control:
         self.under_way = UnderWay(lambda: router.clients.exchanges)
         router.components.register("endings", self)
         router.components.register("stillness", self.stillness)
-        router.components.register("told", self.told)
-        self.told.subscribe(self._abort_waiting)
+        router.components.register("control_events", self.events)
+        self.events.subscribe(self._abort_waiting)
 
     async def settled(self, worker: Worker, exchange: Exchange) -> None:
         """See :class:`slime_control.contracts.Endings`."""
@@ -138,7 +138,7 @@ class Control:
             return _wrong_method(call.methods)
         if request.is_long_work and self._router is not None:
             await self._router.read_ahead(exchange, *names_read(request))
-        self.told.see(exchange)
+        self.events.see(exchange)
         return await self._finished(call, request)
 
     async def _of_fleet(self, request: Request) -> Reply | None:

@@ -21,7 +21,7 @@ from slime_limits.slots import Place, RefilledSlots, Slots
 from slime_sglang.generation import GENERATION_PATHS
 
 if TYPE_CHECKING:
-    from slime_control.contracts import Told
+    from slime_control.contracts import ControlEvents
 
 __all__ = ["Limits", "QueueTimeout", "add_options", "make_plugin"]
 
@@ -72,9 +72,9 @@ class Limits:
     @asynccontextmanager
     async def lifespan(self, router: Router) -> AsyncIterator[None]:
         self._router = router
-        told: Told | None = router.components.find("told")
-        if told is not None:
-            told.subscribe(self._abort)
+        events: ControlEvents | None = router.components.find("control_events")
+        if events is not None:
+            events.subscribe(self._abort)
         router.tasks.start_soon(self._close, router.stopping)
         yield
 

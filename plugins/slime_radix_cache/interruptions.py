@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 if TYPE_CHECKING:
-    from slime_control.contracts import Told
+    from slime_control.contracts import ControlEvents
 
 __all__ = ["Interruptions", "Watch"]
 
@@ -43,11 +43,11 @@ class Interruptions:
         self._paused = False
         self._news: anyio.Event | None = None
 
-    # What engines are told.
+    # Pauses and aborts.
 
-    def follow(self, told: Told) -> None:
-        """Note what the engines are ``told`` from now on."""
-        told.subscribe(self.abort, self.pause)
+    def follow(self, events: ControlEvents) -> None:
+        """Note the pauses and aborts of ``events`` from now on."""
+        events.subscribe(self.abort, self.pause)
 
     def abort(self, prefix: str) -> None:
         """End those whose rid begins with ``prefix``."""

@@ -172,10 +172,10 @@ class RadixCache:
     @hookimpl
     @asynccontextmanager
     async def lifespan(self, router: Router) -> AsyncIterator[None]:
-        """Follow what engines are told; keep the log small, if there is one."""
-        told = router.components.find("told")
-        if told is not None:
-            self._interruptions.follow(told)
+        """Subscribe to pauses and aborts; keep the log small, if there is one."""
+        events = router.components.find("control_events")
+        if events is not None:
+            self._interruptions.follow(events)
         logged = self._logged
         if logged is None:
             yield

@@ -1,4 +1,4 @@
-"""What engines are told through the router: to pause, to go on, to end generations."""
+"""Pauses and aborts that pass through the control plane, for other plugins to subscribe to."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from router_core import Exchange
 from slime_control.contracts import OnAbort, OnPause
 from slime_sglang.aborts import abort_prefix
 
-__all__ = ["Told"]
+__all__ = ["ControlEvents"]
 
 
-class Told:
-    """The component ``"told"``, see :class:`slime_control.contracts.Told`.
+class ControlEvents:
+    """The component ``"control_events"``, see :class:`slime_control.contracts.ControlEvents`.
 
     Changed only by functions without ``await``: one event loop needs no lock.
     """
@@ -23,7 +23,7 @@ class Told:
         self._on_pause: list[OnPause] = []
 
     def subscribe(self, on_abort: OnAbort, on_pause: OnPause | None = None) -> None:
-        """See :class:`slime_control.contracts.Told`."""
+        """See :class:`slime_control.contracts.ControlEvents`."""
         self._on_abort.append(on_abort)
         if on_pause is not None:
             self._on_pause.append(on_pause)
