@@ -64,8 +64,10 @@ class Debts:
             del self._owed[worker][kind]
             if not self._owed[worker]:
                 self.forget(worker)
-                self._router.pool.hold(worker, "weights", worker.reason or "it has failed a call", "stale")
-                self._router.pool.release(worker, OWNER)
+                pool, hold = self._router.pool, worker.holds.get(OWNER)
+                if hold is not None:
+                    pool.hold(worker, "weights", hold.reason, "stale")  # until it is taken back
+                    pool.release(worker, OWNER)
 
     def forget(self, worker: Worker) -> None:
         """``worker`` begins afresh, or is there no more."""
