@@ -9,7 +9,7 @@ import subprocess
 import sys
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import httpx
 import pytest
@@ -21,7 +21,7 @@ from router_core import hookspecs
 from router_core.admin import admin_routes
 from router_core.cli import _LeftOut, build, command_line
 from router_core.hooks import hook_names
-from router_core.loader import installed_plugins
+from router_core.loader import DEFAULT_PLUGINS, installed_plugins
 from router_core.serving import serving
 from router_core.workers import WorkerState
 from routers import BARE, Start
@@ -307,3 +307,27 @@ async def test_each_documented_route_answers_as_documented(start: Start) -> None
             continue
         untold = [key for key in answer.json() if not re.search(rf'["`]{key}["`]', told)]
         assert untold == [], f"{method} {path}"
+
+
+# the picture of the house
+
+
+def test_the_picture_of_the_house_has_each_package_and_module() -> None:
+    text = page("docs/architecture.md")
+    packages = {path.parent.name for path in (ROOT / "plugins").glob("*/__init__.py")}
+    assert set(re.findall(r"\bslime_\w+", text)) == packages
+    modules = {path.stem for path in (ROOT / "router_core").glob("*.py")} - {"__init__", "__main__"}
+    assert {module for module in modules if not re.search(rf"\b{module}\b", text)} == set()
+    default = text.partition("subgraph default")[2].partition("end")[0]
+    assert set(re.findall(r"slime_(\w+)", default)) == set(DEFAULT_PLUGINS) - {"sglang"}
+
+
+def test_the_picture_of_a_request_has_the_senders_in_their_order() -> None:
+    router, _ = build(["--pd-disaggregation", "--dp-aware"])
+    found: list[str] = []
+    sender: Any = router.sender
+    while sender is not router.proxy:
+        found.append(type(sender).__module__.partition(".")[0])
+        sender = sender._inner
+    note = page("docs/architecture.md").partition("Note over S: ")[2].partition("\n")[0]
+    assert re.findall(r"slime_\w+", note) == found
