@@ -16,13 +16,14 @@ _KEY = "slime_router.flag"
 
 @dataclass(frozen=True, slots=True)
 class _Flag:
-    """Of a number: it is ``above``, ``at_least`` and ``at_most`` these, and finite where it is ``above`` one."""
+    """Of a number: it is ``above``, ``at_least`` and ``at_most`` these, and finite unless that is said."""
 
     names: tuple[str, ...]
     help: str
     above: float | None
     at_least: float | None
     at_most: float | None
+    finite: bool
     options: dict[str, Any]
 
     @property
@@ -33,10 +34,11 @@ class _Flag:
         """What is wanted instead of ``value``; None: it will do."""
         if value is None:
             return None
-        if self.above is not None and not self.above < value < math.inf:
+        endless = self.finite and value == math.inf
+        if self.above is not None and (endless or not value > self.above):
             return f"a number above {self.above:g}"
         most = math.inf if self.at_most is None else self.at_most
-        if self.at_least is not None and not self.at_least <= value <= most:
+        if self.at_least is not None and (endless or not self.at_least <= value <= most):
             return f"{self.at_least:g} " + ("or more" if self.at_most is None else f"to {most:g}")
         return None
 
@@ -48,6 +50,7 @@ def flag(
     above: float | None = None,
     at_least: float | None = None,
     at_most: float | None = None,
+    finite: bool = True,
     **options: Any,
 ) -> Any:
     """A field of a dataclass that is the flag ``names[0]``, with other ``names``.
@@ -55,7 +58,9 @@ def flag(
     False makes a switch; of a number the ``type`` is that of ``default``; ``options`` are argparse's. The help ends
     with the default, unless it tells it itself.
     """
-    return field(default=default, metadata={_KEY: _Flag(names, help, above, at_least, at_most, options)})
+    return field(
+        default=default, metadata={_KEY: _Flag(names, help, above, at_least, at_most, finite, options)}
+    )
 
 
 def _flags_of(settings: Any) -> list[tuple[str, Any, _Flag]]:

@@ -57,23 +57,23 @@ class Joining:
         self._http = http
         self._tasks = tasks
         self._introduction = introduction
-        self._expected: set[str] = set()
+        self._expected: dict[str, float] = {}  # until when, by the worker's id
         self._asking = anyio.Semaphore(_ASKED_AT_ONCE)
 
     def expect(self, worker: Worker, trouble: str) -> None:
         """``worker`` does not answer yet, because of ``trouble``: look at it until it does."""
         self._explain(worker, trouble)
-        if worker.id not in self._expected:
-            self._expected.add(worker.id)
+        is_awaited = worker.id in self._expected
+        self._expected[worker.id] = anyio.current_time() + self._settings.worker_startup_timeout_s
+        if not is_awaited:
             self._tasks.start_soon(self._wait_for, worker)
 
     async def _wait_for(self, worker: Worker) -> None:
         settings = self._settings
         limit_s = settings.worker_startup_timeout_s
-        until = anyio.current_time() + limit_s
         try:
             while worker in self._pool and JOINING in worker.holds:
-                if anyio.current_time() >= until:
+                if anyio.current_time() >= self._expected[worker.id]:
                     reason = f"it has not answered within {limit_s:g} s of its registration"
                     self._pool.hold(worker, JOINING, reason, "quarantined")
                 await anyio.sleep(settings.worker_startup_check_s)
@@ -82,7 +82,7 @@ class Joining:
                     return
                 self._explain(worker, trouble)
         finally:
-            self._expected.discard(worker.id)
+            del self._expected[worker.id]
 
     def _explain(self, worker: Worker, trouble: str) -> None:
         if JOINING in worker.holds and worker.state == "joining":

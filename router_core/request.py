@@ -71,6 +71,11 @@ class Request:
         """True when :meth:`json` would hold up the event loop: :meth:`Router.read_json` is to come first."""
         return self._json is _UNREAD and self._invalid is None and len(self._body) >= LARGE_BYTES
 
+    @property
+    def is_parsed(self) -> bool:
+        """True when :meth:`json` has nothing to parse: that was done, or a plugin has put a value there."""
+        return self._json is not _UNREAD
+
     def reading(self) -> Generator[None, None, None]:
         """Parse the body in pieces, a step each: long work, for :meth:`Router.read_json`."""
         from router_core.large_json import InvalidJson, parse  # numpy, which not every router needs

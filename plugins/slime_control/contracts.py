@@ -20,13 +20,13 @@ OnPause = Callable[[bool], None]
 class ControlEvents(Protocol):
     """Pauses and aborts on their way through the router; the component ``"control_events"``.
 
-    ``paused``: the engines were told to pause, and not to continue since then.
+    ``paused``: the engines were told to pause, and none has continued since then.
     """
 
     paused: bool
 
     def subscribe(self, on_abort: OnAbort, on_pause: OnPause | None = None) -> None:
-        """Call ``on_abort`` and ``on_pause`` before the engines are told, in the order of subscription."""
+        """Call ``on_abort`` before the engines are told, and ``on_pause`` when new generations wait, or go on."""
         ...
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from http import HTTPStatus
 
@@ -16,7 +16,7 @@ from router_core.router import Router
 from router_core.weights import version_named
 from slime_control.bodies import begins_update, is_delta, named_version
 from slime_control.calls import Call
-from slime_control.debts import Debts
+from slime_control.debts import OWNER, Debts
 from slime_control.fan_out import Answer, FanOut, passed_on
 from slime_control.gate import Gate
 from slime_control.pieces import Pieces, Update
@@ -28,6 +28,9 @@ __all__ = ["Fleet"]
 logger = logging.getLogger(__name__)
 
 Answers = dict[Worker, Answer]
+
+#: Calls after which an engine does not serve, and the debt of one that fails to go on.
+_SUSPENDS = {"/pause_generation": "continue", "/release_memory_occupation": "memory"}
 
 
 class Fleet:
@@ -42,10 +45,12 @@ class Fleet:
         self._moved_to: str | None = None  # the fleet's version, or about to be while plugins are told
         self._debts = Debts(router)
         self._pieces = Pieces(router, gate, self._debts)
+        self._suspended: dict[Worker, set[str]] = {}
 
     def registered(self, worker: Worker) -> None:
         """``worker`` begins afresh: what it failed before is forgotten."""
         self._debts.forget(worker)
+        self._suspended.pop(worker, None)
         self._pieces.registered(worker)
 
     def doubted(self, worker: Worker) -> None:
@@ -55,6 +60,7 @@ class Fleet:
     def left(self, worker: Worker) -> None:
         """``worker`` was removed."""
         self._debts.forget(worker)
+        self._suspended.pop(worker, None)
         self._pieces.left(worker)
 
     async def call(self, call: Call, request: Request) -> Reply:
@@ -170,6 +176,7 @@ class Fleet:
                 continue
             owed = self._debts.of(worker)
             if answer.trouble is None:
+                self._note_taken(worker, call)
                 if "weights" in call.settles and "pull" in owed:
                     worker.weight_version = None  # it has loaded what it had pulled before
                     continue
@@ -189,18 +196,26 @@ class Fleet:
                 if call.prepares:  # reached or not
                     self._debts.owe(worker, "weights", number, reason)
                     self._debts.owe(worker, call.owes, number, reason)
-                elif not is_weights and worker.state == "joining":
+                elif not is_weights and worker.state == "joining" and call.owes not in self._taken(worker):
                     continue  # it begins as others that register now
                 elif answer.reached and not (is_update and answer.is_as_before):
-                    is_the_reason = is_weights or worker.state == "ready"
-                    self._debts.owe(
-                        worker, call.owes, number, reason if is_the_reason else worker.reason or reason
-                    )
+                    known = None if is_weights else worker.holds.get(OWNER) or worker.holds.get("weights")
+                    self._debts.owe(worker, call.owes, number, reason if known is None else known.reason)
                 elif is_weights or worker.state == "ready":
                     self._debts.leave_behind(worker, reason)
             if is_update and (answer.trouble is not None or "weights" in self._debts.of(worker)):
                 worker.weight_version = None  # it may have the old ones, the new ones, or some of each
         return caught_up
+
+    def _taken(self, worker: Worker) -> Collection[str]:
+        """What ``worker`` has to do to serve again, since it has done the call before that."""
+        return self._suspended.get(worker, ())
+
+    def _note_taken(self, worker: Worker, call: Call) -> None:
+        if call.path in _SUSPENDS:
+            self._suspended.setdefault(worker, set()).add(_SUSPENDS[call.path])
+        elif call.owes is not None:
+            self._suspended.get(worker, set()).discard(call.owes)
 
     def _unlike_the_fleet(self, workers: Iterable[Worker], version: str | None) -> list[Worker]:
         """Those that have, or may have, weights that are neither the fleet's nor ``version``."""

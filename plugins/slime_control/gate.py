@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import ClassVar
 
 import anyio
@@ -32,11 +32,15 @@ class _Waiting:
 
 
 class Gate:
-    """Open, or closed. Changed only by functions without ``await``: one event loop needs no lock."""
+    """Open, or closed. Changed only by functions without ``await``: one event loop needs no lock.
 
-    def __init__(self) -> None:
+    ``on_change`` is called with True when it is closed, with False when it is opened.
+    """
+
+    def __init__(self, on_change: Callable[[bool], None] = lambda closed: None) -> None:
         self.closed = False
         self.ended = False
+        self._on_change = on_change
         self._moves = 0
         self._waiting: dict[_Waiting, None] = {}
 
@@ -51,6 +55,7 @@ class Gate:
             return None
         self.closed = True
         self._moves += 1
+        self._on_change(True)
         return self._moves
 
     def undo(self, move: int) -> None:
@@ -60,8 +65,10 @@ class Gate:
 
     def open(self) -> None:
         """All go on."""
-        self.closed = False
+        was_closed, self.closed = self.closed, False
         self._moves += 1
+        if was_closed:
+            self._on_change(False)
         self._tell(self._waiting)
 
     def end(self) -> None:

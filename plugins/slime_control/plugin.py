@@ -28,7 +28,7 @@ from slime_control.overview import QUESTIONS, Overview
 from slime_control.settings import Settings
 from slime_control.stillness import Stillness
 from slime_control.under_way import UnderWay, renamed_by_the_engine, rids_of
-from slime_sglang.aborts import check_rid
+from slime_sglang.aborts import abort_prefix, check_rid
 from slime_sglang.generation import at_generation, generates
 
 __all__ = ["Control", "add_options", "make_plugin"]
@@ -57,9 +57,9 @@ class Control:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.gate = Gate()
-        self.stillness = Stillness(self.gate)
         self.events = ControlEvents()
+        self.gate = Gate(self.events.pause)
+        self.stillness = Stillness(self.gate)
         self._router: Router | None = None
         self._fleet: Fleet | None = None
         self._ending: Ending | None = None
@@ -138,7 +138,8 @@ class Control:
             return _wrong_method(call.methods)
         if request.is_long_work and self._router is not None:
             await self._router.read_ahead(exchange, *names_read(request))
-        self.events.see(exchange)
+        if path == "/abort_request" and (prefix := abort_prefix(request)) is not None:
+            self.events.abort(prefix)
         return await self._finished(call, request)
 
     async def _of_fleet(self, request: Request) -> Reply | None:

@@ -39,7 +39,7 @@ class Settings:
     decode_policy: str | None = None
     pairs: bool = False
     bucket_adjust_interval_secs: float = flag(
-        "--bucket-adjust-interval-secs", default=5.0, above=0, metavar="S",
+        "--bucket-adjust-interval-secs", default=5.0, above=0, finite=False, metavar="S",
         help="bucket: time between two divisions (default: %(default)g)",
     )  # fmt: skip
     cache_threshold: float = flag(
@@ -63,7 +63,7 @@ class Settings:
         help="manual: where a session begins",
     )  # fmt: skip
     max_idle_secs: float = flag(
-        "--max-idle-secs", default=14400.0, above=0, metavar="S",
+        "--max-idle-secs", default=14400.0, above=0, finite=False, metavar="S",
         help="manual, min_group: how long a session counts for its worker (default: %(default)g)",
     )  # fmt: skip
     prefix_token_count: int = flag(

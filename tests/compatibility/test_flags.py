@@ -27,16 +27,6 @@ OTHER_DEFAULTS = {
     "--reasoning-parser": "auto",
     "--tool-call-parser": "auto",
 }
-#: They begin with None here, so that it shows whether they were given; their help tells the default.
-SHOWN_IN_HELP = (
-    "--cache-threshold",
-    "--balance-abs-threshold",
-    "--balance-rel-threshold",
-    "--max-tree-size",
-    "--max-idle-secs",
-    "--assignment-mode",
-    "--bucket-adjust-interval-secs",
-)
 
 IDLE = {flag.name for flag in FLAGS if not flag.refused}
 REFUSED = {flag.name for flag in FLAGS if flag.refused}
@@ -89,11 +79,7 @@ def test_a_flag_with_a_meaning_begins_where_theirs_does_or_the_page_tells(
     theirs: TheirFlag, ours: dict[str, argparse.Action]
 ) -> None:
     action = ours[theirs.flag]
-    if theirs.flag in SHOWN_IN_HELP:
-        assert action.default is None
-        assert f"(default: {theirs.default})" in str(action.help)
-    else:
-        assert action.default == OTHER_DEFAULTS.get(theirs.flag, theirs.default)
+    assert action.default == OTHER_DEFAULTS.get(theirs.flag, theirs.default)
     assert set(theirs.choices) <= set(action.choices or theirs.choices)
 
 

@@ -269,6 +269,42 @@ async def test_one_that_joins_owes_no_pause() -> None:
         assert list(worker.holds) == [JOINING]
 
 
+@pytest.mark.parametrize(
+    ("call", "back"),
+    [
+        ("/pause_generation", "/continue_generation"),
+        ("/release_memory_occupation", "/resume_memory_occupation"),
+    ],
+)
+async def test_one_that_joins_and_has_paused_owes_that_it_goes_on(call: str, back: str) -> None:
+    joins = Steered()
+    joins.answers[back] = (503, b"{}")
+    async with steering(Steered(), joins) as running:
+        pool = running.router.pool
+        worker = pool.find(joins.url)
+        pool.hold(worker, JOINING, "it has not answered yet", "joining")
+        assert (await running.client.post(call, json={})).status_code == 200
+        assert (await running.client.post(back, json={})).status_code == 207
+        pool.release(worker, JOINING)
+        assert (worker.state, is_torn(worker)) == ("stale", True)
+        del joins.answers[back]
+        assert (await running.client.post(back, json={})).status_code == 200
+        assert worker.state == "ready"
+
+
+async def test_the_reason_of_a_failed_call_is_shown_when_the_worker_is_well_again() -> None:
+    bad = Steered()
+    bad.answers["/pause_generation"] = (503, b"{}")
+    async with steering(Steered(), bad) as running:
+        pool = running.router.pool
+        worker = pool.find(bad.url)
+        pool.hold(worker, "health", "no answer", "quarantined")
+        assert (await running.client.post("/pause_generation", json={})).status_code == 207
+        assert worker.reason == "no answer"
+        pool.release(worker, "health")
+        assert "/pause_generation failed" in (worker.reason or "")
+
+
 async def test_one_that_was_not_reached_comes_back_by_the_next_update() -> None:
     late = Steered()
     async with steering(Steered()) as running:

@@ -219,6 +219,20 @@ async def test_a_worker_that_does_not_come_up_in_time_is_quarantined_until_it_an
             await until(lambda: worker.state == "ready")
 
 
+async def test_a_worker_that_registers_again_has_its_time_again(start: Start) -> None:
+    flags = ["--worker-startup-timeout-secs", "0.2", "--worker-startup-check-interval", "0.05"]
+    async with start(*BARE, *flags) as running:
+        url = f"http://127.0.0.1:{free_port()}"
+        await running.client.post("/workers", json={"url": url})
+        [worker] = running.router.pool
+        await until(lambda: worker.state == "quarantined")
+        began = anyio.current_time()
+        await running.client.post("/workers", json={"url": url})
+        assert worker.state == "joining"
+        await until(lambda: worker.state == "quarantined")
+        assert anyio.current_time() - began >= 0.2
+
+
 async def test_a_path_with_a_line_break_reaches_no_worker(start: Start) -> None:
     async with engines("one") as found, start(*BARE, "--worker-urls", *found) as running:
         reply = await running.client.get("/workers/x%0Ay")
