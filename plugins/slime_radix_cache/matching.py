@@ -238,18 +238,31 @@ class _Search:
         ends = path.node.ends if path.node.depth == size else ()
         inside = any(response.start < size for response in path.node.through)
         cuts, at_least = self._cuts(ends)
-        number = len(ends) + self._without_tails(ends) + cuts
+        number = len(ends) + self._begun(ends) + cuts
         candidates = max(number, int(context is not None and position == size))
         return Match(context, position, candidates, at_least, inside)
 
-    def _without_tails(self, ends: Collection[Segment]) -> int:
-        """Responses whose last tokens show nothing, a stop token perhaps, and that were continued without them here."""
-        begun = self._path.node.begins
+    def _begun(self, ends: Collection[Segment]) -> int:
+        """Count the contexts of responses that begin here and that neither end here nor are cut here.
+
+        A response whose hidden tail, a stop token perhaps, was left out; and what another text led to first: one that
+        writes such a token out, or one that does not.
+        """
+        node = self._path.node
+        begun = node.begins if self._is_at_node else ()
         if not begun:
             return 0
         hiding = {one for one in ends if isinstance(one, Response) and one.visible < len(one)}
         return len(
-            {(one.parent, one.kept) for one in begun if one.parent in hiding and one.kept < len(one.parent)}
+            {
+                (parent, one.kept)
+                for one in begun
+                if (parent := one.parent) is not None
+                and (
+                    (parent in hiding and one.kept < len(parent))
+                    or (parent not in ends and parent not in node.through)
+                )
+            }
         )
 
     def _cuts(self, ends: Collection[Segment]) -> tuple[int, bool]:

@@ -45,6 +45,19 @@ async def test_candidates_of_a_cut_text_count_a_whole_one_too(client: Client) ->
     assert (answer["candidates"], answer["candidates_relation"]) in [(2, "eq"), (2, "gte"), (1, "gte")]
 
 
+async def test_candidates_count_a_prompt_that_another_text_led_to_first(client: Client) -> None:
+    """A special token in the middle is written out by whoever decodes the ids, and not by whoever heard the text."""
+    tokenizer = client.engine.tokenizer
+    [special] = tokenizer.encode("<|endoftext|>")
+    said = await client.generate(PROMPT, [5, special, 6], "a")
+    await client.generate(PROMPT + said["text"] + NEXT, [7], "a")
+    prompt, _, _ = client.last()
+    await client.give(prompt, [client.engine.eos], "b")
+    answer = await client.retrieve(tokenizer.decode(prompt))
+    assert (answer["exact"], answer["tokens"]) == (True, [*prompt, client.engine.eos])
+    assert (answer["candidates"], answer["candidates_relation"]) == (2, "eq")  # the prompt alone reads alike
+
+
 @pytest.fixture
 async def plain(
     start: Start, engine: ScriptedEngine, checkpoint: str, tmp_path: Path
