@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import math
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, TypeVar
 
 from router_core.errors import SettingsError
 
-__all__ = ["add_flags", "check_flags", "flag", "flag_values"]
+__all__ = ["add_flags", "flag", "read_flags"]
+
+T = TypeVar("T")
 
 _KEY = "slime_router.flag"
 
@@ -84,15 +86,16 @@ def add_flags(parser: argparse._ActionsContainer, settings: type[Any]) -> None:
         )
 
 
-def flag_values(settings: type[Any], options: argparse.Namespace) -> dict[str, Any]:
-    """Of each field of ``settings`` that is a flag, what the parsed command line says."""
-    return {name: getattr(options, about.dest) for name, _, about in _flags_of(settings)}
+def read_flags(settings: type[T], options: argparse.Namespace, **others: Any) -> T:
+    """Make ``settings``, a dataclass, from the parsed command line; ``others`` are fields that come from elsewhere.
 
-
-def check_flags(settings: Any) -> None:
-    """Check the numbers in ``settings``, an instance, by their limits. Raises SettingsError."""
-    for name, _, about in _flags_of(settings):
-        value = getattr(settings, name)
+    Raises SettingsError for a number beyond its limits.
+    """
+    flags = _flags_of(settings)
+    made = settings(**{name: getattr(options, about.dest) for name, _, about in flags} | others)
+    for name, _, about in flags:
+        value = getattr(made, name)
         wanted = about.objection(value)
         if wanted is not None:
             raise SettingsError(f"{about.names[0]}: wanted {wanted}, got {value}")
+    return made

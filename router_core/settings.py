@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from router_core.errors import BadRequest, SettingsError
-from router_core.flags import add_flags, check_flags, flag, flag_values
+from router_core.flags import add_flags, flag, read_flags
 from router_core.request_ids import add_request_id_options, request_id_headers
 from router_core.serving import CLIENT_TIMEOUT_S
 from router_core.workers import worker_url
@@ -114,13 +114,14 @@ class Settings:
             urls = tuple(dict.fromkeys(worker_url(url) for url in options.worker_urls))
         except BadRequest as error:
             raise SettingsError(f"--worker-urls: {error}") from None
-        told = flag_values(cls, options) | {
-            "worker_urls": urls,
-            "cors_allowed_origins": tuple(options.cors_allowed_origins),
-            "ca_cert_paths": tuple(options.ca_cert_paths),
-        }
-        settings = cls(**told, request_id_headers=request_id_headers(options))
-        check_flags(settings)
+        settings = read_flags(
+            cls,
+            options,
+            worker_urls=urls,
+            cors_allowed_origins=tuple(options.cors_allowed_origins),
+            ca_cert_paths=tuple(options.ca_cert_paths),
+            request_id_headers=request_id_headers(options),
+        )
         for name, a_path in (
             ("--client-cert-path", settings.client_cert_path),
             ("--client-key-path", settings.client_key_path),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
-from router_core.flags import check_flags, flag, flag_values
+from router_core.flags import flag, read_flags
 
 __all__ = ["Settings"]
 
@@ -26,6 +26,4 @@ class Settings:
     @classmethod
     def from_options(cls, options: argparse.Namespace) -> Settings:
         """Check the parsed command line. Raises SettingsError."""
-        settings = cls(**flag_values(cls, options))
-        check_flags(settings)
-        return settings
+        return read_flags(cls, options)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from router_core import SettingsError, hookimpl
-from router_core.flags import add_flags, check_flags, flag, flag_values
+from router_core.flags import add_flags, flag, read_flags
 
 __all__ = ["Readmit", "Settings", "add_options"]
 
@@ -51,8 +51,7 @@ class Settings:
     @classmethod
     def from_options(cls, options: argparse.Namespace) -> Settings:
         """Check the parsed command line. Raises SettingsError."""
-        settings = cls(**flag_values(cls, options))
-        check_flags(settings)
+        settings = read_flags(cls, options)
         path = settings.endpoint
         if not (path.startswith("/") and path.isascii() and path.isprintable()) or " " in path:
             raise SettingsError(f"--health-check-endpoint: wanted a path such as /health, got {path!r}")

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import dataclass
 
 from router_core import SettingsError
-from router_core.flags import check_flags, flag, flag_values
+from router_core.flags import flag, read_flags
 
 __all__ = ["Settings"]
 
@@ -37,11 +37,10 @@ class Settings:
     @classmethod
     def from_options(cls, options: argparse.Namespace) -> Settings:
         """Check the parsed command line. Raises SettingsError."""
-        settings = cls(**flag_values(cls, options))
+        settings = read_flags(cls, options)
         limit = settings.max_concurrent_requests
         if limit != -1 and limit < 1:
             raise SettingsError(
                 f"--max-concurrent-requests: wanted 1 or more, or -1 for no limit, got {limit}"
             )
-        check_flags(settings)
         return settings

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import get_args
 
 from router_core.errors import SettingsError
-from router_core.flags import add_flags, check_flags, flag, flag_values
+from router_core.flags import add_flags, flag, read_flags
 from slime_openai.prompts import HistoryMode
 from slime_openai.unknown_parameters import UnknownMode
 
@@ -51,11 +51,8 @@ class Settings:
     @classmethod
     def from_options(cls, options: argparse.Namespace) -> Settings:
         """Check the parsed command line. Raises SettingsError."""
-        told = flag_values(cls, options)
-        path = told.pop("chat_template")
-        settings = cls(**told, chat_template=_read(path) if path else None)
-        check_flags(settings)
-        return settings
+        path = options.chat_template
+        return read_flags(cls, options, chat_template=_read(path) if path else None)
 
 
 def add_openai_options(parser: argparse.ArgumentParser) -> None:

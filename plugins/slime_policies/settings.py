@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from router_core import Worker
-from router_core.flags import add_flags, check_flags, flag, flag_values
+from router_core.flags import add_flags, flag, read_flags
 
 __all__ = ["ASSIGNMENT_MODES", "Settings", "add_policy_options", "unbalanced"]
 
@@ -83,7 +83,9 @@ class Settings:
         if vars(options).get("mini_lb"):
             names = ["random"] * 3
         policy, prefill, decode = names
-        settings = cls(policy, prefill, decode, pairs, **flag_values(cls, options))
+        settings = read_flags(
+            cls, options, policy=policy, prefill_policy=prefill, decode_policy=decode, pairs=pairs
+        )
         default = cls()
         for name, policies in _FOR.items():
             is_given = getattr(settings, name) != getattr(default, name)
@@ -93,7 +95,6 @@ class Settings:
         for unused, value in (("--prefill-policy", names[1]), ("--decode-policy", names[2])):
             if value is not None and not pairs:
                 logger.warning("%s has no effect: it is for --pd-disaggregation", unused)
-        check_flags(settings)
         return settings
 
 

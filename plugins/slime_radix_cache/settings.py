@@ -6,7 +6,7 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from router_core.flags import add_flags, check_flags, flag, flag_values
+from router_core.flags import add_flags, flag, read_flags
 from slime_radix_cache.encoding import MAX_TOKENS
 
 __all__ = ["Settings", "add_radix_cache_options"]
@@ -71,9 +71,7 @@ class Settings:
     @classmethod
     def from_options(cls, options: argparse.Namespace) -> Settings:
         """Check the parsed command line. Raises SettingsError."""
-        settings = cls(**flag_values(cls, options))
-        check_flags(settings)
-        return settings
+        return read_flags(cls, options)
 
 
 def add_radix_cache_options(parser: argparse.ArgumentParser) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass, field
 
-from router_core.flags import add_flags, check_flags, flag, flag_values
+from router_core.flags import add_flags, flag, read_flags
 from slime_retries.breaker import Thresholds
 
 __all__ = ["Settings", "add_retry_options"]
@@ -41,12 +41,8 @@ class Settings:
     @classmethod
     def from_options(cls, options: argparse.Namespace) -> Settings:
         """Check the parsed command line. Raises SettingsError."""
-        thresholds = Thresholds(**flag_values(Thresholds, options))
-        check_flags(thresholds)
-        breaker = None if options.disable_circuit_breaker else thresholds
-        settings = cls(**flag_values(cls, options), breaker=breaker)
-        check_flags(settings)
-        return settings
+        thresholds = read_flags(Thresholds, options)
+        return read_flags(cls, options, breaker=None if options.disable_circuit_breaker else thresholds)
 
 
 def add_retry_options(parser: argparse.ArgumentParser) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from router_core import SettingsError
-from router_core.flags import add_flags, check_flags, flag, flag_values
+from router_core.flags import add_flags, flag, read_flags
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,7 @@ class Settings:
 def parsed(*arguments: str) -> Settings:
     parser = argparse.ArgumentParser()
     add_flags(parser, Settings)
-    settings = Settings(**flag_values(Settings, parser.parse_args(arguments)))
-    check_flags(settings)
-    return settings
+    return read_flags(Settings, parser.parse_args(arguments))
 
 
 def test_without_flags_each_field_has_its_default() -> None:
