@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-import anyio
 import orjson
 
 from router_core.errors import HTTPError
@@ -71,7 +71,7 @@ class Aborts:
             return None
         watch = self.interruptions.watch([rid] if isinstance(rid, str) else ())
         exchange.on_close(partial(self.interruptions.forget, watch))
-        return Generation(self, exchange, watch, anyio.current_time(), resume=self._resume)
+        return Generation(self, exchange, watch, time.monotonic(), resume=self._resume)
 
 
 class Generation:

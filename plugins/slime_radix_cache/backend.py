@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import tokenizers
 
 from router_core.types import Tokenizer
 
-__all__ = ["Decode", "decoder_of", "own_copy"]
+__all__ = ["Decoder", "decoder_of", "own_copy"]
 
 #: The text of ids, with or without (true) special tokens.
-Decode: TypeAlias = Callable[[Sequence[int], bool], str]
+_Decode: TypeAlias = Callable[[Sequence[int], bool], str]
 
 #: Of more, only a batch is decoded without holding up other threads.
 _MANY_IDS = 1 << 13
 _TRANSFORMERS = "transformers.tokenization_"
+
+
+class Decoder(NamedTuple):
+    """``decode`` ids; the ``special`` ones are known to be dropped before it begins, if it is to leave them out."""
+
+    decode: _Decode
+    special: frozenset[int] = frozenset()
 
 
 def own_copy(tokenizer: Tokenizer) -> tokenizers.Tokenizer | None:
@@ -30,11 +37,11 @@ def own_copy(tokenizer: Tokenizer) -> tokenizers.Tokenizer | None:
     return own
 
 
-def decoder_of(tokenizer: Tokenizer) -> Decode:
+def decoder_of(tokenizer: Tokenizer) -> Decoder:
     """How ``tokenizer`` decodes. Half as expensive as asking it, where it does nothing but ask the Rust one."""
     own = own_copy(tokenizer)
     if own is None or not _only_asks(tokenizer):
-        return lambda ids, skip: tokenizer.decode(list(ids), skip_special_tokens=skip)
+        return Decoder(lambda ids, skip: tokenizer.decode(list(ids), skip_special_tokens=skip))
     rust = own
 
     def decode(ids: Sequence[int], skip: bool) -> str:
@@ -42,7 +49,8 @@ def decoder_of(tokenizer: Tokenizer) -> Decode:
             return str(rust.decode(ids, skip_special_tokens=skip))
         return str(rust.decode_batch([ids], skip_special_tokens=skip)[0])
 
-    return decode
+    added = rust.get_added_tokens_decoder().items()
+    return Decoder(decode, frozenset(number for number, token in added if token.special))
 
 
 def _only_asks(tokenizer: Tokenizer) -> bool:

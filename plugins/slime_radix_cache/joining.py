@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
-
-import anyio
 
 from router_core.types import Tokenizer
 from slime_radix_cache.continuing import max_new_tokens
@@ -35,7 +34,7 @@ def is_aborted(output: Any) -> bool:
 class JoinedResponse:
     """What was sampled for ``body`` in all attempts; it says so as if it had been one.
 
-    ``began`` is when the client asked, by the event loop's clock. ``asked`` says of an aborted answer that somebody
+    ``began`` is when the client asked, by ``time.monotonic``. ``asked`` says of an aborted answer that somebody
     wanted the abort; any other one whose last token ends the response is the end of it.
     ``incremental``: True when its events are deltas, None while that is unknown.
     """
@@ -215,7 +214,7 @@ class JoinedResponse:
             if name + _LENGTH in meta:
                 meta[name + _LENGTH] = len(values)
         if self._reason is not None:
-            meta["e2e_latency"] = anyio.current_time() - self._began
+            meta["e2e_latency"] = time.monotonic() - self._began
         else:
             meta.pop("e2e_latency", None)
         return {

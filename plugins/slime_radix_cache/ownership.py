@@ -60,9 +60,12 @@ def anybodys(check: SpellingCheck | None = None) -> ContextFilter:
     def fitting(segment: Segment, length: int) -> int:
         if not segment.is_fact:
             return 0
-        return (
-            length if check is None or all(_allowed(one, check) for one, _ in links((segment, length))) else 0
-        )
+        here: Segment | None = segment if check is not None else None
+        while here is not None:
+            if not _allowed(here, check):
+                return 0
+            here = here.parent
+        return length
 
     return fitting
 

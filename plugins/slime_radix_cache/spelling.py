@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from router_core.types import Tokenizer
-from slime_radix_cache.backend import Decode, decoder_of
+from slime_radix_cache.backend import Decoder, decoder_of
 
 __all__ = ["Spelling"]
 
@@ -20,6 +21,8 @@ _BROKEN = "\ufffd"
 _BYTES_OF_CHARACTER = 4
 #: Tokens to step back from the halving's answer; a character is spread over at most four.
 _STEPS_BACK = 8
+#: Tokens whose own text is kept: each answer's last one is asked for, and often it is the same.
+_TOKENS = 1 << 12
 #: Tokens of the longest stop string that is looked for behind half a character.
 _LONGEST_TRIMMED = 64
 
@@ -32,9 +35,9 @@ class Spelling:
     """
 
     def __init__(self, tokenizer: Tokenizer, lead: Sequence[int] = ()) -> None:
-        decode = decoder_of(tokenizer)
-        self._plain = _Reading(decode)
-        self._readings = (_Reading(decode, lead), self._plain) if lead else (self._plain,)
+        decoder = decoder_of(tokenizer)
+        self._plain = _Reading(decoder)
+        self._readings = (_Reading(decoder, lead), self._plain) if lead else (self._plain,)
 
     def cut(self, ids: bytes, text: bytes) -> tuple[int, int]:
         """See :data:`slime_radix_cache.matching.Cut`. O(log tokens) decodings."""
@@ -106,8 +109,9 @@ class Spelling:
 class _Reading:
     """One way to read tokens: behind those of ``lead``."""
 
-    def __init__(self, decode: Decode, lead: Sequence[int] = ()) -> None:
-        self._decoded = decode
+    def __init__(self, decoder: Decoder, lead: Sequence[int] = ()) -> None:
+        self._decoded, self._special = decoder
+        self._decoded_one = lru_cache(_TOKENS)(lambda token, skip: decoder.decode([token], skip))
         self._lead = list(lead)
         self._before = len(self._decode(self._lead, False))
 
@@ -117,6 +121,8 @@ class _Reading:
         return self._decode([*self._lead, *ids], skip_special)[self._before :]
 
     def _decode(self, ids: Sequence[int], skip_special: bool) -> str:
+        if len(ids) == 1:
+            return self._decoded_one(ids[0], skip_special)
         return self._decoded(ids, skip_special) if ids else ""
 
     def prefix(self, ids: Sequence[int], wanted: str, skip_special: bool) -> tuple[int, str]:
@@ -175,9 +181,12 @@ class _Reading:
 
     def without_hidden(self, ids: Sequence[int], shown: str) -> int:
         visible = len(ids)
-        while visible and not self._decode(ids[visible - 1 : visible], True):
-            if self.text(ids[: visible - 1], True) != shown:
-                break  # alone it shows nothing, behind others it does: SentencePiece's space
+        while visible:
+            if ids[visible - 1] not in self._special:
+                if self._decode(ids[visible - 1 : visible], True):
+                    break
+                if self.text(ids[: visible - 1], True) != shown:
+                    break  # alone it shows nothing, behind others it does: SentencePiece's space
             visible -= 1
         return visible
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from slime_radix_cache.segments import Response, Segment, ids_before
+from slime_radix_cache.segments import Response, Segment, ids_before, links
 from slime_radix_cache.text_index import Row, with_item, without_item
 
 __all__ = ["Starts"]
@@ -20,6 +20,7 @@ _FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that no power of it is 0
 #: Tokens that are looked at in one go: arrays that stay in a core's cache.
 _BLOCK = 1 << 15
 _POWERS = np.cumprod(np.full(_BLOCK, _FACTOR), dtype=np.uint64)
+_SUMS = np.cumsum(_POWERS, dtype=np.uint64)
 _BITS = 1 << 64
 #: Bits of a digest that are not among its first twenty.
 _SHIFT = 44
@@ -34,8 +35,8 @@ class Starts:
         self._counts = np.full(1 << 64 - _SHIFT, 0, np.uint32)
 
     def add(self, response: Response) -> None:
-        """Note where ``response`` begins. O(tokens before it)."""
-        response.before = sum(int(terms.sum()) for _, terms in _terms(ids_before(response))) % _BITS
+        """Note where ``response`` begins. O(segments before it, and tokens since the response before it began)."""
+        response.before = _digest_before(response)
         self._by_digest[response.before] = with_item(self._by_digest.get(response.before, ()), response)
         self._counts[response.before >> _SHIFT] += 1
 
@@ -66,6 +67,33 @@ class Starts:
                     same[context] = ids_before(response) == ids[: 4 * place]
                 if same[context]:
                     yield response, place
+
+
+def _digest_before(response: Response) -> int:
+    """The digest of all that stands before ``response``. That of the response before it is known."""
+    since: list[bytes] = []
+    before, known = 0, 0  # tokens before the earlier response, and their digest
+    found = False
+    for segment, length in links((response.parent, response.kept) if response.parent is not None else None):
+        if found:
+            before += length
+            continue
+        since.append(segment.ids[: 4 * length])
+        if isinstance(segment, Response):
+            known, found = segment.before, True
+    since.reverse()
+    return (known + pow(int(_FACTOR), before, _BITS) * _digest(b"".join(since))) % _BITS
+
+
+def _digest(ids: bytes) -> int:
+    """The sum of their :func:`_terms`."""
+    digest, factor = 0, 1
+    for start in range(0, len(ids), 4 * _BLOCK):
+        values = np.frombuffer(ids[start : start + 4 * _BLOCK], np.int32).astype(np.uint64)
+        powers = _POWERS[: len(values)]
+        digest += factor * (int(values @ powers) + int(_SUMS[len(values) - 1]))
+        factor = factor * int(_POWERS[-1]) % _BITS
+    return digest % _BITS
 
 
 def _terms(ids: bytes) -> Iterator[tuple[int, npt.NDArray[np.uint64]]]:
