@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from io import BytesIO
 from typing import Any
 
@@ -15,6 +15,7 @@ from router_core.fair_turns import FairThreads
 from router_core.types import Tokenizer
 from slime_radix_cache.abilities import LOSSY, Abilities, examine
 from slime_radix_cache.backend import own_copy
+from slime_radix_cache.fast_tokenizer import Batch, ComparedTokenizer, fast_copy, reference_of
 from slime_radix_cache.parts import Part, Parts, cut
 from slime_radix_cache.spelling import Spelling
 
@@ -34,15 +35,10 @@ _LONG_PART = 1 << 15
 _LONGEST_PART = 1 << 20
 #: Characters that are tokenised in one go: a tokenizer takes a hundred times their size.
 _AT_ONCE = 1 << 15
-#: Of a text of fewer characters, handing it to the tokenizer's own threads would cost more than they save.
-_SHORT = 1 << 12
 #: Characters whose UTF-8 is made in one go: about 0.5 ms of work.
 _LONG_UTF8 = 1 << 20
 #: Bytes of packed ids whose text is made in a thread: about 2 ms of work.
 _MANY_IDS = 1 << 15
-
-#: Ids of several texts, with or without BOS and the like.
-_Batch = Callable[[Sequence[str], bool], list[Sequence[int]]]
 
 
 class PromptTooLong(BadRequest):
@@ -72,7 +68,11 @@ class Encoder:
         threads: FairThreads | None = None,
     ) -> None:
         own = own_copy(tokenizer)
-        self._batch: _Batch = _batch_of(own) if own is not None else _one_by_one(tokenizer)
+        fast = fast_copy(own) if own is not None else None
+        self._batch = reference_of(own) if own is not None else _one_by_one(tokenizer)
+        self._compared = ComparedTokenizer(fast, self._batch) if fast is not None else None
+        if self._compared is not None:
+            self._batch = self._compared
         self._add_special_tokens = add_special_tokens
         self._max_tokens = max_tokens
         self._long_part = long_part
@@ -108,6 +108,9 @@ class Encoder:
         PromptTooLong, and what the tokenizer raises.
         """
         self.check_text(text)
+        if self._compared is not None and not self._compared.is_fast:
+            self._compared = None
+            self._parts.forget()  # parts that were encoded by the one that was dropped
         frame = self.abilities.frame
         framed = begins and self._add_special_tokens
         if framed and frame is None:
@@ -189,6 +192,7 @@ class Encoder:
         parts = self._parts
         return {
             "refused": self.abilities.refused,
+            "is_fast": self._compared is not None and self._compared.is_fast,
             "cuts_texts": self.abilities.seams is not None,
             "parts_encoded": parts.encoded,
             "parts_reused": parts.reused,
@@ -225,14 +229,5 @@ def _check_part(part: Part) -> None:
         )
 
 
-def _batch_of(own: tokenizers.Tokenizer) -> _Batch:
-    def batch(texts: Sequence[str], framed: bool) -> list[Sequence[int]]:
-        if len(texts) == 1 and len(texts[0]) < _SHORT:
-            return [own.encode(texts[0], add_special_tokens=framed).ids]
-        return [one.ids for one in own.encode_batch_fast(list(texts), add_special_tokens=framed)]
-
-    return batch
-
-
-def _one_by_one(tokenizer: Tokenizer) -> _Batch:
+def _one_by_one(tokenizer: Tokenizer) -> Batch:
     return lambda texts, framed: [tokenizer.encode(text, add_special_tokens=framed) for text in texts]

@@ -103,6 +103,11 @@ class Parts:
                 await self._running[missing[0]].wait()
         return b"".join([found[part] for part in parts])
 
+    def forget(self) -> None:
+        """Drop all that is kept."""
+        self._known.clear()
+        self._size_bytes = 0
+
     async def _make(self, parts: list[Part], size: int, client: str | None) -> dict[Part, bytes]:
         if size < _LONG_TEXT:
             return self._keep(parts, self._packed(parts))

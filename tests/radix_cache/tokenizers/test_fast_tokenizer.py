@@ -1,0 +1,156 @@
+"""The faster tokenizer is used as long as it makes the ids of the ``tokenizers`` library."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import unicodedata
+from array import array
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tokenizers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from radix_cache.tokenizers.conftest import Loaded
+from radix_cache.tokenizers.vocabularies import VOCABULARIES
+from slime_radix_cache.backend import own_copy
+from slime_radix_cache.encoding import Encoder
+from slime_radix_cache.fast_tokenizer import fast_copy
+
+#: fastokens 0.3 refuses the others: it does not know their normalizer or pre-tokenizer.
+_KNOWN = {
+    "qwen",
+    "llama3",
+    "gpt2-prefixed",
+    "llama2-legacy",
+    "dashscope-qwen",
+    "mistral-tekken",
+    "mistral-7b-legacy",
+}
+
+_TEXTS = st.text(max_size=60) | st.lists(
+    st.sampled_from([" ", "\n", "\t", "it's", "<|im_start|>", "<think>", "日本", "e\u0301", "12", "\u3000"]),
+    max_size=20,
+).map("".join)
+
+Change = Callable[[str], str]
+
+
+class Rival:
+    """A tokenizer that changes texts before it encodes them."""
+
+    def __init__(self, own: tokenizers.Tokenizer, change: Change) -> None:
+        self._own = own
+        self._change = change
+
+    def encode(self, text: str, add_special_tokens: bool) -> Any:
+        return self._own.encode(self._change(text), add_special_tokens=add_special_tokens)
+
+    def encode_batch(self, texts: list[str], add_special_tokens: bool) -> list[Any]:
+        return [self.encode(text, add_special_tokens) for text in texts]
+
+
+@pytest.fixture
+def llama3() -> Any:
+    return next(one for one in VOCABULARIES if one.name == "llama3").build()
+
+
+def install(monkeypatch: pytest.MonkeyPatch, tokenizer: Any, change: Change) -> None:
+    """Let a rival stand in the place of ``fastokens``."""
+
+    def from_json_str(text: str) -> Rival:
+        return Rival(tokenizers.Tokenizer.from_str(text), change)
+
+    module = SimpleNamespace(Tokenizer=SimpleNamespace(from_json_str=from_json_str))
+    monkeypatch.setitem(sys.modules, "fastokens", module)
+
+
+def right_ids(tokenizer: Any, text: str) -> list[int]:
+    own = own_copy(tokenizer)
+    assert own is not None
+    found: list[int] = own.encode(text, add_special_tokens=False).ids
+    return found
+
+
+def ids(packed: bytes) -> list[int]:
+    return array("i", packed).tolist()
+
+
+def test_same_ids_as_the_tokenizers_library(loaded: Loaded) -> None:
+    pytest.importorskip("fastokens")
+    own = own_copy(loaded.tokenizer)
+    assert own is not None
+    fast = fast_copy(own)
+    assert (fast is not None) == (loaded.vocabulary.name in _KNOWN)
+    if fast is None:
+        return
+
+    @settings(deadline=None, suppress_health_check=list(HealthCheck))
+    @given(_TEXTS, st.booleans())
+    def same(text: str, framed: bool) -> None:
+        assert list(fast.encode(text, framed).ids) == own.encode(text, add_special_tokens=framed).ids
+
+    same()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda text: unicodedata.normalize("NFC", text), id="composes"),
+        pytest.param(lambda text: text.replace("\r\n", "\n"), id="line-ends"),
+        pytest.param(lambda text: text.replace("<|eot_id|>", "<|eot_id |>"), id="special-token-missed"),
+        pytest.param(lambda text: text.replace("\u3000", " "), id="wide-space"),
+        pytest.param(lambda text: text[:500], id="long-runs-cut"),
+        pytest.param(lambda text: text.replace("'LL", "'ll"), id="contraction"),
+    ],
+)
+def test_a_tokenizer_that_differs_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, llama3: Any, change: Change, caplog: pytest.LogCaptureFixture
+) -> None:
+    install(monkeypatch, llama3, change)
+    own = own_copy(llama3)
+    assert own is not None
+    assert fast_copy(own) is None
+    assert "fastokens is not used" in caplog.text
+
+
+def test_without_fastokens_the_tokenizers_library_works(monkeypatch: pytest.MonkeyPatch, llama3: Any) -> None:
+    monkeypatch.setitem(sys.modules, "fastokens", None)
+    assert Encoder(llama3).as_dict()["is_fast"] is False
+
+
+@pytest.mark.anyio
+async def test_a_difference_found_in_use_ends_it(
+    monkeypatch: pytest.MonkeyPatch, llama3: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    install(monkeypatch, llama3, lambda text: text.replace("umbrella stand", "umbrella-stand"))
+    encoder = Encoder(llama3)
+    assert encoder.as_dict()["is_fast"] is True
+    right = right_ids(llama3, "umbrella stand")
+    assert ids(await encoder.encode("umbrella stand", begins=True)) != right  # the case that sampling is for
+    with caplog.at_level(logging.ERROR):
+        for number in range(200):
+            found = ids(await encoder.encode(f"umbrella stand {number}", begins=True))
+    assert encoder.as_dict()["is_fast"] is False
+    assert caplog.text.count("fastokens is not used from now on") == 1
+    assert found == right_ids(llama3, "umbrella stand 199")
+    # What was kept of before is not given again.
+    assert ids(await encoder.encode("umbrella stand", begins=True)) == right
+
+
+@pytest.mark.anyio
+async def test_a_failure_in_use_ends_it(monkeypatch: pytest.MonkeyPatch, llama3: Any) -> None:
+    def fail(text: str) -> str:
+        if text == "Boom":
+            raise RuntimeError("a bug")
+        return text
+
+    install(monkeypatch, llama3, fail)
+    encoder = Encoder(llama3)
+    right = right_ids(llama3, "Boom")
+    assert ids(await encoder.encode("Boom", begins=True)) == right
+    assert encoder.as_dict()["is_fast"] is False
