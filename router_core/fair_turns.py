@@ -9,7 +9,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Hashable
 from time import perf_counter
 from types import TracebackType
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -138,14 +138,33 @@ class FairThreads:
     async def run(self, work: Callable[[], T], client: Hashable) -> T:
         """What ``work`` returns in a thread, when it is the turn of ``client``. Raises what it raises."""
         async with self._turns.turn(client):
-            return await anyio.to_thread.run_sync(_behind, work, limiter=self._threads)
+            done = await anyio.to_thread.run_sync(_behind, work, limiter=self._threads)
+        if not isinstance(done, _Raised):
+            return done
+        try:
+            raise done.error
+        finally:
+            del done  # else the error and this frame would refer to each other
 
 
-def _behind(work: Callable[[], T]) -> T:
-    """In a thread, to which the kernel prefers the event loop's."""
+class _Raised(NamedTuple):
+    """An error out of a thread.
+
+    One that anyio raised would refer to its own future, in a cycle: a body of 20 MB that was refused would wait for the
+    garbage collector.
+    """
+
+    error: Exception
+
+
+def _behind(work: Callable[[], T]) -> T | _Raised:
+    """Run ``work`` in a thread to which the kernel prefers the event loop's."""
     if sys.platform == "linux":  # elsewhere it would be the priority of the whole process
         os.setpriority(os.PRIO_PROCESS, 0, _NICE)
-    return work()
+    try:
+        return work()
+    except Exception as error:
+        return _Raised(error)
 
 
 def _threads() -> int:

@@ -97,6 +97,8 @@ class Chat:
 
         def read() -> tuple[ChatRequest, Question]:
             request = read_chat(with_exact_arguments(body, raw))
+            if len(raw) > LARGE_BYTES and request.input_ids is None:
+                self._prompts.check_contents(request.messages)
             return request, Question.of(request, exchange.session or request.session, self._prompts.traits)
 
         return await self._router.threads.run(read, exchange.client) if len(raw) > LARGE_BYTES else read()
@@ -106,8 +108,6 @@ class Chat:
         exchange.on_close(asking.end)
         if request.input_ids is not None:
             return self._prompts.given(request.input_ids, asking, continues=request.continue_final_message)
-        if len(exchange.request.body) > LARGE_BYTES:
-            self._prompts.check_contents(request.messages)
         conversation = Conversation(
             [for_template(each) for each in request.messages],
             request.tools.shown or None,

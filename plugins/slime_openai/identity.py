@@ -64,19 +64,19 @@ def keys(start: Key, messages: Iterable[Message], traits: TemplateTraits) -> lis
 def next_key(key: Key, message: Message, traits: TemplateTraits, call: int = 0) -> Key:
     """The key of the conversation ``key`` and ``message`` after it; ``call``: the place among open calls it answers."""
     if message.role == "assistant":
-        return _digest(key + _answer(message))
+        return _digest(key, _answer(message))
     role = _ROLES.get(message.role, message.role)
     content = traits.content(role, message.content or "")
     if role != "tool":
-        return _digest(key + orjson.dumps([role, content, message.name]))
+        return _digest(key, orjson.dumps([role, content, message.name]))
     name = message.name if traits.shows_tool_name else None
     answered = message.tool_call_id if traits.shows_call_ids else call
-    return _digest(key + orjson.dumps([role, content, name, answered]))
+    return _digest(key, orjson.dumps([role, content, name, answered]))
 
 
 def unreachable_key(place: Key) -> Key:
     """A key behind ``place`` that no conversation has: that of an answer which none can go on from."""
-    return _digest(place + b"unreachable")
+    return _digest(place, b"unreachable")
 
 
 def answers_of(messages: Iterable[Message], traits: TemplateTraits) -> bytes:
@@ -132,5 +132,8 @@ def _name(name: object) -> str:
     return name
 
 
-def _digest(data: bytes) -> Key:
-    return blake2b(data, digest_size=_DIGEST_BYTES).digest()
+def _digest(*parts: bytes) -> Key:
+    digest = blake2b(digest_size=_DIGEST_BYTES)
+    for part in parts:
+        digest.update(part)  # a copy of all parts side by side would be one of a whole prompt
+    return digest.digest()

@@ -76,7 +76,7 @@ class Prompts:
         return prompt
 
     def check_contents(self, messages: Sequence[Message]) -> None:
-        """Raises InvalidRequest for a text that is longer than any context, before a template makes copies of it.
+        """Raises InvalidRequest for a text that is longer than any context, before copies of it are made.
 
         Of a shorter one a template may leave out most.
         """

@@ -35,6 +35,8 @@ _LONG_PART = 1 << 15
 _LONGEST_PART = 1 << 20
 #: Characters that are tokenised in one go: a tokenizer takes a hundred times their size.
 _AT_ONCE = 1 << 15
+#: Characters at the beginning of a text whose parts are kept for other texts.
+_KEPT = 1 << 20
 #: Characters whose UTF-8 is made in one go: about 0.5 ms of work.
 _LONG_UTF8 = 1 << 20
 #: Bytes of packed ids whose text is made in a thread: about 2 ms of work.
@@ -128,13 +130,17 @@ class Encoder:
         return array("i", before).tobytes() + ids + array("i", behind).tobytes()
 
     async def _encode_long(self, text: str, *, begins: bool, client: str | None) -> bytes:
-        """Cut and tokenise some of ``text`` at a time: memory for all of it, and for its tokens, is never needed."""
+        """Cut and tokenise some of ``text`` at a time: memory for all of it, and for its tokens, is never needed.
+
+        Only its beginning is kept for others: all of it would push out what they have in common.
+        """
         cut_off = self._cut(text, begins=begins)
         found: list[bytes] = []
-        tokens = 0
+        tokens = characters = 0
         while parts := await self._threads.run(lambda: _some(cut_off), client):
-            found.append(await self._parts.ids(parts, client))
+            found.append(await self._parts.ids(parts, client, keeps=characters < _KEPT))
             tokens += len(found[-1]) // 4
+            characters += sum(len(part.text) for part in parts)
             self.check_length(tokens)
         return b"".join(found)
 

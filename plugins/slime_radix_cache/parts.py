@@ -82,8 +82,11 @@ class Parts:
         self._known: OrderedDict[Part, bytes] = OrderedDict()
         self._running: dict[Part, anyio.Event] = {}
 
-    async def ids(self, parts: Sequence[Part], client: str | None) -> bytes:
-        """Packed int32 ids of ``parts``, one after the other. Raises what the tokenizer raises."""
+    async def ids(self, parts: Sequence[Part], client: str | None, *, keeps: bool = True) -> bytes:
+        """Packed int32 ids of ``parts``, one after the other. Raises what the tokenizer raises.
+
+        ``keeps``: others will get them without work.
+        """
         found: dict[Part, bytes] = {}
         while missing := [part for part in parts if part not in found]:
             mine: list[Part] = []
@@ -98,7 +101,7 @@ class Parts:
                     mine.append(part)
                     size += len(part.text)
             if mine:
-                found |= await self._make(mine, size, client)
+                found |= await self._make(mine, size, client, keeps)
             elif missing := [part for part in missing if part not in found]:
                 await self._running[missing[0]].wait()
         return b"".join([found[part] for part in parts])
@@ -108,13 +111,13 @@ class Parts:
         self._known.clear()
         self._size_bytes = 0
 
-    async def _make(self, parts: list[Part], size: int, client: str | None) -> dict[Part, bytes]:
+    async def _make(self, parts: list[Part], size: int, client: str | None, keeps: bool) -> dict[Part, bytes]:
         if size < _LONG_TEXT:
-            return self._keep(parts, self._packed(parts))
+            return self._made(parts, self._packed(parts), keeps)
         done = anyio.Event()
         self._running |= dict.fromkeys(parts, done)
         try:
-            return self._keep(parts, await self._threads.run(lambda: self._packed(parts), client))
+            return self._made(parts, await self._threads.run(lambda: self._packed(parts), client), keeps)
         finally:
             for part in parts:
                 del self._running[part]
@@ -123,16 +126,20 @@ class Parts:
     def _packed(self, parts: Sequence[Part]) -> list[bytes]:
         return [array("i", ids).tobytes() for ids in self._encode(parts)]
 
-    def _keep(self, parts: list[Part], encoded: list[bytes]) -> dict[Part, bytes]:
+    def _made(self, parts: list[Part], encoded: list[bytes], keeps: bool) -> dict[Part, bytes]:
         made = dict(zip(parts, encoded, strict=True))
+        self.encoded += len(made)
+        self.tokens_encoded += sum(map(len, made.values())) // 4
+        if keeps:
+            self._keep(made)
+        return made
+
+    def _keep(self, made: dict[Part, bytes]) -> None:
         for part, ids in made.items():
-            self.encoded += 1
-            self.tokens_encoded += len(ids) // 4
             self._known[part] = ids
             self._size_bytes += _size_bytes(part, ids)
         while self._size_bytes > self._max_bytes:
             self._size_bytes -= _size_bytes(*self._known.popitem(last=False))
-        return made
 
 
 def _size_bytes(part: Part, ids: bytes) -> int:

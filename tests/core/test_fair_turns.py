@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import Generator
 
 import pytest
@@ -98,3 +100,28 @@ async def test_clients_get_threads_in_rotation(monkeypatch: pytest.MonkeyPatch) 
     go_on.set()
     assert await asyncio.gather(*some, other) == ["a", "a", "a", "a", "b"]
     assert told.index("b") <= 2
+
+
+async def test_an_error_out_of_a_thread_keeps_nothing_of_the_work() -> None:
+    class Body:
+        pass
+
+    async def fail() -> weakref.ref[Body]:
+        body = Body()
+
+        def work() -> None:
+            raise ValueError(f"refused {type(body)}")
+
+        try:
+            await FairThreads().run(work, None)
+        except ValueError as error:
+            assert "refused" in str(error)
+        return weakref.ref(body)
+
+    gc.disable()  # the garbage collector comes late in a router
+    try:
+        kept = await fail()
+        await asyncio.sleep(0.05)  # the thread drops its last work
+        assert kept() is None
+    finally:
+        gc.enable()
