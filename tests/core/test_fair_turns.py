@@ -7,6 +7,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Generator
+from contextlib import suppress
 
 import pytest
 
@@ -112,10 +113,9 @@ async def test_an_error_out_of_a_thread_keeps_nothing_of_the_work() -> None:
         def work() -> None:
             raise ValueError(f"refused {type(body)}")
 
-        try:
+        with suppress(ValueError):
             await FairThreads().run(work, None)
-        except ValueError as error:
-            assert "refused" in str(error)
+            raise AssertionError("the work failed")
         return weakref.ref(body)
 
     gc.disable()  # the garbage collector comes late in a router
