@@ -16,6 +16,6 @@ _T = TypeVar("_T")
 
 
 def apart(function: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-    """What ``function`` returns, which runs in a new process on the router's core. It ends with this one."""
+    """Run ``function`` in a new process on the router's core, and return its result. The process ends with this one."""
     with get_context("spawn").Pool(1, os.sched_setaffinity, (0, {PROXY_CORE})) as process:
         return process.apply(function, args, kwargs)

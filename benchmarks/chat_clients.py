@@ -56,7 +56,7 @@ class Talk:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is asked, in turn, and which ``answers`` are right."""
+    """The conversations to ask, in turn, and the right ``answers``."""
 
     talks: list[Talk]
     answers: Collection[str]
@@ -64,9 +64,9 @@ class Asked:
 
 @dataclass(slots=True)
 class Seen:
-    """What came back, in nanoseconds from the question: the ``first`` words of a stream, all of an answer (``took``).
+    """Nanoseconds since a question was asked: to the ``first`` words of a stream, and to a whole answer (``took``).
 
-    ``chunks`` are those of streams that say something. A fault is an answer that is not right.
+    ``chunks``: the number of stream chunks that carry text. A fault is an answer that is not right.
     """
 
     first_ns: list[int] = field(default_factory=list)

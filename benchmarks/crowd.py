@@ -157,7 +157,7 @@ async def _ask(client: httpx.AsyncClient, conversation: Conversation, max_new_to
 async def _verdict(
     url: str, worker: str, conversations: list[Conversation], tokenizer: Tokenizer
 ) -> tuple[Verdict, dict[str, Any]]:
-    """What the router retrieves for each conversation, against what the engine consumed and sampled."""
+    """Compare the retrieval of each conversation with the tokens that the engine consumed and sampled."""
     retrieved: dict[str, dict[str, Any]] = {}
     waiting = iter(conversations)
 

@@ -1,4 +1,4 @@
-"""How long an innocent client waits while another one sends what is large or laborious: the router and the gateway.
+"""Wait of an innocent client while another one sends large or laborious bodies: the router and the gateway.
 
     python -m benchmarks.fairness --gateway-python gateway/bin/python
 

@@ -102,7 +102,7 @@ class Histories:
         return turns
 
     def question(self, number: int) -> str:
-        """What a client asks after all turns of conversation ``number``."""
+        """Return a client's next message after all turns of conversation ``number``."""
         return self._prompt(number, self._shape.turns, random.Random(-number - 1))[0]
 
     def _prompt(self, number: int, index: int, drawn: random.Random) -> tuple[str, array[int]]:

@@ -36,7 +36,7 @@ _Lookup = Callable[[int, str], object]
 
 @dataclass(frozen=True, slots=True)
 class _Pieces:
-    """What any index of texts has to touch: the text as it is kept, and the ids."""
+    """The least that any index of texts has to touch: the text as it is kept, and the ids."""
 
     edges: tuple[bytes, ...]
     ids: tuple[bytes, ...]
@@ -83,7 +83,7 @@ class _Filled:
         self._pieces[number] = _Pieces(tuple(edges[::-1]), tuple(ids[::-1]))
 
     def edges(self, text: str) -> int:
-        """How many edges lead to the end of what is known of ``text``: the work that an index adds."""
+        """Count the edges to the end of the known part of ``text``: the work that an index adds."""
         return len(self._way(text))
 
     def _way(self, text: str) -> list[Node]:
@@ -95,7 +95,7 @@ class _Filled:
         return way
 
     def check(self, number: int, text: str, turns: list[Turn]) -> None:
-        """What is wrong is fast: all have to give the ids that were sampled."""
+        """Check that every lookup gives the sampled ids: a wrong one would be fast."""
         expected = sum((turn.prompt_ids + turn.ids for turn in turns), array("i"))
         match = self._kept.find_to_continue(text.encode())
         assert match.position == len(text_of(turns))

@@ -1,4 +1,4 @@
-"""What policies cost a request, and what the memory of ``cache_aware`` comes to."""
+"""The time that policies cost a request, and the memory that ``cache_aware`` takes."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class Child:
 
 
 class CoreClock:
-    """How busy the two cores are between two looks: which side of a run was the limit."""
+    """Measures the load of the two cores between two readings: it shows which side of a run was the limit."""
 
     def __init__(self) -> None:
         self._before = self._read()

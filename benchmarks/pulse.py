@@ -1,4 +1,4 @@
-"""How late the router's event loop is: a plugin that measures it from within, for ``--middleware-paths``.
+"""Lateness of the router's event loop: a plugin that measures it from within, for ``--middleware-paths``.
 
 A tick is due every millisecond. Its lateness is the time from then until the loop came to it, which is what a chunk
 that arrived at that moment would have had to wait. All ticks that a stall has swallowed count, each with
@@ -104,7 +104,7 @@ class Pulse:
 
 @dataclass(slots=True)
 class Felt:
-    """What was measured while a block ran; filled when it is left. Shares are of a core, 0 to 1."""
+    """Measurements made while a block ran, filled in at its end. Shares are of a core, 0 to 1."""
 
     seconds: float = 0.0
     late_ns: list[int] = field(default_factory=list)

@@ -44,7 +44,7 @@ _COLUMNS = (
 
 @dataclass(slots=True)
 class _Load:
-    """What clients that ask without a pause got."""
+    """Counts of answered and failed requests, of clients that ask without a pause."""
 
     answered: int = 0
     failed: int = 0

@@ -1,4 +1,4 @@
-"""What a proxy adds to streams, and what a 64 MiB answer costs it.
+"""The delay that a proxy adds to streams, and the time and memory that a 64 MiB answer costs it.
 
     python -m benchmarks.relay --gateway-python gateway/bin/python
 

@@ -1,4 +1,4 @@
-"""What was measured: every sample kept, medians and ratios shown."""
+"""A report of measurements: every sample kept, medians and ratios shown."""
 
 from __future__ import annotations
 

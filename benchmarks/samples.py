@@ -1,4 +1,4 @@
-"""What goes over the wire: a small tokenizer, answers of SGLang's shape, conversations to continue."""
+"""Sample data for the wire: a small tokenizer, answers of SGLang's shape, conversations to continue."""
 
 from __future__ import annotations
 

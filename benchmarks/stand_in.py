@@ -79,7 +79,7 @@ class Chunk:
 
     @staticmethod
     def stamp_ns(event: bytes) -> int:
-        """When ``event`` (without the blank line at its end) was written."""
+        """Return the nanosecond at which ``event`` (without the blank line at its end) was written."""
         return int(event[-_STAMP_DIGITS - 2 : -2])
 
 
@@ -148,7 +148,7 @@ class StandIn:
         stream.advance()
 
     def _prompt_tokens(self, body: bytes) -> int:
-        """How many ids came, counted by their commas; 1 for a text, which nobody here tokenises."""
+        """Count the ids that came, by their commas; 1 for a text, which nobody here tokenises."""
         start = body.find(b'"input_ids":')
         if start < 0:
             return 1

@@ -35,7 +35,7 @@ def quantile_us(delays_ns: Sequence[int], share: float) -> float:
 
 @dataclass(slots=True)
 class Seen:
-    """What arrived at the clients: a delay per chunk, from its write by the worker to its event here.
+    """Chunks that arrived at the clients: each chunk's delay from its write by the worker to its event here.
 
     ``first_ns`` are those of the streams' first chunks alone.
     """

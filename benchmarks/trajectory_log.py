@@ -1,4 +1,4 @@
-"""What ``--trajectory-log`` costs an answer, and how fast it is read at start.
+"""The cost of ``--trajectory-log`` per answer, and the speed at which the log is read at start.
 
     python -m benchmarks.trajectory_log [--conversations N] [--rounds N] [--directory DIR]
 
@@ -90,7 +90,7 @@ def _chat(history: chats.History, turns: Sequence[Turn], session: str) -> None:
 
 @dataclass
 class _Side(Generic[K]):
-    """What is kept in memory, without a log and with one, and how a conversation gets into it."""
+    """One store in memory, without a log and with one, and the function that puts a conversation into it."""
 
     plain: Callable[[], K]
     logged: Callable[[LogDirectory], tuple[K, RecordLog]]

@@ -101,7 +101,7 @@ async def patient(url: str, body: bytes) -> AsyncIterator[Waits]:
 
 @dataclass(slots=True)
 class Hostile:
-    """What the other client got: the answers' number, the last one's status (0: none), the time of each."""
+    """The other client's results: the number of answers, the last one's status (0: none), the time of each."""
 
     answers: int = 0
     status: int = 0

@@ -32,7 +32,7 @@ class Figures:
     timeouts: int
 
     def errors(self) -> dict[str, float]:
-        """How often what went wrong, by kind, and ``errors``, all together."""
+        """Return the number of errors of each kind, and ``errors``, their sum."""
         kinds = ("failed_connects", "failed_reads", "failed_writes", "bad_statuses", "timeouts")
         counts: dict[str, float] = {kind: getattr(self, kind) for kind in kinds}
         return {"errors": sum(counts.values()), **counts}

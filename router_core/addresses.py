@@ -22,7 +22,7 @@ class AddressRules(Protocol):
         ...
 
     def reachable(self, url: str, address: str) -> bool:
-        """Whether ``url`` may be at the IP address ``address``, where it was connected to."""
+        """Return True when ``url`` may be at the IP address ``address``, the peer of its connection."""
         ...
 
 

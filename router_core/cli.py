@@ -135,7 +135,7 @@ class _LeftOutSwitch(_LeftOut, argparse._StoreTrueAction):
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What a command line asks for, checked as far as the core understands it."""
+    """A parsed command line, checked as far as the core understands it."""
 
     settings: Settings
     options: argparse.Namespace

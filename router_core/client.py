@@ -98,7 +98,7 @@ class Watch:
 
     @property
     def exchanges(self) -> Iterator[Exchange]:
-        """What clients wait for now, and what plugins have made of it."""
+        """The exchanges of the clients that wait now, and those that plugins derived from them."""
         for watched in chain(self._young, self._old):
             yield from watched.exchange.all_parts()
 

@@ -48,12 +48,12 @@ class Limits:
 
     @property
     def tick_s(self) -> float:
-        """How often deadlines are looked at."""
+        """The seconds between two checks of the deadlines."""
         return min(1.0, self.first_byte_s / 4, self.silence_s / 4, self.idle_s / 4)
 
 
 class Pool(Protocol):
-    """What a connection needs of the pool that made it."""
+    """The part of a pool that its connections call."""
 
     url: str
     limits: Limits
@@ -329,4 +329,4 @@ class Connection(asyncio.Protocol):
 
 
 class _Refused(Exception):
-    """What the worker did, to be read after "worker URL"."""
+    """A protocol violation of the worker. The message continues "worker URL"."""

@@ -1,4 +1,4 @@
-"""What can go wrong, as types, and the one place where it becomes HTTP.
+"""Error types, and the one place where they become HTTP.
 
 ::
 

@@ -69,7 +69,7 @@ class Exchange:
 
     @property
     def reply(self) -> Reply | None:
-        """What the client will get. One that is put in its place ends the other: its taps, its connection."""
+        """The reply that the client will get. Setting another closes the former: its taps, its connection."""
         return self._reply
 
     @reply.setter
@@ -105,7 +105,7 @@ class Exchange:
             self.worker = None
 
     def may_go_to(self, worker: Worker) -> bool:
-        """Whether ``worker`` may be asked for it."""
+        """Return True when the request may go to ``worker``."""
         return self.suits is None or self.suits(worker)
 
     @property

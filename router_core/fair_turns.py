@@ -136,7 +136,7 @@ class FairThreads:
         self._turns = FairTurns(number)
 
     async def run(self, work: Callable[[], T], client: Hashable) -> T:
-        """What ``work`` returns in a thread, when it is the turn of ``client``. Raises what it raises."""
+        """Run ``work`` in a thread when it is the turn of ``client``, and return its result. Raises what it raises."""
         async with self._turns.turn(client):
             done = await anyio.to_thread.run_sync(_behind, work, limiter=self._threads)
         if not isinstance(done, _Raised):

@@ -33,7 +33,7 @@ class _Flag:
         return self.names[0].removeprefix("--").replace("-", "_")
 
     def objection(self, value: Any) -> str | None:
-        """What is wanted instead of ``value``; None: it will do."""
+        """Return a description of the wanted values when ``value`` is not one of them; None when it is."""
         if value is None:
             return None
         endless = self.finite and value == math.inf

@@ -62,7 +62,7 @@ def _in_order(manager: pluggy.PluginManager, hook: str) -> list[tuple[str, Calla
 
 
 def _misfit(hook: str, item: pluggy.HookImpl) -> str | None:
-    """What an implementation of ``hook`` must be and is not."""
+    """Return the rule that an implementation of ``hook`` breaks, to be read after "must"; None when it breaks none."""
     if item.wrapper or item.hookwrapper:
         return "not be a wrapper: to wrap a whole exchange, write ASGI middleware"
     if hook in _ASYNC:
@@ -177,7 +177,7 @@ def a_reply(plugin: str, hook: str, reply: object) -> Reply:
 
 
 def failure(plugin: str, hook: str, error: Exception) -> HTTPError:
-    """What becomes of an ``error`` that ``plugin`` has raised."""
+    """Return the HTTPError for an ``error`` that ``plugin`` has raised."""
     if isinstance(error, HTTPError):
         return error
     logger.error("plugin %r failed in %s", plugin, hook, exc_info=error)

@@ -133,7 +133,7 @@ async def get(http: httpx.AsyncClient, worker: Worker, path: str) -> tuple[int, 
 
 
 def unwell(status: int) -> str | None:
-    """What is wrong with a worker that answers with ``status``; None: nothing."""
+    """Return the fault of a worker that answers with ``status``; None when it has none."""
     if status >= 500 and status != 501:  # which knows no GET, and may do all else
         return f"it answered {status}"
     return None

@@ -251,7 +251,7 @@ class _Document:
             before = place + 1
 
     def _read(self, piece: memoryview, cut: _Cut, first: int) -> Any:
-        """What ``piece`` has of the open container number ``first``: within it, what it has of the next one."""
+        """Parse the part of open container number ``first`` in ``piece``; in it, that of the next one, and so on."""
         if not self._is_first and (not self._open or _outermost(piece)[0] in (b"]", b"}", b"")):
             raise InvalidJson("a comma with no value behind it")
         if cut.kept + len(cut.opened) and _outermost(piece)[1] in (b"[", b"{", b""):
@@ -333,12 +333,12 @@ def _key_before(text: bytes) -> Any:
 
 
 def _name(begin: int) -> bytes:
-    """What stands for a part of a long string from ``begin`` on: always of one length."""
+    """Return the placeholder for a part of a long string from ``begin`` on: always of one length."""
     return b"%b%016x" % (_NAME.encode(), begin)
 
 
 def _long_string(body: bytes, begin: int, end: int) -> list[tuple[int, int]]:
-    """What of a string's inside, from ``begin`` to ``end``, is read by itself: all of it, nearly, or nothing."""
+    """Return the range within ``begin`` to ``end`` of a string's inside that is read by itself: nearly all, or none."""
     if end - begin < _LONG_STRING:
         return []
     first = _no_escape(body, begin + _ESCAPE, end)

@@ -65,7 +65,7 @@ class _Source:
         return next(filter(_is_hook, found), None)
 
     def place(self) -> tuple[bool, bool]:
-        """What its ``add_options`` is ordered by: as all hooks, by ``tryfirst`` and ``trylast``."""
+        """Return the sort key of its ``add_options``: ``tryfirst`` and ``trylast`` order it, as they do any hook."""
         marks = getattr(self._add_options_hook(), f"{PROJECT}_impl", {})
         return bool(marks.get("trylast")), not marks.get("tryfirst")
 
@@ -198,7 +198,7 @@ def _source(name: str, target: Any, module: ModuleType) -> _Source:
 
 
 def _import(path: str) -> tuple[Any, ModuleType]:
-    """What is at a dotted path, and the module it was found in; ``package.module:name`` works too."""
+    """Return the object at a dotted path, and the module it was found in; ``package.module:name`` works too."""
     parent, separator, name = path.rpartition(":")
     try:
         if not separator:

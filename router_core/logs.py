@@ -1,4 +1,4 @@
-"""Where the log goes: to the console, and to a file of each day."""
+"""Logging to the console, and to a file of each day."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _FRAMING = (b"content-length", b"transfer-encoding")
 
 
 class _Nowhere(list[tuple[bytes, bytes]]):
-    """Where the trailer fields of a request go: they are no headers (RFC 9110 section 6.5.1), and may be many."""
+    """A sink for the trailer fields of a request: they are no headers (RFC 9110 section 6.5.1), and may be many."""
 
     def append(self, _: tuple[bytes, bytes]) -> None:
         pass

@@ -120,7 +120,7 @@ class Proxy:
         )
 
     def heard(self, worker: Worker) -> float:
-        """When traffic last heard from ``worker``, in the event loop's time; ``-inf``: never."""
+        """Return the event loop time at which traffic last heard from ``worker``; ``-inf``: never."""
         upstream = self._upstreams.get(worker.url)
         return upstream.heard_at if upstream is not None else -math.inf
 

@@ -1,4 +1,4 @@
-"""What a client gets: whole, or a stream that plugins may watch, wrap or read."""
+"""Replies to clients: whole, or a stream that plugins may watch, wrap or read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _JSON = (b"content-type", b"application/json")
 
 
 class BodySource(Protocol):
-    """Where the bytes of a streamed reply come from."""
+    """The source of a streamed reply's bytes."""
 
     @property
     def finished(self) -> bool:
@@ -49,7 +49,7 @@ class Tap(Protocol):
 
 
 class Reply:
-    """What the client gets: whole (``bytes``) or a stream that is passed on as it comes.
+    """The reply to the client: whole (``bytes``) or a stream that is passed on as it comes.
 
     ``arrived``: all of the body is surely here, so nothing can break any more.
     """

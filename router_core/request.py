@@ -1,4 +1,4 @@
-"""What a client asks for: bytes first, JSON on demand."""
+"""Requests of clients: bytes first, JSON on demand."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OBJECT = re.compile(rb"([ \t\r\n]*\{[ \t\r\n]*)(.?)", re.DOTALL)
 
 
 class Request:
-    """What the client asked for, and what the worker will be sent.
+    """The request as the client sent it, and as the worker will get it.
 
     ``target`` is path and query as on the wire; ``headers`` keep order and duplicates.
     """

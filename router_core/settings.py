@@ -36,7 +36,7 @@ class Secret(str):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the core was told. Times in seconds, sizes in bytes."""
+    """Settings of the core. Times in seconds, sizes in bytes."""
 
     host: str = flag("--host", default="127.0.0.1", help="address to listen on")
     port: int = flag("--port", default=30000, at_least=0, at_most=65535, help="port to listen on, 0: any")
@@ -136,7 +136,7 @@ class Settings:
         return settings
 
     def worker_tls(self) -> ssl.SSLContext:
-        """How https workers are checked, and how the router shows itself to them. Raises SettingsError."""
+        """Return the TLS context for https workers: trusted CAs, and the client certificate. Raises SettingsError."""
         try:
             context = ssl.create_default_context()
             for path in self.ca_cert_paths:

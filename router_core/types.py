@@ -26,7 +26,7 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class Tokenizer(Protocol):
-    """What plugins need of a tokenizer; the component ``"tokenizer"``.
+    """The methods of a tokenizer that plugins need; the component ``"tokenizer"``.
 
     Transformers' tokenizers and the embedded engine's both fit.
     """

@@ -19,7 +19,7 @@ OnFailure = Callable[[WorkerBroke | WorkerTimeout | None], None]
 
 
 class Source(Protocol):
-    """What a reply needs of the connection that brings it."""
+    """The part of a connection that its reply calls."""
 
     def resume_reply(self) -> None:
         """The client has taken what was there: go on reading."""
@@ -64,7 +64,7 @@ class UpstreamReply:
         return self.complete and not self._chunks
 
     async def read(self) -> bytes:
-        """What has come since the last call, at least one byte; ``b""`` at the end.
+        """Return everything that has come since the last call, at least one byte; ``b""`` at the end.
 
         Raises WorkerBroke or WorkerTimeout, after everything that came before.
         """

@@ -164,7 +164,7 @@ class Worker:
 
     @property
     def reason(self) -> str | None:
-        """Why it gets no requests."""
+        """The reason why the worker gets no requests, or None."""
         hold = self._main_hold
         return None if hold is None else hold.reason
 
@@ -179,7 +179,7 @@ class Worker:
 
     @property
     def choices(self) -> tuple[Worker, ...]:
-        """What a request may be given to: its ranks, else itself."""
+        """The targets that a request can be given: the worker's ranks, else the worker itself."""
         return self.ranks or (self,)
 
     def split(self, size: int) -> None:
@@ -216,7 +216,7 @@ def least_in_flight(workers: Iterable[Worker]) -> Worker:
 
 
 def auth_headers(worker: Worker) -> dict[str, str]:
-    """What a request to ``worker`` must carry besides: the key that it was registered with, if any."""
+    """Return the headers that a request to ``worker`` must carry besides: the API key of its registration, if any."""
     return {} if worker.api_key is None else {"authorization": f"Bearer {worker.api_key}"}
 
 
@@ -357,7 +357,7 @@ class WorkerPool:
 
     @property
     def healthy(self) -> int:
-        """How many workers are ready and may be used."""
+        """The number of workers that are ready and may be used."""
         return sum(worker.is_healthy for worker in self._workers.values())
 
     def routable(self) -> tuple[Worker, ...]:
@@ -374,7 +374,7 @@ class WorkerPool:
         return self._usable[kind]
 
     def standings(self) -> str:
-        """Why each worker gets nothing; of a large fleet, the first of them."""
+        """Return each worker's reason for getting no requests; of a large fleet, the first ones'."""
         told = [worker.standing() for worker in islice(self, _MAX_TOLD)]
         more = len(self) - len(told)
         return "; ".join([*told, f"and {more} more"] if more else told) or "none"

@@ -1,4 +1,4 @@
-"""Who gets in: keys, roles, tokens of an OpenID provider, an audit log; and which servers may be workers."""
+"""Authentication and authorization: API keys, roles, OpenID Connect tokens, an audit log, allowed worker addresses."""
 
 from slime_auth.plugin import Auth, add_options, make_plugin
 from slime_auth.settings import Settings

@@ -1,7 +1,7 @@
-"""Who gets in: keys, and what each of them opens.
+"""API keys, and the access level that each request needs.
 
-What a worker will see decides, not what a path may mean: a path that goes to a worker and is not written letter
-for letter as one of the data plane's is control, and so is ``/%67enerate``.
+The raw path, as a worker will see it, decides. A forwarded path is data plane only when it is written letter for
+letter as one of the data plane's paths; any other, such as ``/%67enerate``, is control.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _OPENAI = re.compile(
 
 
 class Level(IntEnum):
-    """What somebody may do, and what a request needs."""
+    """The access level that a caller has, or that a request needs."""
 
     OPEN = 0
     TRAFFIC = 1
@@ -60,7 +60,7 @@ ROLES = {"admin": Level.ADMIN, "user": Level.TRAFFIC}
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks, and what they may do. ``name`` None: nobody that is known; ``how``: what says who it is."""
+    """The author of a request and its level. ``name``: None when unknown; ``how``: the means of authentication."""
 
     level: Level
     name: str | None = None
@@ -134,7 +134,7 @@ class Keys:
         return caller, [pair for pair in rest if pair[0] not in _OTHER_PLACES or not self._among(pair[1])]
 
     def _among(self, value: bytes) -> bool:
-        """Whether a key stands among the words of ``value``; also when there are too many to look at each."""
+        """Return True when ``value`` holds a key among its words, or more than ``_MAX_WORDS`` words."""
         words = _SEPARATORS.sub(b" ", value).split(None, _MAX_WORDS)
         values = (part for word in words for part in (word, word.partition(b"=")[2].strip(b'"')))
         found = [each for each in values for key, _ in self._known if hmac.compare_digest(each, key)]
@@ -146,7 +146,7 @@ def _level(caller: Caller) -> Level:
 
 
 class Judgement(NamedTuple):
-    """Who asks, what that needs, and why they are not let in; ``refusal`` None: they are."""
+    """The caller, the level that its request needs, and the ``refusal``, which is None when the request is allowed."""
 
     caller: Caller
     needed: Level
@@ -166,10 +166,10 @@ class Authenticator(Protocol):
 
 
 class Guard:
-    """What each request needs, and whether it shows it.
+    """Authenticates the caller of each request, and compares its level with the level that the request needs.
 
-    ``own``: the paths that the router answers itself, in the order of its routes, and whether they are control.
-    ``tokens``: what else than keys shows who asks.
+    ``own``: pattern and is-control flag of each path that the router answers itself, in the order of its routes.
+    ``tokens``: authenticates callers by tokens, beside the keys.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class Guard:
         self._tokens = tokens
 
     async def judge(self, scope: Scope) -> Judgement:
-        """Whether the request of ``scope`` is let in; afterwards its headers hold no key of the router's."""
+        """Authorize the request of ``scope``, and remove the router's keys and tokens from its headers."""
         caller, scope["headers"] = self._keys.shown(scope["headers"])
         needed = self.needed(scope)
         if self._tokens is not None:
@@ -193,7 +193,7 @@ class Guard:
         return Judgement(caller, needed, None if caller.level >= needed else _refusal(caller, needed))
 
     def needed(self, scope: Scope) -> Level:
-        """What the request of ``scope`` needs."""
+        """Return the level that the request of ``scope`` needs."""
         raw: bytes = scope["raw_path"]
         if raw in _DATA_PLANE:
             return Level.TRAFFIC

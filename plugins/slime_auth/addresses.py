@@ -57,7 +57,7 @@ def _literal(host: str) -> Address | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether ``host`` is this machine and no other can reach it there; of a name only ``localhost`` is sure."""
+    """Return True when ``host`` is reachable from this machine only: a loopback address, or the name ``localhost``."""
     address = _literal(host)
     return host == "localhost" if address is None else address.is_loopback
 
@@ -73,7 +73,7 @@ def _meant(address: Address) -> Address:
 
 
 def _is_here(address: Address) -> bool:
-    """Whether this machine has ``address``."""
+    """Return True when this machine has ``address``."""
     with socket.socket(
         socket.AF_INET if address.version == 4 else socket.AF_INET6, socket.SOCK_DGRAM
     ) as asking:
@@ -139,7 +139,7 @@ class _Pattern:
         return cls(found["scheme"], port, network, name, exact)
 
     def matches(self, target: _Target) -> bool:
-        """Whether ``target`` is one that is meant."""
+        """Return True when the pattern covers ``target``."""
         if not self._fits(target):
             return False
         if self.network is not None:
@@ -149,7 +149,7 @@ class _Pattern:
         return True
 
     def insists(self, target: _Target, address: Address | None) -> bool:
-        """Whether ``target``, which is at ``address``, is meant although it is one of those never meant."""
+        """Return True when the pattern explicitly allows ``target``, at ``address``, which is refused otherwise."""
         if not self._fits(target):
             return False
         if self.exact is not None:
@@ -165,7 +165,7 @@ class _Pattern:
 
 @dataclass(frozen=True, slots=True)
 class WorkerAddresses:
-    """What ``--allow-worker`` names; with no patterns anything but what is never meant.
+    """Worker addresses that ``--allow-worker`` names. Without patterns all are allowed but the refused ones.
 
     ``own``: host and port at which the router listens itself.
     """
@@ -217,7 +217,7 @@ class WorkerAddresses:
             self._check_own(url, target.port, ip_address(str(at[0])))
 
     def reachable(self, url: str, address: str) -> bool:
-        """Whether ``url`` may be at ``address``, where it was connected to."""
+        """Return True when ``url`` may be at ``address``, the peer address of its connection."""
         return self._tolerates(_Target.of(url), ip_address(address))
 
     def _tolerates(self, target: _Target, address: Address | None) -> bool:

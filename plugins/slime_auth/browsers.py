@@ -26,10 +26,10 @@ _ANY_PAGES = (b"text/plain", b"application/x-www-form-urlencoded", b"multipart/f
 
 
 class Pages:
-    """What pages of other sites may not send to a router without keys.
+    """Refuses requests of other sites' web pages to a router without keys.
 
-    ``needed`` says what a request needs. ``host``: where the router listens. ``origins``: the sites that
-    ``--cors-allowed-origins`` names; ``*``: all.
+    ``needed`` returns the level that a request needs. ``host``: the address that the router listens on. ``origins``:
+    the sites that ``--cors-allowed-origins`` names; ``*``: all.
     """
 
     def __init__(self, needed: Callable[[Scope], Level], host: str, origins: Iterable[str]) -> None:
@@ -40,7 +40,7 @@ class Pages:
         self._hosts = {"", "localhost", host, *(urlsplit(origin).hostname or "" for origin in origins)}
 
     def refusal(self, scope: Scope) -> HTTPError | None:
-        """Why the request of ``scope`` is not let in; None: it is."""
+        """Return the error that refuses the request of ``scope``, or None when the request is allowed."""
         if b"*" in self._origins:
             return None
         host = origin = site = kind = b""

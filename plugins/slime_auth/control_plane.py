@@ -15,9 +15,9 @@ __all__ = ["NOBODY", "ControlPlane", "add_control_plane_options"]
 
 @dataclass(frozen=True, slots=True)
 class ControlPlane:
-    """Who may control, beside whoever has ``--admin-api-key``, and whether each call is written down.
+    """Control plane access beside ``--admin-api-key``: named keys, an OpenID provider and the audit log.
 
-    ``roles``: what the roles of the ``provider`` may do.
+    ``roles``: the level of each role that the ``provider`` names. ``audited``: each control call is logged.
     """
 
     keys: tuple[NamedKey, ...] = ()
@@ -50,7 +50,7 @@ class ControlPlane:
         return bool(self.keys) or self.provider is not None
 
     def tokens(self) -> Tokens | None:
-        """What checks tokens, if there are any. Raises SettingsError when PyJWT is missing."""
+        """Return the token checker, or None without a provider. Raises SettingsError when PyJWT is missing."""
         return None if self.provider is None else Tokens(self.provider, self.audience, self.roles)
 
 

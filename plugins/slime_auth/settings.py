@@ -16,7 +16,7 @@ __all__ = ["Settings", "add_auth_options"]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the command line says. ``allow_worker``: patterns of :class:`slime_auth.addresses.WorkerAddresses`."""
+    """Settings from the command line. ``allow_worker``: patterns of :class:`slime_auth.addresses.WorkerAddresses`."""
 
     api_key: Secret | None = None
     admin_api_key: Secret | None = None
@@ -39,7 +39,7 @@ class Settings:
         return self.api_key is not None or self.admin_api_key is not None or self.control_plane.closed
 
     def guard(self, own: Iterable[tuple[re.Pattern[str], bool]]) -> Guard | None:
-        """Who looks at what each request shows; None: there is nothing to look for. ``own`` is Guard's.
+        """Return the guard of all requests, or None when no key, provider or audit log is set. ``own`` is Guard's.
 
         Raises SettingsError.
         """

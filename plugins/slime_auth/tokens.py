@@ -1,4 +1,4 @@
-"""Who asks, as an identity provider has signed it: JSON Web Tokens (RFC 7519), checked as RFC 8725 wants it."""
+"""Authentication by JSON Web Tokens (RFC 7519) of an identity provider, checked as RFC 8725 recommends."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Tokens:
         return Caller(self._level(claims), name, "jwt")
 
     def _claims(self, token: str, algorithm: str, key: Jwk) -> dict[str, Any]:
-        """What ``token`` says, which is true. Raises Unauthorized."""
+        """Return the claims of ``token`` once it is verified. Raises Unauthorized."""
         jwt = self._jwt
         of_key = (key.get("kty"), key.get("crv"))
         fits = key.get("alg", algorithm) == algorithm and key.get("use", "sig") == "sig"
@@ -129,7 +129,7 @@ def _no_good(why: str) -> Unauthorized:
 
 
 def _issuer_of(token: bytes) -> object:
-    """Who says that ``token`` is of them; None for what is no token. Nothing of it is checked yet."""
+    """Return the unverified ``iss`` claim of ``token``, or None when it is no JSON Web Token."""
     parts = token.split(b".")
     if len(parts) != 3:
         return None

@@ -42,7 +42,7 @@ def aborted_reply(document: dict[str, Any], rids: list[str]) -> Reply | None:
 
 
 def _sequences(document: dict[str, Any]) -> tuple[int, bool]:
-    """How many sequences, and whether they are answered as a list."""
+    """Return the number of sequences, and True when they are answered as a list."""
     text, ids = document.get("text"), document.get("input_ids")
     prompts, is_list = 1, False
     if isinstance(text, list):

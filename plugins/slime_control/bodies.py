@@ -1,4 +1,4 @@
-"""What a control call says: which workers it is for, each worker's body, and the version of the weights."""
+"""Bodies of control calls: the workers that they are for, each worker's body, and the version of the weights."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def names_read(request: Request) -> tuple[bytes, ...]:
 
 
 def begins_update(request: Request) -> bool:
-    """Whether it is no piece itself, and the pieces of an update follow."""
+    """Return True when the request is no piece itself, and the pieces of an update follow it."""
     if request.path == "/post_process_weights":
         return any(body.get("restore_weights_before_load") is True for body in _each(request))
     return request.path == "/begin_weight_update"
 
 
 def is_delta(request: Request) -> bool:
-    """Whether the body, of any size, is a change to weights that are there (slime: ``distributed_delta``, ...)."""
+    """Return True when the body, of any size, is a change to present weights (slime: ``distributed_delta``, ...)."""
     return _DELTA.search(request.body) is not None
 
 

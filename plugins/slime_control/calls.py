@@ -32,12 +32,12 @@ class Call:
 
     @property
     def names_version(self) -> bool:
-        """Whether workers have another version after it."""
+        """True when workers have another version after the call."""
         return self.path.startswith("/update_")
 
     @property
     def moves_weights(self) -> bool:
-        """Whether it changes weights, or is about to."""
+        """True when the call changes weights, or is about to."""
         return self.aside == "weights" or self.prepares or self.path.endswith("_weights_update_group")
 
     @property

@@ -1,4 +1,4 @@
-"""What workers failed, and have to make good for before they get requests again."""
+"""Calls that workers failed, and have to make good for before they get requests again."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Debts:
         self._owed: dict[Worker, dict[str, Debt]] = {}
 
     def of(self, worker: Worker) -> Mapping[str, Debt]:
-        """What ``worker`` owes.
+        """Return the calls that ``worker`` owes, by kind.
 
         One that failed a call before this process began may owe anything: the weights, to be sure.
         """

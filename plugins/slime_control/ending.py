@@ -73,7 +73,7 @@ class Ending:
         self._to_end.close()
 
     async def _send(self, abort: _Abort) -> None:
-        """What comes of it is only told to the log: whoever asked has gone."""
+        """Send an abort to its worker. A failure is only logged: the request's client has gone."""
         worker = abort.worker
         request = Request("POST", b"/abort_request", [(b"content-type", b"application/json")])
         request.replace_json({"rid": abort.rid})

@@ -37,7 +37,7 @@ _IDENTITY = (b"accept-encoding", b"identity")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a worker answered: ``status`` (502 and 504 are ours: none came), and why that is no success.
+    """A worker's answer: ``status`` (502 and 504 are ours: none came), and ``trouble``, the reason of a failure.
 
     ``reached`` is false when it has surely not heard of the call.
     """
@@ -147,7 +147,7 @@ class FanOut:
         return answer.status_code, bytes(raw)
 
     async def question(self, worker: Worker, *paths: bytes) -> dict[str, Any]:
-        """What ``worker`` says of itself at the first of ``paths`` that it knows; empty when it does not."""
+        """Return the answer of ``worker`` at the first of ``paths`` that it knows; empty when it has none."""
         try:
             with anyio.fail_after(min(_QUESTION_S, self._timeout_s)):
                 for path in paths:
@@ -186,7 +186,7 @@ class FanOut:
 
 
 def passed_on(headers: Headers) -> Headers:
-    """What workers get of a client's ``headers``: not those that are about its own connection. Raises BadRequest."""
+    """Return the client's ``headers`` for workers, without those of its own connection. Raises BadRequest."""
     own = set(_OWN)
     for name, value in headers:
         if name == b"connection":

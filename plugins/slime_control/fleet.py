@@ -208,7 +208,7 @@ class Fleet:
         return caught_up
 
     def _taken(self, worker: Worker) -> Collection[str]:
-        """What ``worker`` has to do to serve again, since it has done the call before that."""
+        """Return the calls that ``worker`` must take to serve again, since it has taken the suspending one."""
         return self._suspended.get(worker, ())
 
     def _note_taken(self, worker: Worker, call: Call) -> None:

@@ -1,4 +1,4 @@
-"""Where new generation requests wait while the engines are paused."""
+"""A gate at which new generation requests wait while the engines are paused."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Gate:
 
     @property
     def waiting(self) -> int:
-        """How many requests wait."""
+        """The number of requests that wait."""
         return len(self._waiting)
 
     def close(self) -> int | None:

@@ -77,7 +77,7 @@ def not_steered(path: str) -> HTTPError:
 
 
 def refusal(path: str) -> HTTPError | None:
-    """Why a request for ``path`` goes to no engine; None: it may go to any."""
+    """Return the error for a ``path`` whose requests go to no engine; None when they may go to any."""
     if path.startswith("/metrics"):  # SGLang answers whatever begins so
         return NoOwnMetrics(
             "the router has no metrics of its own, and would show one engine's; GET /engine_metrics has those of all"

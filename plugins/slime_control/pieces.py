@@ -63,7 +63,7 @@ class Update:
     awaited: Counter[Worker] = field(default_factory=Counter)
 
     def has(self, version: str | None) -> bool:
-        """Whether a piece that names ``version`` belongs to it."""
+        """Return True when a piece that names ``version`` belongs to the update."""
         if version is None or self.version is None or self.is_guessed:
             return not self.is_over
         return version == self.version
@@ -101,7 +101,7 @@ class Pieces:
             self._current.doubted.add(worker)
 
     def joined_since(self, worker: Worker, number: int) -> bool:
-        """Whether ``worker`` registered during that call or later."""
+        """Return True when ``worker`` registered during call ``number`` or later."""
         return self._joined.get(worker, 0) >= number
 
     def next(self, call: Call, *, changes_gate: bool, to_all: bool) -> int:
@@ -218,7 +218,7 @@ class Pieces:
         return self._current
 
     def _lacks(self, update: Update, worker: Worker) -> bool:
-        """Whether the process that is ``worker`` now may have missed a piece of ``update`` that nobody saw fail."""
+        """Return True when the present process of ``worker`` may have missed a piece of ``update``, seen by nobody."""
         debt = self._debts.of(worker).get("weights")
         if debt is not None and debt.call >= update.began:
             return False  # that is known
@@ -281,7 +281,7 @@ class Pieces:
         update.is_watched = False
 
     def _is_quiet(self, update: Update) -> bool:
-        """Whether no piece of ``update`` has come for so long that none will, with nobody paused for it."""
+        """Return True when no piece of ``update`` has come for so long that none will, with nobody paused for it."""
         return self._silence_s(update) > _QUIET_S and not update.awaited and not self._gate.closed
 
     def _silence_s(self, update: Update) -> float:

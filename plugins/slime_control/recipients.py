@@ -1,4 +1,4 @@
-"""Who gets a control call, and with which body."""
+"""Recipients of a control call, and the body that each gets."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Recipients:
         return dict.fromkeys(workers, request.body)  # one buffer
 
     async def _sizes(self, workers: list[Worker]) -> list[tuple[Worker, int]]:
-        """How many ranks each of ``workers`` has. Raises WorkerBroke, before anybody was called."""
+        """Return the number of ranks of each of ``workers``. Raises WorkerBroke, before anybody was called."""
         sizes: dict[Worker, object] = {}
 
         async def ask(worker: Worker) -> None:

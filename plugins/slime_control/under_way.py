@@ -91,7 +91,7 @@ class UnderWay:
                 del self._by_name[name]
 
     def ends_others(self, rid: str, own: Collection[str]) -> bool:
-        """Whether an abort of ``rid``, of a request with these ``own`` names, would end another request as well."""
+        """Return True when an abort of ``rid``, of a request with these ``own`` names, would end another too."""
         return any(name.startswith(rid) and name not in own for name in self._by_name)
 
     def workers(self, prefix: str) -> list[Worker] | None:

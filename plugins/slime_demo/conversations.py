@@ -1,4 +1,4 @@
-"""What the demo rolls out: agents that know nothing but text."""
+"""Conversations that the demo rolls out: agents that know nothing but text."""
 
 from __future__ import annotations
 

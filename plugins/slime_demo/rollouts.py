@@ -92,7 +92,7 @@ class Rollouts:
         return text
 
     async def _update_weights(self) -> None:
-        """What a trainer does: new weights on every engine, in the middle of generation, then a word to the router."""
+        """Update the weights of every engine amid generation, as a trainer does, then tell the router."""
         await self._half.wait()
         update: dict[str, Any] = {"model_path": "next", "weight_version": SECOND_VERSION}
         for worker in self._workers:

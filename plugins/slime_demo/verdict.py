@@ -21,7 +21,7 @@ _PROMPT = -1
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where tokenising the text again first goes wrong in ``session``: token ids from there on."""
+    """The first ``position`` at which tokenising the text of ``session`` again goes wrong; token ids from there on."""
 
     session: str
     position: int
@@ -46,7 +46,7 @@ class Verdict:
 
 
 def expected(turns: Sequence[Entry], decode: Decode) -> dict[str, list[Any]]:
-    """What ``/retrieve_from_text`` must say, from the journal entries of a conversation's turns, in order.
+    """Return the right reply of ``/retrieve_from_text``, from the journal entries of a conversation's turns, in order.
 
     The last turn's context is the whole conversation. ``decode`` gives the text that ids show. Raises ValueError
     when an earlier turn is not a part of it.
@@ -66,10 +66,10 @@ def expected(turns: Sequence[Entry], decode: Decode) -> dict[str, list[Any]]:
 
 
 def _kept(turn: Entry, later: Sequence[int], decode: Decode) -> int:
-    """How many of the tokens sampled in ``turn`` are there later: all, or all but a tail that its text does not show.
+    """Count the tokens sampled in ``turn`` that ``later`` keeps: all, or all but a tail that its text does not show.
 
-    A model that ends with ``<|endoftext|>`` where the template goes on with ``<|im_end|>`` gives the second
-    case, and so does a length that ends inside a character. Raises ValueError.
+    A model may end with ``<|endoftext|>`` where the template goes on with ``<|im_end|>``, or the length limit may end
+    inside a character: each leaves such a tail. Raises ValueError when other tokens were not kept.
     """
     sampled = turn["output_ids"]
     pairs = zip(sampled, later, strict=False)

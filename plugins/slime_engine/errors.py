@@ -1,4 +1,4 @@
-"""What can go wrong with a request, each with the HTTP status it becomes.
+"""Errors of the engine, each with the HTTP status that it becomes.
 
 EngineError
 ├── BadRequest    400  the client's fault: told once and clearly

@@ -57,7 +57,7 @@ class Bound:
         self._matcher.consume_token(token_id)
 
     def fits(self, token_ids: Sequence[int]) -> bool:
-        """Whether all of ``token_ids`` may come next, one behind the other."""
+        """Return True when the grammar accepts all of ``token_ids``, one after the other, from here."""
         return bool(self._matcher.validate_tokens(list(token_ids)) == len(token_ids))
 
 

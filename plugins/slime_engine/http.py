@@ -1,4 +1,4 @@
-"""What the routes share: JSON in and out, server-sent events, and noticing that a client has gone."""
+"""Helpers that the routes share: JSON in and out, server-sent events, and detection of a client's disconnect."""
 
 from __future__ import annotations
 

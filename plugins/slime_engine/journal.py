@@ -1,4 +1,4 @@
-"""What the engine really consumed and sampled, written down where it happens.
+"""A journal of the tokens that the engine consumed and sampled, written by the scheduler.
 
 The journal is an oracle for tests of everything in front of an engine: the scheduler fills it, token by
 token, and no reply ever passes through it. An entry is complete before its client can see the end.

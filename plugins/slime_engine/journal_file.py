@@ -89,7 +89,7 @@ def fold(lines: Iterable[bytes], into: dict[str, dict[str, Any]] | None = None) 
 
 
 def _whole(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """What the lines say; half a line, written as the engine was killed, is of what nobody was told."""
+    """Yield the entry of each whole line. A partial line, cut as the engine was killed, was never sent to a client."""
     for line in lines:
         with suppress(orjson.JSONDecodeError):
             yield orjson.loads(line)

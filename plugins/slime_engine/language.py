@@ -1,4 +1,4 @@
-"""What the engine needs of a language model and of its tokenizer; any objects with these methods will do."""
+"""Protocols of a language model and of its tokenizer; any objects with these methods will do."""
 
 from __future__ import annotations
 

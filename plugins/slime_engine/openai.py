@@ -112,7 +112,7 @@ class _Form(ABC):
 
     @abstractmethod
     def choice(self, text: str, *, first: bool, whole: bool) -> dict[str, Any]:
-        """Where the text stands in a choice; ``first`` piece of it, or the ``whole``."""
+        """Return a choice's fields that hold ``text``: its ``first`` or a later delta, or the ``whole`` message."""
 
     def _meta_info(self, output: dict[str, Any]) -> dict[str, Any]:
         return {"meta_info": output["meta_info"]} if self._return_meta_info else {}

@@ -1,4 +1,4 @@
-"""Where a sequence is handed over from a prefill to a decode engine."""
+"""The bootstrap room, where a prefill engine hands a sequence over to a decode engine."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Script:
 
 
 class _Wrong(ValueError):
-    """What a line should be."""
+    """A line that is not as it should be; the message says what the line should be."""
 
 
 def read_script(path: str) -> Script:

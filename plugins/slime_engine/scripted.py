@@ -17,7 +17,7 @@ _ASSISTANT, _TOOL_RESULT = "assistant\n", "<tool_response>"
 
 
 class ScriptedAnswers:
-    """What an engine with a script is to say. Nothing is remembered between prompts.
+    """Answers of an engine with a script. Nothing is remembered between prompts.
 
     Prompts are read in the markup of the engine's chat template, which is ChatML. Text without it is one message of a
     user.
@@ -70,7 +70,7 @@ class ScriptedAnswers:
         return whole.removeprefix(before).rstrip("\n").removesuffix(END_OF_TURN)
 
     def _begun(self, prompt_ids: list[int]) -> list[int]:
-        """What the prompt has of the answer already."""
+        """Return the tokens of the answer that the prompt already holds."""
         if self._start not in prompt_ids:
             return []
         last = len(prompt_ids) - prompt_ids[::-1].index(self._start)

@@ -18,10 +18,10 @@ ScoredToken = tuple[float | None, int]
 
 
 class Sequence:
-    """What the scheduler knows of one request. ``due_at`` is on the scheduler's clock, in seconds.
+    """The scheduler's state of one request. ``due_at`` is on the scheduler's clock, in seconds.
 
-    ``bound``: the answer's way through its grammar, if it has one. ``script``: the tokens
-    that it is to consist of, if it is scripted.
+    ``bound``: the grammar state of the answer, or None without a grammar. ``script``: the tokens of the answer, if it
+    is scripted.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Sequence:
         return [(self.taken_for, 0, 1), *later]
 
     def delta(self, reason: FinishReason | None, version: str) -> TokenDelta:
-        """What is new since the last delta; with a reason it is the last one, and the journal has it too.
+        """Return everything new since the last delta. With a reason it is the last delta, and the journal has it too.
 
         ``version`` stands for the weights of a reply that has no tokens.
         """

@@ -1,4 +1,4 @@
-"""What the model does for one sequence: score its prompt, sample its next token, see whether it is done."""
+"""Model steps of one sequence: score its prompt, sample its next token, check whether it is finished."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Steps:
             sequence.bound.advance(token_id)
 
     def finish_reason(self, sequence: Sequence) -> FinishReason | None:
-        """Why the sequence ends here, None if it goes on. A full length comes before a stop, as in SGLang."""
+        """Return the sequence's finish reason here, or None. A full length comes before a stop, as in SGLang."""
         if sequence.completion_tokens >= sequence.max_new_tokens:
             return {"type": "length", "length": sequence.max_new_tokens}
         params, last = sequence.params, sequence.context[-1]

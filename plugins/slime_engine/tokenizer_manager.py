@@ -193,7 +193,7 @@ class TokenizerManager:
         return None if grammar is None else await to_thread.run_sync(self._grammars.bind, grammar)
 
     def _script(self, prompt: tuple[list[int], int], bound: Bound | None) -> list[int]:
-        """What the script has for a prompt. Raises BadRequest."""
+        """Return the scripted answer's tokens for a prompt, if there are any. Raises BadRequest."""
         ids, _ = prompt
         return [] if self._scripted is None else self._scripted.ids(ids, bound)
 

@@ -1,4 +1,4 @@
-"""How a prefill and a decode engine meet: over HTTP, in a room of the prefill engine.
+"""Handover of a sequence from a prefill to a decode engine, over HTTP, in a room of the prefill engine.
 
 The decode engine asks the bootstrap address for its room; the prefill engine answers when its token is sampled, and is
 done with the sequence then. In a real engine the KV cache goes that way; here it is the token and what is known of it.
@@ -36,7 +36,7 @@ class Handover:
 
     @classmethod
     def of(cls, sequence: Sequence) -> Handover:
-        """What ``sequence``, which has its one token, hands over."""
+        """Return the handover of ``sequence``, which has sampled exactly one token."""
         entry, tops = sequence.entry, sequence.unsent_tops
         return cls(
             sequence.input_ids,
@@ -51,7 +51,7 @@ class Handover:
 
 
 async def fetch(room: Room) -> Handover:
-    """What the prefill engine hands over in ``room``, once it does. Raises TransferFailed."""
+    """Wait until the prefill engine hands over in ``room``, and return the handover. Raises TransferFailed."""
     if room.port is None:
         raise TransferFailed("bootstrap_port is not given, and the embedded engine has no default.")
     url = f"http://{room.host}:{room.port}{PATH.partition('{')[0]}{room.number}"

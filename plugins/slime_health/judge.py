@@ -1,4 +1,4 @@
-"""What probes and traffic say about one worker, and what follows. Without I/O; times are the event loop's."""
+"""The health state of one worker, from its probes and traffic. Without I/O; times are the event loop's."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Unwell(HTTPError):
 
 
 def weight(error: HTTPError) -> Weight:
-    """What ``error``, of a request or a probe, proves about the worker."""
+    """Return the weight of ``error``, of a request or a probe, as evidence against the worker."""
     if isinstance(error, Unwell):
         return "firm"
     if isinstance(error, WorkerBroke):
@@ -101,7 +101,7 @@ class Judge:
         return self.successes >= self.success_threshold
 
     def failed(self, proof: Weight, *, began: float, now: float, heard: float) -> bool:
-        """What began at ``began`` failed now; its traffic was last heard of at ``heard``. True: quarantine it."""
+        """Count a failure of what began at ``began``; ``heard``: last sign of traffic. True: quarantine it."""
         if proof == "none" or (proof == "silent" and heard >= began):
             return False
         if heard > self._failed_at:

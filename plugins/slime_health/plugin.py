@@ -167,7 +167,7 @@ class Health:
         await self._versions.heard(watch, said, is_probed=True)
 
     def _excused(self, error: HTTPError, began: float) -> bool:
-        """Whether engines that are well may have said nothing to a probe that began at ``began``."""
+        """Return True when a healthy engine may fail a probe begun at ``began``: control calls excuse it."""
         return isinstance(error, WorkerTimeout | Unwell) and self._versions.excuses(began)
 
     # Verdicts.

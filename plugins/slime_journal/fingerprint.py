@@ -1,4 +1,4 @@
-"""What tells the ids of one tokenizer from those of others."""
+"""A fingerprint that tells a tokenizer whose ids differ from others."""
 
 from __future__ import annotations
 

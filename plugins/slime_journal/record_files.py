@@ -22,12 +22,12 @@ _HEADER_BYTES = 4096
 
 @dataclass(frozen=True)
 class LogKind:
-    """What there is in a log. Records are NamedTuples.
+    """The format of a log: the kinds of its records, which are NamedTuples, and the names of its files.
 
     ``adds``: kinds of records of a thing that is there from then on, with a ``serial``, the serial of the ``parent``
     without which it cannot be (0: none), and a ``size``. ``removes``: the kind that tells that ``serial``, of that
     ``size``, has gone. ``others``: kinds that have no such meaning here.
-    ``name`` is how its files end. ``foreign``: what they have when they were written for another reader.
+    ``name``: the suffix of its files. ``foreign``: the content of files written for another reader, for an error.
     ``what_to_move``: the files to be moved away to begin without all of it, "" for the directory.
     """
 
@@ -41,9 +41,9 @@ class LogKind:
 
 
 class LogDirectory:
-    """Where the logs of one router are, as ``flag`` said. Plugins share it as the component ``"log_directory"``.
+    """The directory of one router's logs, set by ``flag``. Plugins share it as the component ``"log_directory"``.
 
-    ``failed``: why nothing more is written (None: it is); to none of them, or one would tell of what others lack.
+    ``failed``: the reason why writing stopped, or None. It stops for all logs, since each refers to the others.
     ``logs``: the files of each.
     """
 
@@ -54,7 +54,7 @@ class LogDirectory:
         self.logs: list[list[LogFile]] = []
 
     def as_dict(self) -> dict[str, Any]:
-        """How much it is, and why it failed."""
+        """Return the number of files, their bytes, and the reason of a failure."""
         return {
             "files": sum(map(len, self.logs)),
             "bytes": sum(file.size_bytes for files in self.logs for file in files),
@@ -115,7 +115,7 @@ class LogFiles:
         self.frame = self._frames.write
 
     def path(self, number: int) -> Path:
-        """Where file ``number`` is, or would be."""
+        """Return the path of file ``number``, existing or not."""
         return self._directory.path / f"{number:08}.{self._kind.name}"
 
     def found(self) -> list[LogFile]:

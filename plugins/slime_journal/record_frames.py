@@ -1,4 +1,4 @@
-"""How the records of a log stand in a file.
+"""Frames: the records of a log as bytes in a file.
 
 A *frame* is what one change wrote, with one system call: its length, its CRC-32, a CRC-32 of these two, and msgpack. A
 process that is killed leaves a beginning of a frame at most, which cannot be taken for a damaged one: there the
@@ -46,7 +46,7 @@ class Frames:
         return head + crc32(head).to_bytes(4, "little"), payload
 
     def read(self, data: memoryview) -> Iterator[tuple[int, int, list[Any]]]:
-        """Where each frame in ``data`` begins and ends, and its records. Raises Torn or Damaged."""
+        """Yield start offset, end offset and records of each frame in ``data``. Raises Torn or Damaged."""
         offset = 0
         while offset < len(data):
             start = offset + _HEAD.size

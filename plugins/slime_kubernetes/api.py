@@ -47,7 +47,7 @@ class Refused(Exception):
 
 
 class _Token(httpx.Auth):
-    """What ``file`` says now: tokens of service accounts live an hour, and are replaced there before."""
+    """The bearer token in ``file``, read anew: service account tokens live an hour, and are replaced there before."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -107,7 +107,7 @@ class Api:
     async def watch(
         self, client: httpx.AsyncClient, version: str
     ) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
-        """What happens to them after ``version``, first ``("OPEN", {})``, until the server ends it."""
+        """Yield the pods' events after ``version``, first ``("OPEN", {})``, until the server ends the watch."""
         query = {
             "watch": "1",
             "resourceVersion": version,

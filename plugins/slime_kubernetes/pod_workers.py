@@ -1,4 +1,4 @@
-"""What becomes of pods among the workers."""
+"""Registration of serving pods as workers, and their drain when they leave."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class PodWorkers:
                 logger.warning("pod %s is no worker: %s", pod.name, error)
 
     def _is_free(self, url: str, pod: Pod) -> bool:
-        """Whether ``pod`` may register at ``url``, now; it will when another pod that is there leaves."""
+        """Return True when ``pod`` may register at ``url`` now. While another pod's worker is there, it waits."""
         try:
             known = self._router.pool.find(url)
         except WorkerNotFound:

@@ -1,4 +1,4 @@
-"""What is to be known of a pod."""
+"""A pod, as the Kubernetes API describes it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Pod:
         )
 
     def url(self, port: int) -> str:
-        """Where it listens, if it has an address."""
+        """Return the URL of the pod, which is right only when it has an address."""
         return (
             f"http://[{self.address}]:{port}"
             if ":" in (self.address or "")

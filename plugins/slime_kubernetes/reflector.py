@@ -25,7 +25,7 @@ _LONG_S = 5.0
 
 
 class Told(Protocol):
-    """Who is told of pods."""
+    """A receiver of pod changes."""
 
     def all_are(self, pods: Sequence[Pod]) -> None:
         """These are all there are."""
@@ -34,7 +34,7 @@ class Told(Protocol):
         """``pod`` is new, or has changed."""
 
     def is_gone(self, uid: str) -> None:
-        """That pod is no more, or has other labels."""
+        """The pod ``uid`` has gone, or has other labels."""
 
 
 class Reflector:

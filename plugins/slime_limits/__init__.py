@@ -1,4 +1,4 @@
-"""How many may generate at once, and how many may wait for it."""
+"""Admission control: a limit of concurrent generations, and a queue for the requests beyond it."""
 
 from slime_limits.plugin import Limits, add_options, make_plugin
 from slime_limits.settings import Settings

@@ -56,7 +56,7 @@ class Slots:
 
     @property
     def waiting(self) -> int:
-        """How many wait."""
+        """The number of requests that wait."""
         return len(self._line)
 
     def take(self) -> Place:

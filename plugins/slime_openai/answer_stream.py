@@ -25,16 +25,16 @@ class StreamedChoice(Protocol):
 
     @property
     def ended(self) -> bool:
-        """Whether all of it has come."""
+        """True when the whole sequence has come."""
         ...
 
     @property
     def wants_text_only(self) -> bool:
-        """Whether of an event that is not the last nothing but its new text is needed."""
+        """True when every event but the last is needed for its new text only."""
         ...
 
     def chunks(self, answer: dict[str, Any]) -> list[dict[str, Any]]:
-        """What ``answer``, an event of the engine's, adds, in OpenAI's words."""
+        """Return the chunks, in OpenAI's form, that ``answer``, an event of the engine, adds."""
         ...
 
     def more(self, text: str, event: bytes) -> list[dict[str, Any]]:

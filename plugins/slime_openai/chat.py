@@ -92,7 +92,7 @@ class Chat:
         return Reply(200, [JSON, *unread.headers], orjson.dumps(told, option=orjson.OPT_SERIALIZE_NUMPY))
 
     async def _read(self, exchange: Exchange, body: Any) -> tuple[ChatRequest, Question]:
-        """What ``body`` asks, in a thread where that is long work. Raises InvalidRequest."""
+        """Return the request and question in ``body``; a large one is read in a thread. Raises InvalidRequest."""
         raw = exchange.request.body
 
         def read() -> tuple[ChatRequest, Question]:

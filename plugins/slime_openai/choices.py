@@ -60,7 +60,7 @@ class Choice:
         return self._history | root_version(self.output, self._request)
 
     def take(self, answer: dict[str, Any]) -> list[Delta]:
-        """What ``answer``, an event or a whole one of the engine's, adds."""
+        """Return the deltas that ``answer``, an event or a whole answer of the engine, adds."""
         text = self.output.take(answer)
         deltas = self._parser.feed(text) if text else []
         reason = self.output.reason
@@ -79,7 +79,7 @@ class Choice:
             self._record(self.output, self.message())
 
     def message(self) -> Message:
-        """What was said until now."""
+        """Return the message so far."""
         return message(self._deltas)
 
     def whole(self) -> dict[str, Any]:

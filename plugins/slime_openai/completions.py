@@ -79,7 +79,7 @@ class Completions:
         return Reply(200, [JSON, *unread.headers], orjson.dumps(told))
 
     def _read(self, body: Any) -> tuple[CompletionRequest, list[str]]:
-        """What ``body`` asks, and what is shown before the answers to each prompt. Raises InvalidRequest."""
+        """Return the request in ``body``, and each prompt's text to echo before its answers. Raises InvalidRequest."""
         request = read_completion(body)
         if not request.echo:
             return request, [""] * len(request.prompts)
@@ -219,7 +219,7 @@ def _payload(request: CompletionRequest) -> dict[str, Any]:
 
 
 def _sent_ids(body: dict[str, Any], count: int) -> list[list[int] | None]:
-    """What the engine was sent for each prompt, once every plugin has seen the request; None where it was text."""
+    """Return the ids sent to the engine for each prompt, after every plugin; None where it was text."""
     ids = body.get("input_ids")
     if ids is None:
         return [None] * count

@@ -1,4 +1,4 @@
-"""What stands in the ``content`` of a message: a string, or a list of parts."""
+"""The ``content`` of a message: a string, or a list of parts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _part(param: str, value: Any) -> str:
 
 
 def has_media(messages: Any) -> bool:
-    """Whether any part of the ``messages`` of a body is an image, sound, or a file. Any JSON may be asked about."""
+    """Return True when any part of a body's ``messages``, which may be any JSON, is an image, sound, or a file."""
     if not isinstance(messages, list):
         return False
     return any(

@@ -1,4 +1,4 @@
-"""What an answer consists of, piece by piece, and put together again.
+"""Deltas of an answer, and the message that they add up to.
 
 Clients get the pieces as they are made, or the message that :func:`message` folds them into. Both are the same.
 """

@@ -1,4 +1,4 @@
-"""What is wrong with a request, and where; and OpenAI's body for that and for every other failure.
+"""Errors of a request, with the parameter at fault; OpenAI's error body for them and for every other failure.
 
 ::
 

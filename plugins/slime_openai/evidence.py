@@ -38,7 +38,7 @@ class Verdicts(Protocol):
     """The component ``"verdicts"``."""
 
     def of(self, exchange: Exchange) -> Sequence[str | None]:
-        """Why each sequence of the answer to a ``/generate`` is not exact, None where it is, as far as it has come."""
+        """Return, for each sequence of a ``/generate`` answer so far, the reason why it is not exact; None if it is."""
         ...
 
 
@@ -61,7 +61,7 @@ class JudgedAnswers:
         self._last, self._exchange = tuple(self._verdicts.of(exchange)), None
 
     def inexact_reason(self, index: int) -> str | None:
-        """Why sequence ``index`` is not exact. To be asked at its last event."""
+        """Return the reason why sequence ``index`` is not exact, or None. To be called at its last event."""
         if index not in self._known:
             reasons = self._verdicts.of(self._exchange) if self._exchange is not None else self._last
             self._known[index] = reasons[index] if index < len(reasons) else NOT_RECORDED

@@ -172,7 +172,7 @@ def one_of(*choices: str) -> Reader:
 
 
 def only(*honoured: object) -> Reader:
-    """What amounts to not giving the parameter; anything else is refused by name."""
+    """Return a reader that accepts values equal to omitting the parameter, and refuses any other by name."""
     wanted = " or ".join(orjson.dumps(one).decode() for one in honoured)
 
     def read(param: str, value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""How the model thinks and calls tools: by its chat template, or as the flags say."""
+"""The model's formats of reasoning and tool calls, from its chat template or from the flags."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class Formats:
         )
 
     def thinks_before_grammar(self, request: ChatRequest) -> bool:
-        """Whether the engine must let the model think before its answer is bound to a grammar."""
+        """Return True when the engine must let the model think before a grammar binds its answer."""
         return self._reasoning is not None and any(request.sampling.get(name) for name in _GRAMMARS)
 
     def needs_special_tokens(self, request: ChatRequest) -> bool:
-        """Whether the engine must show special tokens: some formats are made of them."""
+        """Return True when the engine must return special tokens: some formats are made of them."""
         if request.separate_reasoning and self._thinks_in_special_tokens:
             return True
         return self._calls is not None and bool(request.tools.callable)

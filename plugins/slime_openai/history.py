@@ -101,7 +101,7 @@ class Turn:
         )
 
     def likeness(self, messages: Sequence[Message]) -> int:
-        """How much of what keys leave out came back as this turn and those before it said it."""
+        """Score how much of the replies' call ids, thoughts and content, which keys leave out, ``messages`` repeat."""
         return sum(_likeness(turn.reply, messages[turn.count - 1]) for turn in self.chain())
 
     def ids(self) -> bytes:
@@ -118,7 +118,7 @@ class Turn:
 
 
 def _size_of(text: str | None) -> int:
-    """What ``text`` takes, for ever: CPython's own answer grows when it is written as JSON."""
+    """Return the bytes that ``text`` takes at most: ``sys.getsizeof`` grows when it is written as JSON."""
     return _STRING_BYTES + len(text) * (1 if text.isascii() else _WIDE) if text is not None else 0
 
 

@@ -1,8 +1,8 @@
-"""When two conversations may be one, whatever clients did to their answers on the way.
+"""Keys of conversations, equal for two that may be one, whatever clients did to the answers on the way.
 
-What a client says is compared as the template writes it. In answers clients serialise arguments anew, drop thoughts
-and call ids, strip white space, turn content into parts and back: none of that tells keys apart, another word does.
-So conversations with one key may still differ in their answers; see Parents.
+A client's messages are compared as the template writes them. In answers clients serialise arguments anew, drop
+thoughts and call ids, strip white space, turn content into parts and back. None of that changes a key; another
+word does. So conversations with one key may still differ in their answers; see Parents.
 """
 
 from __future__ import annotations

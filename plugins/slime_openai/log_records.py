@@ -1,4 +1,4 @@
-"""What the log of conversations says, and who may read it. The sizes are in tokens."""
+"""Records of the log of conversations, and the readers that may use them. The sizes are in tokens."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def size_of(asked: bytes, sampled: bytes) -> int:
 
 
 def reader(tokenizer: Tokenizer, template: str, traits: TemplateTraits) -> str:
-    """Who can go on with what is logged: with these ids, this ``template``, and these keys of conversations."""
+    """Return the identity of the log's readers: they share these ids, ``template`` and keys of conversations."""
     start = beginning([{"name": "time"}], {"b": 1, "a": None})
     known = keys(start, _SAMPLE, traits)[-1] + answers_of(_SAMPLE, traits) + repr(traits).encode()
     digest = blake2b(known + template.encode(), digest_size=8).hexdigest()

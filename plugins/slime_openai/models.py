@@ -38,7 +38,7 @@ class Models:
         return self._described(name)
 
     def default(self) -> str:
-        """What a request that names no model gets."""
+        """Return the model of a request that names none."""
         return next(iter(self._names()), "default")
 
     def engine_fields(self, request: Options) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What chat and completion requests have in common, and the lists of what has no effect and what is refused."""
+"""Options that chat and completion requests share, and the lists of those without effect and those refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an engine answers, one sampled sequence at a time, and what of it is new with each event."""
+"""The engine's output, one sampled sequence at a time, and the part of it that is new with each event."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def answers_of(body: bytes, count: int) -> list[dict[str, Any]]:
 
 
 def words_of(body: bytes) -> str | None:
-    """What the error in ``body`` says: nested as OpenAI's, flat as SGLang's, or FastAPI's; None for anything else."""
+    """Return the error message in ``body``: nested as OpenAI's, flat as SGLang's, or FastAPI's; else None."""
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError:

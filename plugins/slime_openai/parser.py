@@ -51,18 +51,18 @@ class Parser:
 
     @property
     def called(self) -> bool:
-        """Whether a call came out."""
+        """True when the answer has a tool call."""
         return self._writer.calls > 0
 
     def feed(self, text: str) -> list[Delta]:
-        """What ``text``, the next piece of the answer, makes certain."""
+        """Return the deltas that ``text``, the next piece of the answer, makes certain."""
         text = self._stops.feed(text)
         if text:
             self._read_on(text)
         return self._writer.drain()
 
     def finish(self, matched: str | None = None) -> list[Delta]:
-        """What was held back, at the end of the answer. ``matched``: the stop string that the engine ended it at."""
+        """Return the deltas held back, at the answer's end. ``matched``: the stop string that the engine ended at."""
         text = self._stops.finish(matched)
         self._source.ended = True
         self._read_on(text)

@@ -125,7 +125,7 @@ class Prompts:
         return Prompt(turn, ids, suffix, origin)
 
     async def _suffix(self, chat: Conversation, turn: Turn, place: int) -> str | None:
-        """What the template writes behind the reply of ``turn``, message ``place``, as far as the model did not.
+        """Return the template's text behind the reply of ``turn``, message ``place``, that the model did not generate.
 
         None when the template does not say: what is behind the reply depends on what comes later.
         """
@@ -145,7 +145,7 @@ class Prompts:
         return await self._unsaid(turn, ended) + whole[len(closed) :]
 
     async def _unsaid(self, turn: Turn, ended: str) -> str:
-        """What of ``ended``, the template's end of a turn, the model did not say itself, token for token.
+        """Return the part of ``ended``, the template's end of a turn, that the model did not generate, token for token.
 
         A model may have ended its turn in another way than the template does; it is not ended twice.
         """
@@ -174,7 +174,7 @@ class Prompts:
 
 
 def _is_torn(question: Question, count: int) -> bool:
-    """Whether an answer stands behind the first ``count`` messages that no engine is known to have given."""
+    """Return True when an answer that no engine is known to have given is behind the first ``count`` messages."""
     behind = question.messages[count : -1 if question.continues else None]
     return any(message.role == "assistant" for message in behind)
 

@@ -1,4 +1,4 @@
-"""What is asked of a conversation, and where its answer belongs."""
+"""The question that a conversation asks, and the place of its answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model thinks before it answers, told apart from the answer.
+"""Reasoning: the thoughts at the beginning of a model's output, split from its answer.
 
 ``<think>\\nthoughts\\n</think>\\n\\nanswer``, as the chat templates of Qwen3, QwQ, DeepSeek-R1 and GLM-4.5 have it, and
 with other tags those of Magistral (``[THINK]``) and Kimi-VL-Thinking (``◁think▷``). The templates strip the newlines
@@ -32,7 +32,7 @@ class ReasoningFormat:
     calls: str | None = None
 
     def starts_inside(self, prompt: str, prefilled: str = "") -> bool:
-        """Whether the answer to ``prompt`` begins within thoughts.
+        """Return True when the answer to ``prompt`` begins within thoughts.
 
         ``prefilled``: the end of the prompt that is a part of the answer already (``continue_final_message``).
         """

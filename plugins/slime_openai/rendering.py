@@ -29,9 +29,9 @@ _TOOL = {
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a template gets. ``continues``: the last message is an assistant's that has only begun.
+    """The input of a template. ``continues``: the last message is an assistant's that has only begun.
 
-    ``size`` is that of its JSON, in bytes. ``client`` is who gets a turn for what is long.
+    ``size``: bytes of its JSON. ``client``: the client that a long rendering is charged to, for fair turns.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -56,7 +56,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """How a template wants a message with calls: arguments as JSON text, or as an object; content may be nothing."""
+    """A template's form of messages with calls: arguments as JSON text, or as an object; content may be nothing."""
 
     arguments_as_text: bool = False
     content_as_none: bool = False

@@ -1,4 +1,4 @@
-"""How to sample: OpenAI's parameters, and SGLang's own, as the ``sampling_params`` of ``/generate``."""
+"""Sampling parameters, OpenAI's and SGLang's own, as the ``sampling_params`` of ``/generate``."""
 
 from __future__ import annotations
 

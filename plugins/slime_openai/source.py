@@ -45,14 +45,14 @@ class Source:
         self._taken = 0
 
     def take(self) -> str:
-        """What was read since the last take. There is no way back before it."""
+        """Return the text read since the last take, and give it up: reading cannot go back before it."""
         text = self.text[self._taken : self.at]
         self._taken = self.at
         return text
 
     @property
     def offset(self) -> int:
-        """How far it was read since the last take."""
+        """The number of characters read since the last take."""
         return self.at - self._taken
 
     def back(self, offset: int = 0) -> None:
@@ -60,7 +60,7 @@ class Source:
         self.at = self._taken + offset
 
     def since(self, offset: int) -> str:
-        """What was read from ``offset`` on."""
+        """Return the text read from ``offset`` on."""
         return self.text[self._taken + offset : self.at]
 
     def wait(self) -> Reading[None]:
@@ -120,7 +120,7 @@ class Source:
             yield
 
     def attempt(self, reading: Reading[object]) -> Reading[bool]:
-        """Whether ``reading`` succeeds. If not, it is as if it had not begun.
+        """Try ``reading``, and return True when it succeeds. If it does not, go back to where it began.
 
         So it must not take anything before it is sure.
         """

@@ -18,7 +18,7 @@ class StopStrings:
         self._stopped = False
 
     def feed(self, text: str) -> str:
-        """What is certain to be no part of a stop string."""
+        """Return the text that is certainly outside of any stop string."""
         if self._stopped or not self._stops:
             return "" if self._stopped else text
         text = self._held + text
@@ -32,7 +32,7 @@ class StopStrings:
         return text[: found[0]]
 
     def finish(self, matched: str | None = None) -> str:
-        """What waited, at the end of the text.
+        """Return the text held back, at the end of the text.
 
         ``matched``: the stop string that the engine ended at. It is no part of the text, but its beginning may have
         come here before the engine saw the rest.

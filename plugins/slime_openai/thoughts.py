@@ -1,4 +1,4 @@
-"""How many of an answer's tokens are thoughts."""
+"""The number of an answer's tokens that are thoughts."""
 
 from __future__ import annotations
 

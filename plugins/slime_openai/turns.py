@@ -1,4 +1,4 @@
-"""What was asked and answered, on its way into the history."""
+"""Turns, recorded in the history."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Turns:
             self._history.add(turn)
 
     def _ending(self, output: Output, text: str) -> tuple[int, str]:
-        """How many tokens at the end say that the model chose to stop, and what they say."""
+        """Return the number of tokens at the end by which the model chose to stop, and their text."""
         matched = (output.reason or {}).get("matched")
         if isinstance(matched, int) and output.ids[-1] == matched:
             return 1, self._decode([matched])

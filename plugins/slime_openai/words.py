@@ -32,7 +32,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 class Frame:
-    """What all chunks of an answer have in common. ``kind`` is the object's name."""
+    """Members that all chunks of an answer share. ``kind`` is the object's name."""
 
     def __init__(self, prefix: str, kind: str, model: str) -> None:
         self._members = {

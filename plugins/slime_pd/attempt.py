@@ -29,9 +29,9 @@ _BLAMED_S = 0.2
 
 
 class Pair:
-    """What an exchange keeps: ``part`` leases the prefill worker; the servers that were ``asked``, and ``failed``.
+    """An exchange's state: ``part`` leases the prefill worker; the servers that were ``asked``, and ``failed``.
 
-    Both of a pair have failed then: of a transfer that broke, the one that tells of it may not be the one to blame.
+    A failure counts for both servers of a pair: the one that reports a broken transfer may not have caused it.
     """
 
     __slots__ = ("asked", "failed", "part")
@@ -167,7 +167,7 @@ class Attempt:
         self._fail(self._part, WorkerTimeout(late))
 
     def _fail(self, where: Exchange, how: Reply | HTTPError) -> None:
-        """What the one worker did ends the request, and what the other one does: its engine is told."""
+        """End the request with ``how``, one worker's reply or failure. Cancel the other, and tell its engine."""
         if self._failure is None:
             self._failure = where, how
             self._both.cancel()

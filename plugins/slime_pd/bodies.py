@@ -1,4 +1,4 @@
-"""What is passed on of a decode worker's stream."""
+"""Bodies passed on from a decode worker's stream."""
 
 from __future__ import annotations
 

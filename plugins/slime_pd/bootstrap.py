@@ -1,4 +1,4 @@
-"""Where prefill and decode meet: host and port of the prefill worker, and a room for each sequence."""
+"""Bootstrap fields by which prefill and decode meet: the prefill worker's host and port, a room for each sequence."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _room() -> int:
 
 
 def sequences(document: Any, path: str) -> int | None:
-    """How many sequences the batch in ``document`` asks for; None when it is no batch.
+    """Count the sequences that the batch in ``document`` asks for; None when it is no batch.
 
     As SGLang counts (``GenerateReqInput``): prompts times ``n``, and ``n`` above 1 makes a batch of a single prompt.
     """

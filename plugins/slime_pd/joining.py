@@ -22,7 +22,7 @@ _DONE = b"[DONE]"
 
 
 class Prefilled:
-    """What the prefill worker told of each sequence: ``meta_info`` by index."""
+    """The prefill worker's ``meta_info`` of each sequence, by index."""
 
     def __init__(self, metas: dict[int, Meta]) -> None:
         self._metas = metas

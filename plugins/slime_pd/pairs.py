@@ -87,7 +87,7 @@ class Pairs:
         return await attempt.run(asked.body, await self._sequences(exchange, asked))
 
     async def _sequences(self, exchange: Exchange, request: Request) -> int | None:
-        """How many sequences ``request`` asks for, if it is a batch. One that is no JSON counts as one sequence."""
+        """Count the sequences of ``request`` if it is a batch; None for one sequence, or when it is no JSON."""
         if not may_be_many(request.body):
             return None
         if request.is_long_work:

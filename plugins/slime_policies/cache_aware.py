@@ -13,7 +13,7 @@ __all__ = ["CacheAware"]
 
 
 class CacheAware:
-    """What ``--policy cache_aware`` is in the SGLang gateway, over :mod:`slime_policies.prefixes` for its tree.
+    """``--policy cache_aware`` of the SGLang gateway, with :mod:`slime_policies.prefixes` for its tree.
 
     - The loads differ by more than ``balance_abs_threshold`` requests and by more than a factor of
       ``balance_rel_threshold``: fewest in flight.

@@ -1,4 +1,4 @@
-"""What every policy must keep, as a function that a third party's tests can call too."""
+"""The contract that every policy must keep, as a function that a third party's tests can call too."""
 
 from __future__ import annotations
 

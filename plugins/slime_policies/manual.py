@@ -17,7 +17,7 @@ _MAX_SESSIONS = 1 << 18
 
 
 class Manual:
-    """Where a session begins: ``--assignment-mode``. The core lets it stay there, whatever the policy.
+    """Assigns a new session to a worker by ``--assignment-mode``. The core keeps it there under any policy.
 
     ======================= ============================================================
     ``random`` (default)    any worker

@@ -62,7 +62,7 @@ class Prompt:
 
 
 class Seen:
-    """What one worker was sent, at most ``limit`` bytes of it; what was used longest ago is forgotten first.
+    """Prompts that one worker was sent, at most ``limit`` bytes of them; the least recently used are evicted first.
 
     An entry stands for at least 64 bytes of a prompt and takes about 150 itself, whatever it stands for.
     """

@@ -1,4 +1,4 @@
-"""What a tokenizer allows: found out once, when it is loaded, by trying it.
+"""Abilities of a tokenizer: found out once, when it is loaded, by trying it.
 
 Three habits of tokenizers would make answers silently wrong. Some lose text (lower-casing, collapsed spaces): two
 texts have the same tokens, so no text leads back to them. Some put a space of their own before every text

@@ -66,7 +66,7 @@ class Aborts:
         self._resume = resume
 
     def begin(self, exchange: Exchange, rid: Any) -> Generation | None:
-        """What ``exchange`` asks for, by the name ``rid``; None when aborts are passed on."""
+        """Begin the generation of ``exchange``, named ``rid``; None when aborts are passed on."""
         if not self._count:
             return None
         watch = self.interruptions.watch([rid] if isinstance(rid, str) else ())
@@ -238,7 +238,7 @@ class Generation:
 
 
 def is_only_proxied(worker: Worker | None) -> bool:
-    """What came of ``worker`` is no evidence: it may speak any protocol. It has taken the place of others just now."""
+    """Return True when ``worker`` is no evidence: it may speak any protocol, and has just taken others' place."""
     return worker is not None and worker.passthrough
 
 

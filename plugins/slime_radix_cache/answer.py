@@ -57,7 +57,7 @@ class Record:
         return [version for version, count in self.spans for _ in range(count)]
 
     def weight_versions(self) -> list[dict[str, Any]]:
-        """What was sampled under which weights, as SGLang spells it: ``{version, start, end}``, in tokens."""
+        """Return the runs sampled under each weight version, in SGLang's form: ``{version, start, end}``, in tokens."""
         found: list[dict[str, Any]] = []
         position = 0
         for version, count in self.spans:
@@ -145,7 +145,7 @@ def _first(versions: Versions, length: int) -> Versions:
 
 
 def about_record(record: Record, reason: str | None, matched: int, candidates: Count) -> dict[str, Any]:
-    """What every answer says beside its tokens; ``reason`` is why they are not exact."""
+    """Return the fields that every answer has beside its tokens; ``reason``: why they are not exact."""
     length = len(record.tokens)
     return {
         "token_length": length,
@@ -170,7 +170,7 @@ def has_logprobs(context: Context, session: str | None) -> bool:
 
 
 def reason_of_record(context: Context, *, has_logprobs: bool) -> str | None:
-    """Why a record of all of ``context`` is not exact; None when it is.
+    """Return the reason why a record of all of ``context`` is not exact; None when it is.
 
     - ``engine_contradicts_itself``, ``unknown_field:NAME``: the doubt in the earliest response that has one.
     - ``no_logprobs``: a sampled token has none.
@@ -179,7 +179,7 @@ def reason_of_record(context: Context, *, has_logprobs: bool) -> str | None:
 
 
 def inexact_reason(match: Match, text: bytes, record: Record, lost: Lost) -> str | None:
-    """Why ``record``, made from ``match`` for ``text``, is not exact; None when it is.
+    """Return the reason why ``record``, made from ``match`` for ``text``, is not exact; None when it is.
 
     - ``cut_inside_token``: the text ends within a sampled token; what is left of it was tokenised again.
     - ``evicted``: the text was recorded, and had to go; or the session has lost something, and only others have this.

@@ -38,7 +38,7 @@ def own_copy(tokenizer: Tokenizer) -> tokenizers.Tokenizer | None:
 
 
 def decoder_of(tokenizer: Tokenizer) -> Decoder:
-    """How ``tokenizer`` decodes. Half as expensive as asking it, where it does nothing but ask the Rust one."""
+    """Return a decoder for ``tokenizer``; at half its cost when all that it does is to ask the Rust one."""
     own = own_copy(tokenizer)
     if own is None or not _only_asks(tokenizer):
         return Decoder(lambda ids, skip: tokenizer.decode(list(ids), skip_special_tokens=skip))

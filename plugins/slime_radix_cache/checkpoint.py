@@ -1,4 +1,4 @@
-"""What is read of a model's checkpoint: its tokenizer, and the tokens with which it ends a response."""
+"""Files of a model's checkpoint: its tokenizer, and the tokens with which it ends a response."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _END_OF_MESSAGE = "<|eom_id|>"
 
 
 def load_tokenizer(path: str) -> Tokenizer:
-    """What transformers loads from ``path``. Raises SettingsError."""
+    """Load the tokenizer at ``path`` by transformers. Raises SettingsError."""
     from transformers import AutoTokenizer  # heavy, and only needed with --hf-checkpoint
 
     try:

@@ -135,7 +135,7 @@ def _taken(joined: JoinedResponse, event: dict[str, Any]) -> int:
 
 
 def _event_in(data: bytes) -> dict[str, Any] | None:
-    """What an event says of a generation; None: nothing. Raises WorkerBroke when it makes no sense."""
+    """Return the generation's event in ``data``; None when it has none. Raises WorkerBroke when it makes no sense."""
     try:
         event = parsed(data)
         return read_event(event) if "meta_info" in event else None

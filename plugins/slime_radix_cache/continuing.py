@@ -31,7 +31,7 @@ def can_go_on(body: dict[str, Any]) -> bool:
 
 
 def max_new_tokens(body: dict[str, Any]) -> int | None:
-    """How long the response may become; None: as long as the context allows."""
+    """Return the response's limit of tokens; None: as many as the context allows."""
     told = (body.get("sampling_params") or {}).get("max_new_tokens", _MAX_NEW_TOKENS)
     return told if isinstance(told, int) else None
 

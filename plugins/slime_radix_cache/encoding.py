@@ -145,7 +145,7 @@ class Encoder:
         return b"".join(found)
 
     async def text_of(self, spelling: Spelling, ids: bytes, client: str | None) -> str:
-        """What ``ids`` (packed) say, special tokens spelt out. Raises PromptTooLong."""
+        """Return the text of ``ids`` (packed), special tokens spelt out. Raises PromptTooLong."""
         self.check_length(len(ids) // 4)
         if len(ids) < _MANY_IDS:
             return spelling.text_of(array("i", ids))
@@ -194,7 +194,7 @@ class Encoder:
         return self._batch([text], False)[0]  # with a space of the tokenizer's own, which the engine gets too
 
     def as_dict(self) -> dict[str, Any]:
-        """What the tokenizer allows and what was tokenised, ready for JSON."""
+        """Return the tokenizer's abilities and the counts of tokenisation, ready for JSON."""
         parts = self._parts
         return {
             "refused": self.abilities.refused,

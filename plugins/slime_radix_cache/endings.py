@@ -1,4 +1,4 @@
-"""How an engine would have ended a response whose last token it did not look at.
+"""The end that an engine would have given a response whose last token it did not look at.
 
 On an abort SGLang returns before it looks at the token that it has sampled in that step (``Req.check_finished``): an
 EOS, the end of a stop string or the last token allowed comes with the reason ``abort``. To go on behind it would put

@@ -34,7 +34,7 @@ _Arrays = dict[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How answers are written. ``one``: a single answer; ``many``: a session's, with what is said of it."""
+    """A format of answers. ``one``: a single answer; ``many``: a session's, with what is said of it."""
 
     media_type: str
     one: Callable[[Answer], bytes]

@@ -32,7 +32,7 @@ def is_aborted(output: Any) -> bool:
 
 
 class JoinedResponse:
-    """What was sampled for ``body`` in all attempts; it says so as if it had been one.
+    """All that was sampled for ``body``, in all attempts; it reads as if it had been one.
 
     ``began`` is when the client asked, by ``time.monotonic``. ``asked`` says of an aborted answer that somebody
     wanted the abort; any other one whose last token ends the response is the end of it.
@@ -174,7 +174,7 @@ class JoinedResponse:
         )
 
     def _ending(self, output: dict[str, Any], ids: Sequence[int]) -> dict[str, Any] | None:
-        """Why ``ids`` are a whole response, though ``output`` says that it was aborted; None if they are not."""
+        """Return the finish reason of ``ids``, a whole response that ``output`` calls aborted; None if they are not."""
         if not is_aborted(output) or self._asked(output):
             return None
         return self._endings.reason(ids, self._parameters, self._limit)

@@ -1,4 +1,4 @@
-"""What the log of trajectories says. The sizes are in tokens."""
+"""Records of the log of trajectories. The sizes are in tokens."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ __all__ = ["LoggedTrajectories"]
 
 @dataclass(slots=True)
 class _Replay:
-    """What is needed while the log is read: ``serial`` is that of the record that is being told again."""
+    """State while the log is read: ``serial`` is that of the record that is being replayed."""
 
     serial: int = 0
     segments: dict[int, Segment] = field(default_factory=dict)
@@ -274,12 +274,12 @@ def _sampled(record: Answered, text: bytes) -> Sampled:
 
 
 def _end(segment: Segment) -> Node:
-    """Where all text of ``segment`` ends, that of hidden tokens too."""
+    """Return the node at which all text of ``segment`` ends, that of hidden tokens too."""
     return segment.end if isinstance(segment, Response) else segment.node
 
 
 def _fork(one: Node, other: Node) -> Node:
-    """Where the texts of two nodes part. O(edges behind it)."""
+    """Return the node at which the texts of two nodes part. O(edges behind it)."""
     while one is not other:
         deeper = one if one.depth >= other.depth else other
         assert deeper.parent is not None  # not the root: that is no deeper than any other

@@ -133,7 +133,7 @@ def find_given(
 
 
 def _shared(response: Response, ids: bytes, fitting: ContextFilter, since: float) -> _Found | None:
-    """What of ``response`` begins as ``ids`` do, or else what it continues; and how many of ``ids`` that has."""
+    """Find what of ``response`` begins as ``ids`` do, else what it continues; and how many of ``ids`` that has."""
     common = _common_tokens(response.ids, ids) if response.ids[:4] == ids[:4] else 0
     if common and (length := fitting(response, common)):
         return (response, length), length

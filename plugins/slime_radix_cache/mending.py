@@ -146,7 +146,7 @@ class MendedStream:
 
 
 def _abort_in(data: bytes) -> int:
-    """Where the first event that says abort begins in ``data``, whole events; -1 when there is none."""
+    """Return the offset in ``data``, whole events, of the first event that says abort; -1 when there is none."""
     place = data.find(_ABORT)
     while place >= 0:
         start = max((data.rfind(end, 0, place) + len(end) for end in _ENDS if end in data[:place]), default=0)
@@ -176,6 +176,6 @@ def _with_end(data: bytes) -> bytes:
 
 
 def _first_event(data: bytes) -> Any:
-    """What the first event of ``data`` says; None when there is none."""
+    """Return the first event of ``data``, parsed; None when there is none."""
     events = EventSplitter().feed(data + b"\n\n")
     return parsed(events[0]) if events else None

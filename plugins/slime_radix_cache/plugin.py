@@ -189,11 +189,11 @@ class RadixCache:
 
     @hookimpl
     def routes(self) -> Sequence[BaseRoute]:
-        """What gives tokens back, and ``/cache_stats``."""
+        """Return the retrieval routes, and ``/cache_stats``."""
         return self.retrieval.routes(self.get_stats)
 
     def get_stats(self) -> dict[str, Any]:
-        """What is kept, and what was done so far."""
+        """Return the sizes of the cache, and counts of what was done so far."""
         kept = self._trajectories
         losses = kept.losses
         return {

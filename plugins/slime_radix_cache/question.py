@@ -1,4 +1,4 @@
-"""What the retrieval routes are asked."""
+"""Requests to the retrieval routes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a chat template is given."""
+    """The input of a chat template."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None

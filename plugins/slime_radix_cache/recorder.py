@@ -75,7 +75,7 @@ class StreamRecorder:
             self.failed(error)
 
     def begin_anew(self) -> None:
-        """What was kept is a fact of its own: what comes was sampled anew."""
+        """Keep what came as a fact of its own: from now on it is sampled anew."""
         self._responses[0].begin_anew()
         self.doubt = _no_doubt
 

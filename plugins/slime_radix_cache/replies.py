@@ -1,4 +1,4 @@
-"""What an engine answered, out of SGLang's JSON: checked once, here.
+"""An engine's answer, read out of SGLang's JSON: checked once, here.
 
 Every key may be missing: an aborted generation has next to none.
 """
@@ -52,12 +52,12 @@ class Unusable(Exception):
 
 
 def media_type(reply: Reply) -> bytes:
-    """What ``reply`` is, in lower case and without parameters."""
+    """Return the media type of ``reply``, in lower case and without parameters."""
     return (reply.header(b"content-type") or b"").partition(b";")[0].strip().lower()
 
 
 async def rest_of(reply: Reply) -> bytes:
-    """What comes behind the last event of a generation: ``[DONE]``. Then ``reply`` is closed.
+    """Return the bytes behind the last event of a generation, ``[DONE]``, and close ``reply``.
 
     One that is given up before its end is aborted at the engine, by a name that the next attempt has, too.
     """

@@ -1,4 +1,4 @@
-"""What a ``/generate`` body asks for, and the body that the engine gets instead."""
+"""The request in a ``/generate`` body, and the body that the engine gets instead."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Ask:
 
     @property
     def sequences(self) -> int:
-        """How many are sampled."""
+        """The number of sequences sampled."""
         return len(self.prompts) * self.copies
 
     @property
@@ -89,7 +89,7 @@ def _prompts(body: Any) -> Sequence[Any]:
 
 
 def read_ask(body: Any) -> Ask | str:
-    """What ``body`` asks for, or why it is to be passed on untouched (in one word, for counting).
+    """Return the request in ``body``, or why it is to be passed on untouched (in one word, for counting).
 
     Malformed bodies are among these: the worker says in its own words what is wrong with them. Raises BadRequest for
     the name of an adapter that is too long to be kept.
@@ -172,7 +172,7 @@ def rewritten(
 
 
 def names(body: dict[str, Any], ask: Ask) -> list[str | None]:
-    """What the engine calls each sequence of its answer; None where that is its own choice."""
+    """Return the engine's name of each sequence of its answer; None where that is its own choice."""
     rid = body.get("rid") if ask.copies == 1 else None
     count = ask.sequences
     if ask.batch and isinstance(rid, str):

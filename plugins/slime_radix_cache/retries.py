@@ -1,4 +1,4 @@
-"""When an aborted generation is tried again, and for how long."""
+"""Retries of an aborted generation: their conditions, waits and number."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Retries:
     async def run(
         self, watch: Watch, attempt: Callable[[], Awaitable[T | None]], *, at_once: bool
     ) -> T | None:
-        """What ``attempt`` gives; it is awaited again while it gives None. None: in vain, or not wanted.
+        """Return the result of ``attempt``, repeated while it gives None. None: in vain, or not wanted.
 
         ``at_once``: the first time without waiting, unless the engines are paused.
         """

@@ -127,7 +127,7 @@ class Retrieval:
         return whole[:position].decode() if space.endswith(whole[position:].decode()) else text
 
     def session(self, session: str) -> tuple[dict[str, Any], list[Branch]]:
-        """What is said of ``session``, and its leaves. Raises SessionNotFound."""
+        """Return facts about ``session``, and its leaves. Raises SessionNotFound."""
         self._streams.catch_up_session(session)
         responses = self._trajectories.responses_of(session)
         if not responses:
@@ -200,7 +200,7 @@ class Retrieval:
 
 
 def _finish_reason(match: Match, text: bytes) -> Any:
-    """How the response ended that ``text`` ends with; None when it does not end with all of one."""
+    """Return the finish reason of the response that ``text`` ends with; None when that is not all of one."""
     if match.context is None or match.position < len(text):
         return None
     last, length = match.context

@@ -96,7 +96,7 @@ class StopAcross:
         self._before = len(self._decode().rstrip(_BROKEN)) if self._ids else 0
 
     def find(self, ids: Sequence[int]) -> tuple[int, str] | None:
-        """How many of the next ``ids`` complete a stop string, and which; None when none does."""
+        """Return the number of next ``ids`` that complete a stop string, and that string; None when none does."""
         if not self._ids:
             return None
         for count, token in enumerate(ids, 1):

@@ -177,7 +177,7 @@ class Response(Segment):
 
     @property
     def reach(self) -> Node:
-        """Where the text ends that the response may be cut in."""
+        """The node at which the text ends that the response may be cut in."""
         return self.node if self.visible >= 0 else self.end
 
     @property

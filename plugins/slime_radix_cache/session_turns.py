@@ -51,7 +51,7 @@ class TurnContext:
 
 
 class SessionTurns:
-    """What is kept of each session; the component ``"session_turns"``. A read leaves no trace."""
+    """The record of each session; the component ``"session_turns"``. A read leaves no trace."""
 
     def __init__(self, trajectories: Trajectories, spell: Callable[[Sequence[int]], str]) -> None:
         self._trajectories = trajectories
@@ -110,7 +110,7 @@ class SessionTurns:
         return TurnContext(record, tuple(reversed(spans)), tuple(reversed(sampled)), reason)
 
     def text(self, turn: Turn) -> str:
-        """What the client was told in ``turn``. O(its length); in the event loop only, for the index moves."""
+        """Return the client's text of ``turn``. O(its length); in the event loop only, for the index moves."""
         return text_of(turn.response.node, prompt_end(turn.response)).decode()
 
     def has_lost(self, session: str) -> bool:

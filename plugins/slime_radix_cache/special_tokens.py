@@ -17,7 +17,7 @@ class SpecialTokens:
         self._reach = max((len(text.encode()) for text in spelt), default=1) - 1
 
     def around(self, text: bytes, position: int) -> int | None:
-        """Where the one begins that ``position`` lies inside of; None when that is between tokens. O(1)."""
+        """Return the start of the special token around ``position``; None when that is between tokens. O(1)."""
         if self._spelt is None:
             return None
         nearby = max(0, position - self._reach), position + self._reach

@@ -155,7 +155,7 @@ class _Reading:
         return spelt
 
     def behind(self, ids: Sequence[int], visible: int) -> str:
-        """What the tokens after the ``visible`` ones say, if a client could write it."""
+        """Return the text of the tokens after the ``visible`` ones, if a client could write it."""
         if not self._lead:
             return _anchored(self._decode(ids[visible:], False))
         whole, shown = self.text(ids, False), self.text(ids[:visible], False)

@@ -27,7 +27,7 @@ _SHIFT = 44
 
 
 class Starts:
-    """Where responses begin, by a digest of what stands before them; that is compared before it is believed."""
+    """Starts of responses, by a digest of the tokens before them; these are compared before it is believed."""
 
     def __init__(self) -> None:
         self._by_digest: dict[int, Row[Response]] = {}

@@ -1,4 +1,4 @@
-"""What the cache did, counted; and each kind of trouble logged once."""
+"""Counters of the cache's work; each kind of trouble is logged once."""
 
 from __future__ import annotations
 

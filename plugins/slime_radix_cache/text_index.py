@@ -129,7 +129,7 @@ class Node:
 
 
 class Path(NamedTuple):
-    """How far a text leads: ``position`` bytes, into the edge of ``node``.
+    """The match of a text: ``position`` bytes, into the edge of ``node``.
 
     ``stops`` are the nodes passed in full at which segments end or responses begin, shallowest first.
     """

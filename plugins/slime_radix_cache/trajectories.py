@@ -37,7 +37,7 @@ _SESSION_BYTES = 240
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much is kept: tokens, bytes, and uses no older than ``versions`` weight versions. 0 is no limit."""
+    """Limits of the cache: tokens, bytes, and uses no older than ``versions`` weight versions. 0 is no limit."""
 
     tokens: int = 0
     size_bytes: int = 0
@@ -46,7 +46,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What an engine answered, ready to be kept.
+    """An engine's answer, ready to be kept.
 
     ``ids`` and ``logprobs`` are packed (see Response). ``text`` is what the client saw; the first ``visible``
     tokens spell it (-1: it ends inside a token), the others spell ``tail``. ``doubt``: why its record is not exact;
@@ -121,7 +121,7 @@ class Trajectories:
         return text in self.losses.texts
 
     def responses_of(self, session: str) -> list[Response]:
-        """What ``session`` was answered and is kept, oldest first."""
+        """Return the responses of ``session`` that are kept, oldest first."""
         return self._sessions.of(session)
 
     def longer_of(self, session: str) -> dict[Response, Response]:
@@ -363,7 +363,7 @@ class Trajectories:
         self._remove(segment)
 
     def _note_loss(self, response: Response) -> None:
-        """What the session got before is a leaf from now on, but not where the session ended."""
+        """Note that the session's response before is a leaf from now on, but not the session's end."""
         before = said_before(response) if response.session is not None else None
         if before is not None:
             before.continuation_lost = True

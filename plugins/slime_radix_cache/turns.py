@@ -57,7 +57,7 @@ class Turn:
 
     @property
     def ids(self) -> bytes:
-        """What the engine gets, packed."""
+        """The ids that the engine gets, packed."""
         return context_ids(self.context) + self.rest
 
 
@@ -249,7 +249,7 @@ class Growing:
             self._part = response
 
     def begin_anew(self) -> None:
-        """What is recorded stands: what comes now is another response."""
+        """Leave the record so far as it is: from now on comes another response."""
         self._part = None
 
 

@@ -113,7 +113,7 @@ class WholeAnswers:
                 tasks.start_soon(mend, number)
 
     async def _mended(self, number: int, aborted: Any, generation: Generation) -> bytes | None:
-        """What there is to answer instead of ``aborted``, as JSON; None: nothing better. All of it is recorded."""
+        """Return a better answer than ``aborted``, as JSON; None when there is none. All of it is recorded."""
         turn = self._turns[number]
         response = Growing(self._recorder, turn)
         grows = generation.goes_on

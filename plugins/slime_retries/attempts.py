@@ -1,4 +1,4 @@
-"""What may be asked again, when, and of whom."""
+"""Retries: which requests may be sent again, after which delay, and to which workers."""
 
 from __future__ import annotations
 
@@ -164,6 +164,6 @@ def _reply(state: RetryCallState) -> Reply:
 
 
 def _retry_after_s(reply: Reply) -> float:
-    """How long a worker wants to be left alone. A date (RFC 9110 section 10.2.3) is not looked at."""
+    """Return the seconds of a reply's ``Retry-After``, else 0. A date (RFC 9110 section 10.2.3) is ignored."""
     value = reply.header(b"retry-after")
     return float(value) if value is not None and value.isdigit() else 0.0

@@ -1,6 +1,6 @@
-"""When an answer has begun: as long as nothing of it was passed on, another worker can be asked.
+"""The beginning of an answer: as long as nothing of it was passed on, another worker can be asked.
 
-An engine sends the head of a stream as soon as it has taken the request, which may wait long for its turn: a stream has
+An engine sends the head of a stream once it has taken the request, which may still wait long: a stream has
 begun with its first piece. A whole answer is of use only when it is whole; unless it is large it is awaited.
 """
 

@@ -16,7 +16,7 @@ State = Literal["closed", "open", "half-open"]
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """When it opens, and when it closes again; times in seconds."""
+    """Thresholds at which a circuit breaker opens and closes again; times in seconds."""
 
     failures: int = flag(
         "--cb-failure-threshold", default=10, at_least=1, metavar="N",
@@ -61,7 +61,7 @@ class Breaker:
 
     @property
     def admits(self) -> bool:
-        """Whether the worker may be asked now."""
+        """True when the worker may be sent a request now."""
         return self.state == "closed" or (self.state == "half-open" and self._probe is None)
 
     @property

@@ -130,7 +130,7 @@ class _End:
         """Nothing: what counts is how it ends."""
 
     def close(self, complete: bool) -> None:
-        """What was read whole by a plugin is as good as what the client got; so is a refusal that nobody read."""
+        """Count the end. A reply that a plugin read whole counts as complete, and so does a status of 400 or more."""
         reply, self._reply = (
             self._reply,
             None,

@@ -13,7 +13,7 @@ _PROMPT = -1
 
 
 def records_of(source: SessionTurns, turns: Sequence[Turn], texts: Sequence[str]) -> list[dict[str, Any]]:
-    """What the engines were sent and answered, turn by turn. O(tokens of all contexts); any thread may make it.
+    """Return what the engines were sent and answered, by turn. O(tokens of all contexts); any thread may call it.
 
     ``texts``: what the client was told in each of ``turns``.
     Ids are numpy arrays: of a long session there are many more than of all its answers.

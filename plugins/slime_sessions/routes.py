@@ -187,7 +187,7 @@ async def _object(request: Request) -> dict[str, Any]:
 
 
 async def _written(turns: Sequence[Turn], write: Callable[[], bytes]) -> bytes:
-    """What ``write`` makes of ``turns``; in a thread where that takes long."""
+    """Return what ``write`` makes of ``turns``; in a thread when they are many."""
     many = sum(turn.tokens for turn in turns) > _MANY_TOKENS or len(turns) > _MANY_TURNS
     return await anyio.to_thread.run_sync(write) if many else write()
 

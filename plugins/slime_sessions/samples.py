@@ -83,7 +83,7 @@ def samples_of(
 
 
 def _kept(context: TurnContext, turns: Mapping[int, Turn], max_seq_len: int | None) -> tuple[int, str]:
-    """How many tokens of ``context`` are the sample's, and its status.
+    """Return how many tokens of ``context`` are the sample's, and its status.
 
     A turn that was not completed is the last one, unless the client itself kept only a part of it. A turn over
     ``max_seq_len`` is cut, one that begins behind it left out with all that follows.

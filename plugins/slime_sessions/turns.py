@@ -1,4 +1,4 @@
-"""What ``radix_cache`` tells of a session: the component ``"session_turns"``."""
+"""The component ``"session_turns"`` of ``radix_cache``: the turns recorded of each session."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class TurnContext(Protocol):
 
 
 class SessionTurns(Protocol):
-    """What is kept of sessions."""
+    """The recorded sessions."""
 
     def turns(self, session: str) -> Sequence[Turn]:
         """The turns of ``session``, oldest first."""
@@ -71,7 +71,7 @@ class SessionTurns(Protocol):
         ...
 
     def text(self, turn: Any) -> str:
-        """What the client was told in ``turn``. Not for another thread than the event loop's."""
+        """Return the text that the client got in ``turn``. To be called in the event loop's thread only."""
         ...
 
     def spell(self, ids: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""What is SGLang's: how its servers introduce themselves, their ranks, and, for other plugins, what answers say."""
+"""SGLang's protocol: the description that servers give of themselves, their ranks, and readers of their answers."""
 
 from slime_sglang.evidence import CONTRADICTION, contradiction
 from slime_sglang.plugin import SGLang, add_options, make_plugin

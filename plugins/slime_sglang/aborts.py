@@ -33,10 +33,10 @@ def check_rid(rid: object) -> None:
 
 
 def abort_prefix(request: Request) -> str | None:
-    """What the rids begin with that ``request`` ends, ``""`` for all; None when it means nobody, or is no request.
+    """Return the prefix of the rids that ``request`` aborts, ``""`` for all; None when it names none or is invalid.
 
-    SGLang's ``AbortReq``: ``abort_all``, or the beginning of a ``rid``. Of a bad one the workers say what is wrong.
-    Raises BadRequest for one that is too long.
+    SGLang's ``AbortReq``: ``abort_all``, or the beginning of a ``rid``. Workers explain what is wrong with an invalid
+    one. Raises BadRequest for one that is too long.
     """
     try:
         document = request.json()

@@ -1,4 +1,4 @@
-"""What workers answer to questions about themselves, as JSON."""
+"""JSON documents in which workers describe themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What SGLang servers say of themselves: the version of their weights, their model, their data-parallel ranks."""
+"""The description that an SGLang server gives of itself: weight version, model, data-parallel ranks."""
 
 from __future__ import annotations
 
@@ -98,6 +98,6 @@ class Introduction:
 
 
 def _served_model(server_info: bytes) -> str | None:
-    """What its clients call the model, if it says so."""
+    """Return the server's ``served_model_name``, or None."""
     name = (document_in(server_info) or {}).get("served_model_name")
     return name if isinstance(name, str) and name else None

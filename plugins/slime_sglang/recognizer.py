@@ -20,7 +20,7 @@ _REFUSAL = "{url} speaks vLLM's protocol; supported: SGLang (to proxy to it only
 
 
 async def objection(worker: Worker, http: httpx.AsyncClient) -> str | None:
-    """Why ``worker``, which does not introduce itself, cannot be registered; None when it can."""
+    """Return the reason why ``worker``, which does not introduce itself, cannot be registered; None when it can."""
     try:
         with anyio.fail_after(_DEADLINE_S):
             is_vllm = await _is_vllm(worker, http)

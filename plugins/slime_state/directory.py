@@ -34,7 +34,7 @@ class StateDirectory:
             raise StartupError(f"--state-dir: another router keeps its state in {path}") from None
 
     def read(self) -> Snapshot:
-        """What was kept; nothing, in a new directory. Raises StartupError."""
+        """Return the saved snapshot; an empty one in a new directory. Raises StartupError."""
         try:
             self._content = self._file.read_bytes()
             return Snapshot.from_json(self._content)

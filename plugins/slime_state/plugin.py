@@ -145,7 +145,7 @@ class State:
 
 
 def _is_allowed(router: Router, saved: SavedWorker) -> bool:
-    """Whether it could register now: the command line may have become stricter."""
+    """Return True when ``saved`` could register now: the command line may have become stricter."""
     try:
         router.addresses.check(saved.url)
     except BadRequest as error:
@@ -155,7 +155,7 @@ def _is_allowed(router: Router, saved: SavedWorker) -> bool:
 
 
 def _without_hooks(router: Router) -> list[object]:
-    """What may change without a call of a hook."""
+    """Return the state that may change without a call of a hook."""
     pool = router.pool
     about = ((dict(worker.holds), worker.weight_version) for worker in pool)
     registered = ((dict(each.facts), each.labels, each.api_key) for each in pool)

@@ -1,4 +1,4 @@
-"""What is kept of a router, as JSON."""
+"""The saved state of a router, as JSON."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Snapshot:
 
     @classmethod
     def of(cls, workers: Iterable[Worker], weights: WeightVersions) -> Snapshot:
-        """What is now."""
+        """Return a snapshot of the present state."""
         return cls(tuple(map(SavedWorker.of, workers)), weights.ordered, weights.current)
 
     def to_json(self) -> bytes:
@@ -117,7 +117,7 @@ class Snapshot:
 
     @classmethod
     def from_json(cls, content: bytes) -> Snapshot:
-        """What :meth:`to_json` wrote. Raises Foreign."""
+        """Read the JSON that :meth:`to_json` wrote. Raises Foreign."""
         try:
             document = orjson.loads(content)
         except orjson.JSONDecodeError as error:

@@ -76,7 +76,7 @@ class Crowd:
         self.finished.append(conversation)
 
     async def retrieve(self, conversation: Conversation) -> dict[str, Any]:
-        """What the router says of its text."""
+        """Return the router's record of the conversation's text."""
         question = {"text": conversation.settled, "session_id": conversation.session}
         async with self._http.post("/retrieve_from_text", json=question) as answer:
             said: dict[str, Any] = await answer.json()

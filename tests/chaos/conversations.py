@@ -46,7 +46,7 @@ class Heard:
 
     @property
     def whole(self) -> bool:
-        """Whether the engine finished it by itself, and the client saw that."""
+        """True when the engine finished it by itself, and the client saw that."""
         return self.reason is not None and self.reason["type"] != "abort"
 
     @property

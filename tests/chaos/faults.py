@@ -1,4 +1,4 @@
-"""What goes wrong, in an order that the seed decides."""
+"""Faults, in an order that the seed decides."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Faults:
         return any(at is not None and began <= at <= ended for at in restarts)
 
     def _under_way(self, engine: Engine) -> set[str]:
-        """What the engine works on, without what it had when it was killed before."""
+        """Return the rids that the engine works on, without those that an earlier kill hit."""
         killed = [fault.hit for fault in self.done if fault.kind == _KILLED and fault.engine == engine.name]
         return engine.journal.unfinished().difference(*killed)
 

@@ -38,7 +38,7 @@ class Engine:
         self.program = Program(arguments, directory / f"{name}.log")
 
     async def serves(self, http: aiohttp.ClientSession) -> bool:
-        """Whether it answers, asked directly."""
+        """Return True when the engine answers, asked directly."""
         try:
             async with http.get(f"{self.direct_url}/health") as answer:
                 return answer.status == 200
@@ -67,7 +67,7 @@ async def until(condition: Callable[[], bool], seconds: float) -> bool:
 
 
 class Watch:
-    """What ``GET /workers`` said last, polled, and every change of a state: ``(time, url, state)``."""
+    """The last answer of ``GET /workers``, polled, and every change of a state: ``(time, url, state)``."""
 
     def __init__(self, http: aiohttp.ClientSession) -> None:
         self._http = http
@@ -78,7 +78,7 @@ class Watch:
         return str(self.workers.get(url, {}).get("state", "unknown"))
 
     def count(self, state: str) -> int:
-        """How often a worker got into ``state``."""
+        """Count the changes of a worker into ``state``."""
         return sum(one == state for _, _, one in self.changes)
 
     async def look(self) -> None:

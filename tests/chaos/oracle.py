@@ -1,4 +1,4 @@
-"""What the engines really did, from their journals, and whether what clients were told is that."""
+"""An oracle that compares the engines' journals with the records that clients got from the router."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Oracle:
         return None
 
     def judge(self, conversation: Conversation, said: dict[str, Any]) -> str | None:
-        """What is wrong with what the router says of a conversation's text; None when nothing is."""
+        """Return the fault in the router's record of a conversation's text; None when there is none."""
         columns = [said[key] for key in ("tokens", "loss_mask", "rollout_logp", "generation_versions")]
         if {len(column) for column in columns} != {said["token_length"]}:
             return "lengths differ"
@@ -146,7 +146,7 @@ class Oracle:
         return [size for size in reached if size in longest]
 
     def _begins_anew(self, run: Entry, conversation: Conversation, number: int) -> bool:
-        """Whether no whole token was kept: then the whole prompt is tokenised anew, and tells nothing of this turn."""
+        """Return True when no whole token was kept: the prompt is then tokenised anew, and has nothing of this turn."""
         heard = conversation.heard[number]
         shown = (self._shown(run["output_ids"][: size + 1]) for size in range(len(run["output_ids"])))
         first = next(filter(None, shown), "")

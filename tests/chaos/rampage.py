@@ -151,7 +151,7 @@ class Rampage:
             await self._crowd.play(next(self.conversations), self.dice.randint(3, 6), 4.0)
 
     def _missing(self) -> str:
-        """What has not happened yet that a run has to have."""
+        """Return the events that a run must have, and that have not happened yet."""
         missing: list[str] = [*{*KINDS}.difference(fault.kind for fault in self._faults.done)]
         if self._watch.count("stale") == 0:
             missing.append("an engine came back with old weights, and was found stale")
@@ -193,7 +193,7 @@ class Rampage:
             await asyncio.sleep(0.2)
 
     async def _use(self, aim: Use | None) -> Use:
-        """What the idle router has; with an ``aim``, waits a while for it to come down to that."""
+        """Return the idle router's use of resources. With an ``aim``, wait a while for it to come down to that."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (_SETTLED_S if aim is not None else 6)  # it keeps idle connections for 4 s
         while True:
@@ -264,7 +264,7 @@ class Rampage:
 
 
 def _leaked(after: Use, before: Use) -> list[tuple[str, str]]:
-    """What there is more of, beyond what an idle router has a little more or less of."""
+    """Return the resources of which there are more, beyond the normal variation of an idle router."""
     found = []
     if after.open_files > before.open_files + _MORE_FILES:
         found.append(f"{after.open_files - before.open_files} files")

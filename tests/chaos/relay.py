@@ -78,7 +78,7 @@ class Relay:
                 both.start_soon(until_gone, link.pass_answers)
 
     def choose(self, request: bytes) -> Trouble | None:
-        """What happens to ``request``; note whom it hits."""
+        """Return the trouble for ``request``, if any, and note the rids that it hits."""
         if self.trouble is None or not (self.everything or request.startswith(b"POST /generate ")):
             return None
         for found in _RID.findall(request):

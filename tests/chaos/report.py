@@ -1,4 +1,4 @@
-"""What a run came to, as a table."""
+"""The results of a run, as a table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Report", "Use"]
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What an idle router process has. ``kept_bytes``: its records, as the radix cache counts them."""
+    """Resources of an idle router process. ``kept_bytes``: its records, as the radix cache counts them."""
 
     open_files: int
     resident_bytes: int

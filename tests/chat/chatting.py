@@ -22,7 +22,7 @@ __all__ = ["Chat", "chatting"]
 
 @dataclass
 class Chat:
-    """What a client does, and what the engine knows. The engine says the next of ``script``, the last one for ever."""
+    """A client and the engine's journal. The engine says the next of ``script``, the last one for ever."""
 
     family: Family
     running: Running
@@ -62,17 +62,17 @@ class Chat:
 
     @property
     def entries(self) -> list[JournalEntry]:
-        """What the engine did, request by request; also when it has ended."""
+        """The engine's journal entries, request by request; also when the engine has ended."""
         return list(self.journal.entries(None))
 
     @property
     def consumed(self) -> list[list[int]]:
-        """What the engine got, request by request."""
+        """The tokens that the engine consumed, request by request."""
         return [list(entry.input_ids) for entry in self.entries]
 
     @property
     def sampled(self) -> list[list[int]]:
-        """What it sampled."""
+        """The tokens that the engine sampled, request by request."""
         return [list(entry.output_ids) for entry in self.entries]
 
 

@@ -25,7 +25,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 
 async def asked(client: Client, path: str, **more: Any) -> Any:
-    """What the engine is asked for."""
+    """Return the ``lora_path`` that the engine is asked for."""
     client.engine.script.append([5, 6])
     answer = await client.running.client.post(path, json={**BODIES[path], **more})
     assert answer.status_code == 200, answer.text

@@ -33,7 +33,7 @@ LIES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str | None]]:
-    """How many tokens the answers had that were recorded, and why they were doubted before they were looked at."""
+    """The number of tokens of each recorded answer, and the reason to doubt it that was known beforehand."""
     found: list[tuple[int, str | None]] = []
     record = Turns.record
 

@@ -47,7 +47,7 @@ def opened(
 
 
 def after_a_kill(directory: Path, max_bytes: int = 0) -> LoggedHistory:
-    """What another process would find now."""
+    """Return the history that another process would find now."""
     copy = directory.with_name("copy")
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(directory, copy)

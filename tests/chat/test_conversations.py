@@ -50,7 +50,7 @@ _ARGUMENTS = (
 
 
 def _says(family: Family) -> tuple[str, ...]:
-    """What the model draws from."""
+    """Return the answers that the model draws from."""
     if family is LLAMA:
         return _WORDS
     calls = tuple(
@@ -79,7 +79,7 @@ class Heard:
 
 
 def _essence(message: Message, family: Family) -> list[Any]:
-    """What clients do not change of an answer, and what the template shows of all else."""
+    """Return the parts of an answer that clients do not change, or of another message all that the template shows."""
     content = message["content"] or ""
     if message["role"] != "assistant":
         trimmed = family is LLAMA and message["role"] == "user"
@@ -273,7 +273,7 @@ class Talk:
     def _check_masks(
         self, leaf: dict[str, Any], last: Sequence[Heard], mine: Sequence[Heard]
     ) -> tuple[int, int]:
-        """How many tokens with mask 1 are the session's own, and how many it went on from."""
+        """Count the tokens with mask 1 that are the session's own, and those that it went on from."""
         mask = leaf["loss_mask"]
         before = [heard.before for heard in last]
         own = self._mask_of(leaf, [one for one in (*last[0].chain, last[0]) if one in mine])

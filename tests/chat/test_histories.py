@@ -1,4 +1,4 @@
-"""Where a conversation goes on from, and what the reply says about it."""
+"""The turn that a conversation continues from, and the reply's ``history`` field."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def said(document: dict[str, Any], index: int = 0) -> dict[str, Any]:
 
 
 def is_continued(document: dict[str, Any], before: dict[str, Any], index: int = 0) -> bool:
-    """Whether the prompt begins with all tokens of ``before``, and says so."""
+    """Return True when the prompt begins with all tokens of ``before``, and check that the reply says so."""
     known = before["prompt_token_ids"] + before["choices"][index]["token_ids"]
     continued: bool = document["prompt_token_ids"][: len(known)] == known
     assert continued == (document["history"] in ("exact", "restored"))

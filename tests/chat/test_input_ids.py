@@ -153,7 +153,7 @@ async def test_an_answer_that_begins_within_thoughts_is_read_so(start: Start, pr
 async def test_no_chat_goes_on_from_given_ids_or_from_anothers_answer(
     start: Start, killed: bool, tmp_path: Path
 ) -> None:
-    """What the ids say is the client's claim; and its own answer is not that of another session that reads alike."""
+    """The client only claims what the ids say. An equal answer of another session is not this one's."""
     log = ("--trajectory-log", str(tmp_path))
     asked = [user("a")]
     async with chatting(start, WORDS, family=QWEN2_5, flags=log) as chat:
@@ -183,7 +183,7 @@ async def _assert_closed(chat: Chat, given: dict[str, Any]) -> None:
 
 
 async def test_the_turn_before_a_given_one_is_gone_on_from(start: Start) -> None:
-    """What was answered to given ids is the template's words then, tokenised."""
+    """The answer to given ids then comes from the template, tokenised."""
     async with chatting(start, WORDS, family=QWEN2_5) as chat:
         first = await chat.post(messages=[user("a")], session_id="s", **ASK)
         more = [user("a"), said(first), user("b")]

@@ -172,7 +172,7 @@ async def test_white_space_of_an_answer_that_a_client_wrote_tells_conversations_
 
 
 async def test_words_that_are_gone_on_with_are_those_that_the_client_sent(start: Start) -> None:
-    """What is generated is put behind them, so no white space is put back."""
+    """Generated text is appended to the words, so no white space is put back."""
     async with chatting(start, "One two three.", "Two.", family=QWEN2_5) as chat:
         first = await chat.post(messages=[user("a")], session_id="s", **{**ASK, "max_tokens": 6})
         words = said(first)["content"]

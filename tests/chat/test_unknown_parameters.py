@@ -116,7 +116,7 @@ async def test_they_may_be_refused(start: Start, path: str, least: dict[str, Any
 async def test_they_may_go_to_the_engine(
     start: Start, path: str, least: dict[str, Any], stream: bool
 ) -> None:
-    """What may have changed the answer makes it inexact by name; what only asks for more does not."""
+    """A parameter that may have changed the answer makes it inexact by name; one that only asks for more does not."""
     async with working(start, "--unknown-parameters", "pass") as worker:
         body = {**least, "return_token_ids": True, "stream": stream}
         asks = await worker.client.post(path, json={**body, "return_something": True})

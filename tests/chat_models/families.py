@@ -34,7 +34,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Words:
-    """What a model has to say in one answer. ``thoughts`` None: nothing between thinking tags, nor the tags."""
+    """A model's answer. ``thoughts`` None: nothing between thinking tags, nor the tags."""
 
     content: str = ""
     thoughts: str | None = None

@@ -143,7 +143,7 @@ class SteeredModel:
         return self._spellings.first(rest) if isinstance(rest, bytes) else rest[:1]
 
     def _rests_behind(self, ids: list[int], scored: bool) -> list[_Rest]:
-        """What is left of the answers that ``ids`` end within."""
+        """Return the rests of the answers that ``ids`` end within."""
         key = _digest(ids)
         if key not in self._rests:
             rests = [
@@ -161,7 +161,7 @@ class SteeredModel:
 
 
 def _behind(rest: _Rest, token_id: int, tokenizer: ModelTokenizer) -> _Rest | None:
-    """What is left of ``rest`` when the token has been said; None when that is another text."""
+    """Return the rest of ``rest`` after the token; None when it begins with another token."""
     if isinstance(rest, bytes):
         said = tokenizer.token_bytes[token_id]
         return rest[len(said) :] if said and rest.startswith(said) else None
@@ -185,7 +185,7 @@ class Steered:
         return str(self.host.engine.tokenizer_dir)
 
     def journal(self, rid: str | None = None) -> list[JournalEntry]:
-        """What it consumed and sampled, in the order in which the requests came."""
+        """Return the journal of what it consumed and sampled, in the order in which the requests came."""
         return list(self.host.engine.journal.entries(rid))
 
 

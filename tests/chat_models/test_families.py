@@ -346,7 +346,7 @@ def test_a_template_refuses(family: Family, messages: list[Message], why: str) -
 def test_what_a_template_keeps_of_its_models_own_words(
     family: Family, after_result: bool, after_question: bool
 ) -> None:
-    """When the client sends back all that it got, and the model spells JSON as Python does."""
+    """The client sends back all that it got, and the model spells JSON as Python does."""
     arguments = {"city": "Oslo"}
     turns = [
         Words(thoughts="Look.", calls=(Call("weather", json.dumps(arguments)),)),

@@ -44,7 +44,7 @@ def asked_hosts(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[Any]]:
 
 @pytest.fixture(autouse=True, scope="module")
 def swept() -> Iterator[None]:
-    """What clients leave open goes while their module's filters of warnings hold."""
+    """Collect objects that clients leave open while their module's filters of warnings hold."""
     yield
     gc.collect()
 

@@ -130,7 +130,7 @@ class Rollout:
 
     @property
     def payloads(self) -> list[dict[str, Any]]:
-        """What was asked of ``/generate``, in order."""
+        """The bodies sent to ``/generate``, in order."""
         payloads: list[dict[str, Any]] = self.running.router.components.get("payloads")
         return payloads
 

@@ -1,4 +1,4 @@
-"""Whether a model kept to the schemas that it was bound to: the embedded engine leaves that to the model's script."""
+"""A check that answers keep to their JSON schemas: the embedded engine leaves that to the model's script."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["bound_answers"]
 
 
 def bound_answers(rollout: Rollout) -> int:
-    """How many answers were bound to a JSON schema; each of them fits, to the last character. Raises ValidationError.
+    """Count the answers bound to a JSON schema; each of them fits, to the last character. Raises ValidationError.
 
     For requests that came one after the other.
     """

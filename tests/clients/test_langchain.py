@@ -37,7 +37,7 @@ TOOLS = {each.name: each for each in (tool(weather), tool(clock))}
 
 
 class Trip(BaseModel):
-    """Where to go."""
+    """A trip's destination."""
 
     destination: str
     umbrellas: int

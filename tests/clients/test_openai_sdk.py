@@ -162,7 +162,7 @@ class Weather(BaseModel):
 
 
 class Trip(BaseModel):
-    """Where to go."""
+    """A trip's destination."""
 
     destination: str
     umbrellas: int

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Trip(BaseModel):
-    """Where to go."""
+    """A trip's destination."""
 
     destination: str
     umbrellas: int

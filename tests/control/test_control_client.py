@@ -1,4 +1,4 @@
-"""What a trainer writes: pause, update, continue."""
+"""A trainer's calls: pause, update, continue."""
 
 from __future__ import annotations
 

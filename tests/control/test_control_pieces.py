@@ -339,7 +339,7 @@ async def test_an_end_without_a_beginning_is_the_engines_matter() -> None:
 
 
 async def test_quantized_weights_are_prepared_before_the_first_piece_and_finished_after_the_last() -> None:
-    """Who fails that has wrong weights, whatever pieces it takes."""
+    """An engine that fails either call has wrong weights, whatever pieces it takes."""
     async with fleet() as trainer:
         here, bad = trainer.engines
         for restores in (True, False):

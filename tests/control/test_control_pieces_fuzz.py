@@ -173,7 +173,7 @@ class Trouble:
         self.out.clear()
 
     async def register_again(self, engine: Slotted) -> None:
-        """Who does so says that it is all right."""
+        """Register ``engine`` again, which declares its weights right; one with missing pieces is restarted first."""
         if engine not in self.out:
             if engine.is_up and (self.random.random() < 0.5 or not engine.is_whole):
                 await engine.kill()

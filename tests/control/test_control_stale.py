@@ -1,4 +1,4 @@
-"""Who was left behind, and how it comes back."""
+"""Workers with stale weights, and their return."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What would reach one engine of many is refused, with what to do instead; what generates goes through."""
+"""Calls that would reach one engine of many are refused, with the alternative; generations go through."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ EVENTS = [b"data: one\n\n", b"data: two\ndata: three\n\n", b"data: [DONE]\n\n"]
 
 
 async def seen(request: Request) -> Response:
-    """What arrived: method, target, headers, and the size of the body."""
+    """Return the request that arrived: method, target, headers, and the size of the body."""
     target: bytes = request.scope["raw_path"]
     query: bytes = request.scope["query_string"]
     body = await request.body()

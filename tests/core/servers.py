@@ -169,12 +169,12 @@ class Scripted:
 
     @property
     def accepted(self) -> int:
-        """How many connections have carried a request so far."""
+        """The number of connections that have carried a request so far."""
         return len(self.carrying)
 
     @property
     def open(self) -> int:
-        """How many of them are not closed."""
+        """The number of those connections that are not closed."""
         return len(self.carrying - self.closed)
 
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Fleet:
-    """What listens at every address of this machine; ``most`` is how many asked at once."""
+    """A server at every address of this machine; ``most`` is the highest number of concurrent requests."""
 
     def __init__(self) -> None:
         self.asking = self.most = 0

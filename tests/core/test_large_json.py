@@ -32,7 +32,7 @@ _DOCUMENTS = st.recursive(
 
 
 def run(steps: Any) -> Any:
-    """What ``steps`` return, and their number."""
+    """Run ``steps``, and return their result and their number."""
     number = 0
     while True:
         try:

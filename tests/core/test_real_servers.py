@@ -43,7 +43,7 @@ def worker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def end_to_end(reply: httpx.Response) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-    """What must arrive unchanged: status, headers in their order, body."""
+    """Return the parts that must arrive unchanged: status, headers in their order, body."""
     headers = [(name.lower(), value) for name, value in reply.headers.raw if name.lower() not in NOT_COMPARED]
     return reply.status_code, headers, reply.content
 

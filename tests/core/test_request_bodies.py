@@ -1,4 +1,4 @@
-"""What clients send: limits, framings, and requests that are none."""
+"""Bodies of clients: limits, framings, and requests that are none."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ async def hear_all(raw: socket.socket) -> bytes:
 
 
 def code_of(reply: bytes) -> str:
-    """What the JSON of an error says."""
+    """Return the ``code`` in the JSON of an error."""
     code: str = orjson.loads(content(reply))["error"]["code"]
     return code
 
@@ -180,7 +180,7 @@ async def test_a_client_that_takes_a_whole_answer_drop_by_drop_is_cut_off(connec
 async def test_a_client_that_leaves_the_last_bytes_of_its_answer_is_cut_off(
     connection: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is left of the answer is too little to hold the application back."""
+    """The rest of the answer is too little to hold the application back."""
     done = asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

@@ -206,7 +206,7 @@ class Cluster:
             self.watchers.remove(watcher)
 
     def _event(self, watcher: Watcher, version: int, before: Pod | None, after: Pod | None) -> bytes | None:
-        """What ``watcher`` is told of a change: one whose labels fit no more is deleted for it."""
+        """Return the event of a change for ``watcher``: a pod whose labels fit no more is deleted for it."""
         if after is not None and watcher.wants(after):
             return _line("MODIFIED" if watcher.wants(before) else "ADDED", after)
         if before is not None and watcher.wants(before):

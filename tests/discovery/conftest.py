@@ -32,7 +32,7 @@ class Discovered:
     stack: AsyncExitStack
 
     async def engine(self, last: int, app: ASGIApp | None = None) -> Recording:
-        """What listens in the pod at ``127.0.0.LAST``; unless given, a stand-in with that name."""
+        """Start a server in the pod at ``127.0.0.LAST``; unless given, a stand-in with that name."""
         recording = Recording(f"127.0.0.{last}")
         await self.stack.enter_async_context(
             serving(app or recording, host=f"127.0.0.{last}", port=self.port, grace_s=1)

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def asked(found: Discovered, times: int = 8) -> set[str]:
-    """Who answers."""
+    """Return the workers that answer."""
     answers = [await found.running.client.post("/ask") for _ in range(times)]
     return {answer.json()["worker"] for answer in answers}
 
@@ -225,7 +225,7 @@ async def test_a_pod_that_gets_another_address_moves_there(discover: Discover) -
 
 @pytest.fixture
 async def pods() -> AsyncIterator[tuple[PodWorkers, WorkerPool]]:
-    """What is told of pods here, and the workers that they become."""
+    """The pods' receiver, and the workers that pods become."""
     async with routing({}) as running:
         yield PodWorkers(running.router, 80, "regular", {}, ()), running.router.pool
 

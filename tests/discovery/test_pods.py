@@ -1,4 +1,4 @@
-"""What is read of a pod."""
+"""Pods, as read from the API's documents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of the pods is right again after whatever happens to the API, or on the way there."""
+"""The known pods are right again after whatever happens to the API, or on the way there."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Known:
 
 @pytest.fixture
 async def known(cluster: Cluster, serve_cluster: ServeCluster, account: Path) -> AsyncIterator[Known]:
-    """What a reflector of ``cluster`` knows, which watches."""
+    """The pods that a watching reflector of ``cluster`` knows."""
     async with serve_cluster() as url, reflecting(url, account) as known:
         await until(lambda: len(cluster.watchers) == 1)
         yield known

@@ -1,4 +1,4 @@
-"""What clients do to an answer before they send it back as history."""
+"""Habits of clients: changes to an answer before they send it back as history."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _other_ids(message: Message) -> None:
 
 
 def _thoughts_in_content(message: Message) -> None:
-    """What a client has that was told the thoughts apart and puts them back."""
+    """A client that was told the thoughts apart, and puts them back."""
     thoughts = message.pop("reasoning_content", None)
     if thoughts is not None:
         message["content"] = f"<think>\n{thoughts}\n</think>\n\n{message['content'] or ''}"

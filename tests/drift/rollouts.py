@@ -49,7 +49,7 @@ WITH_TOOLS = (
 
 
 class Plan:
-    """What the model says next: the script of a steered engine, by the text before it."""
+    """The model's next answers: the script of a steered engine, by the text before it."""
 
     def __init__(self, family: Family) -> None:
         self._family = family
@@ -157,7 +157,7 @@ class Rollout:
         assert choice["finish_reason"] == ("tool_calls" if words.calls else "stop")
 
     def answer_calls(self) -> None:
-        """What the environment or the user says next."""
+        """Append the next messages of the environment or of the user."""
         calls = self.messages[-1].get("tool_calls") or ()
         for call in calls:
             result = f'{{"place of": "{call["function"]["name"]}"}}'

@@ -37,7 +37,7 @@ def inherited(prompt: list[int], known: list[tuple[list[int], list[int]]]) -> li
 
 
 async def judged(rollout: Rollout, running: Running, engine: Steered) -> Counter[str]:
-    """What became of one conversation. Raises AssertionError for tokens that are wrong and were not flagged."""
+    """Judge one conversation, and count its outcomes. Raises AssertionError for wrong tokens that were not flagged."""
     answer = await running.client.get(f"/trajectories/{rollout.session}")
     leaves: list[dict[str, Any]] = answer.json()["trajectories"]
     journal = {

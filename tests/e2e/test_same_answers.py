@@ -27,7 +27,7 @@ SHORT = {"max_new_tokens": 8, "sampling_seed": 7}
 
 @dataclass
 class Said:
-    """What the engine answered: its own status, headers and body pieces."""
+    """The engine's own answer: status, headers and body pieces."""
 
     status: int = 0
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)

@@ -23,7 +23,7 @@ def meeting(prefill: Served, room: Any = 7, **more: Any) -> dict[str, Any]:
 
 
 async def both(prefill: Served, decode: Served, body: dict[str, Any]) -> tuple[Any, Any]:
-    """What each of them answers to ``body``."""
+    """Return the answers of both engines to ``body``."""
     answers: dict[str, Any] = {}
 
     async def ask(name: str, engine: Served) -> None:

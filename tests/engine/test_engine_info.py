@@ -1,4 +1,4 @@
-"""What an engine tells about itself."""
+"""The engine's information about itself."""
 
 from __future__ import annotations
 

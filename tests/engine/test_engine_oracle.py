@@ -82,7 +82,7 @@ async def one_request(engine: Served, rid: str, body: JSONDict, *, stream: bool)
 
 
 async def disturb(engine: Served, dice: random.Random) -> None:
-    """What a trainer and impatient clients do meanwhile."""
+    """Abort requests and update weights meanwhile, as impatient clients and a trainer do."""
     version = 1
     while True:
         await anyio.sleep(0.005)

@@ -17,7 +17,7 @@ LOGITS = np.log(np.array([0.4, 0.3, 0.15, 0.1, 0.05]))
 
 
 def drawn(params: SamplingParams, *, forbidden: frozenset[int] = frozenset(), n: int = 4000) -> FloatArray:
-    """How often each token is drawn."""
+    """Return the frequency of each token in ``n`` draws."""
     counts = Counter(
         choose(LOGITS.copy(), params, {}, forbidden, uniform(1, position))[0] for position in range(n)
     )

@@ -24,7 +24,7 @@ PARAMS: list[dict[str, Any]] = [
 
 
 def joined(events: list[JSONDict]) -> JSONDict:
-    """What the deltas of an incremental stream add up to."""
+    """Merge the deltas of an incremental stream into one answer."""
     meta = dict(events[-1]["meta_info"])
     meta["output_token_logprobs"] = [
         one for event in events for one in event["meta_info"]["output_token_logprobs"]

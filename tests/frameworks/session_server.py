@@ -33,7 +33,7 @@ class Refused(Exception):
 
 @dataclass
 class Sample:
-    """What a trainer gets: ``loss_mask`` and ``logprobs`` are as long as ``tokens``."""
+    """A trainer's sample: ``loss_mask`` and ``logprobs`` are as long as ``tokens``."""
 
     tokens: list[int]
     loss_mask: list[int]

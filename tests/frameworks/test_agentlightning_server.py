@@ -46,7 +46,7 @@ async def agent(url: str, rollout: str, **options: Any) -> None:
 async def events_of(
     fleet: Fleet, meanwhile: Callable[[], Awaitable[None]], **options: Any
 ) -> dict[str, list[Any]]:
-    """What it has of some rollouts to train on; ``meanwhile`` is called when all have begun."""
+    """Return the server's training data of some rollouts; ``meanwhile`` is called when all have begun."""
     async with (
         serving(create_app(CONFIG)) as url,
         AgentLightningAsyncClient(key=KEY, base_url=url) as client,

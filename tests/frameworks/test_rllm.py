@@ -160,7 +160,7 @@ async def saying(start: Start, *events: tuple[str, list[int], str | None]) -> As
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 async def test_text_that_waits_does_not_hold_back_its_tokens(start: Start, path: str) -> None:
-    """What may begin a stop string waits, and half a character has no text yet; their ids are told at once."""
+    """A possible stop string waits, and half a character has no text yet; their ids are sent at once."""
     prompt = {"messages": [{"role": "user", "content": "Hi"}]} if path == CHAT else {"prompt": "Hi"}
     events: list[tuple[str, list[int], str | None]] = [
         ("a", [97], None),

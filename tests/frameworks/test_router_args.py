@@ -67,7 +67,7 @@ def values(theirs: TheirFlag) -> list[str]:
 
 
 def ours(words: list[str]) -> dict[str, Any]:
-    """What slime-router reads in ``words``."""
+    """Return the options that slime-router reads in ``words``."""
     parser, _ = command_line(words)
     options, unknown = parser.parse_known_args(words)
     assert unknown == []

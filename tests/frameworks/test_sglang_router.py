@@ -134,7 +134,7 @@ async def generated(client: httpx.AsyncClient, text: str) -> str:
 
 
 async def journal(url: str) -> list[dict[str, Any]]:
-    """What the engine consumed and sampled."""
+    """Return the journal of what the engine consumed and sampled."""
     async with httpx.AsyncClient(trust_env=False) as client:
         entries: list[dict[str, Any]] = (await client.get(f"{url}/journal")).json()["entries"]
         return entries

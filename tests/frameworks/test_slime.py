@@ -1,4 +1,4 @@
-"""What slime's trainer does with a router and its engines, each call as it makes it, in its order."""
+"""The calls of slime's trainer to a router and its engines, each as it makes it, in its order."""
 
 from __future__ import annotations
 

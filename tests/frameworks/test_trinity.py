@@ -55,7 +55,7 @@ def trinity() -> Any:
 
 
 def wrapper_of(trinity: Any, fleet: Fleet, session: str) -> Any:
-    """What its workflows get as a model; its address names the session."""
+    """Return the model that its workflows get; its address names the session."""
     config = trinity.InferenceModelConfig(
         model_path=fleet.checkpoint,
         engine_type="external",

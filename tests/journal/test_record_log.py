@@ -117,7 +117,7 @@ def test_when_one_log_cannot_be_written_none_is(
 
 @pytest.mark.anyio
 async def test_a_log_that_was_given_up_stays_as_it_is(tmp_path: Path) -> None:
-    """What is needed is asked of those who have gone on without it."""
+    """Tidying asks the live state, which has gone on without the log."""
     log = opened(tmp_path)
     while len(log.files) < 3:
         last = log.number()

@@ -19,7 +19,7 @@ __all__ = ["RouterProcess", "router_process"]
 
 
 class RouterProcess:
-    """Where it listens, how much memory it has, and its end."""
+    """A router process: its URL, its peak memory, and its end."""
 
     def __init__(self, url: str, process: anyio.abc.Process) -> None:
         self.url = url

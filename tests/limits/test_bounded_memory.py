@@ -1,4 +1,4 @@
-"""What a router process keeps for clients that do not read: a little, for a while."""
+"""A router process keeps little memory, for a short while, for clients that do not read."""
 
 from __future__ import annotations
 

@@ -463,6 +463,6 @@ def plugin_of(running: Running) -> Limits:
 
 
 def slots_of(running: Running) -> tuple[int, int]:
-    """How many hold a slot, and how many wait."""
+    """Return the number of requests that hold a slot, and of those that wait."""
     slots = plugin_of(running).slots
     return slots.held, slots.waiting

@@ -1,4 +1,4 @@
-"""How a model calls tools follows from its template."""
+"""The tool call format follows from the model's template."""
 
 from __future__ import annotations
 

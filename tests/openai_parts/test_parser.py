@@ -100,7 +100,7 @@ FRAME = [
 
 
 def behind_frames(text: str, begin: set[int]) -> set[int]:
-    """Where one can be in ``text`` behind any number of frames."""
+    """Return the positions in ``text`` behind any number of frames."""
     reached, new = set(begin), set(begin)
     while new:
         new = {found.end() for at in new for frame in FRAME if (found := frame.match(text, at))} - reached

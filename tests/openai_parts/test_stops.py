@@ -16,7 +16,7 @@ def pieces(text: str, cuts: list[int]) -> list[str]:
 
 
 def first_stop(text: str, stops: list[str]) -> int | None:
-    """Where an engine that looks after each character cuts."""
+    """Return the position at which an engine cuts that checks after each character."""
     for end in range(1, len(text) + 1):
         begins = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
         if begins:

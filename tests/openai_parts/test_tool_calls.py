@@ -1,4 +1,4 @@
-"""What each family writes, and what becomes of it; :mod:`test_openai_parser` has what holds for all of it."""
+"""Each family's tool calls, and the result of parsing them; :mod:`openai_parts.test_parser` has the rules for all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the two workers are told, spliced into the bytes of the request."""
+"""Bootstrap fields for the two workers, spliced into the bytes of the request."""
 
 from __future__ import annotations
 

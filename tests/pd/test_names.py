@@ -74,7 +74,7 @@ class SlowToHear:
 
 
 def slow_to_hear() -> dict[str, Any]:
-    """What makes engines of pairs so."""
+    """Return fleet options that make both engines of a pair slow to hear."""
     fronts = SlowToHear()
     return {"prefills": 2, "prefill_front": fronts.prefill, "decode_front": fronts.decode}
 

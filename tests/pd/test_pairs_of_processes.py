@@ -42,7 +42,7 @@ class Process:
         )
 
     async def url(self) -> str:
-        """Where it listens, once it is ready."""
+        """Return its URL, once it is ready."""
         assert self.process.stdout is not None
         line = await anyio.to_thread.run_sync(self.process.stdout.readline)
         return line.decode().split()[-1]
@@ -51,7 +51,7 @@ class Process:
         return list(fold(self._journal.read_bytes().splitlines()).values()) if self._journal.exists() else []
 
     def amid(self) -> list[dict[str, Any]]:
-        """What it has not finished."""
+        """Return the entries that it has not finished."""
         return [entry for entry in self.entries() if entry["finish_reason"] is None]
 
     def kill(self) -> None:

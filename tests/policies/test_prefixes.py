@@ -1,4 +1,4 @@
-"""What is remembered of prompts: bounded, the oldest goes first, and an ending before its beginning."""
+"""The memory of prompts is bounded: the oldest goes first, and an ending before its beginning."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class Attempt:
     held: anyio.Event | None = None
 
     def text(self, reader: Detokenizer, parameters: dict[str, Any], size: int) -> str:
-        """What is shown of the first ``size`` tokens: an abort out of the queue shows no more than there was."""
+        """Return the text shown of the first ``size`` tokens: an abort out of the queue shows nothing more."""
         ended = size == len(self.sampled) and self.shape == "plain"
         return reader.text(self.consumed, self.sampled[:size], parameters, self.reason if ended else None)
 
@@ -237,7 +237,7 @@ class Adversary:
             text = text[size:]
 
     def _twin(self, spoken: Sequence[str]) -> Iterator[int]:
-        """What was sampled from the same prompt before, or nearly that, in other tokens."""
+        """Yield other tokens for an answer sampled before from the same prompt, or for nearly that."""
         luck, text = self.luck, self.luck.choice(spoken)
         if luck.random() < 0.2:
             text = text[: luck.randint(0, len(text))]

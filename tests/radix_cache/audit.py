@@ -21,7 +21,7 @@ _WHOLE = (None, "no_logprobs", _CONTRADICTS)
 
 
 class Audit:
-    """What may be said of the facts of ``judge``."""
+    """Checks the router's answers against the facts of ``judge``."""
 
     def __init__(self, judge: Judge) -> None:
         self.judge = judge
@@ -131,7 +131,7 @@ class Audit:
             assert session is None or not known, (reason, text, session, known)
 
     def _check_rest(self, claim: _Claim, answer: dict[str, Any], rows: list[Row]) -> None:
-        """What is known as it is known, and behind it the rest of the text as a prompt."""
+        """Check that the known part is as some fact has it, and the rest of the text behind it a prompt."""
         anchors = claim.every
         matched = answer["matched_length"]
         floor = self.judge.floor(anchors)
@@ -153,7 +153,7 @@ class Audit:
         )
 
     def _check_own_rest(self, claim: _Claim, answer: dict[str, Any], rows: list[Row]) -> None:
-        """What the session has said as it has, and behind it what is known of others, or tokenised, with mask 0."""
+        """Check that the session's own part is as it said, with mask 0 behind it: known of others, or tokenised."""
         floor = self.judge.floor(claim.certainly_own)
         tokens = [row.token for row in rows]
         own = [
@@ -235,7 +235,7 @@ class Audit:
 
 
 class _Claim:
-    """What may be said of ``text`` to ``session``, and what must be.
+    """The claims that ``text`` allows for ``session``, and those that it demands.
 
     ``own``: what the session said or went on from, and so did ``certainly_own``. ``may_be_whole``: all of the text,
     in its name. ``certainly_whole``: no less than that. ``whole``: all of the text, in anybody's name. ``prompts``: the

@@ -1,4 +1,4 @@
-"""What the tests of claims share: requests of every way, and which tokens a session is told it sampled."""
+"""Helpers for the tests of claims: requests of every way, and the tokens that a session is told it sampled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of the radix cache share."""
+"""Fixtures of the radix cache's tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was consumed and sampled, as an engine's journal has it: the model against which answers are held.
+"""Facts: the tokens consumed and sampled, as an engine's journal has them; answers are compared with this model.
 
 It knows every fact, and which places in its text a later text may go on from. It knows nothing of trees.
 """
@@ -17,7 +17,7 @@ __all__ = ["Anchor", "Asked", "Fact", "Row", "facts_of", "goes_on", "is_prompt"]
 
 
 class Row(NamedTuple):
-    """What is to be said of one token."""
+    """The right row of one token in an answer."""
 
     token: int
     mask: int
@@ -39,7 +39,7 @@ class Anchor(NamedTuple):
 
 @dataclass(frozen=True)
 class Asked:
-    """What a request asked for: ``text`` to continue, of which the tokens may be ``given``.
+    """The content of a request: ``text`` to continue, of which the tokens may be ``given``.
 
     ``adapter``: the policy that samples. ``fields``: those that no router knows.
     """
@@ -135,7 +135,7 @@ class Fact:
                 before = shown
 
     def _visible(self) -> int | None:
-        """How many tokens the text shows; None: it ends within one."""
+        """Count the tokens that the text shows; None when it ends within one."""
         size = len(self.sampled)
         if self._read(size, True) == self.text:
             return self._without_hidden(size)
@@ -156,7 +156,7 @@ class Fact:
         return kept
 
     def anchors(self, text: str, *, reading: bool) -> Iterator[Anchor]:
-        """Where ``text`` may be gone on from; or, for reading, what it may stand for.
+        """Yield the places from which ``text`` may continue; or, for reading, those that it may stand for.
 
         Nobody goes on from a response whose engine contradicts itself; its prompt was sent all the same.
         """
@@ -219,7 +219,7 @@ class Fact:
                     yield Anchor(start + len(shown), self, kept, False)
 
     def _ended_so_far(self, rest: str, start: int) -> Iterator[Anchor]:
-        """What was sampled until then ended with hidden tokens, as a whole response does."""
+        """Yield places where the response so far ended with hidden tokens, as a whole response does."""
         for kept in range(1, len(self.sampled)):
             visible = kept
             while visible and not self.reader.decode(self.sampled[visible - 1 : visible], True):
@@ -229,7 +229,7 @@ class Fact:
                 yield Anchor(start + len(whole), self, kept, False)
 
     def given(self, ids: list[int]) -> Iterator[Anchor]:
-        """Where ``ids`` may be gone on from; positions are in tokens."""
+        """Yield the places from which ``ids`` may continue; positions are in tokens."""
         start = len(self.consumed)
         if ids[:start] != self.consumed:
             return

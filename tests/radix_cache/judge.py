@@ -142,7 +142,7 @@ class Judge:
         return max((anchor.position for anchor in anchors if anchor.certain), default=0)
 
     def said(self, session: str, anchors: Iterable[Anchor], begins: Callable[[Fact], int]) -> Said:
-        """Where the response may begin that leads a session furthest; a prompt without it is not its own."""
+        """Return where the response may begin that leads a session furthest; a prompt without it is not its own."""
         own = [one for one in anchors if one.kept and one.fact.session == session]
         floor = self.floor(own)
         places = [begins(one.fact) for one in own if one.position >= floor]

@@ -1,4 +1,4 @@
-"""What a broken engine says of what it sampled: one figure is wrong, all others are right."""
+"""Lies of a broken engine about its sampled tokens: one figure is wrong, all others are right."""
 
 from __future__ import annotations
 

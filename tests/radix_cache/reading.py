@@ -36,7 +36,7 @@ class Detokenizer:
         return whole[len(shown) :] if whole.startswith(shown) else self.decode(ids, skip_special)
 
     def text(self, before: Sequence[int], ids: Sequence[int], parameters: dict[str, Any], reason: Any) -> str:
-        """What the client sees of ``ids``; ``reason`` None: they go on, so nothing is shown that may be taken back."""
+        """Return the client's text of ``ids``; ``reason`` None: they go on, so none is shown that may change."""
         trims = not parameters.get("no_stop_trim")
         matched = reason.get("matched") if reason is not None and trims else None
         shown = ids[:-1] if isinstance(matched, int) else ids

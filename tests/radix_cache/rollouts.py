@@ -49,7 +49,7 @@ BORROWS = ("borrow", "borrow", "borrow_bare", "borrow_ids")
 
 @dataclass(frozen=True)
 class Markup:
-    """How turns are written for a model: ``ask`` has a place for the question, ``end`` is the EOS."""
+    """A model's markup of turns: ``ask`` has a place for the question, ``end`` is the EOS."""
 
     system: str
     ask: str
@@ -131,7 +131,7 @@ class Stage:
         return conversation
 
     def asked(self, random: Random) -> str:
-        """What a user says next, with all that leads the model to answer."""
+        """Return a user's next message, with all that leads the model to answer."""
         return self.markup.ask.format(
             random.choice(("Why?", "日本語で答えて 😀", "the harbour wakes", "a  b\n\n c"))
         )
@@ -220,7 +220,7 @@ class Stage:
                 judge.refused += [turn.asked(place, self.reader) for place in range(len(turn.prompts))]
 
     async def look(self) -> dict[str, Any]:
-        """What the router counts; notes that something is gone."""
+        """Return the router's counters, and note that something was evicted."""
         stats: dict[str, Any] = (await self.client.get("/cache_stats")).json()
         self.judge.evicted = self.judge.evicted or bool(stats["evictions"])
         self.shapes["evicted"] += bool(stats["evictions"])
@@ -270,7 +270,7 @@ class Stage:
         await self.settle(turns)
 
     def note_losses(self, turn: Turn) -> None:
-        """What the router could not believe, or never saw, its session has lost."""
+        """Note the session of a turn that the router could not believe, or never saw, as having lost something."""
         lies = [attempt for attempt in self.engine.of(turn.name) if attempt.lie is not None]
         if not lies and not (turn.media and turn.heard is not None):
             return
@@ -284,7 +284,7 @@ class Stage:
             self.judge.lost.add(turn.session)
 
     def facts(self, turn: Turn) -> list[Fact]:
-        """What came of a turn until now; nothing when it was passed on untouched."""
+        """Return the facts of a turn until now; none when it was passed on untouched."""
         if turn.media:
             return []
         attempts = self.engine.of(turn.name)
@@ -352,12 +352,12 @@ class Stage:
             conversation.text += self.markup.end + "\n" + self.asked(random)
 
     def _borrowed(self, prompt: str, random: Random, own: str = "") -> str:
-        """What another one was answered to the same prompt, or else to any, but not its ``own`` answer."""
+        """Return another's answer to the same prompt, or else to any, but not the ``own`` answer to the same."""
         same = [answer for answer in self._answers.get(prompt, ()) if answer != own]
         return random.choice(same or random.choice(list(self._answers.values())))
 
     async def retrieve(self, text: str, session: str | None, *, body: bool = True) -> dict[str, Any]:
-        """What the router says of ``text`` when ``session`` asks, named in the ``body`` or in a header."""
+        """Return the router's answer on ``text`` to ``session``, named in the ``body`` or in a header."""
         asked = {"text": text}
         headers = {}
         if session is not None and body:
@@ -406,7 +406,7 @@ class Stage:
             await self.judge_session(str(name))
 
     async def judge_session(self, name: str) -> None:
-        """What is kept of a session, and whether that is all."""
+        """Check that a session's record is right and complete."""
         judge = self.judge
         answer = await self.client.get(f"/trajectories/{name}")
         if answer.status_code == 404:
@@ -462,7 +462,7 @@ def stage_of(
     *,
     resume: bool,
 ) -> Stage:
-    """What is said between ``client`` and ``engine``."""
+    """Return a stage for ``client`` and ``engine``."""
     spaces = bool(Encoder(engine.reader.tokenizer).abilities.guards)
     return Stage(client, engine, markup, _special(checkpoint), resume=resume, spaces=spaces, world=world)
 

@@ -132,7 +132,7 @@ class ScriptedEngine:
 
 @dataclass
 class Client:
-    """What rollout code does."""
+    """A client that does what rollout code does."""
 
     running: Running
     engine: ScriptedEngine

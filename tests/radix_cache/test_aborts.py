@@ -36,7 +36,7 @@ class Rollouts:
         return document
 
     async def through(self, path: str, body: dict[str, Any]) -> None:
-        """What a trainer says to the engines by way of the router."""
+        """Send a trainer's call to the engines by way of the router."""
         answer = await self.client.post(path, json=body)
         assert answer.status_code == 200, answer.text
 
@@ -54,7 +54,7 @@ class Rollouts:
         return [orjson.loads(line) for line in lines[:-1]]
 
     async def direct(self, path: str, body: dict[str, Any]) -> None:
-        """What a trainer says to the engine itself: the router does not hear of it."""
+        """Send a trainer's call to the engine itself: the router does not hear of it."""
         answer = await self.client.post(self.engine + path, json=body)
         assert answer.status_code == 200, answer.text
 

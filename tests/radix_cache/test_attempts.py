@@ -1,4 +1,4 @@
-"""What workers and clients do in the middle of an aborted generation, and between two attempts at it."""
+"""Workers and clients that act in the middle of an aborted generation, or between two attempts at it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ BREAKS = -1.0
 
 
 class Said:
-    """What engines say: so many tokens, ``went`` of which came before. ``weight`` makes their logprobs."""
+    """Engines' outputs: so many tokens, ``went`` of which came before. ``weight`` makes their logprobs."""
 
     def __init__(self, tokenizer: EngineTokenizer) -> None:
         self.tokenizer = tokenizer
@@ -149,7 +149,7 @@ async def idle(running: Running) -> None:
 
 
 def tokens_of(leaf: dict[str, Any]) -> list[int]:
-    """What was sampled."""
+    """Return the sampled tokens."""
     return [one for one, mask in zip(leaf["tokens"], leaf["loss_mask"], strict=True) if mask]
 
 
@@ -195,7 +195,7 @@ class TestTheEndOfAStream:
 
 
 class TestAnAttemptThatIsNone:
-    """What comes instead of a stream, or of an answer, is no reason to end what the client waits for."""
+    """A bad reply in place of a stream, or of an answer, does not end the client's wait."""
 
     @pytest.mark.parametrize("resume", [False, True])
     @pytest.mark.parametrize("other", ["json", "nothing", "nonsense", "ids", "broken", "503"])

@@ -31,7 +31,7 @@ def loaded(body: bytes) -> dict[str, Any]:
 
 
 def as_json(answer: dict[str, Any]) -> dict[str, Any]:
-    """What JSON says for an answer with arrays; its logprobs must not differ in a bit."""
+    """Return the JSON form of an answer with arrays; its logprobs must not differ in a bit."""
     names = answer.pop("version_names")
     versions = [names[index] if index >= 0 else -1 for index in answer.pop("version_index").tolist()]
     logprobs = [None if np.isnan(value) else value for value in answer.pop("rollout_logp").tolist()]

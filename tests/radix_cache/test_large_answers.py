@@ -1,4 +1,4 @@
-"""What an answer costs in memory while it passes, and that nothing of it stays."""
+"""The memory that a large answer costs while it passes; nothing of it stays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a session or a text has lost is remembered for ever, and nobody else's sample takes its place."""
+"""The loss of a session or a text is remembered for ever, and nobody else's sample takes its place."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ class TestRestart:
                 assert not (await session_of(client, session))["complete"], session
 
     async def test_what_was_spoken_outlives_a_restart(self, life: Life) -> None:
-        """Where a session has spoken it takes nobody's answer, also when its own turn is far back."""
+        """A session that has spoken at a place takes nobody's answer there, also when its own turn is far back."""
         async with life() as client:
             words = in_pieces(client, "harbour")
             await ask(client, "P", MINE, "a")

@@ -1,4 +1,4 @@
-"""What is evicted is gone: 20,000 inserts and evictions leave no byte behind."""
+"""Eviction frees everything: 20,000 inserts and evictions leave no byte behind."""
 
 from __future__ import annotations
 

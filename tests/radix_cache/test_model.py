@@ -24,7 +24,7 @@ ADDED = st.text("abé", max_size=4)
 
 @dataclass
 class Fact:
-    """What an engine consumed and sampled in one turn, and what is to be known of each token."""
+    """The tokens that an engine consumed and sampled in one turn, and what is to be known of each token."""
 
     prompt: str
     consumed: list[int]
@@ -48,7 +48,7 @@ class Fact:
         return self.consumed + self.sampled
 
     def goes_on(self) -> dict[str, list[int]]:
-        """Where a text may leave it, and the tokens until there: at each token's end."""
+        """Return the texts that may leave it, with the tokens until there: at each token's end."""
         ends = range(1, len(self.sampled) + 1)
         return {self.prompt + spell(self.sampled[:end]): self.consumed + self.sampled[:end] for end in ends}
 

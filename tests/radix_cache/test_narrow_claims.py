@@ -237,7 +237,7 @@ class TestAdapters:
 
 
 class TestUnknownFields:
-    """What the router does not know to be harmless makes a record inexact, by name."""
+    """A field that the router does not know to be harmless makes a record inexact, by name."""
 
     @AS_IDS
     @STREAMED

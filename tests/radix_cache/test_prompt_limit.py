@@ -1,4 +1,4 @@
-"""How many tokens one prompt may have, and how a long one is tokenised."""
+"""The limit of one prompt's tokens, and the tokenisation of a long prompt."""
 
 from __future__ import annotations
 

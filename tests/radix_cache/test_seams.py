@@ -52,7 +52,7 @@ def tape_of(tokenizer: EngineTokenizer, luck: random.Random) -> list[int]:
 async def told(
     start: Start, engine: InterruptedEngine, checkpoint: str, mode: str, **parameters: Any
 ) -> list[Any]:
-    """What the client sees: the answer, or the events of a stream."""
+    """Return the client's view: the answer, or the events of a stream."""
     flags = ["--resume-aborted", "--abort-retry-wait-s", "0", "--hf-checkpoint", checkpoint]
     body = {"text": PROMPT, "stream": mode != "whole", "sampling_params": parameters}
     async with (

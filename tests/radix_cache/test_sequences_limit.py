@@ -1,4 +1,4 @@
-"""How many sequences one request may ask for."""
+"""The limit of sequences that one request may ask for."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ async def rollouts(start: Start) -> AsyncIterator[Rollouts]:
 
 
 def is_of(record: dict[str, Any], entry: dict[str, Any]) -> bool:
-    """Whether ``record`` ends with what ``entry`` of the journal says."""
+    """Return True when ``record`` ends with the tokens of the journal's ``entry``."""
     sampled = len(entry["output_ids"])
     return (
         record["tokens"] == entry["input_ids"] + entry["output_ids"]
@@ -77,7 +77,7 @@ def is_of(record: dict[str, Any], entry: dict[str, Any]) -> bool:
 
 
 def is_dropped(entry: dict[str, Any], record: dict[str, Any]) -> bool:
-    """Whether nothing of what ``entry`` sampled is in ``record``."""
+    """Return True when nothing that ``entry`` sampled is in ``record``."""
     start = len(entry["input_ids"])
     return record["tokens"][:start] != entry["input_ids"] or not record["loss_mask"][start]
 

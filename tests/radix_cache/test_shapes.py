@@ -49,7 +49,7 @@ class Shapes:
         return text
 
     async def is_exact(self, text: str) -> dict[str, Any]:
-        """What is retrieved for ``text``, equal to an entry of the journal."""
+        """Retrieve ``text``, check that it equals an entry of the journal, and return the answer."""
         answer: dict[str, Any] = (await self.client.post("/retrieve_from_text", json={"text": text})).json()
         assert answer["exact"], answer["inexact_reason"]
         (url,) = (await self.client.get("/list_workers")).json()["urls"]

@@ -156,7 +156,7 @@ def test_text_that_looks_like_the_end_is_text() -> None:
 
 
 def test_events_after_the_last_one_change_nothing() -> None:
-    """That they say more or something else is told."""
+    """An error tells of an event that says more or something else."""
     recorded = Recorded()
     for _ in range(2):
         recorded.send(**event("a", [1], 1, last=True))

@@ -1,4 +1,4 @@
-"""What is logged is there again, as it was, wherever the process was killed."""
+"""Logged trajectories are there again, as they were, wherever the process was killed."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def opened(
 def after_a_kill(
     kept: LoggedTrajectories, directory: Path, limits: Limits | None = None
 ) -> LoggedTrajectories:
-    """What another process would find now."""
+    """Return the trajectories that another process would find now."""
     copy = directory.with_name("copy")
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(directory, copy)

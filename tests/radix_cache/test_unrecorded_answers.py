@@ -24,7 +24,7 @@ MINE, LAST = [5, 6], [7, 8]
 
 
 def output(client: Client, ids: list[int], **changes: Any) -> dict[str, Any]:
-    """What the engine says of ``ids``; ``changes`` of None leave a key out."""
+    """Return the engine's output of ``ids``; ``changes`` of None leave a key out."""
     logprobs = [[-0.5, token, None] for token in ids]
     meta = {
         "finish_reason": {"type": "length", "length": len(ids)},
@@ -142,7 +142,7 @@ async def test_an_anonymous_answer_that_is_not_understood_is_counted(client: Cli
 
 @pytest.mark.parametrize("how", ["cancelled", "refused", "empty"])
 async def test_a_request_without_a_record_has_spoken(client: Client, how: str) -> None:
-    """What its client writes behind that prompt is prompt, though another session sampled the like."""
+    """Its client's words behind that prompt are prompt, though another session sampled the like."""
     await ask(client, PROMPT, in_pieces(client, "harbour"), "b")
     if how == "cancelled":
         client.engine.delay = anyio.Event()

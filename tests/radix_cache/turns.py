@@ -25,7 +25,7 @@ __all__ = ["Heard", "Turn", "parameters_of", "say"]
 
 @dataclass
 class Heard:
-    """What a client heard of one sequence; ``ended`` is false when it left before the end.
+    """One sequence as a client heard it; ``ended`` is false when it left before the end.
 
     ``events``: what it got, as it was. ``odd``: the figures of an event do not agree.
     """
@@ -159,7 +159,7 @@ class Turn:
             self.body["session_id"] = "nobody"
 
     def asked(self, place: int, reader: Detokenizer) -> Asked:
-        """What its prompt number ``place`` asks for."""
+        """Return the content of its prompt number ``place``."""
         return Asked(
             self.texts(reader)[place],
             self.session,
@@ -192,7 +192,7 @@ class Turn:
             yield "unknown field"
 
     def check(self, facts: Sequence[Fact], attempts: Sequence[Attempt], reader: Detokenizer) -> None:
-        """What was heard is what a fact says, in one go; notes how much of each fact is sure to be recorded."""
+        """Check that a fact says, in one go, what was heard; note how much of each fact is sure to be recorded."""
         assert self.given is None or len(attempts) <= self.size, "who sends tokens handles aborts"
         self._check_bytes(attempts)
         unheard = list(facts)
@@ -224,7 +224,7 @@ class Turn:
             fact.sure = len(fact.sampled) if all_ended and not fact.lies else 0
 
     def _check_bytes(self, attempts: Sequence[Attempt]) -> None:
-        """What one attempt said is passed on unchanged, though it contradicts itself."""
+        """Check that one attempt's events are passed on unchanged, though it contradicts itself."""
         if len(attempts) != self.size or self.heard is None:
             return
         for heard, attempt in zip(self.heard, attempts, strict=True):
@@ -241,7 +241,7 @@ class Turn:
         return fact
 
     def texts(self, reader: Detokenizer) -> list[str]:
-        """What is asked, as text."""
+        """Return the prompts as text."""
         return self.prompts if self.given is None else [reader.decode(one) for one in self.given]
 
     def _of_each(self, reader: Detokenizer) -> list[str]:

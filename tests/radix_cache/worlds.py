@@ -1,4 +1,4 @@
-"""What happens in one router's life, and how often."""
+"""Shares of the events in one router's life."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is tried again, where and when, and what the client gets in the end."""
+"""Retries: which requests, to which worker and when, and the client's reply in the end."""
 
 from __future__ import annotations
 

@@ -43,13 +43,13 @@ class Engine:
         )
 
     async def url(self) -> str:
-        """Where it listens, once it is ready."""
+        """Return its URL, once it is ready."""
         assert self.process.stdout is not None
         line = await anyio.to_thread.run_sync(self.process.stdout.readline)
         return line.decode().split()[-1]
 
     def entries(self) -> dict[str, dict[str, Any]]:
-        """What it consumed and sampled so far, by rid."""
+        """Return its journal entries so far, by rid."""
         found = fold(self._journal.read_bytes().splitlines()) if self._journal.exists() else {}
         return {entry["rid"]: entry for entry in found.values()}
 

@@ -1,4 +1,4 @@
-"""What pages of other sites send to a router without keys, and what programs do."""
+"""Requests of other sites' pages to a router without keys, and requests of programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What could be read in two ways: no byte of it reaches a worker as a request that the router did not see.
+"""Ambiguous framing: no byte of it reaches a worker as a request that the router did not see.
 
 Each case ends in a request to ``/hidden``, which a server that counts otherwise would find in a body, or in a header.
 More of what is refused outright is in tests/core/test_request_bodies.py, and of answers in test_hostile_server.py.
@@ -172,7 +172,7 @@ def lines(arrived: Iterable[Arrived]) -> list[bytes]:
 
 
 def written_by_the_router(request: Arrived, worker: Scripted) -> bool:
-    """Whether the framing of ``request`` is the router's own."""
+    """Return True when the framing of ``request`` is the router's own."""
     hop = {b"connection", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"expect", b"keep-alive"}
     names = {name for name, _ in request.headers}
     return (

@@ -53,7 +53,7 @@ async def talk(chat: Chat, base: str, *questions: str) -> list[dict[str, Any]]:
 
 
 async def samples_of(client: httpx.AsyncClient, session: str, **body: Any) -> Samples:
-    """What a trainer gets."""
+    """Return the samples that a trainer gets."""
     answer = await client.post(f"/sessions/{session}/samples", json=body)
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"] == "application/octet-stream"

@@ -30,7 +30,7 @@ JWT = "eyJhbGciOiJub25lIn0.eyJzdWIiOiJhIn0.c2ln"
 
 
 def request(path: str, names: dict[str, str], **body: Any) -> dict[str, Any]:
-    """What a client sends that names its session in each of these ways."""
+    """Return a client's request that names its session in each of these ways."""
     headers = {
         "header": ("x-session-id", names.get("header")),
         "routing_key": ("x-smg-routing-key", names.get("routing_key")),
@@ -145,7 +145,7 @@ async def test_a_key_that_all_clients_show_cannot_be_asked_to_name_sessions() ->
 
 
 async def test_one_user_is_one_session_for_the_worker_too(start: Start) -> None:
-    """What the policies and the core ask for is the same name."""
+    """The policies and the core see the same session name."""
     async with start("--plugin", "engine", "--engine-workers", "3", *ALL) as running:
         for name in ("a", "b", "a", "b", "a"):
             body = {"text": "Hi", "sampling_params": {"max_new_tokens": 1}, "user": name}

@@ -13,7 +13,7 @@ IDS = [11, 1, 13]
 
 
 def answer(**meta: Any) -> dict[str, Any]:
-    """What SGLang answers when it sampled three tokens behind four."""
+    """Return SGLang's answer with three sampled tokens behind four."""
     return {
         "text": "abc",
         "output_ids": list(IDS),

@@ -61,7 +61,7 @@ class Engine:
         return event
 
     def whole(self, reason: Any) -> dict[str, Any]:
-        """What an unstreamed request gets."""
+        """Return the answer to an unstreamed request."""
         size = len(self.ids)
         return {"text": self.text(0, size), "output_ids": self.ids, "meta_info": self.meta(0, size, reason)}
 

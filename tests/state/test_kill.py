@@ -44,7 +44,7 @@ def started(program: Program) -> Iterator[Program]:
 
 @dataclass
 class Told:
-    """What clients were told. A worker that is registered or removed right now may be there or not."""
+    """The facts that clients were told. A worker in registration or removal right now may be there or not."""
 
     conversations: list[Conversation] = field(default_factory=list)
     answers: dict[str, tuple[str, list[str]]] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Told:
     in_doubt: str | None = None
 
     def copy(self) -> Told:
-        """What was told until now."""
+        """Return a copy of the facts told until now."""
         return replace(self, answers=dict(self.answers), workers=dict(self.workers))
 
     def is_enough(self) -> bool:
@@ -63,7 +63,7 @@ class Told:
 
 
 class Fleet:
-    """Who talks to the router. All of them ask again until they are answered."""
+    """The clients of the router. All of them ask again until they are answered."""
 
     def __init__(self, client: httpx.AsyncClient, told: Told) -> None:
         self._client = client
@@ -112,7 +112,7 @@ class Fleet:
                     break  # half a character: what follows it would not follow its tokens
 
     async def _turn(self, one: Conversation, rid: str) -> str | None:
-        """What the engine said, when all of it has come."""
+        """Return the engine's text, when all of it has come."""
         body = {
             "text": one.text,
             "rid": rid,

@@ -1,4 +1,4 @@
-"""What clients were told of workers and weights is true again after a kill."""
+"""Workers and weights are as clients were told, again after a kill."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ MEANT: Mapping[str, Sequence[bytes]] = {
 
 @dataclass(frozen=True)
 class Route:
-    """Where a body may be sent; ``least`` is one that is taken there, and ``fields`` all names that may stand in it."""
+    """A route that takes a body; ``least`` is one that it accepts, and ``fields`` all names that may stand in it."""
 
     method: str
     path: str

@@ -28,7 +28,7 @@ def operations() -> Iterator[tuple[str, str, Mapping[str, Any]]]:
 
 
 def unlike(schema: Mapping[str, Any], value: Any) -> list[str]:
-    """Why ``value`` does not fit ``schema``, which may refer to the document's components; empty when it does."""
+    """Return the faults of ``value`` by ``schema``, which may refer to the document's components."""
     whole = {**schema, "components": DOCUMENT["components"]}
     errors = jsonschema.Draft202012Validator(whole).iter_errors(value)
     return [f"{error.json_path}: {error.message}" for error in errors]
@@ -46,7 +46,7 @@ def key_of(method: str, path: str, status: int) -> str:
 
 
 def content_of(method: str, path: str, status: int) -> Mapping[str, Any]:
-    """What is described, by media type."""
+    """Return the described content, by media type."""
     response = _responses(method, path)[key_of(method, path, status)]
     if "$ref" in response:
         response = DOCUMENT["components"]["responses"][response["$ref"].rpartition("/")[2]]

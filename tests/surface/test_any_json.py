@@ -150,7 +150,7 @@ class Served:
         return self._portal.call(self._steps.taken)
 
     def left_behind(self) -> dict[str, object]:
-        """What of the requests so far is still there, five seconds later."""
+        """Return what is left of the requests so far, five seconds later."""
         return self._portal.call(self._left_behind)
 
     async def _left_behind(self) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""What nobody would send, made from the description, some of it fitting and some not: nothing may break."""
+"""Fuzzing with requests made from the API description, some fitting and some not: nothing may break."""
 
 from __future__ import annotations
 

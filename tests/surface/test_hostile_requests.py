@@ -91,7 +91,7 @@ def body_of(members: dict[str, bytes]) -> bytes:
 
 
 def is_told(answer: httpx.Response) -> bool:
-    """Whether ``answer`` refuses the request, and says why."""
+    """Return True when ``answer`` refuses the request, with a reason."""
     return answer.status_code == 400 and bool(answer.json()["error"]["message"])
 
 

@@ -1,4 +1,4 @@
-"""What a parameter may hold, and what it may not: JSON of every kind, and the numbers beside every limit."""
+"""Values that a parameter may hold, and others: JSON of every kind, and the numbers beside every limit."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ __all__ = ["CALL_FORMATS", "FORCED_CALLS", "CallFormat", "choose_calls"]
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """How a family of models calls tools. ``new_id`` makes ids that their chat templates accept."""
+    """The tool call format of a family of models. ``new_id`` makes ids that their chat templates accept."""
 
     name: str
     read: Callable[[Source, Writer], Reading[None]]

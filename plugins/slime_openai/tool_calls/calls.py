@@ -1,4 +1,4 @@
-"""What formats of tool calls have in common: tags that may begin a call, and calls written in JSON.
+"""Parts that formats of tool calls share: tags that may begin a call, and calls written in JSON.
 
 A call begins when its name is that of a tool which may be called and its arguments have begun as a JSON object. Up to
 there it is held back, and what turns out to be no call is content, every character of it. From there it stays
@@ -206,7 +206,7 @@ def _rest_of_value(
 
 @lru_cache
 def _structure(quoted: bool, torn: bool, end: tuple[str, ...]) -> re.Pattern[str]:
-    """What matters within a string (``quoted``) or outside."""
+    """Return a pattern of the characters and tags that change state, within a string (``quoted``) or outside."""
     tags = [re.escape(tag) for tag in end] if torn or not quoted else []
     own = [r"\\.?", '"', r"[\x00-\x1f]"] if quoted else [r'["{}\[\]]']
     return re.compile("|".join(tags + own), re.DOTALL)

@@ -159,7 +159,7 @@ class RouterArgs:
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace, use_router_prefix: bool = False) -> Self:
-        """What a parser with these flags has found; whatever else ``args`` holds is somebody else's."""
+        """Make arguments from the result of a parser with these flags; all else in ``args`` is somebody else's."""
         given = vars(args)
         found = {}
         for each in fields(cls):
