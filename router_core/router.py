@@ -68,9 +68,9 @@ class Router:
         self.proxy = Proxy(
             self.pool, self.hooks.select_worker, limits, self.worker_tls, on_failure, self._reachable
         )
-        #: Workers to start with, by URL, and what :meth:`add_worker` is to be told of them.
-        about = {} if settings.worker_type == "regular" else {"worker_type": settings.worker_type}
-        self.first_workers: dict[str, dict[str, Any]] = {url: {**about} for url in settings.worker_urls}
+        self._first_workers: dict[str, dict[str, Any]] = {}
+        for url in settings.worker_urls:
+            self.start_with(url, worker_type=settings.worker_type)
         #: Where a request may name its session beside its headers and ``session_id``, asked in this order.
         self.session_sources: list[SessionSource] = []
         #: The paths that the router answers itself, in the order of its routes, and whether they are control: filled
@@ -191,7 +191,7 @@ class Router:
                     known = {worker.url for worker in self.pool}  # of a plugin that remembers them
                     # Who comes with the first request finds those that are up.
                     async with anyio.create_task_group() as first:
-                        for url, about in self.first_workers.items():
+                        for url, about in self._first_workers.items():
                             if url not in known:
                                 first.start_soon(self._add_first, url, about)
                     self._started.set()
@@ -332,6 +332,10 @@ class Router:
         except MixedWorkers as error:  # with those of a plugin that remembers them
             logger.error("worker %s is not registered: %s", url, error)
 
+    def start_with(self, url: str, **about: Any) -> None:
+        """Register ``url`` when the router starts, as :meth:`add_worker` does with ``about``; to be called in setup."""
+        self._first_workers[url] = about
+
     def drain_worker(self, worker: Worker) -> None:
         """Give ``worker`` nothing new, and remove it when what it has in flight is done."""
         worker = worker.server
@@ -362,7 +366,7 @@ class Router:
         assert self._announcing is not None, "the router is not serving"
         for worker in self.pool:  # now: when its turn has come they may be further
             if worker.in_use:  # of the others nobody knows
-                worker.weight_version = version
+                self.pool.set_version(worker, version)
         async with self._announcing:
             update = self.weights.move(version, source)
             if update is not None:

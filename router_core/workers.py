@@ -342,6 +342,10 @@ class WorkerPool:
             self._set_aside.discard(worker)
             self._on_change(worker, "readmitted")
 
+    def set_version(self, worker: Worker, version: str | None) -> None:
+        """Take ``worker`` to have the weights ``version``; None: unknown. Nothing else sets it."""
+        worker.weight_version = version
+
     def split(self, worker: Worker, size: int) -> None:
         """``worker`` has told how many data-parallel ranks it has."""
         worker.split(size)

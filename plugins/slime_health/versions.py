@@ -95,7 +95,7 @@ class Versions:
             said = before if is_late else watch.claim
         is_news = before is not None and said != before
         if not is_torn(worker) and (is_news or not judge.verified or worker.weight_version is None):
-            worker.weight_version = said
+            router.pool.set_version(worker, said)
             if said is not None and weights.current is None:
                 weights.move(said, worker.url)  # learnt, not changed: no hook
         worker.said_version = said

@@ -39,10 +39,10 @@ class Disaggregation:
         try:
             for url, port in self.settings.prefill:
                 router.addresses.check(url)
-                router.first_workers[url] = {"worker_type": "prefill", "facts": {BOOTSTRAP_PORT: port}}
+                router.start_with(url, worker_type="prefill", facts={BOOTSTRAP_PORT: port})
             for url in self.settings.decode:
                 router.addresses.check(url)
-                router.first_workers[url] = {"worker_type": "decode"}
+                router.start_with(url, worker_type="decode")
         except BadRequest as error:
             raise SettingsError(f"--prefill and --decode: {error}") from None
 

@@ -90,7 +90,7 @@ class Introduction:
         version, model = version_named(info.get("weight_version")), info.get("model_path")
         worker.said_version = version
         if version is not None:
-            worker.weight_version = version
+            self._router.pool.set_version(worker, version)
             self._router.weights.see(version)
             if self._router.weights.current is None:
                 self._router.weights.move(version, worker.url)  # learnt, not changed: no hook
