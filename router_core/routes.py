@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from router_core.errors import BadRequest
 
-__all__ = ["JSON", "ControlRoute", "by_method", "json_object", "shown"]
+__all__ = ["JSON", "ControlRoute", "by_method", "json_object", "parsed_object", "shown"]
 
 
 class ControlRoute(Route):
@@ -38,10 +38,13 @@ class JSON(Response):
 
 
 async def json_object(request: Request) -> dict[str, Any]:
-    """The request's body, a JSON object; ``{}`` when it is empty. Raises BadRequest."""
+    """Return the request's body, a JSON object; ``{}`` when it is empty. Raises BadRequest."""
     body = await request.body()
-    if not body:
-        return {}
+    return parsed_object(body) if body.strip() else {}
+
+
+def parsed_object(body: bytes) -> dict[str, Any]:
+    """Parse ``body``, a JSON object. Raises BadRequest."""
     try:
         content = orjson.loads(body)
     except orjson.JSONDecodeError as error:

@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 from router_core.errors import BadRequest, HTTPError
 from router_core.router import Router
+from router_core.routes import JSON, json_object
 from slime_sessions.created import CreatedSessions
 from slime_sessions.names import check_name
 from slime_sessions.records import accumulated, records_of
@@ -87,7 +88,7 @@ class SessionRoutes:
         ]
 
     async def _create(self, request: Request) -> Response:
-        document = await _object(request)
+        document = await json_object(request)
         name = document.get("session_id")
         if name is not None:
             if not isinstance(name, str):
@@ -98,7 +99,7 @@ class SessionRoutes:
                 '"sampling_params" of a session are not applied here: send them with each request'
             )
         session = self._created.create(name)
-        return _json({"session_id": session})
+        return JSON({"session_id": session})
 
     async def _show(self, request: Request) -> Response:
         session, source, turns = self._find(request)
@@ -119,7 +120,7 @@ class SessionRoutes:
         return Response(await _written(turns, write), media_type="application/json")
 
     async def _samples(self, request: Request) -> Response:
-        wanted = SamplesRequest.from_json(await _object(request))
+        wanted = SamplesRequest.from_json(await json_object(request))
         session, source, turns = self._find(request)
         is_lossy = source.has_lost(session)
 
@@ -172,25 +173,7 @@ def _not_found(session: str) -> SessionNotFound:
     return SessionNotFound(f"no session {session!r:.200}: nothing is kept of it, and nobody created it")
 
 
-async def _object(request: Request) -> dict[str, Any]:
-    """The body as a JSON object; an empty body is an empty one. Raises BadRequest."""
-    body = await request.body()
-    if not body.strip():
-        return {}
-    try:
-        document = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise BadRequest(f"the body is not JSON: {error}") from None
-    if not isinstance(document, dict):
-        raise BadRequest(f"wanted a JSON object, got {type(document).__name__}")
-    return document
-
-
 async def _written(turns: Sequence[Turn], write: Callable[[], bytes]) -> bytes:
     """Return what ``write`` makes of ``turns``; in a thread when they are many."""
     many = sum(turn.tokens for turn in turns) > _MANY_TOKENS or len(turns) > _MANY_TURNS
     return await anyio.to_thread.run_sync(write) if many else write()
-
-
-def _json(content: object) -> Response:
-    return Response(orjson.dumps(content), media_type="application/json")

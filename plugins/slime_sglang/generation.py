@@ -9,6 +9,7 @@ import orjson
 
 from router_core.errors import BadRequest
 from router_core.request import Request
+from router_core.routes import parsed_object
 
 __all__ = ["GENERATION_PATHS", "at_generation", "generates", "with_fields", "without_fields"]
 
@@ -43,7 +44,7 @@ def with_fields(body: bytes, fields: bytes) -> bytes:
     name that is there twice, however it is spelt, readers take the last. Raises BadRequest.
     """
     if any(b'"%b"' % name in body for name in _NAME.findall(fields)):
-        return orjson.dumps({**_object(body), **orjson.loads(b"{%b}" % fields)})
+        return orjson.dumps({**parsed_object(body), **orjson.loads(b"{%b}" % fields)})
     end = len(body.rstrip(_SPACE)) - 1
     if end < 1 or body[end : end + 1] != b"}":
         raise BadRequest("wanted a JSON object as the body")
@@ -58,16 +59,6 @@ def without_fields(body: bytes, names: Collection[str]) -> bytes:
     """
     if not any(f'"{name}"'.encode() in body for name in names):
         return body
-    document = _object(body)
+    document = parsed_object(body)
     left = {name: value for name, value in document.items() if name not in names}
     return body if len(left) == len(document) else orjson.dumps(left)
-
-
-def _object(body: bytes) -> dict[str, object]:
-    try:
-        document = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise BadRequest(f"the body is not JSON: {error}") from None
-    if not isinstance(document, dict):
-        raise BadRequest("wanted a JSON object as the body")
-    return document
