@@ -9,8 +9,9 @@ import anyio
 import httpx
 from anyio.abc import TaskGroup
 
+from router_core.pool import WorkerPool
 from router_core.settings import Settings
-from router_core.workers import JOINING, Worker, WorkerPool, auth_headers
+from router_core.workers import JOINING, Worker, auth_headers
 
 __all__ = ["FIRST_LOOK_S", "Introduction", "Joining", "Refusal", "get", "unwell"]
 

@@ -10,11 +10,12 @@ from functools import partial
 
 from router_core.errors import HTTPError, NoWorker, WorkerBroke, WorkerTimeout, WorkerUnreachable
 from router_core.exchange import Exchange
+from router_core.pool import WorkerPool
 from router_core.reply import Reply
 from router_core.request import Request
 from router_core.types import Send
 from router_core.upstream import Limits, Upstream
-from router_core.workers import Worker, WorkerPool, least_in_flight
+from router_core.workers import Worker, least_in_flight
 
 __all__ = ["Proxy", "relay"]
 

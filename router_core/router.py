@@ -22,6 +22,7 @@ from router_core.exchange import Exchange, SessionSource
 from router_core.fair_turns import FairThreads, FairTurns
 from router_core.hooks import Hooks, a_reply, failure
 from router_core.joining import Joining
+from router_core.pool import WorkerPool
 from router_core.proxy import Proxy
 from router_core.registry import ComponentRegistry
 from router_core.reply import Reply
@@ -31,7 +32,7 @@ from router_core.settings import Settings
 from router_core.upstream import Limits
 from router_core.weights import WeightUpdate, WeightVersions
 from router_core.worker_urls import WorkerUrls
-from router_core.workers import DRAINING, Worker, WorkerChange, WorkerPool, WorkerType, worker_url
+from router_core.workers import DRAINING, Worker, WorkerChange, WorkerType, worker_url
 
 __all__ = ["Router"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from router_core.workers import WorkerPool
+from router_core.pool import WorkerPool
 
 __all__ = ["WorkerUrls"]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from router_core.workers import DRAINING, JOINING, Worker, WorkerPool
+from router_core.pool import WorkerPool
+from router_core.workers import DRAINING, JOINING, Worker
 
 __all__ = ["add_ready", "drain", "is_torn", "quarantine", "ready", "stale", "tear", "withheld"]
 

@@ -10,9 +10,10 @@ import orjson
 
 from router_core import Worker
 from router_core.errors import BadRequest
+from router_core.pool import WorkerPool
 from router_core.request import Request
 from router_core.weights import version_named
-from router_core.workers import WorkerPool, worker_url
+from router_core.workers import worker_url
 
 __all__ = [
     "base_offset",

@@ -6,8 +6,8 @@ import anyio
 
 from router_core import Worker
 from router_core.errors import WorkerBroke
+from router_core.pool import WorkerPool
 from router_core.request import Request
-from router_core.workers import WorkerPool
 from slime_control.bodies import base_offset, given_bodies, offset_bodies
 from slime_control.calls import Call
 from slime_control.fan_out import FanOut

@@ -11,9 +11,9 @@ from tenacity import AsyncRetrying, RetryCallState, stop_after_attempt, wait_exp
 
 from router_core import Exchange, Worker
 from router_core.errors import Aborted, HTTPError, NoWorker, WorkerBroke, WorkerUnreachable
+from router_core.pool import WorkerPool
 from router_core.reply import Reply
 from router_core.request import Request
-from router_core.workers import WorkerPool
 from slime_retries.settings import Settings
 from slime_sglang.generation import GENERATION_PATHS
 

@@ -6,9 +6,9 @@ import asyncio
 import logging
 
 from router_core import Worker
+from router_core.pool import WorkerPool
 from router_core.reply import Reply
 from router_core.request import Request
-from router_core.workers import WorkerPool
 from slime_retries.breaker import Breaker, State, Thresholds
 
 __all__ = ["Breakers"]

@@ -19,7 +19,7 @@ from holding import stale
 from plugged import routing, until
 from router_core.cli import build
 from router_core.errors import SettingsError
-from router_core.workers import WorkerPool
+from router_core.pool import WorkerPool
 from slime_engine.app import make_app
 from slime_engine.model import load_model
 from slime_engine.settings import Settings as Engine

@@ -20,8 +20,8 @@ from pd.halves import PROMPT, disaggregated
 from plugged import until
 from router_core import SettingsError, Worker
 from router_core.cli import build
+from router_core.pool import WorkerPool
 from router_core.serving import serving
-from router_core.workers import WorkerPool
 from routers import Running, Start
 from slime_engine.app import make_app
 from slime_engine.engine import EngineHost

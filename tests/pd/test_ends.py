@@ -13,10 +13,10 @@ from pd.stand_ins import DROP, StandIn, between, refusal, said, stream
 from plugged import until
 from router_core import Exchange, Worker
 from router_core.errors import HTTPError
+from router_core.pool import WorkerPool
 from router_core.reply import Reply
 from router_core.request import Request
 from router_core.router import Router
-from router_core.workers import WorkerPool
 from routers import Start
 from slime_pd.attempt import Attempt, Pair
 from slime_retries.breaker import Thresholds
