@@ -280,3 +280,10 @@ def test_the_walk_sees_what_it_should(tmp_path: Path) -> None:
         ("slime_engine.model", False, False, ""),
         ("torch", True, False, " heavy"),
     ]
+
+
+def test_tests_import_helpers_and_no_other_tests() -> None:
+    tests = ROOT / "tests"
+    found = [each for path in sorted(tests.rglob("*.py")) for each in imports_of(path, tests)]
+    offences = [each for each in found if each.of.rpartition(".")[2].startswith("test_")]
+    assert not offences, told(offences)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from chat.test_abort_shapes import ALL, MESSAGES, PROMPT, TAPE, aborting, answer_of, engine_of, events_of
+from chat.aborted import ALL, MESSAGES, PROMPT, TAPE, aborting, answer_of, engine_of, events_of
 from slime_radix_cache.turns import Turns
 
 if TYPE_CHECKING:

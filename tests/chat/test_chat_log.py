@@ -16,7 +16,7 @@ import orjson
 import pytest
 
 from chat.chatting import Chat, chatting
-from chat.test_histories import ASK, said, user
+from chat.remembered import ASK, said, user
 from chat_models.families import LLAMA, QWEN2_5, QWEN3, Family
 from deadlines import HANG_S
 from drift.rollouts import TOOLS

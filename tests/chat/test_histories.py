@@ -8,32 +8,13 @@ import orjson
 import pytest
 
 from chat.chatting import chatting
+from chat.remembered import ASK, is_continued, said, user
 from chat_models.families import LLAMA, MISTRAL, QWEN2_5
 
 if TYPE_CHECKING:
     from routers import Start
 
 pytestmark = pytest.mark.anyio
-
-ASK: dict[str, Any] = {"return_token_ids": True, "max_tokens": 60}
-
-
-def user(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": text}
-
-
-def said(document: dict[str, Any], index: int = 0) -> dict[str, Any]:
-    """The message of a choice as clients send it back."""
-    message = document["choices"][index]["message"]
-    return {"role": "assistant", "content": message["content"]}
-
-
-def is_continued(document: dict[str, Any], before: dict[str, Any], index: int = 0) -> bool:
-    """Return True when the prompt begins with all tokens of ``before``, and check that the reply says so."""
-    known = before["prompt_token_ids"] + before["choices"][index]["token_ids"]
-    continued: bool = document["prompt_token_ids"][: len(known)] == known
-    assert continued == (document["history"] in ("exact", "restored"))
-    return continued
 
 
 async def test_the_suffix_is_what_the_template_writes_behind_an_answer(start: Start) -> None:

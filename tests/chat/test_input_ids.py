@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from chat.chatting import Chat, chatting
-from chat.test_histories import ASK, is_continued, said, user
+from chat.remembered import ASK, is_continued, said, user
 from chat_models.families import QWEN2_5, QWEN3, Family
 from drift.rollouts import TOOLS
 from router_core.serving import serving

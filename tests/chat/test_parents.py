@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from chat.chatting import chatting
-from chat.test_histories import ASK, is_continued, said, user
+from chat.remembered import ASK, is_continued, said, user
 from chat_models.families import LLAMA, MISTRAL, QWEN2_5
 from drift.rollouts import TOOLS
 from router_core.serving import serving

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from chat.chatting import chatting
-from chat.test_histories import ASK, is_continued, said, user
+from chat.remembered import ASK, is_continued, said, user
 from chat_models.families import LLAMA, MISTRAL, QWEN2_5, QWEN3, Family
 from drift.rollouts import TOOLS
 

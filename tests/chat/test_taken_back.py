@@ -9,8 +9,8 @@ import pytest
 
 from radix_cache.claims import PROMPT, session_of
 from radix_cache.conftest import checkpoint, engine, tokenizer
+from radix_cache.outputs import events, output, stream
 from radix_cache.scripted import Client, ScriptedEngine, routed
-from radix_cache.test_unrecorded_answers import events, output, stream
 
 if TYPE_CHECKING:
     from routers import Start

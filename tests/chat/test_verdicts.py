@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from chat.chatting import Chat, chatting
-from chat.test_histories import ASK, is_continued, said, user
+from chat.remembered import ASK, is_continued, said, user
 from chat_models.families import QWEN2_5
 from deadlines import HANG_S
 from router_core.exchange import Exchange

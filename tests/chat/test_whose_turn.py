@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from chat.chatting import Chat, chatting
-from chat.test_histories import ASK, is_continued, said, user
+from chat.remembered import ASK, is_continued, said, user
 from chat_models.families import QWEN2_5
 from slime_openai.speakers import Speakers
 

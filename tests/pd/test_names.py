@@ -9,8 +9,8 @@ import pytest
 from starlette.applications import Starlette
 from starlette.responses import Response
 
+from pd.checked import SAMPLING, check
 from pd.halves import Pairs, disaggregated
-from pd.test_pairs_with_engines import SAMPLING, check
 from plugged import until
 from router_core.types import ASGIApp, Message, Receive, Scope, Send
 from routers import Start

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from engine.served import served
-from pd.halves import PROMPT, Pairs, disaggregated, rows
+from pd.checked import SAMPLING, check
+from pd.halves import PROMPT, disaggregated, rows
 from plugged import until
 from routers import Start
 from slime_engine.model import NgramModel
@@ -21,22 +22,6 @@ from slime_engine.moe import routed_experts
 from slime_engine.settings import Settings
 
 pytestmark = pytest.mark.anyio
-
-SAMPLING = {"max_new_tokens": 12, "ignore_eos": True}
-
-
-def check(pairs: Pairs, output: dict[str, Any]) -> None:
-    """``output`` is what one decode engine has in its journal, behind what one prefill engine read and sampled."""
-    rid = output["meta_info"]["id"]
-    (read,) = [entry for half in pairs.prefills for entry in half.journal(rid)]
-    (written,) = [entry for half in pairs.decodes for entry in half.journal(rid)]
-    assert output["output_ids"] == written["output_ids"]
-    assert output["text"] == written["text"]
-    assert read["input_ids"] == written["input_ids"]
-    assert read["output_ids"] == written["output_ids"][:1]
-    assert read["output_logprobs"] == written["output_logprobs"][:1]
-    if "output_token_logprobs" in output["meta_info"]:
-        assert rows(output) == list(zip(written["output_logprobs"], written["output_ids"], strict=True))
 
 
 async def streamed(client: httpx.AsyncClient, **body: Any) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from radix_cache.test_trajectories import generate, read
+from radix_cache.direct import generate, read
 from radix_cache.toy import EOS, pack, sampled, trajectories, unpack
 from slime_radix_cache.segments import context_ids
 from slime_radix_cache.trajectories import Trajectories

@@ -12,9 +12,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from deadlines import until
+from radix_cache.continued import MODES, PROMPT, told
 from radix_cache.interrupted import InterruptedEngine
 from radix_cache.scripted import ScriptedEngine, bits, routed
-from radix_cache.test_seams import MODES, PROMPT, told
 from slime_radix_cache.checkpoint import eos_ids
 from slime_radix_cache.endings import Endings
 

@@ -15,8 +15,8 @@ from starlette.routing import Route
 
 from plugged import until
 from radix_cache.claims import PROMPT, STREAMED, ask, session_of
+from radix_cache.outputs import events, output
 from radix_cache.scripted import ScriptedEngine, routed
-from radix_cache.test_unrecorded_answers import events, output
 from router_core.serving import serving
 
 if TYPE_CHECKING:

@@ -6,12 +6,11 @@ import random
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-import orjson
 import pytest
 
+from radix_cache.continued import MODES, told
 from radix_cache.interrupted import InterruptedEngine, logprob_of
 from radix_cache.scripted import bits
-from router_core.serving import serving
 
 if TYPE_CHECKING:
     from routers import Start
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 
-PROMPT = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
 SAID = (
     "the harbour wakes. ",
     "日本語です",
@@ -31,7 +29,6 @@ SAID = (
     "ends</sea",
     "aaab",
 )
-MODES = ("whole", "cumulative", "incremental")
 
 
 def tape_of(tokenizer: EngineTokenizer, luck: random.Random) -> list[int]:
@@ -47,40 +44,6 @@ def tape_of(tokenizer: EngineTokenizer, luck: random.Random) -> list[int]:
         if luck.random() < 0.1:
             tape.append(luck.randrange(len(tokenizer.token_bytes)))
     return tape
-
-
-async def told(
-    start: Start, engine: InterruptedEngine, checkpoint: str, mode: str, **parameters: Any
-) -> list[Any]:
-    """Return the client's view: the answer, or the events of a stream."""
-    flags = ["--resume-aborted", "--abort-retry-wait-s", "0", "--hf-checkpoint", checkpoint]
-    body = {"text": PROMPT, "stream": mode != "whole", "sampling_params": parameters}
-    async with (
-        serving(engine.app) as url,
-        start("--plugin", "radix_cache", *flags, "--worker-urls", url) as running,
-    ):
-        answer = await running.client.post("/generate", json=body)
-        assert answer.status_code == 200, answer.text
-        stats = (await running.client.get("/cache_stats")).json()
-        unrecorded = stats["unrecorded"]
-        if mode == "whole":
-            events = [answer.json()]
-        else:
-            lines = [line[6:] for line in answer.text.split("\n\n") if line]
-            assert lines.pop() == "[DONE]"
-            events = [orjson.loads(line) for line in lines]
-        text = "".join(event["text"] for event in events) if mode == "incremental" else events[-1]["text"]
-        kept = (await running.client.post("/retrieve_from_text", json={"text": PROMPT + text})).json()
-        assert (kept["exact"], kept["candidates"]) == (True, 1 if text else 2)  # the prompt alone reads alike
-        assert engine.prompt is not None
-        sampled = (
-            [one for event in events for one in event["output_ids"]]
-            if mode == "incremental"
-            else events[-1]["output_ids"]
-        )
-        assert kept["tokens"] == engine.prompt + sampled
-    assert unrecorded == {}
-    return events
 
 
 @pytest.mark.parametrize("mode", MODES)

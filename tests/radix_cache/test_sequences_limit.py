@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import pytest
 
+from radix_cache.outputs import output
 from radix_cache.scripted import ScriptedEngine, routed
-from radix_cache.test_unrecorded_answers import output
 from router_core.cli import build
 from router_core.errors import SettingsError
 

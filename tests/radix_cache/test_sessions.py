@@ -12,8 +12,8 @@ import anyio
 import httpx
 import pytest
 
+from radix_cache.rolled import Rollout, journals, roll, truth
 from radix_cache.scripted import Client, ScriptedEngine, bits, routed
-from radix_cache.test_conversations import Rollout, journals, roll, truth
 
 if TYPE_CHECKING:
     from routers import Start

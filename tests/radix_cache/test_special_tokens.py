@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
+from radix_cache.direct import generate, read
 from radix_cache.scripted import Client, ScriptedEngine
-from radix_cache.test_trajectories import generate, read
 from radix_cache.toy import EOS, sampled, trajectories
 from slime_radix_cache.abilities import examine
 from slime_radix_cache.special_tokens import SpecialTokens

@@ -3,35 +3,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from radix_cache.direct import generate, read
 from radix_cache.toy import EOS, encode, pack, sampled, trajectories, unpack
-from slime_radix_cache.answer import Lost, inexact_reason, record_of
+from slime_radix_cache.answer import record_of
 from slime_radix_cache.losses import Losses, Marks
 from slime_radix_cache.segments import Prompt, Response, context_ids
 from slime_radix_cache.trajectories import Limits, Sampled, Trajectories
-
-
-def generate(kept: Trajectories, text: str, answer: Sampled, session: str | None = None) -> list[int]:
-    """One turn as the plugin does it; returns what the engine consumed."""
-    prompt = text.encode()
-    match = kept.find_to_continue(prompt, session)
-    rest = pack(*encode(prompt[match.position :].decode()))
-    kept.pin(match.context)
-    kept.record(match.context, rest, prompt, answer, session)
-    kept.unpin(match.context)
-    return unpack(context_ids(match.context) + rest)
-
-
-def read(
-    kept: Trajectories, text: str, session: str | None = None
-) -> tuple[list[int], list[int], str | None]:
-    """Tokens, loss mask and reason."""
-    prompt = text.encode()
-    match = kept.find_to_read(prompt, session)
-    rest = pack(*encode(prompt[match.position :].decode()))
-    record = record_of(match.context, rest, None if match.is_asked else session)
-    lost = Lost(session is not None and kept.has_lost(session), kept.is_lost(prompt))
-    reason = inexact_reason(match, prompt, record, lost)
-    return record.tokens.tolist(), record.loss_mask.tolist(), reason
 
 
 def test_sampled_tokens_come_back_as_they_were_sampled() -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
 from deadlines import HANG_S
-from radix_cache.test_model import Model
+from radix_cache.model import Model
 from radix_cache.toy import EOS, TOKENS, cut, encode, pack, sampled, spell
 from router_core.cli import build
 from router_core.errors import StartupError

@@ -13,6 +13,7 @@ import pytest
 
 from plugged import until
 from radix_cache.claims import NEXT, PROMPT, ask, in_pieces, session_of, trained
+from radix_cache.outputs import events, output, stream
 from radix_cache.scripted import Client, ScriptedEngine, routed
 
 if TYPE_CHECKING:
@@ -21,29 +22,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 MINE, LAST = [5, 6], [7, 8]
-
-
-def output(client: Client, ids: list[int], **changes: Any) -> dict[str, Any]:
-    """Return the engine's output of ``ids``; ``changes`` of None leave a key out."""
-    logprobs = [[-0.5, token, None] for token in ids]
-    meta = {
-        "finish_reason": {"type": "length", "length": len(ids)},
-        "completion_tokens": len(ids),
-        "output_token_logprobs": logprobs,
-    }
-    told = {"text": client.engine.tokenizer.decode(ids), "output_ids": ids, "meta_info": meta} | changes
-    return {key: value for key, value in told.items() if value is not None}
-
-
-def events(*told: dict[str, Any]) -> tuple[int, bytes]:
-    """A stream of them."""
-    return 200, b"".join(b"data: %s\n\n" % orjson.dumps(one) for one in told) + b"data: [DONE]\n\n"
-
-
-async def stream(client: Client, session: str, told: tuple[int, bytes], **body: Any) -> None:
-    client.engine.media_type = "text/event-stream"
-    await ask(client, PROMPT, told, session, streamed=True, **body)
-    client.engine.media_type = "application/json"
 
 
 async def test_a_streamed_answer_without_meta_info_is_a_loss(client: Client) -> None:

@@ -12,7 +12,7 @@ pytest.importorskip("jwt", reason="the extra jwt is not installed")
 from core.servers import Wire, answer, scripted
 from routers import BARE, Start
 from security.providers import IdentityProvider, providing, signing_key
-from security.test_keys import ADMIN, CONTROL, DATA, OPEN, OWN, TRAFFIC, status
+from security.surface import ADMIN, CONTROL, DATA, OPEN, OWN, TRAFFIC, status
 from slime_auth.access import Level
 
 pytestmark = pytest.mark.anyio

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
@@ -24,6 +23,7 @@ from slime_demo.conversations import FOLLOW_UPS, PROMPTS, Conversation
 from slime_demo.verdict import expected
 from slime_engine.model import load_model
 from state.hearing import HeardAnswers
+from state.killed import listening, started
 
 KILLS = 5
 MOST_KILLS = 20
@@ -31,15 +31,6 @@ CLIENTS = 6
 TURNS = 3
 #: That clients hear between two kills, or half of it.
 ANSWERS = 3 * CLIENTS
-
-
-@contextmanager
-def started(program: Program) -> Iterator[Program]:
-    program.start()
-    try:
-        yield program
-    finally:
-        program.kill()
 
 
 @dataclass
@@ -153,16 +144,6 @@ class Fleet:
                 del told.workers[url]
             told.in_doubt = None
             await anyio.sleep(0.05)
-
-
-async def listening(client: httpx.AsyncClient, program: Program) -> None:
-    with anyio.fail_after(HANG_S):
-        while True:
-            assert not program.ended, program.said()
-            with suppress(httpx.TransportError):
-                await client.get("/health")
-                return
-            await anyio.sleep(0.02)
 
 
 async def check_state(client: httpx.AsyncClient, told: Told, engine: str) -> None:

@@ -24,7 +24,7 @@ from drift.clients import CLIENTS
 from ports import free_port
 from slime_engine.journal import JournalEntry
 from state.chatting import FORK_AFTER, Chat, Clients, reply
-from state.test_kill import listening, started
+from state.killed import listening, started
 
 KILLS = 5
 MOST_KILLS = 20
