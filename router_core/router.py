@@ -270,29 +270,29 @@ class Router:
         return await sender.send(exchange, request)
 
     def generation(
-        self, payload: dict[str, Any], *, session: str | None = None, asked: Exchange | None = None
+        self, payload: dict[str, Any], *, session: str | None = None, parent: Exchange | None = None
     ) -> Exchange:
         """A ``/generate`` of a plugin's own, for :meth:`respond`; the caller closes it.
 
-        ``payload`` may hold numpy arrays; it belongs to the exchange from now on. ``asked`` is the client's exchange,
+        ``payload`` may hold numpy arrays; it belongs to the exchange from now on. ``parent`` is the client's exchange,
         if it is for one: when that client leaves, the engine is told, and its request id is passed on.
         """
         headers = [(b"content-type", b"application/json")]
-        if asked is not None and (names := self.settings.request_id_headers):
-            headers += [pair for pair in asked.request.headers if pair[0] in names]
+        if parent is not None and (names := self.settings.request_id_headers):
+            headers += [pair for pair in parent.request.headers if pair[0] in names]
         request = Request("POST", b"/generate", headers)
         request.replace_json(payload)
-        return Exchange(request, session=session or payload.get("session_id"), asked=asked)
+        return Exchange(request, session=session or payload.get("session_id"), parent=parent)
 
     @asynccontextmanager
     async def generate(
-        self, payload: dict[str, Any], *, session: str | None = None, asked: Exchange | None = None
+        self, payload: dict[str, Any], *, session: str | None = None, parent: Exchange | None = None
     ) -> AsyncIterator[Reply]:
         """A ``/generate`` of a plugin's own, through all hooks and without a network hop to ourselves.
 
         The reply is to be read within the block. Raises HTTPError.
         """
-        with self.generation(payload, session=session, asked=asked) as exchange:
+        with self.generation(payload, session=session, parent=parent) as exchange:
             yield await self.respond(exchange)
 
     # Workers.

@@ -37,7 +37,7 @@ class Pair:
     __slots__ = ("asked", "failed", "part")
 
     def __init__(self, exchange: Exchange) -> None:
-        self.part = Exchange(exchange.request, session=None, asked=exchange)
+        self.part = Exchange(exchange.request, session=None, parent=exchange)
         self.asked: set[Worker] = set()
         self.failed: list[Worker] = []
         exchange.on_close(self.part.close)

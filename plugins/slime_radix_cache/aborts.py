@@ -123,7 +123,7 @@ class Generation:
 
     def _was_asked(self, aborted: dict[str, Any]) -> bool:
         """True when somebody asked, through the router, for this abort, or nobody waits for better."""
-        if self._exchange.gone:
+        if self._exchange.client_disconnected:
             return True
         rid = aborted["meta_info"].get("id")
         if isinstance(rid, str):
@@ -214,7 +214,7 @@ class Generation:
 
         The caller closes it. Raises NoUse.
         """
-        if self._exchange.gone:
+        if self._exchange.client_disconnected:
             raise NoUse
         request = self._exchange.request
         if sampled:

@@ -336,10 +336,10 @@ class RadixCache:
 
 def _handles_aborts(exchange: Exchange, ask: Ask) -> bool:
     """True when the client itself sent token ids, in a ``/generate``, a chat or a completion."""
-    if exchange.asked is None:
+    if exchange.parent is None:
         return ask.has_ids
     try:
-        body = exchange.asked.request.json()
+        body = exchange.parent.request.json()
     except BadRequest:
         return False
     if not isinstance(body, dict):

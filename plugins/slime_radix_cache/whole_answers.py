@@ -103,7 +103,7 @@ class WholeAnswers:
         async def mend(number: int) -> None:
             request = Request(asked.method, asked.target, asked.headers)
             request.replace_json(single(asked.json(), self._ask, number))
-            with Exchange(request, session=self._exchange.session, asked=self._exchange) as own:
+            with Exchange(request, session=self._exchange.session, parent=self._exchange) as own:
                 better = await self._mended(number, answers[number], generation.of_one(own))
                 if better is not None:
                     answers[number] = orjson.loads(better)
