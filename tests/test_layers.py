@@ -45,7 +45,7 @@ LAYERS = (
     ),
     ("connection", "worker_urls"),
     ("upstream",),
-    ("client", "joining", "proxy"),
+    ("client", "proxy", "registration"),
     ("router",),
     ("admin", "loader", "logs"),
     ("app",),
