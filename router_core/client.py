@@ -22,7 +22,7 @@ _PATIENCE_S = 0.05
 #: Seconds that a client may go on sending what nobody wants.
 _LINGER_S = 2.0
 #: Seconds that an engine has to stop, and to tell what it had sampled, when its client has gone.
-_FAREWELL_S = 2.0
+_DISCONNECT_GRACE_S = 2.0
 
 
 class ClientGone(Exception):
@@ -84,14 +84,14 @@ async def send_error(error: HTTPError, send: Send, unread: Receive | None = None
 class Watch:
     """Notices clients that hang up: ``with watch.cancelling(receive, exchange):`` cancels the block then, quietly.
 
-    ``farewell`` is asked first: when it is true, the block has two seconds to come to its end.
+    ``on_disconnect`` is called first; when it returns True, the block has two seconds to end.
     Most of what is proxied ends before a client could lose patience, so requests are looked at by one timer for
     all of them, and only those that it meets get a task that waits for the client.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, farewell: Callable[[Exchange], bool]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_disconnect: Callable[[Exchange], bool]) -> None:
         self.loop = loop
-        self.farewell = farewell
+        self.on_disconnect = on_disconnect
         self._young: set[_Watched] = set()
         self._old: set[_Watched] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -126,7 +126,7 @@ class Watch:
 class _Watched:
     """One request under a Watch."""
 
-    __slots__ = ("_cancelled", "_farewell", "_over", "_receive", "_task", "_waiting", "_watch", "exchange")
+    __slots__ = ("_cancelled", "_grace", "_over", "_receive", "_task", "_waiting", "_watch", "exchange")
 
     def __init__(self, watch: Watch, receive: Receive, exchange: Exchange) -> None:
         self._watch = watch
@@ -134,7 +134,7 @@ class _Watched:
         self.exchange = exchange
         self._cancelled = self._over = False
         self._waiting: asyncio.Task[None] | None = None
-        self._farewell: asyncio.TimerHandle | None = None
+        self._grace: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> _Watched:
         # Without the loop asyncio would look for it, which costs a system call.
@@ -156,8 +156,8 @@ class _Watched:
         message = await self._receive()
         # Middleware that replays the body answers at once, for ever: it cannot tell when the client leaves.
         if message["type"] == "http.disconnect" and not self._over:
-            if self._watch.farewell(self.exchange):
-                self._farewell = self._watch.loop.call_later(_FAREWELL_S, self._cancel)
+            if self._watch.on_disconnect(self.exchange):
+                self._grace = self._watch.loop.call_later(_DISCONNECT_GRACE_S, self._cancel)
             else:
                 self._cancel()
 
@@ -169,8 +169,8 @@ class _Watched:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         self._over = True
-        if self._farewell is not None:
-            self._farewell.cancel()
+        if self._grace is not None:
+            self._grace.cancel()
         self._watch.discard(self)
         if self._waiting is not None and kind is not None:
             # After a whole reply the server ends receive() by itself. A cancelled task leaves cycles behind,

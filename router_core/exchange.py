@@ -27,19 +27,20 @@ SessionSource: TypeAlias = "Callable[[Request], str | None]"
 
 
 class Exchange:
-    """One request on its way through the hooks; ``with`` it, so that the worker's count comes back.
+    """One request on its way through the hooks, a context manager that returns the worker's lease.
 
     ``session`` is that of the request unless it is given (a string, or None for none); ``sources`` as for
-    :func:`session_of`. ``asked`` is the client's exchange, for which a plugin made this one.
+    :func:`session_of`. ``parent`` is the client's exchange, for which a plugin made this one.
     ``worker`` is the worker whose lease is held, ``reply`` what the client will get, ``notes`` a place for
-    plugins to keep what they know about this request (key: the plugin's own name). ``gone``: the client has hung up
-    or aborted it, and nothing new is to be begun for it. ``suits`` says which workers may be asked, or raises an
-    HTTPError, where a plugin limits that: set it before one is chosen. What is made for this exchange begins with it.
+    plugins to keep what they know about this request (key: the plugin's own name). ``client_disconnected``: the client
+    has hung up or aborted the request, and nothing new may begin for it. ``worker_filter`` returns True for each
+    worker that may be asked, or raises an HTTPError; a plugin sets it before a worker is chosen. An exchange begins
+    with the ``client_disconnected`` and the ``worker_filter`` of its parent.
     """
 
     __slots__ = (
-        "_address", "_closed", "_on_close", "_parts", "_reply", "_session", "_sources", "asked", "gone", "notes",
-        "request", "suits", "worker",
+        "_address", "_closed", "_on_close", "_parts", "_reply", "_session", "_sources", "client_disconnected",
+        "notes", "parent", "request", "worker", "worker_filter",
     )  # fmt: skip
 
     def __init__(
@@ -47,20 +48,22 @@ class Exchange:
         request: Request,
         *,
         session: object = _UNREAD,
-        asked: Exchange | None = None,
+        parent: Exchange | None = None,
         sources: Iterable[SessionSource] = (),
         address: str | None = None,
     ) -> None:
         self.request = request
-        self.asked = asked
+        self.parent = parent
         self._address = address
         self._parts: list[Exchange] = []
-        if asked is not None:
-            asked._parts.append(self)
+        if parent is not None:
+            parent._parts.append(self)
         self._reply: Reply | None = None
         self.worker: Worker | None = None
-        self.gone: bool = asked is not None and asked.gone
-        self.suits: Callable[[Worker], bool] | None = asked.suits if asked is not None else None
+        self.client_disconnected: bool = parent is not None and parent.client_disconnected
+        self.worker_filter: Callable[[Worker], bool] | None = (
+            parent.worker_filter if parent is not None else None
+        )
         self.notes: dict[str, Any] = {}
         self._session = session
         self._sources = sources
@@ -88,8 +91,8 @@ class Exchange:
     @property
     def client(self) -> str | None:
         """The client for whom long work is done (see FairTurns): its session in the headers, else its address."""
-        if self.asked is not None:
-            return self.asked.client
+        if self.parent is not None:
+            return self.parent.client
         return client_of(self.request, self._address)
 
     def lease(self, worker: Worker) -> None:
@@ -106,7 +109,7 @@ class Exchange:
 
     def may_go_to(self, worker: Worker) -> bool:
         """Return True when the request may go to ``worker``."""
-        return self.suits is None or self.suits(worker)
+        return self.worker_filter is None or self.worker_filter(worker)
 
     @property
     def workers(self) -> list[Worker]:
@@ -123,7 +126,7 @@ class Exchange:
         """The client has gone. Returns this one, and those made for it, as far as they are with a worker."""
         everything = list(self.all_parts())
         for each in everything:
-            each.gone = True
+            each.client_disconnected = True
         return [each for each in everything if each.worker is not None]
 
     def on_close(self, callback: Callable[[], object]) -> None:
@@ -157,7 +160,7 @@ class Exchange:
                 logger.exception("a plugin's on_close failed")
         self._on_close.clear()
         self._parts.clear()
-        self.asked = self.suits = None
+        self.parent = self.worker_filter = None
         self.notes.clear()
         self._reply = None
 

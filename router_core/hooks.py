@@ -25,7 +25,7 @@ from router_core.workers import Worker, WorkerChange
 if TYPE_CHECKING:
     from router_core.router import Router
 
-__all__ = ["Hooks", "a_reply", "blamed", "failure", "hook_names", "new_plugin_manager"]
+__all__ = ["Hooks", "a_reply", "attribute_errors", "failure", "hook_names", "new_plugin_manager"]
 
 logger = logging.getLogger(__name__)
 
@@ -185,8 +185,8 @@ def failure(plugin: str, hook: str, error: Exception) -> HTTPError:
 
 
 @contextmanager
-def blamed(plugin: str, doing: str) -> Iterator[None]:
-    """Whatever a plugin raises while the router starts becomes a StartupError that names it."""
+def attribute_errors(plugin: str, doing: str) -> Iterator[None]:
+    """Turn what a plugin raises while the router starts into a StartupError that names it."""
     try:
         yield
     except StartupError:
@@ -199,7 +199,7 @@ def _at_start(manager: pluggy.PluginManager, hook: str) -> list[tuple[str, Calla
     """As :func:`_in_order`, for a hook that is called while the router starts."""
 
     def guarded(plugin: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *arguments: blamed(plugin, hook)(function)(*arguments)
+        return lambda *arguments: attribute_errors(plugin, hook)(function)(*arguments)
 
     return [(plugin, guarded(plugin, function)) for plugin, function in _in_order(manager, hook)]
 
@@ -210,7 +210,7 @@ def _entered(plugin: str, life: Callable[..., Any]) -> Callable[..., AbstractAsy
     @asynccontextmanager
     async def named(router: Router) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            with blamed(plugin, "lifespan"):
+            with attribute_errors(plugin, "lifespan"):
                 await stack.enter_async_context(life(router))
             yield
 

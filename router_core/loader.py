@@ -21,7 +21,7 @@ from typing import Any
 import pluggy
 
 from router_core.errors import PluginError
-from router_core.hooks import blamed, hook_names, new_plugin_manager
+from router_core.hooks import attribute_errors, hook_names, new_plugin_manager
 from router_core.hookspecs import PROJECT
 from router_core.router import Router
 from router_core.types import ASGIApp
@@ -73,14 +73,14 @@ class _Source:
         """Add the plugin's flags, if it has any. Raises StartupError."""
         add = self._add_options_hook()
         if add is not None:
-            with blamed(self.name, "add_options"):
+            with attribute_errors(self.name, "add_options"):
                 add(parser)
 
     def make(self, options: argparse.Namespace) -> object | None:
         """The plugin; None when it has nothing to do with these ``options``. Raises StartupError."""
         if self.factory is None:
             return self.modules[0]
-        with blamed(self.name, "its factory"):
+        with attribute_errors(self.name, "its factory"):
             plugin = self.factory(options)
         if _is_hook(getattr(plugin, "add_options", None)):
             raise PluginError(f"plugin {self.name!r}: add_options must be a function beside its factory")
@@ -155,7 +155,7 @@ def load(names: Iterable[str], paths: Iterable[str]) -> Loaded:
         if name not in installed:
             raise PluginError(f"no plugin {name!r}; installed: {', '.join(installed) or 'none'}")
         point = installed[name]
-        with blamed(name, "its import"):
+        with attribute_errors(name, "its import"):
             sources.append(_source(name, point.load(), importlib.import_module(point.module)))
     for path in dict.fromkeys(paths):
         target, module = _import(path)
@@ -181,7 +181,7 @@ def _named(path: str, middleware: type[Any]) -> Callable[..., Any]:
     takes_router = "router" in parameters or inspect.Parameter.VAR_KEYWORD in kinds
 
     def make(app: ASGIApp, *, router: Router) -> Any:
-        with blamed(path, "its constructor"):
+        with attribute_errors(path, "its constructor"):
             return middleware(app, router=router) if takes_router else middleware(app)
 
     return make

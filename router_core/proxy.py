@@ -61,7 +61,7 @@ class Proxy:
         It may be a rank of a server. Raises NoWorker when there is none ``but`` these.
         """
         workers: Sequence[Worker] = self._pool.routable()
-        if exchange.suits is not None:
+        if exchange.worker_filter is not None:
             workers = [worker for worker in workers if exchange.may_go_to(worker.server)]
             if not workers:
                 raise NoWorker("none of the workers that can take requests may have this one")

@@ -21,9 +21,9 @@ from router_core.errors import HTTPError, MixedWorkers, PluginError
 from router_core.exchange import Exchange, SessionSource
 from router_core.fair_turns import FairThreads, FairTurns
 from router_core.hooks import Hooks, a_reply, failure
-from router_core.joining import Joining
 from router_core.pool import WorkerPool
 from router_core.proxy import Proxy
+from router_core.registration import Registration
 from router_core.registry import ComponentRegistry
 from router_core.reply import Reply
 from router_core.request import Request
@@ -87,7 +87,7 @@ class Router:
         self._tasks: TaskGroup | None = None
         self._http: httpx.AsyncClient | None = None
         self._announcing: anyio.Lock | None = None
-        self._joining: Joining | None = None
+        self._registration: Registration | None = None
         for _, setup in self.hooks.setup:
             setup(self)
         #: How workers are asked: the proxy, and around it what plugins have put there.
@@ -148,10 +148,10 @@ class Router:
         return self._tasks
 
     @property
-    def joining(self) -> Joining:
+    def registration(self) -> Registration:
         """Asks workers about themselves."""
-        assert self._joining is not None, "the router is not serving"
-        return self._joining
+        assert self._registration is not None, "the router is not serving"
+        return self._registration
 
     @property
     def http(self) -> httpx.AsyncClient:
@@ -185,7 +185,9 @@ class Router:
                 ended = anyio.Event()
                 self._tasks = await life.start(_host_tasks, ended)
                 introduction = self.components.find("introduction")
-                self._joining = Joining(self.pool, self.settings, self._http, self._tasks, introduction)
+                self._registration = Registration(
+                    self.pool, self.settings, self._http, self._tasks, introduction
+                )
                 async with AsyncExitStack() as stack:
                     for _, lifespan in self.hooks.lifespan:
                         await stack.enter_async_context(lifespan(self))
@@ -205,7 +207,7 @@ class Router:
                 life.cancel_scope.cancel()
         finally:
             self.proxy.close()
-            self._tasks = self._http = self._clients = self._joining = None
+            self._tasks = self._http = self._clients = self._registration = None
 
     # The way of a request.
 
@@ -271,29 +273,29 @@ class Router:
         return await sender.send(exchange, request)
 
     def generation(
-        self, payload: dict[str, Any], *, session: str | None = None, asked: Exchange | None = None
+        self, payload: dict[str, Any], *, session: str | None = None, parent: Exchange | None = None
     ) -> Exchange:
         """A ``/generate`` of a plugin's own, for :meth:`respond`; the caller closes it.
 
-        ``payload`` may hold numpy arrays; it belongs to the exchange from now on. ``asked`` is the client's exchange,
+        ``payload`` may hold numpy arrays; it belongs to the exchange from now on. ``parent`` is the client's exchange,
         if it is for one: when that client leaves, the engine is told, and its request id is passed on.
         """
         headers = [(b"content-type", b"application/json")]
-        if asked is not None and (names := self.settings.request_id_headers):
-            headers += [pair for pair in asked.request.headers if pair[0] in names]
+        if parent is not None and (names := self.settings.request_id_headers):
+            headers += [pair for pair in parent.request.headers if pair[0] in names]
         request = Request("POST", b"/generate", headers)
         request.replace_json(payload)
-        return Exchange(request, session=session or payload.get("session_id"), asked=asked)
+        return Exchange(request, session=session or payload.get("session_id"), parent=parent)
 
     @asynccontextmanager
     async def generate(
-        self, payload: dict[str, Any], *, session: str | None = None, asked: Exchange | None = None
+        self, payload: dict[str, Any], *, session: str | None = None, parent: Exchange | None = None
     ) -> AsyncIterator[Reply]:
         """A ``/generate`` of a plugin's own, through all hooks and without a network hop to ourselves.
 
         The reply is to be read within the block. Raises HTTPError.
         """
-        with self.generation(payload, session=session, asked=asked) as exchange:
+        with self.generation(payload, session=session, parent=parent) as exchange:
             yield await self.respond(exchange)
 
     # Workers.
@@ -321,10 +323,10 @@ class Router:
         worker = self.pool.add(
             Worker(url, worker_type or "regular", facts or {}, labels or {}, api_key=api_key)
         )
-        trouble = await self.joining.look_at(worker)
+        trouble = await self.registration.look_at(worker)
         if trouble is not None and worker in self.pool:
             logger.warning("worker %s does not answer yet: %s", worker.url, trouble)
-            self.joining.expect(worker, trouble)
+            self.registration.expect(worker, trouble)
         return worker, trouble
 
     async def _add_first(self, url: str, about: dict[str, Any]) -> None:

@@ -185,7 +185,7 @@ async def _serve_to_the_end(server: _Server, sock: socket.socket) -> None:
         await server.serve([sock])
 
 
-def _calm_the_collector() -> None:
+def _tune_gc() -> None:
     # A request leaves hardly any cycles, yet at the default threshold of 700 objects the collector took a
     # fifth of the time of a proxied request. What was imported lives as long as the process: do not walk it.
     gc.collect()
@@ -238,7 +238,7 @@ def run(
     cancelled. A second signal ends at once. ``client_timeout_s`` and ``options`` are as for :func:`serving`.
     Raises StartupError when the application's lifespan fails.
     """
-    _calm_the_collector()
+    _tune_gc()
     _return_large_blocks()
     with sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(

@@ -353,7 +353,7 @@ async def test_hook_client_gone(told: bool) -> None:
         @hookimpl
         def client_gone(self, exchange: Exchange) -> bool:
             assert exchange.worker is not None
-            gone.append(exchange.gone)
+            gone.append(exchange.client_disconnected)
             may_end.set()
             return told
 

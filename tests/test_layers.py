@@ -45,7 +45,7 @@ LAYERS = (
     ),
     ("connection", "pool"),
     ("upstream", "worker_urls"),
-    ("client", "joining", "proxy"),
+    ("client", "proxy", "registration"),
     ("router",),
     ("admin", "loader", "logs"),
     ("app",),

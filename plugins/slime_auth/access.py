@@ -19,7 +19,7 @@ from router_core.settings import Secret
 from router_core.types import Headers, Scope
 from slime_sglang.generation import GENERATION_PATHS
 
-__all__ = ["ROLES", "Authenticator", "Caller", "Guard", "Judgement", "Keys", "Level", "NamedKey"]
+__all__ = ["ROLES", "AuthDecision", "Authenticator", "Caller", "Guard", "Keys", "Level", "NamedKey"]
 
 _READING = ("GET", "HEAD")
 #: More than any scheme puts into one header.
@@ -27,9 +27,9 @@ _MAX_WORDS = 64
 _SEPARATORS = re.compile(rb"[,;]")
 #: Where clients of other servers put a key: it opens nothing here.
 _OTHER_PLACES = frozenset((b"x-api-key", b"api-key", b"cookie", b"proxy-authorization"))
-#: The core's own routes that say nothing of value, for orchestrators; reading one that says a little.
-_ANYBODYS = frozenset(("/health", "/liveness", "/readiness"))
-_TRAFFICS = frozenset(("/weight_version",))
+#: The core's own routes that need no key, for orchestrators, and those that any user may read.
+_PUBLIC_PATHS = frozenset(("/health", "/liveness", "/readiness"))
+_USER_PATHS = frozenset(("/weight_version",))
 
 #: What workers answer to those who generate, beside OpenAI's paths. Not /server_info: it tells the engine's own keys.
 _DATA_PLANE = GENERATION_PATHS | frozenset(
@@ -145,7 +145,7 @@ def _level(caller: Caller) -> Level:
     return caller.level
 
 
-class Judgement(NamedTuple):
+class AuthDecision(NamedTuple):
     """The caller, the level that its request needs, and the ``refusal``, which is None when the request is allowed."""
 
     caller: Caller
@@ -154,7 +154,7 @@ class Judgement(NamedTuple):
 
 
 class Authenticator(Protocol):
-    """Says who asks, by what another service has signed."""
+    """Authenticates callers by tokens that another service has signed."""
 
     def shown(self, headers: Headers) -> tuple[str | None, Headers]:
         """The token in ``headers``, good or not, and the headers without any such token."""
@@ -179,7 +179,7 @@ class Guard:
         self._own = list(own)
         self._tokens = tokens
 
-    async def judge(self, scope: Scope) -> Judgement:
+    async def authorize(self, scope: Scope) -> AuthDecision:
         """Authorize the request of ``scope``, and remove the router's keys and tokens from its headers."""
         caller, scope["headers"] = self._keys.shown(scope["headers"])
         needed = self.needed(scope)
@@ -189,8 +189,8 @@ class Guard:
                 try:
                     caller = max(await self._tokens.caller(token), caller, key=_level)
                 except HTTPError as refusal:
-                    return Judgement(caller, needed, refusal)
-        return Judgement(caller, needed, None if caller.level >= needed else _refusal(caller, needed))
+                    return AuthDecision(caller, needed, refusal)
+        return AuthDecision(caller, needed, None if caller.level >= needed else _refusal(caller, needed))
 
     def needed(self, scope: Scope) -> Level:
         """Return the level that the request of ``scope`` needs."""
@@ -213,6 +213,6 @@ def _refusal(caller: Caller, needed: Level) -> HTTPError:
 
 
 def _for_control(path: str, method: str) -> Level:
-    if method in _READING and path in _ANYBODYS:
+    if method in _READING and path in _PUBLIC_PATHS:
         return Level.OPEN
-    return Level.TRAFFIC if method in _READING and path in _TRAFFICS else Level.ADMIN
+    return Level.TRAFFIC if method in _READING and path in _USER_PATHS else Level.ADMIN

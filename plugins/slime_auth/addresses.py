@@ -62,7 +62,7 @@ def is_loopback(host: str) -> bool:
     return host == "localhost" if address is None else address.is_loopback
 
 
-def _meant(address: Address) -> Address:
+def _embedded_ipv4(address: Address) -> Address:
     """The IPv4 address that an IPv6 one stands for, else itself."""
     if isinstance(address, IPv6Address):
         if address.sixtofour is not None:
@@ -148,7 +148,7 @@ class _Pattern:
             return target.address is None and self.name.fullmatch(target.host) is not None
         return True
 
-    def insists(self, target: _Target, address: Address | None) -> bool:
+    def explicitly_allows(self, target: _Target, address: Address | None) -> bool:
         """Return True when the pattern explicitly allows ``target``, at ``address``, which is refused otherwise."""
         if not self._fits(target):
             return False
@@ -224,6 +224,6 @@ class WorkerAddresses:
         if address is None:
             refused = target.host in _REFUSED_NAMES
         else:
-            address = _meant(address)
+            address = _embedded_ipv4(address)
             refused = any(address in network for network in _REFUSED)
-        return not refused or any(pattern.insists(target, address) for pattern in self.patterns)
+        return not refused or any(pattern.explicitly_allows(target, address) for pattern in self.patterns)

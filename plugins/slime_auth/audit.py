@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from router_core.types import Message, Scope, Send
-from slime_auth.access import Judgement, Level
+from slime_auth.access import AuthDecision, Level
 
 __all__ = ["audited"]
 
@@ -20,7 +20,7 @@ _ROLES = {Level.ADMIN: "admin", Level.TRAFFIC: "user", Level.OPEN: None}
 
 
 @contextmanager
-def audited(judgement: Judgement, scope: Scope, send: Send) -> Iterator[Send]:
+def audited(decision: AuthDecision, scope: Scope, send: Send) -> Iterator[Send]:
     """Answer by the ``send`` that this gives; however it ends, a line tells of it.
 
     No key, token, query or body is in it, and nobody can break out of it: it is JSON in ASCII.
@@ -36,7 +36,7 @@ def audited(judgement: Judgement, scope: Scope, send: Send) -> Iterator[Send]:
     try:
         yield watched
     finally:
-        caller, refusal = judgement.caller, judgement.refusal
+        caller, refusal = decision.caller, decision.refusal
         line = {
             "principal": None if caller.name is None else caller.name[:_MAX_CHARS],
             "auth_method": caller.how,

@@ -10,7 +10,7 @@ from slime_auth.access import ROLES, Level, NamedKey
 from slime_auth.jwks import Provider, provider_url
 from slime_auth.tokens import Tokens
 
-__all__ = ["NOBODY", "ControlPlane", "add_control_plane_options"]
+__all__ = ["AUTH_DISABLED", "ControlPlane", "add_control_plane_options"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class ControlPlane:
 
     @property
     def closed(self) -> bool:
-        """Control is not for anybody."""
+        """True when control needs a key or a token."""
         return bool(self.keys) or self.provider is not None
 
     def tokens(self) -> Tokens | None:
@@ -54,8 +54,8 @@ class ControlPlane:
         return None if self.provider is None else Tokens(self.provider, self.audience, self.roles)
 
 
-#: None of these flags is given.
-NOBODY = ControlPlane()
+#: Without any of these flags.
+AUTH_DISABLED = ControlPlane()
 
 
 def _provider(issuer: str, jwks_uri: str | None) -> Provider:

@@ -65,22 +65,22 @@ class SigningKeys:
         self._provider = provider
         self._clock = clock
         self._keys: dict[str, Jwk] = {}
-        self._told_at = self._asked_at = -float("inf")
+        self._fetched_at = self._asked_at = -float("inf")
         self._asking = anyio.Lock()
 
     async def find(self, kid: str) -> Jwk | None:
         """The key ``kid``, or None: the provider has none of that name. Raises KeysUnavailable."""
-        held = kid in self._keys and self._age_s(self._told_at) <= _USABLE_S
+        held = kid in self._keys and self._age_s(self._fetched_at) <= _USABLE_S
         if self._is_due(kid) and not (held and self._asking.locked()):  # a key that holds waits behind nobody
             async with self._asking:
                 if self._is_due(kid):  # who waited here finds what the first one got
                     await self._ask()
-        if self._age_s(self._told_at) > _USABLE_S:
+        if self._age_s(self._fetched_at) > _USABLE_S:
             raise KeysUnavailable("the identity provider does not answer; the router's log says why")
         return self._keys.get(kid)
 
     def _is_due(self, kid: str) -> bool:
-        wanted = kid not in self._keys or self._age_s(self._told_at) > _FRESH_S
+        wanted = kid not in self._keys or self._age_s(self._fetched_at) > _FRESH_S
         return wanted and self._age_s(self._asked_at) >= _PAUSE_S
 
     def _age_s(self, moment_s: float) -> float:
@@ -94,7 +94,7 @@ class SigningKeys:
             reason = str(error) or type(error).__name__
             logger.warning("%s does not tell its keys: %s", self._provider.issuer, reason)
         else:
-            self._told_at = self._clock()
+            self._fetched_at = self._clock()
         finally:
             self._asked_at = self._clock()
 

@@ -39,12 +39,12 @@ class Guarded:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        judgement = await self._guard.judge(scope)
-        if self._audit and judgement.needed is Level.ADMIN:
-            with audited(judgement, scope, send) as watched:
-                await self._answer(judgement.refusal, scope, receive, watched)
+        decision = await self._guard.authorize(scope)
+        if self._audit and decision.needed is Level.ADMIN:
+            with audited(decision, scope, send) as watched:
+                await self._answer(decision.refusal, scope, receive, watched)
         else:
-            await self._answer(judgement.refusal, scope, receive, send)
+            await self._answer(decision.refusal, scope, receive, send)
 
     async def _answer(self, refusal: HTTPError | None, scope: Scope, receive: Receive, send: Send) -> None:
         if refusal is None:

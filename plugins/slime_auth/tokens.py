@@ -69,15 +69,15 @@ class Tokens:
         try:
             header = self._jwt.get_unverified_header(token)
         except Exception:  # of a head that is nested deeply PyJWT has let through a RecursionError
-            raise _no_good("it cannot be read") from None
+            raise _invalid_token("it cannot be read") from None
         algorithm, kid = header.get("alg"), header.get("kid")
         if not isinstance(algorithm, str) or algorithm not in _ALGORITHMS:
-            raise _no_good(f"wanted a signature by {', '.join(_ALGORITHMS)}")
+            raise _invalid_token(f"wanted a signature by {', '.join(_ALGORITHMS)}")
         if not isinstance(kid, str):
-            raise _no_good("it does not name its key (kid)")
+            raise _invalid_token("it does not name its key (kid)")
         key = await self._keys.find(kid)
         if key is None:
-            raise _no_good("its issuer has no such key")
+            raise _invalid_token("its issuer has no such key")
         claims = self._claims(token, algorithm, key)
         names = (claims.get(claim) for claim in _NAME_CLAIMS)
         name = next((name for name in names if isinstance(name, str) and name), "unknown")
@@ -89,7 +89,7 @@ class Tokens:
         of_key = (key.get("kty"), key.get("crv"))
         fits = key.get("alg", algorithm) == algorithm and key.get("use", "sig") == "sig"
         if not fits or of_key != _ALGORITHMS[algorithm]:
-            raise _no_good("its key is for another algorithm")
+            raise _invalid_token("its key is for another algorithm")
         try:
             claims: dict[str, Any] = jwt.decode(
                 token,
@@ -102,16 +102,16 @@ class Tokens:
             )
             return claims
         except jwt.ExpiredSignatureError:
-            raise _no_good("it has expired") from None
+            raise _invalid_token("it has expired") from None
         except jwt.ImmatureSignatureError:
-            raise _no_good("it is not valid yet") from None
+            raise _invalid_token("it is not valid yet") from None
         except jwt.InvalidAudienceError:
-            raise _no_good("it is for another audience") from None
+            raise _invalid_token("it is for another audience") from None
         except jwt.MissingRequiredClaimError as error:
-            raise _no_good(f"it does not say {error.claim}") from None
+            raise _invalid_token(f"it does not say {error.claim}") from None
         except Exception:
             # Which of those for odd keys and claims are PyJWT's own differs between its versions.
-            raise _no_good("its signature is wrong, or its key cannot be used") from None
+            raise _invalid_token("its signature is wrong, or its key cannot be used") from None
 
     def _level(self, claims: Mapping[str, Any]) -> Level:
         """The most that any of its roles may do; a token without one is a user's."""
@@ -124,7 +124,7 @@ class Tokens:
         return max(levels, default=Level.TRAFFIC)
 
 
-def _no_good(why: str) -> Unauthorized:
+def _invalid_token(why: str) -> Unauthorized:
     return Unauthorized(f"the token is no good: {why}")
 
 

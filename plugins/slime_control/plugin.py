@@ -78,7 +78,7 @@ class Control:
         if self._ending is not None:
             with self.under_way.waiting(exchange):
                 await self._ending.settled(worker)
-        if exchange.gone:
+        if exchange.client_disconnected:
             raise Aborted("the request was aborted before it was tried again")
 
     def rename(self, request: Request) -> bool:

@@ -84,9 +84,9 @@ class Limits:
 
     @hookimpl(tryfirst=True)
     async def pre_request(self, exchange: Exchange) -> None:
-        asked = exchange.asked
-        if asked is not None and _NAME in asked.notes:
-            exchange.notes[_NAME] = asked.notes[_NAME]
+        parent = exchange.parent
+        if parent is not None and _NAME in parent.notes:
+            exchange.notes[_NAME] = parent.notes[_NAME]
             return
         path = exchange.request.target.partition(b"?")[0]
         if path not in GENERATION_PATHS:
@@ -113,7 +113,7 @@ class Limits:
                 await called.wait()
         finally:
             del self._waiting[exchange]
-        if exchange.gone:
+        if exchange.client_disconnected:
             raise Aborted("the request was aborted while it waited for a slot")
         if place.held:
             return

@@ -83,13 +83,13 @@ class Models:
         model = _named(request)
         if model is None:
             if len(models) == 1:
-                exchange.suits = _of(models[0])
+                exchange.worker_filter = _of(models[0])
             elif models and request.method in ("POST", "PUT"):  # SGLang generates for both
-                exchange.suits = _undecided(models)
+                exchange.worker_filter = _undecided(models)
             return
         if model not in models:
             self._refuse(model, models)
-        exchange.suits = _of(model)
+        exchange.worker_filter = _of(model)
 
     def _refuse(self, model: str, models: Sequence[str]) -> NoReturn:
         pool = self._router.pool
@@ -136,10 +136,10 @@ def _of(model: str) -> Callable[[Worker], bool]:
 def _undecided(models: Sequence[str]) -> Callable[[Worker], bool]:
     """For a request that names none: what needs no worker, such as a call to all of them, needs no model either."""
 
-    def suits(worker: Worker) -> bool:
+    def worker_filter(worker: Worker) -> bool:
         raise BadRequest(f'say which model by {{"model": ...}}: {", ".join(models)}')
 
-    return suits
+    return worker_filter
 
 
 def _named(request: Request) -> str | None:

@@ -13,8 +13,8 @@ from router_core.exchange import Exchange
 from router_core.reply import Reply
 from slime_openai.cumulative import GrowingText
 from slime_openai.errors import error_body
+from slime_openai.openai_schema import DONE, Frame, event
 from slime_openai.outputs import EngineRefused, understood
-from slime_openai.words import DONE, Frame, event
 from slime_sglang.events import EventSplitter
 
 __all__ = ["AnswerStream", "StreamedChoice"]

@@ -23,6 +23,7 @@ from slime_openai.generating import EVENT_STREAM, JSON, generate
 from slime_openai.logprobs import Logprobs
 from slime_openai.messages import Message, for_template, has_media, with_exact_arguments
 from slime_openai.models import Models
+from slime_openai.openai_schema import Frame, usage
 from slime_openai.outputs import Output, answers_of, understood
 from slime_openai.prompts import Prompt, Prompts
 from slime_openai.question import Question
@@ -30,7 +31,6 @@ from slime_openai.rendering import Conversation
 from slime_openai.thoughts import reasoning_tokens
 from slime_openai.turns import Turns
 from slime_openai.unknown_parameters import UnknownParameters
-from slime_openai.words import Frame, usage
 
 __all__ = ["Chat"]
 

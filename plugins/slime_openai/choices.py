@@ -9,9 +9,9 @@ from slime_openai.chat_request import ChatRequest
 from slime_openai.deltas import Delta, finish_reason, message
 from slime_openai.logprobs import Logprobs
 from slime_openai.messages import Message
+from slime_openai.openai_schema import about_output, delta, message_of, reason_of, root_version
 from slime_openai.outputs import Output
 from slime_openai.parser import Parser
-from slime_openai.words import about_output, delta, message_of, reason_of, root_version
 
 __all__ = ["Choice"]
 

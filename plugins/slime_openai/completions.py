@@ -19,10 +19,10 @@ from slime_openai.evidence import JudgedAnswers, Verdicts
 from slime_openai.generating import EVENT_STREAM, JSON, generate
 from slime_openai.logprobs import Logprobs
 from slime_openai.models import Models
+from slime_openai.openai_schema import Frame, about_output, reason_of, root_version, usage
 from slime_openai.outputs import Output, answers_of, understood
 from slime_openai.stops import StopStrings
 from slime_openai.unknown_parameters import UnknownParameters
-from slime_openai.words import Frame, about_output, reason_of, root_version, usage
 
 __all__ = ["Completions"]
 

@@ -16,14 +16,14 @@ EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
 
 
 async def generate(
-    router: Router, asked: Exchange, payload: dict[str, Any], session: str | None
+    router: Router, parent: Exchange, payload: dict[str, Any], session: str | None
 ) -> tuple[Exchange, Reply]:
-    """The exchange of a ``/generate`` for ``asked``, which the caller closes, and its reply. Raises HTTPError.
+    """The exchange of a ``/generate`` for ``parent``, which the caller closes, and its reply. Raises HTTPError.
 
     The client's ``Authorization`` goes along: workers may have a key.
     """
-    inner = router.generation(payload, session=session, asked=asked)
-    key = asked.request.header(b"authorization")
+    inner = router.generation(payload, session=session, parent=parent)
+    key = parent.request.header(b"authorization")
     if key is not None:
         inner.request.headers.append((b"authorization", key))
     try:

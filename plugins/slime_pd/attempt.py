@@ -11,9 +11,9 @@ from router_core.errors import HTTPError, WorkerTimeout
 from router_core.reply import BodySource, Reply
 from router_core.request import Request
 from router_core.sender import Sender
-from slime_pd.bodies import Joined, Until
+from slime_pd.bodies import MergedStream, Until
 from slime_pd.bootstrap import bootstrap_fields
-from slime_pd.joining import Prefilled
+from slime_pd.pd_merge import Prefilled
 from slime_sglang.generation import with_fields
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Pair:
     __slots__ = ("asked", "failed", "part")
 
     def __init__(self, exchange: Exchange) -> None:
-        self.part = Exchange(exchange.request, session=None, asked=exchange)
+        self.part = Exchange(exchange.request, session=None, parent=exchange)
         self.asked: set[Worker] = set()
         self.failed: list[Worker] = []
         exchange.on_close(self.part.close)
@@ -97,7 +97,7 @@ class Attempt:
             if self._failure is not None:
                 return self._failed(*self._failure)
             assert self._reply is not None  # narrowing: nothing has failed
-            self._join(self._reply)
+            self._merge(self._reply)
         except BaseException:
             self._give_up()
             raise
@@ -200,15 +200,15 @@ class Attempt:
             if isinstance(reply, Reply):
                 reply.close()
 
-    def _join(self, reply: Reply) -> None:
+    def _merge(self, reply: Reply) -> None:
         """Complete ``reply``, and let the prefill worker go when its last byte has come."""
         prefilled, whole, stream = self._prefilled, reply.body, self._stream
         if whole is not None:
             if prefilled.adds_to(whole):
-                reply.replace_body(prefilled.join(whole))
+                reply.replace_body(prefilled.merge(whole))
             self._part.release()
         elif stream is not None and prefilled.adds_to_stream(stream.first):
-            reply.pass_through(lambda source: Joined(source, prefilled))
+            reply.pass_through(lambda source: MergedStream(source, prefilled))
 
 
 def _streams(reply: Reply) -> bool:

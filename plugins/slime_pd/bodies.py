@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from router_core.reply import BodySource
-from slime_pd.joining import Prefilled
+from slime_pd.pd_merge import Prefilled
 from slime_sglang.events import EventSplitter
 
-__all__ = ["Joined", "Until"]
+__all__ = ["MergedStream", "Until"]
 
 
 class Until:
@@ -39,7 +39,7 @@ class Until:
         self._ended()
 
 
-class Joined:
+class MergedStream:
     """The events of ``source``, each completed by what the prefill worker told."""
 
     def __init__(self, source: BodySource, prefilled: Prefilled) -> None:
@@ -53,7 +53,7 @@ class Joined:
 
     async def read(self) -> bytes:
         while piece := await self._source.read():
-            events = [self._prefilled.join_event(data) for data in self._events.feed(piece)]
+            events = [self._prefilled.merge_event(data) for data in self._events.feed(piece)]
             if events:
                 return b"".join(b"data: %b\n\n" % data for data in events)
         return b""

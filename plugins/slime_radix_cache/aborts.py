@@ -17,21 +17,21 @@ from router_core.router import Router
 from router_core.types import Tokenizer
 from router_core.workers import Worker
 from slime_radix_cache.continuing import can_go_on, continuation
-from slime_radix_cache.endings import Endings
 from slime_radix_cache.interruptions import Interruptions, Watch
-from slime_radix_cache.joining import JoinedResponse, is_aborted, read_event
 from slime_radix_cache.replies import EVENTS, JSON, media_type, parsed
+from slime_radix_cache.response_merger import MergedResponse, is_aborted, read_event
 from slime_radix_cache.retries import NoUse, Retries
 from slime_radix_cache.spelling import Spelling
+from slime_radix_cache.stop_conditions import StopConditions
 from slime_radix_cache.tally import Tally
 from slime_sglang import sampled_ids
 
-__all__ = ["Aborts", "Generation", "Mended", "is_only_proxied"]
+__all__ = ["Aborts", "Generation", "Resumed", "is_only_proxied"]
 
 T = TypeVar("T")
 
 
-class Mended(NamedTuple):
+class Resumed(NamedTuple):
     """An answer instead of an aborted one, and encoded. ``doubt``: why it is no evidence, None if it may be."""
 
     answer: dict[str, Any]
@@ -58,7 +58,7 @@ class Aborts:
         self.router = router
         self.interruptions = interruptions
         self.tokenizer = tokenizer
-        self.endings = Endings(tokenizer, eos_ids)
+        self.stop_conditions = StopConditions(tokenizer, eos_ids)
         self.spelling = spelling
         self.tally = tally
         self.retries = Retries(count, wait_s, interruptions)
@@ -101,29 +101,29 @@ class Generation:
         """True when the tokens of an aborted attempt are kept, and the next one continues from them."""
         return self._resume and can_go_on(self._exchange.request.json())
 
-    def join(self, output: dict[str, Any]) -> JoinedResponse:
+    def merge(self, output: dict[str, Any]) -> MergedResponse:
         """A response that begins with ``output``, an aborted one, and is empty when it has to begin anew.
 
         It has ended when the abort came with its last token.
         """
         aborts = self._aborts
-        joined = JoinedResponse(
+        merged = MergedResponse(
             self._exchange.request.json(),
             aborts.tokenizer,
             self._began,
-            aborts.endings,
+            aborts.stop_conditions,
             aborts.spelling,
             self._was_asked,
         )
-        joined.start_with(output)
-        if joined.ended:
+        merged.start_with(output)
+        if merged.ended:
             self._exchange.release()
             aborts.tally.aborted("completed")
-        return joined
+        return merged
 
     def _was_asked(self, aborted: dict[str, Any]) -> bool:
         """True when somebody asked, through the router, for this abort, or nobody waits for better."""
-        if self._exchange.gone:
+        if self._exchange.client_disconnected:
             return True
         rid = aborted["meta_info"].get("id")
         if isinstance(rid, str):
@@ -132,53 +132,53 @@ class Generation:
 
     async def finish(
         self, output: dict[str, Any], keep: Callable[[dict[str, Any], str | None], None]
-    ) -> Mended | None:
+    ) -> Resumed | None:
         """The answer to give instead of ``output``, which was aborted; None: nothing better.
 
         ``keep`` is called with each aborted answer that has tokens, since they are a fact, and a doubt about it.
         """
-        joined = self.join(output) if self.goes_on else None
-        if joined is not None and joined.ended:
-            return _mended(joined)
-        better: Mended | None = None
+        merged = self.merge(output) if self.goes_on else None
+        if merged is not None and merged.ended:
+            return _resumed(merged)
+        better: Resumed | None = None
 
         async def attempt() -> bool | None:
             nonlocal better
-            body = await self._whole_answer(joined)
+            body = await self._whole_answer(merged)
             if body is None:
                 return None
             try:
                 answer = read_event(parsed(body))
                 ids = sampled_ids(answer)
-                if joined is not None:
-                    joined.begin()
-                    news = joined.take(answer)
+                if merged is not None:
+                    merged.begin()
+                    news = merged.take(answer)
             except ValueError as error:
                 self._aborts.tally.unrecorded("answer_not_understood", error)
                 return None
-            if joined is None:
-                better = Mended(answer, body, None)
+            if merged is None:
+                better = Resumed(answer, body, None)
                 progress = not is_aborted(answer)
                 if not progress and ids:
                     keep(answer, None)
             else:
                 progress = news > 0 or not is_aborted(answer)
-                better = _mended(joined)
+                better = _resumed(merged)
             return progress or None
 
         latest = output
         while is_aborted(latest):
             if sampled_ids(latest):
-                keep(latest, joined.doubt() if joined is not None else None)
-            going_on = joined is not None and bool(joined.ids)
+                keep(latest, merged.doubt() if merged is not None else None)
+            going_on = merged is not None and bool(merged.ids)
             if await self.try_again(latest, attempt, at_once=going_on) is None:
                 break
             assert better is not None  # narrowing: an attempt has succeeded
             latest = better.answer
         return better
 
-    async def _whole_answer(self, joined: JoinedResponse | None) -> bytes | None:
-        reply = await self.ask_again(*((joined.ids, joined.rid) if joined is not None else ((), None)))
+    async def _whole_answer(self, merged: MergedResponse | None) -> bytes | None:
+        reply = await self.ask_again(*((merged.ids, merged.rid) if merged is not None else ((), None)))
         if reply is None:
             return None
         try:
@@ -214,7 +214,7 @@ class Generation:
 
         The caller closes it. Raises NoUse.
         """
-        if self._exchange.gone:
+        if self._exchange.client_disconnected:
             raise NoUse
         request = self._exchange.request
         if sampled:
@@ -242,6 +242,6 @@ def is_only_proxied(worker: Worker | None) -> bool:
     return worker is not None and worker.passthrough
 
 
-def _mended(joined: JoinedResponse) -> Mended:
-    answer = joined.answer()
-    return Mended(answer, orjson.dumps(answer), joined.doubt())
+def _resumed(merged: MergedResponse) -> Resumed:
+    answer = merged.answer()
+    return Resumed(answer, orjson.dumps(answer), merged.doubt())

@@ -9,9 +9,9 @@ import orjson
 from router_core.errors import HTTPError, WorkerBroke
 from router_core.reply import Reply
 from slime_radix_cache.aborts import Generation
-from slime_radix_cache.joining import JoinedResponse, is_aborted, read_event
 from slime_radix_cache.recorder import StreamRecorder
 from slime_radix_cache.replies import parsed, rest_of
+from slime_radix_cache.response_merger import MergedResponse, is_aborted, read_event
 from slime_sglang import AnswerSoFar
 from slime_sglang.events import EventSplitter
 
@@ -32,9 +32,9 @@ class ContinuedStream:
     ) -> None:
         self._generation = generation
         self._recorder = recorder
-        self._joined = generation.join(so_far.answer)
-        self._joined.see_mode(so_far)
-        recorder.doubt = self._joined.doubt
+        self._merged = generation.merge(so_far.answer)
+        self._merged.see_mode(so_far)
+        recorder.doubt = self._merged.doubt
         self._tokens, self._characters = len(told.ids), len(told.text)
         self._aborted: dict[str, Any] | None = so_far.answer
         self._reply: Reply | None = None
@@ -45,7 +45,7 @@ class ContinuedStream:
     async def read(self) -> bytes:
         """See BodySource."""
         while not self._ready and not self.finished:
-            if self._joined.ended and self._aborted is not None:
+            if self._merged.ended and self._aborted is not None:
                 self._tell()
                 self._end()
             elif self._aborted is not None:
@@ -61,22 +61,22 @@ class ContinuedStream:
             self._reply.close()
 
     async def _go_on(self, aborted: dict[str, Any]) -> None:
-        before = len(self._joined.ids)
+        before = len(self._merged.ids)
 
         async def attempt() -> bool | None:
-            reply = await self._generation.ask_again(self._joined.ids, self._joined.rid)
+            reply = await self._generation.ask_again(self._merged.ids, self._merged.rid)
             if reply is None:
                 return None
             self._reply, self._events = reply, EventSplitter()
-            self._joined.begin()
+            self._merged.begin()
             self._aborted = None
             try:
                 while not self._ready and self._aborted is None and not self.finished:
                     await self._take_piece()
             except HTTPError:
-                if len(self._joined.ids) > before:
+                if len(self._merged.ids) > before:
                     raise  # it breaks off in the middle, as any stream may
-            if len(self._joined.ids) > before or self._joined.ended:
+            if len(self._merged.ids) > before or self._merged.ended:
                 return True
             self._generation.rest(reply)
             self._aborted, self._ready, self.finished = aborted, [], False  # an error, or nothing at all
@@ -90,34 +90,34 @@ class ContinuedStream:
         assert self._reply is not None  # narrowing: an attempt is under way
         piece, last = await self._reply.next_piece()
         for data in self._events.feed(piece):
-            event = _event_in(data) if data != _DONE and not self._joined.ended else None
+            event = _event_in(data) if data != _DONE and not self._merged.ended else None
             if event is None:
                 self._ready.append(b"data: %s\n\n" % data)
                 continue
-            news = _taken(self._joined, event)
-            if is_aborted(event) and not self._joined.ended:
-                if self._joined.ids:
-                    self._recorder.keep(self._joined.answer())
+            news = _taken(self._merged, event)
+            if is_aborted(event) and not self._merged.ended:
+                if self._merged.ids:
+                    self._recorder.keep(self._merged.answer())
                 await rest_of(self._reply)
                 self._aborted = event
                 return
-            if self._joined.ended or (news and not (self._tokens and self._joined.incremental is None)):
+            if self._merged.ended or (news and not (self._tokens and self._merged.incremental is None)):
                 self._tell()
-            if self._joined.stopped or is_aborted(event):
+            if self._merged.stopped or is_aborted(event):
                 self._end()  # the engine does not know
                 return
-        if last and self._tokens < len(self._joined.ids):
+        if last and self._tokens < len(self._merged.ids):
             self._tell()
         self.finished = last
 
     def _tell(self) -> None:
-        joined = self._joined
+        merged = self._merged
         new = (
-            joined.event(self._tokens, self._characters)
-            if self._tokens and joined.incremental
-            else joined.answer()
+            merged.event(self._tokens, self._characters)
+            if self._tokens and merged.incremental
+            else merged.answer()
         )
-        self._tokens, self._characters = len(joined.ids), joined.text_length
+        self._tokens, self._characters = len(merged.ids), merged.text_length
         self._ready.append(b"data: %s\n\n" % orjson.dumps(new))
 
     def _end(self) -> None:
@@ -126,10 +126,10 @@ class ContinuedStream:
         self.finished = True
 
 
-def _taken(joined: JoinedResponse, event: dict[str, Any]) -> int:
-    """As :meth:`JoinedResponse.take`. Raises WorkerBroke."""
+def _taken(merged: MergedResponse, event: dict[str, Any]) -> int:
+    """As :meth:`MergedResponse.take`. Raises WorkerBroke."""
     try:
-        return joined.take(event)
+        return merged.take(event)
     except ValueError as error:
         raise WorkerBroke(f"a worker's stream is not understood: {error}", answered=True) from None
 

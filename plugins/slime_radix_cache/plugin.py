@@ -31,11 +31,11 @@ from slime_radix_cache.log_records import TRAJECTORIES
 from slime_radix_cache.logged_trajectories import LoggedTrajectories
 from slime_radix_cache.losses import Losses, Marks, opened
 from slime_radix_cache.matching import Around, Cut
-from slime_radix_cache.mending import MendedStream
 from slime_radix_cache.open_streams import OpenStreams
 from slime_radix_cache.recorder import StreamRecorder
 from slime_radix_cache.replies import EVENTS, JSON, media_type
 from slime_radix_cache.requests import MALFORMED, Ask, longest_ids, names, read_ask, rewritten, size_of
+from slime_radix_cache.resuming_stream import ResumingStream
 from slime_radix_cache.retrieval import Retrieval
 from slime_radix_cache.session_turns import SessionTurns
 from slime_radix_cache.settings import Settings
@@ -295,7 +295,7 @@ class RadixCache:
             recorder = StreamRecorder(noted.turns, self._turns, self._tally, self._streams, worker)
             generation = noted.generation
             if generation is not None and len(noted.turns) == 1:
-                reply.pass_through(lambda source: MendedStream(generation, source, recorder))
+                reply.pass_through(lambda source: ResumingStream(generation, source, recorder))
             reply.tap(recorder)
         elif kind == JSON:
             answers = WholeAnswers(
@@ -336,10 +336,10 @@ class RadixCache:
 
 def _handles_aborts(exchange: Exchange, ask: Ask) -> bool:
     """True when the client itself sent token ids, in a ``/generate``, a chat or a completion."""
-    if exchange.asked is None:
+    if exchange.parent is None:
         return ask.has_ids
     try:
-        body = exchange.asked.request.json()
+        body = exchange.parent.request.json()
     except BadRequest:
         return False
     if not isinstance(body, dict):

@@ -1,4 +1,4 @@
-"""Whole answers on their way to the client: mended where an engine aborted them, then recorded."""
+"""Whole answers on their way to the client: resumed where an engine aborted them, then recorded."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from router_core.large_json import parse
 from router_core.reply import Reply
 from router_core.request import LARGE_BYTES, Request
 from slime_radix_cache.aborts import Generation
-from slime_radix_cache.joining import is_aborted
 from slime_radix_cache.replies import parsed, without_experts
 from slime_radix_cache.requests import Ask, single
+from slime_radix_cache.response_merger import is_aborted
 from slime_radix_cache.turns import Growing, Turn, Turns
 
 __all__ = ["WholeAnswers"]
 
 
 class WholeAnswers:
-    """One reply: ``turns[i]`` is the prompt of sequence ``i`` of its answer, ``generation`` mends it, if it may."""
+    """One reply: ``turns[i]`` is the prompt of sequence ``i`` of its answer, ``generation`` resumes it, if it may."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class WholeAnswers:
         self._long_work = long_work
 
     async def pass_on(self, reply: Reply) -> None:
-        """Read ``reply``, mend it and record it. Raises what reading raises, and ValueError for what is no answer.
+        """Read ``reply``, resume it and record it. Raises what reading raises, and ValueError for what is no answer.
 
         Sequences that it does not have, or has beyond those asked for, count as lost.
         """
@@ -65,10 +65,10 @@ class WholeAnswers:
             return
         if isinstance(answer, list):
             answers = orjson.loads(body)  # all of it: it is encoded again
-            await self._mend_some(answers, aborted, generation)
+            await self._resume_some(answers, aborted, generation)
             reply.replace_body(orjson.dumps(answers))
         else:
-            better = await self._mended(0, answer, generation)
+            better = await self._resumed(0, answer, generation)
             if better is not None:
                 reply.replace_body(better)
 
@@ -95,24 +95,24 @@ class WholeAnswers:
         for turn, answer in zip_longest(self._turns, answers):
             self._recorder.lose(turn if turn is not None else self._turns[-1], answer)
 
-    async def _mend_some(self, answers: list[Any], aborted: list[int], generation: Generation) -> None:
+    async def _resume_some(self, answers: list[Any], aborted: list[int], generation: Generation) -> None:
         """Mend those in ``answers`` that were ``aborted``, all at once, each as a request of its own."""
         asked = self._exchange.request
         self._exchange.release()
 
-        async def mend(number: int) -> None:
+        async def resume(number: int) -> None:
             request = Request(asked.method, asked.target, asked.headers)
             request.replace_json(single(asked.json(), self._ask, number))
-            with Exchange(request, session=self._exchange.session, asked=self._exchange) as own:
-                better = await self._mended(number, answers[number], generation.of_one(own))
+            with Exchange(request, session=self._exchange.session, parent=self._exchange) as own:
+                better = await self._resumed(number, answers[number], generation.of_one(own))
                 if better is not None:
                     answers[number] = orjson.loads(better)
 
         async with anyio.create_task_group() as tasks:
             for number in aborted:
-                tasks.start_soon(mend, number)
+                tasks.start_soon(resume, number)
 
-    async def _mended(self, number: int, aborted: Any, generation: Generation) -> bytes | None:
+    async def _resumed(self, number: int, aborted: Any, generation: Generation) -> bytes | None:
         """Return a better answer than ``aborted``, as JSON; None when there is none. All of it is recorded."""
         turn = self._turns[number]
         response = Growing(self._recorder, turn)

@@ -94,7 +94,7 @@ class Attempts:
             raise first
         if first is not None:
             return first
-        if self._exchange.gone:
+        if self._exchange.client_disconnected:
             raise Aborted("the request was aborted before it was tried again")
         if not self._others():
             del self._tried[:-1]  # all have failed: any of them, but not the same one twice in a row
@@ -118,7 +118,7 @@ class Attempts:
         )
 
     def _may_repeat(self, state: RetryCallState) -> bool:
-        if self._exchange.gone:
+        if self._exchange.client_disconnected:
             return False
         error = _error(state)
         if isinstance(error, WorkerUnreachable | NoWorker):

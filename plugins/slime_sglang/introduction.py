@@ -8,7 +8,7 @@ import anyio
 
 from router_core import Worker
 from router_core.errors import WorkerBroke
-from router_core.joining import FIRST_LOOK_S, Refusal, unwell
+from router_core.registration import FIRST_LOOK_S, Refusal, unwell
 from router_core.router import Router
 from router_core.weights import version_named
 from slime_sglang.documents import document_in
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class Introduction:
-    """The component ``"introduction"``, see :class:`router_core.joining.Introduction`.
+    """The component ``"introduction"``, see :class:`router_core.registration.Introduction`.
 
     ``counts_ranks``: each worker is asked how many data-parallel ranks it has; ``asks_model``: and for the model that
     it serves.
@@ -34,8 +34,8 @@ class Introduction:
         self.asks_model = False
 
     async def ask(self, worker: Worker) -> str | None:
-        """See :class:`router_core.joining.Introduction`."""
-        router, get = self._router, self._router.joining.get
+        """See :class:`router_core.registration.Introduction`."""
+        router, get = self._router, self._router.registration.get
         served = None
         with anyio.fail_after(FIRST_LOOK_S):  # httpx counts each step of a request by itself
             for path in ("/model_info", "/get_model_info"):
@@ -75,7 +75,7 @@ class Introduction:
 
     async def _server_info(self, worker: Worker) -> bytes:
         for path in ("/server_info", "/get_server_info"):
-            status, body = await self._router.joining.get(worker, path)
+            status, body = await self._router.registration.get(worker, path)
             if status == 200:
                 return body
             if status >= 500:

@@ -81,6 +81,6 @@ class SGLang:
             router.pool.split(worker, self._ranks)
         elif change == "readmitted" and not router.pool.passthrough:
             if self._introduction.asks_model:
-                router.tasks.start_soon(router.joining.look_at, worker)
+                router.tasks.start_soon(router.registration.look_at, worker)
             elif self._counts_ranks:
                 router.tasks.start_soon(self._introduction.count_again, worker)

@@ -10,7 +10,7 @@ import anyio
 import httpx
 
 from router_core import Worker
-from router_core.joining import get
+from router_core.registration import get
 from slime_sglang.documents import document_in
 
 __all__ = ["objection"]

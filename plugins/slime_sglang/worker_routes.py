@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from router_core import Worker
 from router_core.errors import BadRequest, WorkerNotFound, WorkerRefused
-from router_core.joining import Refusal
+from router_core.registration import Refusal
 from router_core.router import Router
 from router_core.routes import JSON, ControlRoute, by_method, json_object, shown
 from router_core.workers import WorkerType, worker_url

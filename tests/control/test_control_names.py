@@ -193,7 +193,7 @@ async def test_one_sequence_that_is_aborted_between_two_attempts_takes_no_other_
     gone = []
     for prefix in ("a1", "c_0", "c", ""):
         under_way.give_up(prefix)
-        gone.append((named.gone, numbered.gone))
+        gone.append((named.client_disconnected, numbered.client_disconnected))
     assert gone == [(False, False), (False, False), (False, True), (True, True)]
 
 

@@ -34,7 +34,7 @@ MOODS = {
     "the decode fails": (said(), refusal(500)),
     "both fail": (refusal(500), refusal(503)),
     "both hang up": (DROP, DROP),
-    "what cannot be joined": (said(input_token_logprobs=[]), said()[:-1] + b"!"),
+    "what cannot be merged": (said(input_token_logprobs=[]), said()[:-1] + b"!"),
     "a stream with an error": (stream({"error": {}}), stream({"meta_info": {}})),
 }
 

@@ -537,7 +537,7 @@ async def test_a_pair_that_a_plugin_forbids_is_not_made(
     class Forbids:
         @hookimpl
         async def pre_request(self, exchange: Exchange) -> None:
-            exchange.suits = lambda worker: worker.worker_type == "prefill"
+            exchange.worker_filter = lambda worker: worker.worker_type == "prefill"
 
     module = types.ModuleType("forbids")
     monkeypatch.setattr(module, "make_plugin", lambda options: Forbids(), raising=False)

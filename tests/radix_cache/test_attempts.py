@@ -288,7 +288,7 @@ class TestAClientThatLeaves:
             [leaf] = await leaves(running)
         assert tokens_of(leaf) == [5, 6, 7, 8][: 2 + 2 * again]
 
-    async def test_while_one_of_a_batch_is_mended_leaves_the_others(
+    async def test_while_one_of_a_batch_is_resumed_leaves_the_others(
         self, start: Start, checkpoint: str, said: Said
     ) -> None:
         async with rolling(start, checkpoint, wait_s=20.0) as (running, attempts, _):

@@ -1,4 +1,4 @@
-"""Aborts in answers of several sequences: each of them is mended alone."""
+"""Aborts in answers of several sequences: each of them is resumed alone."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def flags(checkpoint: str, url: str, *more: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("resume", [False, True])
-async def test_each_aborted_sequence_of_a_batch_is_mended(
+async def test_each_aborted_sequence_of_a_batch_is_resumed(
     start: Start, tokenizer: EngineTokenizer, checkpoint: str, resume: bool
 ) -> None:
     engine = Engine(tokenizer, 0, 2, 3)  # of the batch the first and the last, and one of these once more
@@ -126,7 +126,7 @@ async def test_each_aborted_sequence_of_a_batch_is_mended(
         assert not any(worker.in_flight for worker in running.router.pool)
 
 
-async def test_each_aborted_sample_of_a_group_is_mended(
+async def test_each_aborted_sample_of_a_group_is_resumed(
     start: Start, tokenizer: EngineTokenizer, checkpoint: str
 ) -> None:
     engine = Engine(tokenizer, 1, 2)

@@ -1,4 +1,4 @@
-"""Workers that have registered, until they answer."""
+"""Registered workers that have not answered yet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from router_core.pool import WorkerPool
 from router_core.settings import Settings
 from router_core.workers import JOINING, Worker, auth_headers
 
-__all__ = ["FIRST_LOOK_S", "Introduction", "Joining", "Refusal", "get", "unwell"]
+__all__ = ["FIRST_LOOK_S", "Introduction", "Refusal", "Registration", "get", "unwell"]
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +42,8 @@ class Introduction(Protocol):
         ...
 
 
-class Joining:
-    """Waits for workers to answer, while the router serves. Without an ``introduction`` any answer will do."""
+class Registration:
+    """Waits for registered workers to answer. Without an ``introduction`` any answer will do."""
 
     def __init__(
         self,

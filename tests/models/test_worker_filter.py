@@ -23,7 +23,7 @@ class Wanted:
     async def pre_request(self, exchange: Exchange) -> None:
         named = exchange.request.header(b"x-rack")
         if named is not None:
-            exchange.suits = lambda worker: worker.labels.get("rack") == named.decode()
+            exchange.worker_filter = lambda worker: worker.labels.get("rack") == named.decode()
 
 
 async def test_only_workers_that_suit_are_offered_to_policies_and_sessions() -> None:
@@ -69,7 +69,7 @@ async def test_one_that_fails_is_tried_again_where_it_suits_and_nowhere_else() -
 
 
 def test_what_is_made_for_an_exchange_begins_with_its_limit() -> None:
-    with Exchange(Request("GET", b"/", [])) as asked:
-        asked.suits = lambda worker: worker.url == "http://a"
-        with Exchange(Request("GET", b"/", []), asked=asked) as part:
+    with Exchange(Request("GET", b"/", [])) as parent:
+        parent.worker_filter = lambda worker: worker.url == "http://a"
+        with Exchange(Request("GET", b"/", []), parent=parent) as part:
             assert [part.may_go_to(Worker(url)) for url in ("http://a", "http://b")] == [True, False]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from router_core.reply import BodySource
 from slime_radix_cache.aborts import Generation
-from slime_radix_cache.mending import MendedStream
 from slime_radix_cache.recorder import StreamRecorder
+from slime_radix_cache.resuming_stream import ResumingStream
 
 pytestmark = pytest.mark.anyio
 
@@ -45,9 +45,9 @@ def torn(data: bytes, cuts: list[int]) -> Torn:
     return Torn([data[start:end] for start, end in pairwise(places)])
 
 
-def passing(source: BodySource) -> MendedStream:
+def passing(source: BodySource) -> ResumingStream:
     """Nobody is asked while nothing is aborted."""
-    return MendedStream(cast(Generation, None), source, cast(StreamRecorder, None))
+    return ResumingStream(cast(Generation, None), source, cast(StreamRecorder, None))
 
 
 EVENTS = st.lists(

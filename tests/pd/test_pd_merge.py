@@ -1,4 +1,4 @@
-"""One answer out of two: whatever the decode worker said stays, and what only the prefill worker knows is added."""
+"""Merged answers: whatever the decode worker said stays, and what only the prefill worker knows is added."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router_core.errors import WorkerBroke
-from slime_pd.joining import Prefilled
+from slime_pd.pd_merge import Prefilled
 
 
 def told(**meta: Any) -> bytes:
     return orjson.dumps({"text": "x", "meta_info": meta})
 
 
-def joined(first: bytes, second: bytes) -> dict[str, Any]:
-    meta: dict[str, Any] = orjson.loads(Prefilled.whole(first).join(second))["meta_info"]
+def merged(first: bytes, second: bytes) -> dict[str, Any]:
+    meta: dict[str, Any] = orjson.loads(Prefilled.whole(first).merge(second))["meta_info"]
     return meta
 
 
 @given(st.binary(max_size=40), st.binary(max_size=60))
 def test_bytes_of_experts_are_overlaid_as_if_they_had_been_decoded(first: bytes, second: bytes) -> None:
     wire = [base64.b64encode(each).decode() for each in (first, second)]
-    meta = joined(told(routed_experts=wire[0]), told(routed_experts=wire[1]))
+    meta = merged(told(routed_experts=wire[0]), told(routed_experts=wire[1]))
     whole = base64.b64decode(meta["routed_experts"], validate=True)
     assert whole == first + second[len(first) :]
 
 
 def test_logprobs_of_the_prompt_come_first() -> None:
     first, second = [[None, 1, None], [-0.5, 2, None]], [[-1e-7, 3, None]]
-    meta = joined(told(input_token_logprobs=first), told(input_token_logprobs=second, output_ids=[3]))
+    meta = merged(told(input_token_logprobs=first), told(input_token_logprobs=second, output_ids=[3]))
     assert meta == {"input_token_logprobs": first + second, "output_ids": [3]}
 
 
 def test_what_one_of_them_does_not_say_is_not_made_up() -> None:
-    assert joined(told(input_token_logprobs=[[-1, 1, None]]), told()) == {}
-    assert joined(told(), told(input_token_logprobs=[])) == {"input_token_logprobs": []}
-    assert joined(told(routed_experts=None), told(routed_experts="AAAA")) == {"routed_experts": "AAAA"}
+    assert merged(told(input_token_logprobs=[[-1, 1, None]]), told()) == {}
+    assert merged(told(), told(input_token_logprobs=[])) == {"input_token_logprobs": []}
+    assert merged(told(routed_experts=None), told(routed_experts="AAAA")) == {"routed_experts": "AAAA"}
 
 
 SPANS = [
@@ -66,7 +66,7 @@ def test_the_first_token_is_told_to_be_of_the_prefill_workers_version(
     count: int, theirs: list[tuple[str, int, int]] | None, wanted: list[tuple[str, int, int]] | None
 ) -> None:
     about = {"weight_version": "7", "completion_tokens": count}
-    meta = joined(told(weight_version="6"), told(**about, **spans(theirs)))
+    meta = merged(told(weight_version="6"), told(**about, **spans(theirs)))
     assert meta == {**about, **spans(wanted)}
 
 
@@ -74,11 +74,11 @@ def test_a_prefill_worker_that_was_updated_after_its_token_says_what_that_is_of(
     first = told(weight_version="7", weight_versions=[{"version": "6", "start": 0, "end": 1}])
     second = told(weight_version="7", completion_tokens=3)
     assert Prefilled.whole(first).adds_to(second)
-    assert joined(first, second)["weight_versions"] == spans([("6", 0, 1), ("7", 1, 3)])["weight_versions"]
+    assert merged(first, second)["weight_versions"] == spans([("6", 0, 1), ("7", 1, 3)])["weight_versions"]
 
 
 def test_spans_that_are_not_understood_do_not_look_like_the_whole_truth() -> None:
-    meta = joined(
+    meta = merged(
         told(weight_version="6"), told(weight_version="7", completion_tokens=3, weight_versions="all")
     )
     assert meta["weight_versions"] == [{"version": "6", "start": 0, "end": 1}]
@@ -114,7 +114,7 @@ def test_each_output_of_a_batch_gets_its_own() -> None:
 
     first = outputs({"input_token_logprobs": [[-1, 1, None]]}, {"input_token_logprobs": [[-2, 2, None]]})
     second = outputs(*[{"input_token_logprobs": []}] * 3)
-    whole = orjson.loads(Prefilled.whole(first).join(second))
+    whole = orjson.loads(Prefilled.whole(first).merge(second))
     assert [each["meta_info"]["input_token_logprobs"] for each in whole] == [
         [[-1, 1, None]],
         [[-2, 2, None]],
@@ -131,12 +131,14 @@ def test_events_are_completed_by_their_index() -> None:
         for data in (event(1, input_token_logprobs=[1]), event(0, weight_version="6"), b"[DONE]")
     )
     prefilled = Prefilled.streamed(stream)
-    assert orjson.loads(prefilled.join_event(event(1, input_token_logprobs=[2])))["meta_info"] == {
+    assert orjson.loads(prefilled.merge_event(event(1, input_token_logprobs=[2])))["meta_info"] == {
         "input_token_logprobs": [1, 2]
     }
-    assert prefilled.join_event(b"[DONE]") == b"[DONE]"
-    assert prefilled.join_event(b"{") == b"{"
-    assert orjson.loads(prefilled.join_event(b'{"error": {"message": "no"}}')) == {"error": {"message": "no"}}
+    assert prefilled.merge_event(b"[DONE]") == b"[DONE]"
+    assert prefilled.merge_event(b"{") == b"{"
+    assert orjson.loads(prefilled.merge_event(b'{"error": {"message": "no"}}')) == {
+        "error": {"message": "no"}
+    }
 
 
 def test_what_one_sequence_of_a_stream_says_first_tells_nothing_of_the_others() -> None:
@@ -158,9 +160,9 @@ def test_a_prefill_that_ends_its_stream_with_an_error_has_failed() -> None:
 
 def test_experts_that_are_no_base64_are_the_workers_fault() -> None:
     with pytest.raises(WorkerBroke, match="not base64"):
-        joined(told(routed_experts="AAA"), told(routed_experts="AAAA"))
+        merged(told(routed_experts="AAA"), told(routed_experts="AAAA"))
 
 
 def test_an_answer_that_is_no_json_cannot_be_completed() -> None:
     with pytest.raises(WorkerBroke, match="not JSON"):
-        Prefilled.whole(told(input_token_logprobs=[])).join(b"<html>")
+        Prefilled.whole(told(input_token_logprobs=[])).merge(b"<html>")

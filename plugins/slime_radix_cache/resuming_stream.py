@@ -1,4 +1,4 @@
-"""A stream that does not end when an engine aborts: the client sees one response."""
+"""Streams that resume when an engine aborts, so that the client sees one response."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from router_core.errors import HTTPError
 from router_core.reply import BodySource, Reply
 from slime_radix_cache.aborts import Generation
 from slime_radix_cache.continued_stream import ContinuedStream
-from slime_radix_cache.joining import is_aborted
 from slime_radix_cache.recorder import StreamRecorder
 from slime_radix_cache.replies import parsed, rest_of
+from slime_radix_cache.response_merger import is_aborted
 from slime_sglang import sampled_ids, whole_answer
 from slime_sglang.events import EventSplitter
 
-__all__ = ["MendedStream"]
+__all__ = ["ResumingStream"]
 
 #: In JSON this cannot stand inside a string: there the quotes would be escaped.
 _ABORT = b'"abort"'
@@ -24,7 +24,7 @@ _ENDS = (b"\n\n", b"\n\r\n")
 _DONE = b"[DONE]"
 
 
-class MendedStream:
+class ResumingStream:
     """Passes whole events on as they are, until one says ``abort``: that one is held, and another attempt is made.
 
     When the tokens of the first attempt are kept, a ContinuedStream takes over. Otherwise the client must not
@@ -53,7 +53,7 @@ class MendedStream:
             if self._continued is not None:
                 return await self._continued.read()
             if self._abort:
-                await self._mend()
+                await self._resume()
             else:
                 await self._pass_on()
             if self._ready:
@@ -91,7 +91,7 @@ class MendedStream:
             whole, self._abort = whole[:place], whole[place:] + rest
         self._ready += whole
 
-    async def _mend(self) -> None:
+    async def _resume(self) -> None:
         self._abort += await rest_of(self._reply)
         try:
             whole, may_try_again = self._look_at_abort()

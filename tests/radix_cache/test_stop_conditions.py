@@ -16,7 +16,7 @@ from radix_cache.continued import MODES, PROMPT, told
 from radix_cache.interrupted import InterruptedEngine
 from radix_cache.scripted import ScriptedEngine, bits, routed
 from slime_radix_cache.checkpoint import eos_ids
-from slime_radix_cache.endings import Endings
+from slime_radix_cache.stop_conditions import StopConditions
 
 if TYPE_CHECKING:
     from routers import Start
@@ -169,6 +169,6 @@ def test_a_trimmed_token_leaves_the_half_character_before_it(tokenizer: EngineTo
     """As the engine shows it, which decodes all tokens but the one that stopped it."""
     pieces = [tokenizer.token_bytes.index(bytes([one])) for one in last.encode()]
     ids = [*tokenizer.encode("the "), *pieces]
-    endings = Endings(tokenizer, ())
-    trimmed = endings.trimmed("the " + last, ids, {}, {"type": "stop", "matched": ids[-1]})
+    stop_conditions = StopConditions(tokenizer, ())
+    trimmed = stop_conditions.trimmed("the " + last, ids, {}, {"type": "stop", "matched": ids[-1]})
     assert trimmed == tokenizer.decode(ids[:-1])

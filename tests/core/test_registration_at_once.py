@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from plugged import until
-from router_core.joining import _ASKED_AT_ONCE
+from router_core.registration import _ASKED_AT_ONCE
 from router_core.serving import serving
 from router_core.types import Receive, Scope, Send
 from routers import Start

@@ -1,4 +1,4 @@
-"""The end that an engine would have given a response whose last token it did not look at.
+"""The finish reason and text of a response whose last token the engine did not look at.
 
 On an abort SGLang returns before it looks at the token that it has sampled in that step (``Req.check_finished``): an
 EOS, the end of a stop string or the last token allowed comes with the reason ``abort``. To go on behind it would put
@@ -12,7 +12,7 @@ from typing import Any
 
 from router_core.types import Tokenizer
 
-__all__ = ["Endings", "stop_strings"]
+__all__ = ["StopConditions", "stop_strings"]
 
 #: Tokens decoded with the last one, so that it is read as it is in its place.
 _WINDOW = 16
@@ -24,8 +24,8 @@ def stop_strings(parameters: dict[str, Any]) -> list[str]:
     return [stop] if isinstance(stop, str) else [one for one in stop if one]
 
 
-class Endings:
-    """Looks at last tokens as an engine does. ``eos_ids`` end a response of the model.
+class StopConditions:
+    """Checks last tokens for stop conditions, as an engine does. ``eos_ids`` end a response of the model.
 
     ``min_new_tokens`` needs no look: until then an engine samples none of the tokens that end.
     """

@@ -1,4 +1,4 @@
-"""One answer out of two: what only the prefill worker knows, put into what the decode worker says."""
+"""Merges what only the prefill worker knows into the answer of the decode worker."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Prefilled:
         """As above, of its ``first`` piece. Of several sequences others may begin after an update."""
         return (len(self._metas) > 1 and bool(self._versions)) or self.adds_to(first)
 
-    def join(self, body: bytes) -> bytes:
+    def merge(self, body: bytes) -> bytes:
         """``body``, the decode worker's whole answer, completed. Raises WorkerBroke."""
         try:
             document = orjson.loads(body)
@@ -75,7 +75,7 @@ class Prefilled:
             self._complete(index, output)
         return orjson.dumps(document)
 
-    def join_event(self, data: bytes) -> bytes:
+    def merge_event(self, data: bytes) -> bytes:
         """``data``, that of one event, completed."""
         output = event_data(data)
         if output is None:

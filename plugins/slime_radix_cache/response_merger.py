@@ -1,4 +1,4 @@
-"""One response out of several attempts, each of which went on where the one before was aborted."""
+"""Merges the attempts of one response, each of which went on where the one before was aborted."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 from router_core.types import Tokenizer
 from slime_radix_cache.continuing import max_new_tokens
-from slime_radix_cache.endings import Endings
 from slime_radix_cache.seams import SeamlessText, StopAcross
 from slime_radix_cache.spelling import Spelling
+from slime_radix_cache.stop_conditions import StopConditions
 from slime_sglang import CONTRADICTION, PER_TOKEN, AnswerSoFar, contradiction, is_abort
 
-__all__ = ["JoinedResponse", "is_aborted", "read_event"]
+__all__ = ["MergedResponse", "is_aborted", "read_event"]
 
 _BROKEN = "\ufffd"
 _BYTES_OF_CHARACTER = 4
@@ -31,7 +31,7 @@ def is_aborted(output: Any) -> bool:
     return not (isinstance(status, int) and 400 <= status < 500)
 
 
-class JoinedResponse:
+class MergedResponse:
     """All that was sampled for ``body``, in all attempts; it reads as if it had been one.
 
     ``began`` is when the client asked, by ``time.monotonic``. ``asked`` says of an aborted answer that somebody
@@ -44,7 +44,7 @@ class JoinedResponse:
         body: dict[str, Any],
         tokenizer: Tokenizer,
         began: float,
-        endings: Endings,
+        stop_conditions: StopConditions,
         spelling: Spelling,
         asked: Callable[[dict[str, Any]], bool],
     ) -> None:
@@ -54,7 +54,7 @@ class JoinedResponse:
         self._parameters = body.get("sampling_params") or {}
         self._tokenizer = tokenizer
         self._began = began
-        self._endings = endings
+        self._stop_conditions = stop_conditions
         self._spelling = spelling
         self._asked = asked
         self.ids: list[int] = []
@@ -81,7 +81,7 @@ class JoinedResponse:
         if self._reason is None:
             self._reason = meta.get("finish_reason")
         else:
-            self._text = self._endings.trimmed(self._text, self.ids, self._parameters, self._reason)
+            self._text = self._stop_conditions.trimmed(self._text, self.ids, self._parameters, self._reason)
         self._spans = _spans(meta, 0, len(self.ids))
         self._lists = {name: list(meta[name]) for name in PER_TOKEN if isinstance(meta.get(name), list)}
         self.begin()
@@ -177,7 +177,7 @@ class JoinedResponse:
         """Return the finish reason of ``ids``, a whole response that ``output`` calls aborted; None if they are not."""
         if not is_aborted(output) or self._asked(output):
             return None
-        return self._endings.reason(ids, self._parameters, self._limit)
+        return self._stop_conditions.reason(ids, self._parameters, self._limit)
 
     def _whole(self, reason: dict[str, Any] | None) -> dict[str, Any] | None:
         if reason is not None and reason.get("type") == "length":

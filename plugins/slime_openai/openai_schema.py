@@ -1,4 +1,4 @@
-"""Answers and chunks in OpenAI's words."""
+"""Answers and chunks in OpenAI's schema."""
 
 from __future__ import annotations
 
