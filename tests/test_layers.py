@@ -21,7 +21,7 @@ PLUGINS = ROOT / "plugins"
 
 #: The core's modules, lowest first. A module imports from below, or from beside it, and never in a circle.
 LAYERS = (
-    ("types", "errors", "fair_turns", "large_json"),
+    ("types", "errors", "fair_turns", "json_pieces", "large_json", "long_strings"),
     (
         "addresses",
         "flags",

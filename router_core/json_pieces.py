@@ -1,0 +1,147 @@
+"""Places at which a large JSON document is cut: commas in no string, and the brackets that are open there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator
+from dataclasses import dataclass
+from secrets import token_hex
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["ESCAPED", "NAME", "Cut", "InvalidJson", "Scan", "name_of", "no_escape"]
+
+#: Stands for a long string, with its number behind it.
+NAME = token_hex(16)
+ESCAPED = re.compile(rb"\\.", re.DOTALL)
+_MAX_DEPTH = 1024
+#: Bytes of a string that is read by itself.
+_LONG_STRING = 1 << 18
+#: Bytes of the longest escape (a surrogate pair), and of what is searched for a place without one.
+_ESCAPE = 12
+_SEARCHED = 1 << 12
+
+
+class InvalidJson(ValueError):
+    """A document that is not JSON, or has too many values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The end of a piece, at a comma or with the document.
+
+    ``kept``: how many containers were open all the time. ``opened``: places, from the piece's beginning, of the
+    brackets that are open at its end beside those. ``values``: strings, lists and objects in the piece. ``strings``:
+    where in the document there is nothing but a part of a long string, which is no part of the piece.
+    """
+
+    end: int
+    kept: int
+    opened: list[int]
+    values: int
+    commas: int
+    strings: list[tuple[int, int]]
+
+
+class Scan:
+    """Finds commas that stand in no string, and the brackets that are open there."""
+
+    def __init__(self, body: bytes, piece: int) -> None:
+        self._body = body
+        self._piece = piece
+        self._open: list[int] = []
+        self._kept = self._values = self._commas = 0
+        self._in_string = self._escaped = False
+        self._quote = -1
+        self._strings: list[tuple[int, int]] = []
+
+    def next_cut(self, start: int) -> Generator[None, None, Cut]:
+        """The cut after ``start``, where a piece begins. Raises InvalidJson."""
+        self._kept, self._values, self._commas = len(self._open), 0, 0
+        self._strings = []
+        position = start
+        while True:
+            if self._in_string:
+                begin, position = position, self._string_end(position)
+                self._strings += _long_string(self._body, begin, position)
+            window = self._body[position : position + self._piece]
+            is_last = position + self._piece >= len(self._body)
+            size = self._see(window, position, is_last=is_last)
+            position += size
+            if is_last or size < len(window):
+                opened = [place - start - self._left_out(place) for place in self._open[self._kept :]]
+                return Cut(position, self._kept, opened, self._values, self._commas, self._strings)
+            yield
+
+    def _left_out(self, place: int) -> int:
+        """Bytes before ``place`` that the piece lacks, because names stand in it for long strings."""
+        return sum(end - begin - len(name_of(begin)) for begin, end in self._strings if end <= place)
+
+    def _string_end(self, position: int) -> int:
+        """The place, from ``position`` on, of a quote that may end the string there."""
+        if self._quote < position:  # else it was found, and backslashes had to be looked at
+            self._quote = self._body.find(b'"', position)
+        quote = self._quote
+        if quote < 0:
+            raise InvalidJson("a string does not end")
+        before = (
+            self._body[quote - self._piece : quote].rstrip(b"\\") if quote - position > self._piece else b""
+        )
+        if not before:  # it costs no more to look at each character
+            return position
+        self._escaped = (self._piece - len(before)) % 2 > 0
+        return quote
+
+    def _see(self, window: bytes, position: int, *, is_last: bool) -> int:
+        """Take in ``window`` up to its last comma; without one, and of the last window, all. Returns how much."""
+        plain = b" " + window[1:] if self._escaped else window
+        plain = ESCAPED.sub(b"  ", plain) if b"\\" in plain else plain
+        signs = np.frombuffer(plain, np.uint8)
+        quotes = signs == 0x22
+        in_string = np.bitwise_xor.accumulate(quotes) ^ self._in_string
+        commas = np.flatnonzero((signs == 0x2C) & ~in_string)
+        size = int(commas[-1]) if len(commas) and not is_last else len(window)
+        self._commas += len(commas)
+        self._values += int(np.count_nonzero(quotes[:size])) // 2
+        self._escaped = size == len(window) and plain.endswith(b"\\")
+        self._in_string = size == len(window) and bool(in_string[-1:].any())
+        braces = signs[:size] | 0x20  # a bracket becomes a brace
+        places = np.flatnonzero(((braces == 0x7B) | (braces == 0x7D)) & ~in_string[:size])
+        if len(places):
+            self._see_brackets(places + position, braces[places] == 0x7B)
+        return size
+
+    def _see_brackets(self, places: npt.NDArray[np.int64], opens: npt.NDArray[np.bool_]) -> None:
+        depths = len(self._open) + np.cumsum(np.where(opens, 1, -1))
+        lowest, depth = min(len(self._open), int(depths.min())), int(depths[-1])
+        if lowest < 0 or depth > _MAX_DEPTH:
+            raise InvalidJson("unexpected end of a list or object" if lowest < 0 else "nested too deeply")
+        self._values += int(np.count_nonzero(opens))
+        self._kept = min(self._kept, lowest)
+        del self._open[lowest:]
+        opening, levels = places[opens], depths[opens]
+        self._open += [int(opening[levels == level][-1]) for level in range(lowest + 1, depth + 1)]
+
+
+def _long_string(body: bytes, begin: int, end: int) -> list[tuple[int, int]]:
+    """Return the range within ``begin`` to ``end`` of a string's inside that is read by itself: nearly all, or none."""
+    if end - begin < _LONG_STRING:
+        return []
+    first = no_escape(body, begin + _ESCAPE, end)
+    last = no_escape(body, max(begin + _ESCAPE, end - _SEARCHED), end)
+    return [(first, last)] if first is not None and last is not None and first < last else []
+
+
+def no_escape(body: bytes | memoryview, place: int, end: int) -> int | None:
+    """The first place from ``place`` on, in a string, at which neither an escape nor a character is cut in two."""
+    near = bytes(body[place - _ESCAPE : min(place + _SEARCHED, end)])
+    for at in range(_ESCAPE, len(near)):
+        if near[at] & 0xC0 != 0x80 and near.find(b"\\", at - _ESCAPE, at) < 0:
+            return place - _ESCAPE + at
+    return None
+
+
+def name_of(begin: int) -> bytes:
+    """Return the placeholder for a part of a long string from ``begin`` on: always of one length."""
+    return b"%b%016x" % (NAME.encode(), begin)

@@ -1,0 +1,79 @@
+"""Long strings of a JSON document: read by themselves, while a name stands in the place of each."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import orjson
+
+from router_core.json_pieces import NAME, Cut, InvalidJson, name_of, no_escape
+
+__all__ = ["LongStrings"]
+
+#: Bytes of a long string that are read in one go.
+_AT_ONCE = 1 << 20
+
+
+class LongStrings:
+    """The long strings of a piece, which is ``piece`` with names in their places.
+
+    ``known``: strings that have been read, by what stands for them.
+    """
+
+    def __init__(self, body: bytes, start: int, cut: Cut) -> None:
+        self._body = memoryview(body)
+        self._places = {name_of(begin).decode(): (begin, end) for begin, end in cut.strings}
+        self.known: dict[str, str] = {}
+        self.piece = self._body[start : cut.end]
+        if cut.strings:
+            left: list[bytes | memoryview] = []
+            for begin, end in cut.strings:
+                left += [self._body[start:begin], name_of(begin)]
+                start = end
+            self.piece = memoryview(b"".join([*left, self._body[start : cut.end]]))
+
+    def put_into(self, value: Any) -> Generator[None, None, Any]:
+        """``value`` with the strings that names stand for. Raises InvalidJson."""
+        whole = [value]
+        containers: list[Any] = [whole]
+        while containers:
+            container = containers.pop()
+            if isinstance(container, dict) and any(NAME in key for key in container):
+                pairs = list(container.items())
+                container.clear()
+                for key, item in pairs:
+                    container[(yield from self._whole(key)) if NAME in key else key] = item
+            places = container.items() if isinstance(container, dict) else enumerate(container)
+            for place, item in list(places):
+                if isinstance(item, str) and NAME in item:
+                    container[place] = yield from self._whole(item)
+                elif isinstance(item, list | dict):
+                    containers.append(item)
+        return whole[0]
+
+    def _whole(self, named: str) -> Generator[None, None, str]:
+        before, *rest = named.split(NAME)
+        text = before
+        for one in rest:
+            begin, end = self._places[NAME + one[:16]]
+            while begin < end:
+                stop = self._stop(begin, end)
+                try:
+                    # It grows in its place. A copy of all of it would be a long time's work, and as much memory.
+                    text += orjson.loads(b"".join((b'"', self._body[begin:stop], b'"')))
+                except orjson.JSONDecodeError as error:
+                    raise InvalidJson(str(error)) from None
+                begin = stop
+                yield
+            text += one[16:]
+        self.known[named] = text
+        return text
+
+    def _stop(self, begin: int, end: int) -> int:
+        """The end of what is read in one go."""
+        while (begin := begin + _AT_ONCE) < end:
+            stop = no_escape(self._body, begin, end)
+            if stop is not None:
+                return stop
+        return end
