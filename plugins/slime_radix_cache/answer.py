@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from slime_radix_cache.losses import Count
-from slime_radix_cache.matching import Match
 from slime_radix_cache.segments import (
     Context,
     Response,
@@ -19,6 +18,7 @@ from slime_radix_cache.segments import (
     doubt_of,
     links,
 )
+from slime_radix_cache.text_search import Match
 
 __all__ = [
     "PROMPT",

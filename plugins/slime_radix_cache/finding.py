@@ -7,12 +7,13 @@ from functools import partial
 from itertools import chain
 
 from slime_radix_cache.losses import Count, Losses
-from slime_radix_cache.matching import Around, Cut, Match, find_given, find_to_continue, find_to_read
+from slime_radix_cache.matching import find_given, find_to_continue, find_to_read
 from slime_radix_cache.ownership import ContextFilter, SpellingCheck, anybodys, continued_by, inherited
 from slime_radix_cache.segments import Context, Response, context_ids, last_sampled
 from slime_radix_cache.sessions import Sessions, spoken_at
 from slime_radix_cache.starts import Starts
 from slime_radix_cache.text_index import TextIndex
+from slime_radix_cache.text_search import Around, Cut, Match
 
 __all__ = ["Finder"]
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from slime_journal.record_log import RecordLog
 from slime_radix_cache.log_records import Answered, Asked, Gone, Record, Seen
 from slime_radix_cache.losses import Losses
-from slime_radix_cache.matching import Around, Cut
 from slime_radix_cache.segments import Context, Giver, Prompt, Response, Segment, said_before
 from slime_radix_cache.sessions import Running
-from slime_radix_cache.text_index import Node, text_of
+from slime_radix_cache.text_index import text_of
+from slime_radix_cache.text_node import Node
+from slime_radix_cache.text_search import Around, Cut
 from slime_radix_cache.trajectories import Limits, Sampled, Trajectories
 from slime_radix_cache.unfinished import UnansweredSessions
 

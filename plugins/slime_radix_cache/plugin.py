@@ -30,7 +30,6 @@ from slime_radix_cache.interruptions import Interruptions
 from slime_radix_cache.log_records import TRAJECTORIES
 from slime_radix_cache.logged_trajectories import LoggedTrajectories
 from slime_radix_cache.losses import Losses, Marks, opened
-from slime_radix_cache.matching import Around, Cut
 from slime_radix_cache.open_streams import OpenStreams
 from slime_radix_cache.recorder import StreamRecorder
 from slime_radix_cache.replies import EVENTS, JSON, media_type
@@ -42,6 +41,7 @@ from slime_radix_cache.settings import Settings
 from slime_radix_cache.spelling import Spelling
 from slime_radix_cache.tally import Tally
 from slime_radix_cache.templates import ChatTemplate
+from slime_radix_cache.text_search import Around, Cut
 from slime_radix_cache.trajectories import Limits, Trajectories
 from slime_radix_cache.turns import Turn, Turns
 from slime_radix_cache.unfinished import SessionFile, UnansweredSessions, UnfinishedStreams

@@ -21,12 +21,12 @@ from slime_radix_cache.branches import Branch, answer_of, branches
 from slime_radix_cache.encoding import Encoder
 from slime_radix_cache.formats import JSON, Format, format_for
 from slime_radix_cache.given_prompts import GivenPrompts
-from slime_radix_cache.matching import Match
 from slime_radix_cache.open_streams import OpenStreams
 from slime_radix_cache.question import Conversation, Question, read_object
 from slime_radix_cache.segments import Response
 from slime_radix_cache.tally import Tally
 from slime_radix_cache.templates import ChatTemplate
+from slime_radix_cache.text_search import Match
 from slime_radix_cache.trajectories import Trajectories
 
 __all__ = ["Retrieval", "SessionNotFound"]

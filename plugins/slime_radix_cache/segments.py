@@ -18,7 +18,7 @@ import numpy.typing as npt
 from slime_sglang.evidence import CONTRADICTION
 
 if TYPE_CHECKING:
-    from slime_radix_cache.text_index import Node
+    from slime_radix_cache.text_node import Node
 
 __all__ = [
     "Context",

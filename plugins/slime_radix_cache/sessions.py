@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from slime_radix_cache.segments import Context, Response
-from slime_radix_cache.text_index import Node
+from slime_radix_cache.text_node import Node
 from slime_radix_cache.unanswered import Unanswered
 
 __all__ = ["Running", "Sessions", "spoken_at"]

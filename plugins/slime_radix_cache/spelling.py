@@ -40,7 +40,7 @@ class Spelling:
         self._readings = (_Reading(decoder, lead), self._plain) if lead else (self._plain,)
 
     def cut(self, ids: bytes, text: bytes) -> tuple[int, int]:
-        """See :data:`slime_radix_cache.matching.Cut`. O(log tokens) decodings."""
+        """See :data:`slime_radix_cache.text_search.Cut`. O(log tokens) decodings."""
         return self._cut(array("i", ids), text, self._readings)
 
     def _cut(self, ids: Sequence[int], text: bytes, readings: Iterable[_Reading]) -> tuple[int, int]:

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from slime_radix_cache.rows import Row, with_item, without_item
 from slime_radix_cache.segments import Response, Segment, ids_before, links
-from slime_radix_cache.text_index import Row, with_item, without_item
 
 __all__ = ["Starts"]
 

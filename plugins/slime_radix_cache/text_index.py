@@ -7,125 +7,15 @@ wherever texts diverge; one ``startswith`` decides an edge, whatever its length.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
+
+from slime_radix_cache.rows import MANY, with_item, without_item
+from slime_radix_cache.text_node import Node
 
 if TYPE_CHECKING:
     from slime_radix_cache.segments import Response, Segment
 
-__all__ = ["Node", "Path", "Row", "TextIndex", "prompt_end", "text_of", "with_item", "without_item"]
-
-_T = TypeVar("_T")
-#: Items in a row: a few in a tuple, many in a dict, which grows and shrinks without a copy.
-Row: TypeAlias = "tuple[_T, ...] | dict[_T, None]"
-#: So many are looked through, and copied for each one that comes.
-_MANY = 64
-
-
-class Node:
-    """A place in a text: ``depth`` bytes from its beginning, reached from ``parent`` over ``edge``.
-
-    ``kid`` is the only one, or None; of several, ``kids[i]`` is reached over an edge that begins with the byte
-    ``keys[i]``. ``ends``: segments whose text ends here, newest last. ``through``: responses whose text covers some
-    of the edge, newest last; only they can be cut inside it. Nearly all are short and change seldom: a tuple takes half
-    the memory of a list. ``begun``: the only response whose prompt ends here, nearly always, or several, or many by
-    session, or None.
-    """
-
-    __slots__ = ("begun", "depth", "edge", "ends", "keys", "kid", "kids", "parent", "through")
-
-    def __init__(self, parent: Node | None, edge: bytes, depth: int) -> None:
-        self.parent = parent
-        self.edge = edge
-        self.depth = depth
-        self.kid: Node | None = None
-        self.keys = b""
-        self.kids: tuple[Node, ...] = ()
-        self.ends: Row[Segment] = ()
-        self.begun: Response | tuple[Response, ...] | dict[str | None, Row[Response]] | None = None
-        self.through: Row[Response] = ()
-
-    def kid_at(self, byte: int) -> Node | None:
-        """The kid whose edge begins with ``byte``."""
-        if self.kid is not None:
-            return self.kid if self.kid.edge[0] == byte else None
-        slot = self.keys.find(byte)
-        return self.kids[slot] if slot >= 0 else None
-
-    @property
-    def all_kids(self) -> tuple[Node, ...]:
-        """One, several, or none."""
-        return (self.kid,) if self.kid is not None else self.kids
-
-    @property
-    def begins(self) -> tuple[Response, ...]:
-        """Responses whose prompt ends here; of each session the newest last."""
-        begun = self.begun
-        if isinstance(begun, dict):
-            return tuple(response for some in begun.values() for response in some)
-        return () if begun is None else begun if isinstance(begun, tuple) else (begun,)
-
-    def begun_by(self, session: str) -> Row[Response]:
-        """Those of ``session``. O(its own, and a few others)."""
-        if isinstance(self.begun, dict):
-            return self.begun.get(session, ())
-        return tuple([response for response in self.begins if response.session == session])
-
-    def begin(self, response: Response) -> None:
-        """The prompt of ``response`` ends here."""
-        if isinstance(self.begun, dict):
-            self.begun[response.session] = with_item(self.begun.get(response.session, ()), response)
-            return
-        known = self.begins
-        if len(known) < _MANY:
-            self.begun = (*known, response) if known else response
-            return
-        self.begun = {}
-        for one in (*known, response):
-            self.begin(one)
-
-    def unbegin(self, response: Response) -> None:
-        """Undo :meth:`begin`."""
-        if not isinstance(self.begun, dict):
-            rest = [one for one in self.begins if one is not response]
-            self.begun = tuple(rest) if len(rest) > 1 else rest[0] if rest else None
-            return
-        own = without_item(self.begun.pop(response.session), response)
-        if own:
-            self.begun[response.session] = own
-        if not self.begun:
-            self.begun = None
-
-    def add(self, kid: Node) -> None:
-        """``kid`` begins as none of the others does."""
-        if self.kid is not None:
-            self.keys = self.kid.edge[:1] + kid.edge[:1]
-            self.kids = self.kid, kid
-            self.kid = None
-        elif self.kids:
-            self.keys += kid.edge[:1]
-            self.kids += (kid,)
-        else:
-            self.kid = kid
-
-    def replace(self, old: Node, new: Node) -> None:
-        """``new`` begins as ``old`` does and takes its place."""
-        if self.kid is old:
-            self.kid = new
-        else:
-            slot = self.keys.index(old.edge[0])
-            self.kids = (*self.kids[:slot], new, *self.kids[slot + 1 :])
-
-    def drop(self, kid: Node) -> None:
-        """Forget ``kid``."""
-        if self.kid is kid:
-            self.kid = None
-            return
-        slot = self.keys.index(kid.edge[0])
-        self.keys = self.keys[:slot] + self.keys[slot + 1 :]
-        self.kids = self.kids[:slot] + self.kids[slot + 1 :]
-        if len(self.kids) == 1:
-            [self.kid] = self.kids
-            self.keys, self.kids = b"", ()
+__all__ = ["Path", "TextIndex", "prompt_end", "text_of"]
 
 
 class Path(NamedTuple):
@@ -203,7 +93,7 @@ class TextIndex:
         lower.edge = lower.edge[length:]
         upper.kid = lower
         above = [response for response in lower.through if response.start < upper.depth]
-        upper.through = tuple(above) if len(above) < _MANY else dict.fromkeys(above)
+        upper.through = tuple(above) if len(above) < MANY else dict.fromkeys(above)
         self.nodes += 1
         return upper
 
@@ -276,23 +166,6 @@ def _covered(response: Response) -> Iterator[Node]:
         yield node
         assert node.parent is not None  # depth > start >= 0: not the root
         node = node.parent
-
-
-def with_item(items: Row[_T], item: _T) -> Row[_T]:
-    """``items`` and ``item``, the newest of them."""
-    if isinstance(items, dict):
-        items[item] = None
-        return items
-    return (*items, item) if len(items) < _MANY else dict.fromkeys((*items, item))
-
-
-def without_item(items: Row[_T], item: _T) -> Row[_T]:
-    """``items`` without ``item``, which is one of them."""
-    if isinstance(items, dict):
-        del items[item]
-        return items
-    slot = items.index(item)
-    return items[:slot] + items[slot + 1 :]
 
 
 def _common(edge: bytes, text: bytes, position: int) -> int:

@@ -10,7 +10,6 @@ from router_core.weights import WeightVersions
 from slime_radix_cache.ages import Ages
 from slime_radix_cache.finding import Finder
 from slime_radix_cache.losses import Count, Losses
-from slime_radix_cache.matching import Around, Cut, Match
 from slime_radix_cache.segments import (
     Context,
     Giver,
@@ -23,7 +22,9 @@ from slime_radix_cache.segments import (
 )
 from slime_radix_cache.sessions import Running, Sessions
 from slime_radix_cache.starts import Starts
-from slime_radix_cache.text_index import Node, TextIndex, prompt_end, text_of
+from slime_radix_cache.text_index import TextIndex, prompt_end, text_of
+from slime_radix_cache.text_node import Node
+from slime_radix_cache.text_search import Around, Cut, Match
 from slime_sglang.evidence import CONTRADICTION
 
 __all__ = ["Limits", "Sampled", "Trajectories"]

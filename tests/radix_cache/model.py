@@ -13,7 +13,8 @@ from radix_cache.toy import EOS, TOKENS, encode, pack, sampled, spell, trajector
 from slime_radix_cache.answer import Lost, inexact_reason, record_of
 from slime_radix_cache.segments import Context, Prompt, Response, Segment, context_ids, last_sampled, links
 from slime_radix_cache.sessions import Running
-from slime_radix_cache.text_index import Node, text_of
+from slime_radix_cache.text_index import text_of
+from slime_radix_cache.text_node import Node
 from slime_radix_cache.trajectories import Limits
 
 SESSIONS = st.sampled_from([None, "one", "two"])

@@ -12,7 +12,7 @@ import pytest
 from radix_cache.toy import EOS, pack, sampled, spell, trajectories
 from slime_radix_cache.losses import Losses, Marks
 from slime_radix_cache.segments import Segment
-from slime_radix_cache.text_index import Node
+from slime_radix_cache.text_node import Node
 from slime_radix_cache.trajectories import Limits, Trajectories
 
 #: What was lost last is counted by its hash, and an int has 28 to 36 bytes. A leak would show 20,000 times.

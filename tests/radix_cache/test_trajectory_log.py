@@ -31,7 +31,8 @@ from slime_radix_cache.log_records import TRAJECTORIES, Answered, Asked, Gone, S
 from slime_radix_cache.logged_trajectories import LoggedTrajectories
 from slime_radix_cache.losses import Losses, Marks
 from slime_radix_cache.segments import Response, Segment, context_ids, links
-from slime_radix_cache.text_index import Node, text_of
+from slime_radix_cache.text_index import text_of
+from slime_radix_cache.text_node import Node
 from slime_radix_cache.trajectories import Limits, Trajectories
 
 WORDS = [1, 2, 3, 4, 5, 6, 7, 8]
