@@ -16,17 +16,17 @@ Aside = Literal["no", "in_use", "weights"]
 class Call:
     """One endpoint. ``confirmed``: only ``{"success": true}`` in the answer counts; else a 2xx is enough.
 
-    A worker that fails it while others do it ``owes`` that; one that does it later ``settles`` these debts.
-    ``partial``: it may be a piece of an update, and alone makes good for nothing. ``prepares``: what the next update
-    loads. Without it that update succeeds with old weights, so it counts for nothing on a worker that owes this.
+    A worker that fails it while others do it ``misses`` a call of that kind; one that does it ``clears`` earlier misses
+    of these kinds. ``partial``: it may be a piece of an update, and clears nothing alone. ``prepares``: what the next
+    update loads; without it that update succeeds with old weights, and so clears nothing.
     """
 
     path: str
     aside: Aside = "no"
     confirmed: bool = False
     get: bool = False
-    owes: str | None = None
-    settles: frozenset[str] = frozenset()
+    misses: str | None = None
+    clears: frozenset[str] = frozenset()
     partial: bool = False
     prepares: bool = False
 
@@ -49,9 +49,9 @@ class Call:
 CALLS = {
     call.path: call
     for call in (
-        Call("/pause_generation", aside="in_use", owes="pause", settles=frozenset(("pause",))),
+        Call("/pause_generation", aside="in_use", misses="pause", clears=frozenset(("pause",))),
         Call(
-            "/continue_generation", aside="in_use", owes="continue", settles=frozenset(("pause", "continue"))
+            "/continue_generation", aside="in_use", misses="continue", clears=frozenset(("pause", "continue"))
         ),
         Call("/abort_request"),
         Call("/flush_cache", get=True),
@@ -60,32 +60,32 @@ CALLS = {
                 f"/update_weights_from_{source}",
                 aside="weights",
                 confirmed=True,
-                owes="weights",
-                settles=frozenset(("weights",)) if source == "disk" else frozenset(),
+                misses="weights",
+                clears=frozenset(("weights",)) if source == "disk" else frozenset(),
                 partial=source != "disk",
             )
             for source in ("disk", "tensor", "distributed", "ipc")
         ),
         *(
-            Call(path, aside="weights", confirmed=True, owes="weights", partial=True)
+            Call(path, aside="weights", confirmed=True, misses="weights", partial=True)
             for path in ("/begin_weight_update", "/end_weight_update", "/post_process_weights")
         ),
         Call(
             "/pull_weights",
             aside="in_use",
             confirmed=True,
-            owes="pull",
-            settles=frozenset(("pull",)),
+            misses="pull",
+            clears=frozenset(("pull",)),
             prepares=True,
         ),
-        Call("/update_weight_version", aside="weights", confirmed=True, owes="weights"),
-        Call("/release_memory_occupation", aside="in_use", get=True, owes="memory"),
+        Call("/update_weight_version", aside="weights", confirmed=True, misses="weights"),
+        Call("/release_memory_occupation", aside="in_use", get=True, misses="memory"),
         Call(
             "/resume_memory_occupation",
             aside="in_use",
             get=True,
-            owes="memory",
-            settles=frozenset(("memory",)),
+            misses="memory",
+            clears=frozenset(("memory",)),
         ),
         Call("/init_weights_update_group", confirmed=True),
         Call("/destroy_weights_update_group", confirmed=True),

@@ -16,9 +16,9 @@ from router_core.router import Router
 from router_core.weights import version_named
 from slime_control.bodies import begins_update, is_delta, named_version
 from slime_control.calls import Call
-from slime_control.debts import OWNER, Debts
 from slime_control.fan_out import Answer, FanOut, passed_on
 from slime_control.gate import Gate
+from slime_control.missed_calls import OWNER, MissedCalls
 from slime_control.pieces import Pieces, Update
 from slime_control.recipients import Recipients
 from slime_control.under_way import UnderWay
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 Answers = dict[Worker, Answer]
 
-#: Calls after which an engine does not serve, and the debt of one that fails to go on.
+#: Calls after which an engine does not serve, and the call that one misses when it does not go on.
 _SUSPENDS = {"/pause_generation": "continue", "/release_memory_occupation": "memory"}
 
 
@@ -43,13 +43,13 @@ class Fleet:
         self._recipients = Recipients(router.pool, fan_out, under_way)
         self._moved_by = 0
         self._moved_to: str | None = None  # the fleet's version, or about to be while plugins are told
-        self._debts = Debts(router)
-        self._pieces = Pieces(router, gate, self._debts)
+        self._missed = MissedCalls(router)
+        self._pieces = Pieces(router, gate, self._missed)
         self._suspended: dict[Worker, set[str]] = {}
 
     def registered(self, worker: Worker) -> None:
         """``worker`` begins afresh: what it failed before is forgotten."""
-        self._debts.forget(worker)
+        self._missed.forget(worker)
         self._suspended.pop(worker, None)
         self._pieces.registered(worker)
 
@@ -59,7 +59,7 @@ class Fleet:
 
     def left(self, worker: Worker) -> None:
         """``worker`` was removed."""
-        self._debts.forget(worker)
+        self._missed.forget(worker)
         self._suspended.pop(worker, None)
         self._pieces.left(worker)
 
@@ -92,7 +92,7 @@ class Fleet:
                 logger.warning("%s: worker %s: %s", call.path, worker.url, answer.trouble)
             elif continues:
                 self._gate.open()  # one that hangs must not hold up what the others can do
-            elif version is not None and (update is None or "weights" not in self._debts.of(worker)):
+            elif version is not None and (update is None or self._missed.weights_of(worker) is None):
                 worker.weight_version = version
             if update is not None:
                 self._pieces.answered(update, call, number, worker, answer)
@@ -124,7 +124,7 @@ class Fleet:
             if update is not None:
                 self._pieces.done(update, call)
             for worker in caught_up:
-                self._debts.take_back(worker)
+                self._missed.readmit(worker)
         return _reply(call, answers, note)
 
     async def _learn_version(self, answers: Answers) -> tuple[str | None, bool]:
@@ -157,14 +157,14 @@ class Fleet:
     def _set_aside(
         self, call: Call, answers: Answers, number: int, update: Update | None, *, everybody: bool
     ) -> list[Worker]:
-        """Keep new requests from the workers that are not where the others are now; those that failed owe ``call``.
+        """Keep new requests from the workers that are not where the others are now; those that failed missed ``call``.
 
         One that does: whatever it says about itself is no proof until it does such a call later, or is registered
         again. One that did nothing is as it was, unless the others have got a piece of an update. Returns those that
         have made good for what they failed.
         """
         caught_up: list[Worker] = []
-        if call.owes is None:
+        if call.misses is None:
             return caught_up
         is_update = call.aside == "weights"
         # When all fail they are as one another, but for the pieces of an update, which some of them may have; an update
@@ -174,19 +174,19 @@ class Fleet:
         for worker, answer in answers.items():
             if worker not in self._router.pool:
                 continue
-            owed = self._debts.of(worker)
+            missed = self._missed.of(worker)
             if answer.trouble is None:
                 self._note_taken(worker, call)
-                if "weights" in call.settles and "pull" in owed:
+                if "weights" in call.clears and "pull" in missed:
                     worker.weight_version = None  # it has loaded what it had pulled before
                     continue
-                for kind in call.settles & owed.keys():
-                    if owed[kind].call < number:  # else it was made earlier, and ended late
-                        self._debts.pay(worker, kind)
+                for kind in call.clears & missed.keys():
+                    if missed[kind].number < number:  # else it was made earlier, and ended late
+                        self._missed.clear(worker, kind)
                         caught_up.append(worker)
-                if "weights" in call.settles:
+                if "weights" in call.clears:
                     self._pieces.has_all(worker, number)
-                    caught_up.append(worker)  # also one that owed nothing
+                    caught_up.append(worker)  # also one that missed nothing
             elif nobody_did and ((is_update and answer.is_as_before) or everybody or not is_weights):
                 continue
             elif update is not None:
@@ -194,16 +194,16 @@ class Fleet:
             else:
                 reason = f"{call.path} failed: {answer.trouble}"
                 if call.prepares:  # reached or not
-                    self._debts.owe(worker, "weights", number, reason)
-                    self._debts.owe(worker, call.owes, number, reason)
-                elif not is_weights and worker.state == "joining" and call.owes not in self._taken(worker):
+                    self._missed.add(worker, "weights", number, reason)
+                    self._missed.add(worker, call.misses, number, reason)
+                elif not is_weights and worker.state == "joining" and call.misses not in self._taken(worker):
                     continue  # it begins as others that register now
                 elif answer.reached and not (is_update and answer.is_as_before):
                     known = None if is_weights else worker.holds.get(OWNER) or worker.holds.get("weights")
-                    self._debts.owe(worker, call.owes, number, reason if known is None else known.reason)
+                    self._missed.add(worker, call.misses, number, reason if known is None else known.reason)
                 elif is_weights or worker.state == "ready":
-                    self._debts.leave_behind(worker, reason)
-            if is_update and (answer.trouble is not None or "weights" in self._debts.of(worker)):
+                    self._missed.set_aside(worker, reason)
+            if is_update and (answer.trouble is not None or self._missed.weights_of(worker) is not None):
                 worker.weight_version = None  # it may have the old ones, the new ones, or some of each
         return caught_up
 
@@ -214,8 +214,8 @@ class Fleet:
     def _note_taken(self, worker: Worker, call: Call) -> None:
         if call.path in _SUSPENDS:
             self._suspended.setdefault(worker, set()).add(_SUSPENDS[call.path])
-        elif call.owes is not None:
-            self._suspended.get(worker, set()).discard(call.owes)
+        elif call.misses is not None:
+            self._suspended.get(worker, set()).discard(call.misses)
 
     def _unlike_the_fleet(self, workers: Iterable[Worker], version: str | None) -> list[Worker]:
         """Those that have, or may have, weights that are neither the fleet's nor ``version``."""
@@ -225,9 +225,9 @@ class Fleet:
     def _set_renamed_aside(self, unlike: Iterable[Worker], answers: Answers, number: int) -> None:
         """Those that bear the fleet's new name, and had other weights before: what they say is no proof any more."""
         for worker in unlike:
-            if answers[worker].trouble is None and "weights" not in self._debts.of(worker):
+            if answers[worker].trouble is None and self._missed.weights_of(worker) is None:
                 reason = "it had other weights than the fleet when they were renamed"
-                self._debts.owe(worker, "weights", number, reason)
+                self._missed.add(worker, "weights", number, reason)
 
     def _set_overtaken_aside(self, answers: Answers, version: str) -> None:
         """Those that took ``version`` after the later one that the fleet has."""
@@ -235,7 +235,7 @@ class Fleet:
             return
         for worker in answers:
             if worker.state == "ready" and worker.weight_version == version:
-                self._debts.leave_behind(
+                self._missed.set_aside(
                     worker, f"it took {version!r} after the fleet had moved to {self._moved_to!r}"
                 )
 
@@ -244,7 +244,7 @@ class Fleet:
         for worker in self._router.pool:
             is_new = worker not in told or self._pieces.joined_since(worker, number)
             if is_new and worker.weight_version != version:
-                self._debts.leave_behind(worker, f"it registered while the weights moved to {version!r}")
+                self._missed.set_aside(worker, f"it registered while the weights moved to {version!r}")
 
     async def _move(self, version: str, source: str, number: int) -> None:
         """The fleet has ``version`` as soon as every worker has that gets requests."""

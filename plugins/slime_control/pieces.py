@@ -23,9 +23,9 @@ import anyio
 from router_core import Worker
 from router_core.router import Router
 from slime_control.calls import Call
-from slime_control.debts import OWNER, Debts
 from slime_control.fan_out import Answer
 from slime_control.gate import Gate
+from slime_control.missed_calls import OWNER, MissedCalls
 
 __all__ = ["Pieces", "Update"]
 
@@ -72,10 +72,10 @@ class Update:
 class Pieces:
     """Changed only by functions without ``await``: one event loop needs no lock. Calls are numbered as they come."""
 
-    def __init__(self, router: Router, gate: Gate, debts: Debts) -> None:
+    def __init__(self, router: Router, gate: Gate, missed: MissedCalls) -> None:
         self._router = router
         self._gate = gate
-        self._debts = debts
+        self._missed = missed
         self._calls = 0
         self._is_new = True  # nothing was seen yet that stands between two updates
         self._current: Update | None = None
@@ -108,7 +108,7 @@ class Pieces:
         """``call`` is about to be made: its number. Ends the update that it ends."""
         is_quiet = self._current is not None and self._is_quiet(self._current)
         is_whole = call.path == "/update_weights_from_disk" and to_all
-        if changes_gate or call.owes == "memory" or is_whole or is_quiet:
+        if changes_gate or call.misses == "memory" or is_whole or is_quiet:
             self._end()
             self._is_new = False
         self._calls += 1
@@ -152,29 +152,29 @@ class Pieces:
         update.ended_at = anyio.current_time()
         update.awaited -= Counter((worker,))
         if answer.trouble is not None:
-            # What owes weights is mended by all pieces only, whether or not the others refused this one too.
-            owes = "weights" in self._debts.of(worker)
-            if owes or worker in update.takers or not answer.is_as_before:
+            # All pieces alone mend one that missed weights, even if the others refused this piece too.
+            has_missed = self._missed.weights_of(worker) is not None
+            if has_missed or worker in update.takers or not answer.is_as_before:
                 self.failed(call, number, worker, answer)
         elif self.joined_since(worker, number):
             self._miss(worker, number, "it registered while a piece of an update was under way")
         elif call.partial:
-            if not worker.in_use and worker not in update.takers and "weights" not in self._debts.of(worker):
+            if not worker.in_use and worker not in update.takers and self._missed.weights_of(worker) is None:
                 reason = "it was not in use, and has not all pieces of the update yet"
-                self._debts.owe(worker, "weights", update.began - 1, reason)
+                self._missed.add(worker, "weights", update.began - 1, reason)
             update.takers[worker] = _standing(worker)
             if call.names_version:
                 update.loaded.add(worker)
 
     def failed(self, call: Call, number: int, worker: Worker, answer: Answer) -> None:
         """``worker`` may have some of ``call``, a piece, or others have it and it has not."""
-        debt = self._debts.of(worker).get("weights")
-        if debt is None or debt.call < number:
+        missed = self._missed.weights_of(worker)
+        if missed is None or missed.number < number:
             self._miss(worker, number, f"{call.path} failed: {answer.trouble}")
 
     def _miss(self, worker: Worker, number: int, reason: str) -> None:
         """``worker`` has not all that came until the call of that ``number``."""
-        self._debts.owe(worker, "weights", number, f"{reason}; {_CURE}")
+        self._missed.add(worker, "weights", number, f"{reason}; {_CURE}")
 
     def learnt(
         self, update: Update, number: int, version: str, workers: Iterable[Worker], *, is_told: bool
@@ -194,7 +194,7 @@ class Pieces:
             for worker in workers:
                 update.takers[worker] = _standing(worker)
                 update.loaded.add(worker)
-                if "weights" not in self._debts.of(worker):
+                if self._missed.weights_of(worker) is None:
                     worker.weight_version = version
 
     def done(self, update: Update, call: Call) -> None:
@@ -219,8 +219,8 @@ class Pieces:
 
     def _lacks(self, update: Update, worker: Worker) -> bool:
         """Whether the process that is ``worker`` now may have missed a piece of ``update`` that nobody saw fail."""
-        debt = self._debts.of(worker).get("weights")
-        if debt is not None and debt.call >= update.began:
+        missed = self._missed.weights_of(worker)
+        if missed is not None and missed.number >= update.began:
             return False  # that is known
         if self.joined_since(worker, update.began) or worker in update.doubted:
             return True
@@ -239,23 +239,23 @@ class Pieces:
             self._miss(worker, self._calls, "it has not answered a piece of an update that is over")
         whole = [worker for worker in update.loaded if self._is_whole(update, worker)]
         for worker in whole:
-            if "weights" in self._debts.of(worker):
-                self._debts.pay(worker, "weights")
+            if self._missed.weights_of(worker) is not None:
+                self._missed.clear(worker, "weights")
                 worker.weight_version = update.version or update.before
-                self._debts.take_back(worker)
+                self._missed.readmit(worker)
         if not whole:
             self._current = None  # it failed everywhere: the same version may be tried again
         elif self._gate.closed:
             self._set_newcomers_aside(update)
 
     def _is_whole(self, update: Update, worker: Worker) -> bool:
-        debt = self._debts.of(worker).get("weights")
-        if debt is None:
+        missed = self._missed.weights_of(worker)
+        if missed is None:
             return True
-        is_old = debt.version is not None
-        if is_old and (update.is_rest or update.version in (None, debt.version)):
+        is_old = missed.version is not None
+        if is_old and (update.is_rest or update.version in (None, missed.version)):
             return False
-        return debt.call < update.began and not update.is_delta
+        return missed.number < update.began and not update.is_delta
 
     def _set_newcomers_aside(self, update: Update) -> None:
         """Those that registered after the last piece, before the end, and have what they began with."""
@@ -270,7 +270,7 @@ class Pieces:
                 if not is_told:
                     self._miss(worker, self._calls, reason)
                 elif worker.weight_version != update.version:
-                    self._debts.leave_behind(worker, f"{reason}; {_CURE}")
+                    self._missed.set_aside(worker, f"{reason}; {_CURE}")
 
     async def _watch(self, update: Update) -> None:
         """Somebody waits for the end of ``update``."""
