@@ -287,3 +287,9 @@ def test_tests_import_helpers_and_no_other_tests() -> None:
     found = [each for path in sorted(tests.rglob("*.py")) for each in imports_of(path, tests)]
     offences = [each for each in found if each.of.rpartition(".")[2].startswith("test_")]
     assert not offences, told(offences)
+
+
+def test_the_pool_alone_sets_the_weight_version_of_a_worker() -> None:
+    sets = re.compile(r"\bworker\.weight_version = ")
+    paths = [*CORE.rglob("*.py"), *PLUGINS.rglob("*.py")]
+    assert [path.name for path in paths if sets.search(path.read_text())] == ["pool.py"]

@@ -12,22 +12,26 @@ __all__ = ["CALLS", "Call"]
 Aside = Literal["no", "in_use", "weights"]
 
 
+#: Part in an update in pieces: ``begin`` announces weights; ``last`` and ``name`` belong to the weights before them.
+PieceKind = Literal["begin", "weights", "last", "name"]
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """One endpoint. ``confirmed``: only ``{"success": true}`` in the answer counts; else a 2xx is enough.
 
-    A worker that fails it while others do it ``owes`` that; one that does it later ``settles`` these debts.
-    ``partial``: it may be a piece of an update, and alone makes good for nothing. ``prepares``: what the next update
-    loads. Without it that update succeeds with old weights, so it counts for nothing on a worker that owes this.
+    A worker that fails it while others do it ``misses`` a call of that kind; one that does it ``clears`` earlier misses
+    of these kinds. ``piece``: it may be one of an update, and clears nothing alone. ``prepares``: what the next update
+    loads; without it that update succeeds with old weights, and so clears nothing.
     """
 
     path: str
     aside: Aside = "no"
     confirmed: bool = False
     get: bool = False
-    owes: str | None = None
-    settles: frozenset[str] = frozenset()
-    partial: bool = False
+    misses: str | None = None
+    clears: tuple[str, ...] = ()
+    piece: PieceKind | None = None
     prepares: bool = False
 
     @property
@@ -45,59 +49,36 @@ class Call:
         return ("GET", "POST") if self.get else ("POST",)
 
 
-#: By path. GET where SGLang has it as well.
+def _weights(path: str, piece: PieceKind | None, *clears: str) -> Call:
+    return Call(path, aside="weights", confirmed=True, misses="weights", clears=clears, piece=piece)
+
+
+#: By path. GET where SGLang has it as well. ``/post_process_weights`` may also begin an update.
 CALLS = {
     call.path: call
     for call in (
-        Call("/pause_generation", aside="in_use", owes="pause", settles=frozenset(("pause",))),
-        Call(
-            "/continue_generation", aside="in_use", owes="continue", settles=frozenset(("pause", "continue"))
-        ),
+        Call("/pause_generation", aside="in_use", misses="pause", clears=("pause",)),
+        Call("/continue_generation", aside="in_use", misses="continue", clears=("pause", "continue")),
         Call("/abort_request"),
         Call("/flush_cache", get=True),
+        _weights("/update_weights_from_disk", None, "weights"),
         *(
-            Call(
-                f"/update_weights_from_{source}",
-                aside="weights",
-                confirmed=True,
-                owes="weights",
-                settles=frozenset(("weights",)) if source == "disk" else frozenset(),
-                partial=source != "disk",
-            )
-            for source in ("disk", "tensor", "distributed", "ipc")
+            _weights(f"/update_weights_from_{source}", "weights")
+            for source in ("tensor", "distributed", "ipc")
         ),
-        *(
-            Call(path, aside="weights", confirmed=True, owes="weights", partial=True)
-            for path in ("/begin_weight_update", "/end_weight_update", "/post_process_weights")
-        ),
-        Call(
-            "/pull_weights",
-            aside="in_use",
-            confirmed=True,
-            owes="pull",
-            settles=frozenset(("pull",)),
-            prepares=True,
-        ),
-        Call("/update_weight_version", aside="weights", confirmed=True, owes="weights"),
-        Call("/release_memory_occupation", aside="in_use", get=True, owes="memory"),
-        Call(
-            "/resume_memory_occupation",
-            aside="in_use",
-            get=True,
-            owes="memory",
-            settles=frozenset(("memory",)),
-        ),
+        _weights("/begin_weight_update", "begin"),
+        _weights("/end_weight_update", "last"),
+        _weights("/post_process_weights", "last"),
+        _weights("/update_weight_version", "name"),
+        Call("/pull_weights", aside="in_use", confirmed=True, misses="pull", clears=("pull",), prepares=True),
+        Call("/release_memory_occupation", aside="in_use", get=True, misses="memory"),
+        Call("/resume_memory_occupation", aside="in_use", get=True, misses="memory", clears=("memory",)),
         Call("/init_weights_update_group", confirmed=True),
         Call("/destroy_weights_update_group", confirmed=True),
-        *(
-            Call(path, confirmed=True)
-            for path in (
-                "/load_lora_adapter",
-                "/load_lora_adapter_from_tensors",
-                "/load_lora_adapter_from_distributed",
-                "/unload_lora_adapter",
-            )
-        ),
+        Call("/load_lora_adapter", confirmed=True),
+        Call("/load_lora_adapter_from_tensors", confirmed=True),
+        Call("/load_lora_adapter_from_distributed", confirmed=True),
+        Call("/unload_lora_adapter", confirmed=True),
         Call("/start_profile", get=True),
         Call("/stop_profile", get=True),
     )

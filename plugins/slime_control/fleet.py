@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
 from http import HTTPStatus
-
-import anyio
 
 from router_core import Reply, Worker
 from router_core.errors import NoWorker
 from router_core.request import Request
 from router_core.router import Router
-from router_core.weights import version_named
+from router_core.workers import WorkerChange
 from slime_control.bodies import begins_update, is_delta, named_version
 from slime_control.calls import Call
-from slime_control.debts import OWNER, Debts
 from slime_control.fan_out import Answer, FanOut, passed_on
 from slime_control.gate import Gate
-from slime_control.pieces import Pieces, Update
+from slime_control.missed_calls import OWNER, MissedCalls
+from slime_control.pieces import Pieces
 from slime_control.recipients import Recipients
+from slime_control.unannounced import learn_version
 from slime_control.under_way import UnderWay
+from slime_control.weight_update import Piece
 
 __all__ = ["Fleet"]
 
@@ -29,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 Answers = dict[Worker, Answer]
 
-#: Calls after which an engine does not serve, and the debt of one that fails to go on.
+#: Calls after which an engine does not serve, and the call that one misses when it does not go on.
 _SUSPENDS = {"/pause_generation": "continue", "/release_memory_occupation": "memory"}
 
 
@@ -43,25 +42,20 @@ class Fleet:
         self._recipients = Recipients(router.pool, fan_out, under_way)
         self._moved_by = 0
         self._moved_to: str | None = None  # the fleet's version, or about to be while plugins are told
-        self._debts = Debts(router)
-        self._pieces = Pieces(router, gate, self._debts)
+        self._missed = MissedCalls(router)
+        self._pieces = Pieces(router, gate, self._missed)
         self._suspended: dict[Worker, set[str]] = {}
 
-    def registered(self, worker: Worker) -> None:
-        """``worker`` begins afresh: what it failed before is forgotten."""
-        self._debts.forget(worker)
-        self._suspended.pop(worker, None)
-        self._pieces.registered(worker)
-
-    def doubted(self, worker: Worker) -> None:
-        """``worker`` was quarantined: when it comes back it may have been started anew."""
-        self._pieces.doubted(worker)
-
-    def left(self, worker: Worker) -> None:
-        """``worker`` was removed."""
-        self._debts.forget(worker)
-        self._suspended.pop(worker, None)
-        self._pieces.left(worker)
+    def worker_changed(self, worker: Worker, change: WorkerChange) -> None:
+        """Forget what ``worker`` missed when it registers or leaves; doubt it when it is quarantined."""
+        if change == "quarantined":
+            self._pieces.updates.doubted(worker)
+        elif change in ("added", "removed"):
+            self._missed.forget(worker)
+            self._suspended.pop(worker, None)
+            self._pieces.updates.left(worker)
+        if change == "added":
+            self._pieces.updates.joined(worker)
 
     async def call(self, call: Call, request: Request) -> Reply:
         """Make ``call`` and answer it. Raises HTTPError."""
@@ -78,11 +72,10 @@ class Fleet:
         version = named_version(request) if call.names_version else None
         changes_gate = (pauses and not self._gate.closed) or (continues and self._gate.closed)
         number = self._pieces.next(call, changes_gate=changes_gate, to_all=everybody)
-        update = None
-        if call.aside == "weights":
-            update = self._pieces.of(
-                call, number, version, bodies, begins=begins_update(request), is_delta=is_delta(request)
-            )
+        piece, kind = None, "begin" if begins_update(request) else call.piece
+        if kind is not None:
+            sent = Piece(number, call.path, kind, version, is_delta(request))
+            piece = self._pieces.receive(sent, bodies)
         unlike = self._unlike_the_fleet(bodies, version)
         answers: Answers = {}
 
@@ -92,10 +85,10 @@ class Fleet:
                 logger.warning("%s: worker %s: %s", call.path, worker.url, answer.trouble)
             elif continues:
                 self._gate.open()  # one that hangs must not hold up what the others can do
-            elif version is not None and (update is None or "weights" not in self._debts.of(worker)):
-                worker.weight_version = version
-            if update is not None:
-                self._pieces.answered(update, call, number, worker, answer)
+            elif version is not None and (piece is None or self._missed.weights_of(worker) is None):
+                self._router.pool.set_version(worker, version)
+            if piece is not None:
+                self._pieces.answered(piece, worker, answer)
 
         closed = self._gate.close() if pauses else None
         await self._fan_out.send(call, request.method, request.target, headers, bodies, on_answer)
@@ -103,14 +96,14 @@ class Fleet:
             self._gate.undo(closed)
         note = ""
         if call.names_version and version is None:
-            version, is_told = await self._learn_version(answers)
+            version, is_told = await learn_version(self._router.pool, self._fan_out, answers)
             if version is None and _succeeded(answers):
                 note = "; the workers do not name one version, so the fleet's has not moved"
-            elif version is not None and update is not None:
+            elif version is not None and piece is not None:
                 took = [worker for worker, answer in answers.items() if answer.trouble is None]
-                self._pieces.learnt(update, number, version, took, is_told=is_told)
-        caught_up = self._set_aside(call, answers, number, update, everybody=everybody)
-        if call.path == "/update_weight_version" and update is None:
+                self._pieces.learnt(piece, version, took, is_told=is_told)
+        caught_up = self._compare(call, answers, number, piece, everybody=everybody)
+        if kind == "name" and piece is None:
             self._set_renamed_aside(unlike, answers, number)
         try:
             if version is not None and _succeeded(answers):
@@ -121,101 +114,76 @@ class Fleet:
                         self._set_newcomers_aside(bodies, version, number)
                     await self._move(version, call.path, number)
         finally:
-            if update is not None:
-                self._pieces.done(update, call)
+            if piece is not None:
+                self._pieces.done(piece)
             for worker in caught_up:
-                self._debts.take_back(worker)
+                self._missed.readmit(worker)
         return _reply(call, answers, note)
 
-    async def _learn_version(self, answers: Answers) -> tuple[str | None, bool]:
-        """The version that all workers which took the update say they have; None when they do not agree.
-
-        And whether the update has told them so: one that is in use had another before. One that does not say counts
-        as failed from now on.
-        """
-        said: set[str] = set()
-        is_told = False
-
-        async def ask(worker: Worker) -> None:
-            nonlocal is_told
-            about = await self._fan_out.question(worker, b"/model_info", b"/get_model_info")
-            version = version_named(about.get("weight_version"))
-            if version is not None:
-                is_told |= worker.in_use and worker.weight_version not in (None, version)
-                worker.weight_version = version
-                said.add(version)
-            else:
-                trouble = "it took the update, but does not say which weights it has"
-                answers[worker] = replace(answers[worker], trouble=trouble)
-
-        async with anyio.create_task_group() as tasks:
-            for worker, answer in list(answers.items()):
-                if answer.trouble is None:
-                    tasks.start_soon(ask, worker)
-        return (said.pop(), is_told) if len(said) == 1 else (None, False)
-
-    def _set_aside(
-        self, call: Call, answers: Answers, number: int, update: Update | None, *, everybody: bool
+    def _compare(
+        self, call: Call, answers: Answers, number: int, piece: Piece | None, *, everybody: bool
     ) -> list[Worker]:
-        """Keep new requests from the workers that are not where the others are now; those that failed owe ``call``.
+        """Note for each worker that it took or missed ``call``. Returns those that may be readmitted.
 
-        One that does: whatever it says about itself is no proof until it does such a call later, or is registered
-        again. One that did nothing is as it was, unless the others have got a piece of an update. Returns those that
-        have made good for what they failed.
+        A worker that did nothing is as it was, unless others have got a piece of an update. A uniform failure leaves
+        the workers consistent, but for pieces, and for updates that were for some workers only.
         """
         caught_up: list[Worker] = []
-        if call.owes is None:
-            return caught_up
         is_update = call.aside == "weights"
-        # When all fail they are as one another, but for the pieces of an update, which some of them may have; an update
-        # that was for some leaves those behind that fail it.
-        nobody_did = not _succeeded(answers)
         is_weights = is_update or call.prepares
-        for worker, answer in answers.items():
+        nobody_did = not _succeeded(answers)
+        for worker, answer in answers.items() if call.misses is not None else ():
             if worker not in self._router.pool:
                 continue
-            owed = self._debts.of(worker)
             if answer.trouble is None:
-                self._note_taken(worker, call)
-                if "weights" in call.settles and "pull" in owed:
-                    worker.weight_version = None  # it has loaded what it had pulled before
-                    continue
-                for kind in call.settles & owed.keys():
-                    if owed[kind].call < number:  # else it was made earlier, and ended late
-                        self._debts.pay(worker, kind)
-                        caught_up.append(worker)
-                if "weights" in call.settles:
-                    self._pieces.has_all(worker, number)
-                    caught_up.append(worker)  # also one that owed nothing
+                if self._took(call, worker, number):
+                    caught_up.append(worker)
             elif nobody_did and ((is_update and answer.is_as_before) or everybody or not is_weights):
                 continue
-            elif update is not None:
-                self._pieces.failed(call, number, worker, answer)
+            elif piece is not None:
+                self._pieces.failed(piece, worker, answer.trouble)
             else:
-                reason = f"{call.path} failed: {answer.trouble}"
-                if call.prepares:  # reached or not
-                    self._debts.owe(worker, "weights", number, reason)
-                    self._debts.owe(worker, call.owes, number, reason)
-                elif not is_weights and worker.state == "joining" and call.owes not in self._taken(worker):
-                    continue  # it begins as others that register now
-                elif answer.reached and not (is_update and answer.is_as_before):
-                    known = None if is_weights else worker.holds.get(OWNER) or worker.holds.get("weights")
-                    self._debts.owe(worker, call.owes, number, reason if known is None else known.reason)
-                elif is_weights or worker.state == "ready":
-                    self._debts.leave_behind(worker, reason)
-            if is_update and (answer.trouble is not None or "weights" in self._debts.of(worker)):
-                worker.weight_version = None  # it may have the old ones, the new ones, or some of each
+                self._set_aside(call, worker, number, answer)
+            if is_update and (answer.trouble is not None or self._missed.weights_of(worker) is not None):
+                self._router.pool.set_version(
+                    worker, None
+                )  # it may have the old ones, the new ones, or some of each
         return caught_up
 
-    def _taken(self, worker: Worker) -> Collection[str]:
-        """Return the calls that ``worker`` must take to serve again, since it has taken the suspending one."""
-        return self._suspended.get(worker, ())
-
-    def _note_taken(self, worker: Worker, call: Call) -> None:
+    def _took(self, call: Call, worker: Worker, number: int) -> bool:
+        """Clear what ``worker`` missed before it did ``call``. Returns True when it may be readmitted."""
         if call.path in _SUSPENDS:
             self._suspended.setdefault(worker, set()).add(_SUSPENDS[call.path])
-        elif call.owes is not None:
-            self._suspended.get(worker, set()).discard(call.owes)
+        else:
+            self._suspended.get(worker, set()).discard(call.misses)
+        missed, has_weights = self._missed.of(worker), "weights" in call.clears
+        if has_weights and "pull" in missed:
+            self._router.pool.set_version(worker, None)  # it has loaded what it had pulled before
+            return False
+        cleared = [kind for kind in call.clears if kind in missed and missed[kind].number < number]
+        for kind in cleared:
+            self._missed.clear(worker, kind)
+        if has_weights:
+            self._pieces.updates.cured(worker, number)
+        return has_weights or bool(cleared)
+
+    def _set_aside(self, call: Call, worker: Worker, number: int, answer: Answer) -> None:
+        """Keep new requests from ``worker``, which failed ``call``, no piece, while others may have done it."""
+        assert call.misses is not None  # narrowing
+        reason = f"{call.path} failed: {answer.trouble}"
+        is_update = call.aside == "weights"
+        is_weights = is_update or call.prepares
+        was_suspended = call.misses in self._suspended.get(worker, ())
+        if call.prepares:  # reached or not
+            self._missed.add(worker, "weights", number, reason)
+            self._missed.add(worker, call.misses, number, reason)
+        elif not is_weights and worker.state == "joining" and not was_suspended:
+            return  # it begins as others that register now
+        elif answer.reached and not (is_update and answer.is_as_before):
+            known = None if is_weights else worker.holds.get(OWNER) or worker.holds.get("weights")
+            self._missed.add(worker, call.misses, number, reason if known is None else known.reason)
+        elif is_weights or worker.state == "ready":
+            self._missed.set_aside(worker, reason)
 
     def _unlike_the_fleet(self, workers: Iterable[Worker], version: str | None) -> list[Worker]:
         """Those that have, or may have, weights that are neither the fleet's nor ``version``."""
@@ -225,9 +193,9 @@ class Fleet:
     def _set_renamed_aside(self, unlike: Iterable[Worker], answers: Answers, number: int) -> None:
         """Those that bear the fleet's new name, and had other weights before: what they say is no proof any more."""
         for worker in unlike:
-            if answers[worker].trouble is None and "weights" not in self._debts.of(worker):
+            if answers[worker].trouble is None and self._missed.weights_of(worker) is None:
                 reason = "it had other weights than the fleet when they were renamed"
-                self._debts.owe(worker, "weights", number, reason)
+                self._missed.add(worker, "weights", number, reason)
 
     def _set_overtaken_aside(self, answers: Answers, version: str) -> None:
         """Those that took ``version`` after the later one that the fleet has."""
@@ -235,16 +203,16 @@ class Fleet:
             return
         for worker in answers:
             if worker.state == "ready" and worker.weight_version == version:
-                self._debts.leave_behind(
+                self._missed.set_aside(
                     worker, f"it took {version!r} after the fleet had moved to {self._moved_to!r}"
                 )
 
     def _set_newcomers_aside(self, told: Mapping[Worker, bytes], version: str, number: int) -> None:
         """Those that registered, or did so again, while an update for all was under way."""
         for worker in self._router.pool:
-            is_new = worker not in told or self._pieces.joined_since(worker, number)
+            is_new = worker not in told or self._pieces.updates.joined_since(worker, number)
             if is_new and worker.weight_version != version:
-                self._debts.leave_behind(worker, f"it registered while the weights moved to {version!r}")
+                self._missed.set_aside(worker, f"it registered while the weights moved to {version!r}")
 
     async def _move(self, version: str, source: str, number: int) -> None:
         """The fleet has ``version`` as soon as every worker has that gets requests."""

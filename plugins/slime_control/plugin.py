@@ -192,12 +192,8 @@ class Control:
 
     @hookimpl
     def worker_changed(self, worker: Worker, change: WorkerChange) -> None:
-        if self._fleet is not None and change == "added":
-            self._fleet.registered(worker)
-        elif self._fleet is not None and change == "removed":
-            self._fleet.left(worker)
-        elif self._fleet is not None and change == "quarantined":
-            self._fleet.doubted(worker)
+        if self._fleet is not None:
+            self._fleet.worker_changed(worker, change)
 
     async def _pass(self, exchange: Exchange) -> Reply | None:
         """Wait until generation continues.

@@ -1,0 +1,91 @@
+"""Calls that workers missed, and must take before they get requests again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from router_core import Worker
+from router_core.router import Router
+
+__all__ = ["OWNER", "MissedCall", "MissedCalls"]
+
+logger = logging.getLogger(__name__)
+
+#: Owner of the hold of a worker that missed a call.
+OWNER = "control"
+
+
+@dataclass(frozen=True, slots=True)
+class MissedCall:
+    """The number of the call, 0 for one before this process began.
+
+    ``version``: of the fleet at that time, for a call before this process began. An update to it may be the missed one.
+    """
+
+    number: int
+    version: str | None = None
+
+
+class MissedCalls:
+    """The last missed call by worker and kind. A worker with any gets no requests, and its own word is no proof.
+
+    Changed only by functions without ``await``: one event loop needs no lock.
+    """
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._missed: dict[Worker, dict[str, MissedCall]] = {}
+
+    def of(self, worker: Worker) -> Mapping[str, MissedCall]:
+        """Return what ``worker`` missed, by kind.
+
+        One that failed a call before this process began is taken to have missed weights.
+        """
+        if OWNER in worker.holds and worker not in self._missed:
+            self._missed[worker] = {"weights": MissedCall(0, self._router.weights.current)}
+        return self._missed.get(worker, {})
+
+    def weights_of(self, worker: Worker) -> MissedCall | None:
+        """Return the last call about weights that ``worker`` missed."""
+        return self.of(worker).get("weights")
+
+    def add(self, worker: Worker, kind: str, number: int, reason: str) -> None:
+        """Note that ``worker`` missed the call ``number``; it replaces an earlier one of that kind."""
+        if worker not in self._router.pool:
+            return
+        self.of(worker)
+        self._missed.setdefault(worker, {})[kind] = MissedCall(number)
+        self._hold(worker, OWNER, reason)
+        if kind == "weights":
+            self._router.pool.set_version(worker, None)
+
+    def clear(self, worker: Worker, kind: str) -> None:
+        """Note that ``worker`` has taken what it missed of ``kind``."""
+        if kind in self.of(worker):
+            del self._missed[worker][kind]
+            if not self._missed[worker]:
+                self.forget(worker)
+                pool, hold = self._router.pool, worker.holds.get(OWNER)
+                if hold is not None:
+                    pool.hold(worker, "weights", hold.reason, "stale")  # until it is readmitted
+                    pool.release(worker, OWNER)
+
+    def forget(self, worker: Worker) -> None:
+        """Drop all of ``worker``, which begins afresh or was removed."""
+        self._missed.pop(worker, None)
+
+    def set_aside(self, worker: Worker, reason: str) -> None:
+        """Keep new requests from ``worker`` until it has the fleet's weights."""
+        self._hold(worker, "weights", reason)
+
+    def _hold(self, worker: Worker, owner: str, reason: str) -> None:
+        if worker in self._router.pool:
+            logger.warning("worker %s gets no new requests: %s", worker.url, reason)
+            self._router.pool.hold(worker, owner, reason, "stale")
+
+    def readmit(self, worker: Worker) -> None:
+        """Let ``worker`` get requests again, unless it missed other calls or has other weights than the fleet."""
+        if OWNER not in worker.holds and self._router.weights.current in (None, worker.weight_version):
+            self._router.pool.release(worker, "weights")

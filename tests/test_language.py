@@ -1,0 +1,31 @@
+"""The language of docstrings, as far as a test can tell."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+_QUESTIONS = {"Who", "What", "Where", "How", "Whether", "That", "Why", "When"}
+
+
+def docstrings(path: Path) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node)
+            if text:
+                yield getattr(node, "lineno", 1), text
+
+
+@pytest.mark.parametrize("directory", ["router_core", "plugins", "tests", "benchmarks", "examples", "shims"])
+def test_docstrings_say_what_a_thing_is(directory: str) -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {text.splitlines()[0]}"
+        for path in sorted((ROOT / directory).rglob("*.py"))
+        for line, text in docstrings(path)
+        if text.split()[0] in _QUESTIONS
+    ]
+    assert found == []
