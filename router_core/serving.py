@@ -29,7 +29,7 @@ __all__ = ["CLIENT_TIMEOUT_S", "bind", "run", "serving", "url_of"]
 
 logger = logging.getLogger(__name__)
 
-#: How long a client may keep the server waiting, in seconds.
+#: Seconds that a client may keep the server waiting.
 CLIENT_TIMEOUT_S = 300.0
 _BACKLOG = 4096
 #: Longer than clients keep an idle connection, so that none of them uses one that is just being closed.

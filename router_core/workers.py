@@ -36,7 +36,7 @@ WorkerType = Literal["regular", "prefill", "decode", "passthrough"]
 WorkerState = Literal["draining", "quarantined", "stale", "joining", "ready"]
 WorkerChange = Literal["added", "removed", "quarantined", "stale", "readmitted", "draining"]
 
-#: What the core holds workers for.
+#: The core's own owners of holds.
 JOINING, DRAINING = "joining", "draining"
 _STATES: tuple[WorkerState, ...] = get_args(WorkerState)
 _MAX_SESSIONS = 1 << 18

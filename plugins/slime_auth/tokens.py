@@ -24,7 +24,7 @@ _ALGORITHMS = {
 }  # fmt: skip
 #: Clocks may differ by so many seconds.
 _LEEWAY_S = 30
-#: Where providers say what somebody is.
+#: Claims in which providers tell somebody's roles, and their name.
 _ROLE_CLAIMS = ("roles", "role", "groups", "group")
 _NAME_CLAIMS = ("sub", "email", "preferred_username")
 

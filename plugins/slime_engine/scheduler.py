@@ -65,7 +65,7 @@ class Scheduler:
         self._changed = Signal()
         self.tokens: Counter[str] = Counter()
 
-    # What clients ask for.
+    # Called for clients.
 
     def submit(
         self,
@@ -177,7 +177,7 @@ class Scheduler:
         self.running, self.waiting, self.handing = {}, {}, {}
         self.fail(everybody, reason)
 
-    # What the loop does.
+    # The loop.
 
     async def run(self) -> None:
         """Step for ever. An exception here is a crash of the engine."""

@@ -61,10 +61,10 @@ class Versions:
         self._router = self.questions.router = None
 
     def in_quiet_period(self, began: float) -> bool:
-        """Return True when engines may have been silent since ``began``, see :class:`slime_control.contracts.Stillness`."""
+        """Return True when healthy engines may have been silent since ``began`` (see the component "stillness")."""
         return self._stillness is not None and self._stillness.excuses(began)
 
-    # What is heard.
+    # News of workers.
 
     async def _answered(self, watch: Watch, said: str | None, source: str) -> bool:
         return await self.heard(watch, said, source=source, is_probed=False)

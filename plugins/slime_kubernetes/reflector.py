@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 30.0
-#: Whatever ends a round that went on for so long is nothing to wait or to worry for.
+#: Seconds after which the end of a round, for whatever reason, is no failure.
 _LONG_S = 5.0
 
 

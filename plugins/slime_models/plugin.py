@@ -114,7 +114,7 @@ class Models:
             " engines of one model directly, or use a router for each model"
         )
 
-    # What OpenAI's clients ask.
+    # Routes for OpenAI's clients.
 
     async def _list(self, _: HTTPRequest) -> Response:
         return JSON({"object": "list", "data": [self._described(name) for name in self._served()]})

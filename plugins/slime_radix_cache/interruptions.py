@@ -62,7 +62,7 @@ class Interruptions:
         self._pauses += paused
         self._tell()
 
-    # Whom it concerns.
+    # Generations under way.
 
     def watch(self, rids: Iterable[str]) -> Watch:
         """A generation begins; to be given to :meth:`forget` when it has ended."""

@@ -89,7 +89,7 @@ class LoggedTrajectories(Trajectories):
         if self._unanswered is not None and session not in self._sessions.unanswered:
             self._unanswered.forget(session)
 
-    # What is done to it is written when it is done.
+    # Changes: each is written as it is made.
 
     def record(
         self,
@@ -135,7 +135,7 @@ class LoggedTrajectories(Trajectories):
             if isinstance(record, Answered):
                 self.lose(record.session, b"")
 
-    # What that comes to is noted as it happens.
+    # Consequences of changes: noted as they happen.
 
     def _add(self, segment: Segment, overhead: int) -> None:
         super()._add(segment, overhead)

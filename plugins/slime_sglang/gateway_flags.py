@@ -44,7 +44,7 @@ class GatewayFlag:
 
 _Row = tuple[str, int | str | None, str]
 
-#: What makes no difference to requests: flags, their nargs, and why they have no effect.
+#: Flags that make no difference to requests, their nargs, and the reason.
 _IDLE: tuple[_Row, ...] = (
     ("--prometheus-port --prometheus-host", None, "the router serves no metrics"),
     ("--prometheus-duration-buckets", "+", "the router serves no metrics"),

@@ -24,7 +24,7 @@ __all__ = ["worker_routes"]
 #: Labels of a worker, and characters of a label's name or value, or of a model's name.
 _MAX_LABELS, _MAX_LABEL = 64, 1024
 
-#: What a registration, or a change of one, may name.
+#: Members of a registration, or of a change of one.
 _KNOWN = frozenset(
     (
         "api_key",

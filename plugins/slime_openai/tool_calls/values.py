@@ -9,7 +9,7 @@ import orjson
 
 __all__ = ["Value", "dumps"]
 
-#: What JSON values are called in a schema. A whole number is a number too.
+#: A schema's names for types of JSON values. A whole number is a number too.
 _NAMES = {
     bool: ("boolean",),
     dict: ("object",),
