@@ -1,4 +1,4 @@
-"""The flags that say who gets in, and which servers may be workers."""
+"""Flags for authentication, and for the addresses that workers may have."""
 
 from __future__ import annotations
 

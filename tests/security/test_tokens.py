@@ -64,7 +64,7 @@ def why(reply: httpx.Response) -> str:
     return str(reply.json()["error"]["message"]).removeprefix("the token is no good: ")
 
 
-# who gets in
+# authentication
 
 
 @pytest.mark.parametrize(
