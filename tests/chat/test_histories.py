@@ -147,7 +147,7 @@ async def test_a_final_message_is_continued_within_its_own_tokens(start: Start) 
         assert leaf["loss_mask"][len(first["prompt_token_ids"]) : len(known)] == [1] * 4
 
 
-async def test_a_message_that_nobody_generated_is_continued_as_the_template_writes_it(start: Start) -> None:
+async def test_message_nobody_generated_is_continued_by_the_template(start: Start) -> None:
     async with chatting(start, " world.", family=QWEN2_5) as chat:
         messages = [user("a"), {"role": "assistant", "content": "Hello"}]
         document = await chat.post(messages=messages, continue_final_message=True, **ASK)

@@ -195,7 +195,7 @@ class TestEnds:
             assert document["choices"][0]["message"]["content"].strip() == "two three."
 
 
-def test_a_parent_that_had_to_go_is_counted_again_with_what_goes_on_from_it() -> None:
+def test_evicted_parent_is_counted_again_with_its_continuations() -> None:
     history, size = History(20_000, set()), 1_000
 
     def a_turn(parent: Turn | None, number: int) -> Turn:

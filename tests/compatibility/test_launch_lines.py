@@ -213,7 +213,7 @@ async def test_the_key_of_a_published_line_is_asked_for(workers: dict[str, str],
     assert "your-router-api-key" not in router.log.read_text()
 
 
-async def test_the_keys_of_the_control_plane_are_asked_for_and_each_call_is_written_down(
+async def test_control_plane_keys_are_required_and_calls_are_audited(
     workers: dict[str, str], tmp_path: Path
 ) -> None:
     line = f"""smg launch {WORKERS} --log-level warn \\

@@ -207,7 +207,7 @@ async def test_a_word_that_is_no_answer_to_drain_is_refused(start: Start) -> Non
         assert worker.state != "draining"
 
 
-async def test_a_worker_that_does_not_come_up_in_time_is_quarantined_until_it_answers(start: Start) -> None:
+async def test_late_worker_is_quarantined_until_it_answers(start: Start) -> None:
     flags = ["--worker-startup-timeout-secs", "0.2", "--worker-startup-check-interval", "0.05"]
     async with start(*BARE, *flags) as running:
         port = free_port()

@@ -32,7 +32,7 @@ def test_one_that_lacks_something_is_yet_to_come(about: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
-def test_one_whose_containers_have_ended_has_ended_also_while_it_is_deleted(phase: str) -> None:
+def test_pod_with_ended_containers_has_ended_also_during_deletion(phase: str) -> None:
     document = a_pod("p", "10.0.0.7", labels=LABELS, phase=phase, ready=False)
     document["metadata"] |= {"uid": "u", "deletionTimestamp": "2026-01-01T00:00:00Z"}
     assert Pod.of(document).state == "ended"

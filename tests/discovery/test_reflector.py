@@ -316,7 +316,7 @@ async def test_what_the_api_forbids_is_told_once_in_its_own_words(
     ]
 
 
-async def test_a_page_of_something_on_the_way_is_told_as_far_as_it_says_something(
+async def test_page_of_a_middlebox_is_quoted_as_far_as_it_is_readable(
     cluster: Cluster, known: Known, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster.status, cluster.page = 502, b"<html>Bad Gateway" + b" " * 300_000

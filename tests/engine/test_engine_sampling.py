@@ -62,7 +62,7 @@ def test_truncation_limits_what_is_drawn_but_not_what_is_reported(
     assert logprobs == pytest.approx(LOGITS)
 
 
-def test_forbidden_tokens_never_come_and_the_others_share_their_probability() -> None:
+def test_forbidden_tokens_lose_their_probability_to_the_others() -> None:
     frequencies = drawn(SamplingParams(), forbidden=frozenset({0}))
     assert frequencies[0] == 0
     assert frequencies[1] == pytest.approx(0.5, abs=0.03)

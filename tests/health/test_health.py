@@ -24,7 +24,7 @@ from slime_health import Health, Settings
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_failing_worker_is_quarantined_after_three_probes_and_returns_on_success(
+async def test_failing_worker_is_quarantined_after_three_probes_and_returns(
     start: Start,
 ) -> None:
     patient = Patient()
@@ -91,7 +91,7 @@ async def test_registering_a_quarantined_worker_again_gives_it_a_fresh_start(sta
         assert the_worker(running).state == "ready"
 
 
-async def test_pitfall_14_a_dead_worker_that_is_registered_again_is_probed_and_counted_anew(
+async def test_pitfall_14_dead_worker_registered_again_is_probed_anew(
     start: Start,
 ) -> None:
     patient = Patient()

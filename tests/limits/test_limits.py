@@ -79,7 +79,7 @@ async def limited(plugin: Limits, **others: object) -> AsyncIterator[tuple[Runni
         await until(lambda: (plugin.slots.held, plugin.slots.waiting) == (0, 0))
 
 
-async def test_those_beyond_the_limit_go_one_by_one_in_the_order_in_which_they_came() -> None:
+async def test_requests_beyond_the_limit_proceed_in_order_of_arrival() -> None:
     plugin = limits(2)
     names = [b"%d" % number for number in range(8)]
     answers: list[bytes] = []
@@ -382,7 +382,7 @@ async def test_a_timeout_in_the_moment_of_its_turn_does_not_lose_the_slot(
     assert (plugin.slots.held, plugin.slots.waiting) == (0, 0)
 
 
-async def test_a_storm_of_clients_that_hang_up_anywhere_loses_no_slot_and_lets_in_no_more_than_may() -> None:
+async def test_slots_stay_exact_when_many_clients_disconnect_anywhere() -> None:
     rng = random.Random(7)
     plugin = limits(3, queue_size=20)
     answered: list[bytes] = []

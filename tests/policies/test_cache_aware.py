@@ -37,7 +37,7 @@ def test_a_conversation_goes_on_where_it_began() -> None:
             assert policy(generate(history), workers) is first
 
 
-def test_new_prompts_go_where_the_fewest_bytes_are_known_when_all_have_as_much_to_do() -> None:
+def test_new_prompts_go_to_the_smallest_cache_at_equal_load() -> None:
     one, two = ready(0, 0)
     policy = CacheAware(Settings())
     policy(generate(words(1, 40_000)), [one])

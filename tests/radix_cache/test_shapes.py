@@ -97,7 +97,7 @@ async def test_each_sample_of_an_incremental_batch_is_recorded(start: Start) -> 
             await shapes.is_exact(prompt + entry["text"])
 
 
-async def test_given_ids_are_recorded_as_given_and_earlier_responses_keep_their_mask(shapes: Shapes) -> None:
+async def test_given_ids_are_recorded_unchanged_and_old_responses_keep_mask(shapes: Shapes) -> None:
     prompt = [300, 301, 302]
     first = await shapes.generate(input_ids=prompt)
     assert first["meta_info"]["output_token_logprobs"]

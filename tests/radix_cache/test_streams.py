@@ -184,7 +184,7 @@ def test_a_failure_to_record_is_told() -> None:
     assert [str(error) for error in errors] == ["out of order"]
 
 
-def test_deltas_that_do_not_add_up_are_recorded_with_the_counter_that_says_so() -> None:
+def test_deltas_that_do_not_add_up_are_recorded_by_their_counter() -> None:
     recorded = Recorded()
     recorded.send(**event("a", [1], 1))
     recorded.send(**event("b", [2], 3, last=True))

@@ -130,7 +130,7 @@ class TestCutText:
         assert read(kept, "aaba") == ([1, 1, 4], [0, 1, 0], None)
         assert read(kept, "aabaé") == ([1, 1, 4, 6], [0, 1, 0, 1], None)
 
-    def test_a_text_that_ends_inside_a_token_is_continued_from_the_token_before(self) -> None:
+    def test_text_ending_inside_a_token_continues_from_the_token_before(self) -> None:
         kept = trajectories()
         reason = '{"type":"stop","matched":"ab"}'  # "ab" + "ab": cut in token 5
         stopped = Sampled(pack(1, 5), None, "ab", -1, "ab", ((None, 2),), reason)
@@ -194,7 +194,7 @@ class TestSameTextOtherTokens:
         assert generate(kept, "aaba", sampled(1), "one") == [1, 1, 4]  # "ba" came from the environment
         assert generate(kept, "aaba", sampled(1), "two") == [1, 1, 2, 1]
 
-    def test_a_session_goes_on_from_its_own_context_before_a_prompt_that_reads_alike(self) -> None:
+    def test_session_prefers_its_own_context_to_an_equal_prompt(self) -> None:
         kept = trajectories()
         generate(kept, "aab", sampled(6))
         generate(kept, "a", sampled(1), "one")

@@ -210,9 +210,7 @@ def test_what_goes_on_after_kills_is_what_goes_on_without(seed: int, tmp_path: P
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("seed", range(4))
-async def test_what_is_read_from_a_log_that_was_written_again_makes_room_like_any_other(
-    seed: int, tmp_path: Path
-) -> None:
+async def test_records_read_from_a_rewritten_log_are_evicted_like_others(seed: int, tmp_path: Path) -> None:
     """Also a prompt whose answers have gone: what it continues must not go before it."""
     limits = Limits(tokens=400)
     kept = opened(tmp_path / "log", limits, file_bytes=4000)
@@ -257,7 +255,7 @@ def test_a_kill_leaves_a_response_or_the_beginning_that_it_replaces(tmp_path: Pa
 
 
 @pytest.mark.anyio
-async def test_what_one_session_has_lost_in_all_its_life_does_not_make_the_log_longer(tmp_path: Path) -> None:
+async def test_losses_of_one_session_do_not_grow_the_log(tmp_path: Path) -> None:
     """Of all that is told of that only the last is needed, also after a kill."""
     limits = Limits(tokens=400)
     kept = opened(tmp_path / "log", limits, file_bytes=4000)

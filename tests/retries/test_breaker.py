@@ -100,7 +100,7 @@ def breaker() -> Breaker:
     return Breaker(Thresholds(failures=2, successes=1), lambda: 0.0)
 
 
-def test_it_remembers_nothing_of_a_worker_that_has_answered_since_it_failed(breaker: Breaker) -> None:
+def test_breaker_forgets_failures_of_a_worker_that_answered_since(breaker: Breaker) -> None:
     breaker.failed(object())
     after_the_failure = breaker.untroubled
     breaker.succeeded(object())

@@ -47,7 +47,9 @@ async def echo(wire: Wire) -> None:
 
 
 @pytest.mark.parametrize("given", list(product((False, True), repeat=4))[1:], ids=str)
-async def test_access_of_each_caller_to_each_route(given: tuple[bool, ...], start: Start, provider: IdentityProvider) -> None:
+async def test_access_of_each_caller_to_each_route(
+    given: tuple[bool, ...], start: Start, provider: IdentityProvider
+) -> None:
     flags = [name for name, there in zip(FLAGS, given, strict=True) if there]
     words = [word for name in flags for word in (FLAGS[name] or provider.flags)]
     closed = flags != ["--api-key"]  # something else than the traffic key opens control

@@ -163,7 +163,7 @@ def make_plugin(_: argparse.Namespace) -> Routes:
     return Routes()
 
 
-async def test_the_routes_of_plugins_are_traffic_and_what_only_looks_like_one_is_not(start: Start) -> None:
+async def test_plugin_routes_need_the_traffic_key_and_lookalikes_the_admin_key(start: Start) -> None:
     plugin = (*BARE, "--middleware-paths", f"{__name__}:make_plugin")
     async with guarded(start, *BOTH, *plugin) as (running, worker):
         for path in ("/own", "/own/a", "/own/..", "/own/%2e%2e", "/mounted/a", "/%6fwn", "/own?a=b"):

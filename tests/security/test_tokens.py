@@ -129,7 +129,7 @@ async def test_keys_and_tokens_stand_beside_each_other(start: Start, provider: I
         assert provider.asked.count("/keys") == 1
 
 
-async def test_beside_tokens_alone_traffic_is_open_and_no_token_of_the_provider_reaches_a_worker(
+async def test_traffic_is_open_with_tokens_alone_and_workers_get_no_token(
     start: Start, provider: IdentityProvider
 ) -> None:
     async with trusting(start, provider) as (running, worker):
@@ -264,7 +264,7 @@ async def test_no_token_reaches_an_answer_or_the_log(
 # the provider's keys
 
 
-async def test_a_token_by_a_new_key_is_known_at_once_and_an_unknown_name_asks_but_once(
+async def test_new_signing_key_is_fetched_when_due_and_unknown_ones_once(
     provider: IdentityProvider,
 ) -> None:
     now_s = 1000.0

@@ -191,9 +191,7 @@ async def test_what_a_client_kept_of_an_answer_is_trained_on_and_no_more(start: 
         assert sample.about["metadata"]["leaf"]["path_node_ids"] == [0, 1]
 
 
-async def test_what_comes_of_a_stream_behind_the_part_that_was_kept_is_no_sample_of_its_own(
-    start: Start, tmp_path: Path
-) -> None:
+async def test_stream_behind_its_kept_part_is_no_sample_of_its_own(start: Start, tmp_path: Path) -> None:
     """An agent goes on behind a tag while the engine has not noticed: the part is trained on, and once."""
     flags = ("--trajectory-log", str(tmp_path / "log"))
     async with chatting(start, "word " * 30, "More.", tokens_per_second=100, flags=flags) as chat:

@@ -74,9 +74,7 @@ async def workers(running: Running) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.anyio
-async def test_registered_workers_are_there_again_with_their_ids_and_all_that_was_said_of_them(
-    start: Start, tmp_path: Path
-) -> None:
+async def test_registered_workers_are_restored_with_ids_and_facts(start: Start, tmp_path: Path) -> None:
     async with engines(Engine()) as [url]:
         async with start(*flags(tmp_path / "state")) as running:
             registered = await running.client.post(
@@ -179,7 +177,7 @@ async def half_updated(start: Start, directory: Path, good: Engine, bad: Engine,
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("named", [False, True])
-async def test_a_stale_worker_stays_stale_and_torn_also_when_the_command_line_names_it(
+async def test_stale_worker_stays_stale_when_the_command_line_names_it(
     start: Start, tmp_path: Path, named: bool
 ) -> None:
     good, bad = Engine(), Engine()
@@ -197,7 +195,7 @@ async def test_a_stale_worker_stays_stale_and_torn_also_when_the_command_line_na
 
 
 @pytest.mark.anyio
-async def test_the_fleet_has_its_version_and_their_order_again_and_announces_nothing_twice(
+async def test_fleet_restores_its_version_and_order_without_a_new_announcement(
     start: Start, tmp_path: Path
 ) -> None:
     engine = Engine("base")
@@ -235,9 +233,7 @@ async def test_a_worker_that_lost_its_weights_meanwhile_is_stale(start: Start, t
 
 
 @pytest.mark.anyio
-async def test_a_fleet_that_moved_while_the_router_was_away_is_used_with_what_it_has(
-    start: Start, tmp_path: Path
-) -> None:
+async def test_fleet_that_moved_while_the_router_was_down_is_used(start: Start, tmp_path: Path) -> None:
     """A trainer updates engines directly; a new run may begin with lower numbers."""
     both = [Engine("7"), Engine("7")]
     async with engines(*both) as urls:
@@ -253,7 +249,7 @@ async def test_a_fleet_that_moved_while_the_router_was_away_is_used_with_what_it
 
 
 @pytest.mark.anyio
-async def test_one_of_a_fleet_that_fell_behind_while_the_router_was_away_is_stale(
+async def test_worker_that_fell_behind_while_the_router_was_down_is_stale(
     start: Start, tmp_path: Path
 ) -> None:
     both = [Engine("7"), Engine("7")]
