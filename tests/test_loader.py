@@ -366,7 +366,7 @@ def test_two_plugins_with_one_route_are_told(module: Module, capsys: pytest.Capt
     assert line == "plugin 'route_second' and plugin 'route_first' both claim the route PUT /x"
 
 
-def test_one_plugin_under_two_names_is_told(module: Module, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plugin_under_two_names_is_an_error(module: Module, capsys: pytest.CaptureFixture[str]) -> None:
     module(
         "once",
         "class Once:\n  @hookimpl\n  async def pre_request(self): ...\nonce = Once()\ndef make(o): return once",

@@ -196,7 +196,7 @@ def test_a_turn_without_its_end_is_dropped_and_the_others_stay(
         assert path.read_bytes() == whole[:start], "what comes next is behind whole records"
 
 
-def test_whatever_is_damaged_ends_the_start_and_says_what_to_do(tmp_path: Path) -> None:
+def test_damaged_log_ends_the_start_and_says_what_to_do(tmp_path: Path) -> None:
     history = opened(tmp_path / "log")
     talks = Talks(history, 4)
     for _ in range(4):

@@ -314,7 +314,7 @@ TRAINERS = {
 
 
 @pytest.mark.parametrize(("fields", "idle"), TRAINERS.values(), ids=TRAINERS)
-async def test_what_a_trainer_starts_serves_the_engines_that_register(
+async def test_router_started_by_a_trainer_serves_registered_engines(
     fields: dict[str, Any], idle: list[str], workers: dict[str, str], tmp_path: Path
 ) -> None:
     words = rendered(host="127.0.0.1", port=3456, **fields)

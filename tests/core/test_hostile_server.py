@@ -160,7 +160,7 @@ REFUSED = {
 }
 
 
-async def test_what_could_be_read_in_two_ways_is_refused(start: Start) -> None:
+async def test_ambiguous_answer_is_refused(start: Start) -> None:
     cases = list(REFUSED.values())
 
     async def hostile(wire: Wire) -> None:
@@ -234,7 +234,7 @@ ENDLESS_BODY = {
 }
 
 
-async def test_what_never_ends_is_cut_after_64_kib(start: Start) -> None:
+async def test_endless_input_is_cut_after_64_kib(start: Start) -> None:
     cases = ENDLESS | ENDLESS_BODY
     sent: dict[str, int] = {}
 

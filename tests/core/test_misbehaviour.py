@@ -106,7 +106,7 @@ NO_WORKER_URLS = (
 
 
 @pytest.mark.parametrize("given", NO_WORKER_URLS)
-def test_what_is_no_worker_url_is_refused(given: str) -> None:
+def test_invalid_worker_url_is_refused(given: str) -> None:
     with pytest.raises(BadRequest, match="wanted a worker URL"):
         worker_url(given)
 

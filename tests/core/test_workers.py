@@ -107,7 +107,7 @@ BAD: list[dict[str, Any]] = [
 ]
 
 
-async def test_what_names_no_worker_is_the_clients_fault(start: Start) -> None:
+async def test_request_that_names_no_worker_is_a_client_error(start: Start) -> None:
     async with start(*BARE) as running:
         for route in ("/add_worker", "/remove_worker", "/workers"):
             for bad in BAD:

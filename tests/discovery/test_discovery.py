@@ -320,7 +320,7 @@ def test_with_prefill_and_decode_their_selectors_count(account: Path) -> None:
 # the workers of others
 
 
-async def test_what_others_registered_is_not_touched(discover: Discover, pods_port: int) -> None:
+async def test_workers_registered_by_others_are_not_touched(discover: Discover, pods_port: int) -> None:
     async with discover("--worker-urls", f"http://127.0.0.2:{pods_port}") as found:
         await found.engine(2)
         await found.engine(3)
@@ -480,7 +480,7 @@ def test_without_the_flag_nothing_happens() -> None:
         ("--selector a=b --service-account-dir /nowhere", "no /nowhere/token: is this a pod"),
     ],
 )
-def test_what_cannot_work_is_told_at_the_start(
+def test_unusable_flags_end_the_start(
     words: str, said: str, account: Path, in_a_pod: Callable[[str], None]
 ) -> None:
     in_a_pod("https://127.0.0.1:1")

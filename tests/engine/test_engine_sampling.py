@@ -134,6 +134,6 @@ def test_null_means_the_default_except_for_an_open_end() -> None:
         ({"sampling_seed": "x"}, "sampling_seed"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(body: dict[str, Any], named: str) -> None:
+def test_unsupported_parameter_is_refused_by_name(body: dict[str, Any], named: str) -> None:
     with pytest.raises(BadRequest, match=named):
         parse_sampling_params(body, 10)

@@ -68,7 +68,7 @@ async def test_a_worker_that_hangs_is_quarantined_by_the_deadline(start: Start) 
         await until(lambda: the_worker(running).state == "ready")
 
 
-async def test_as_many_good_probes_as_were_asked_for_bring_a_worker_back(start: Start) -> None:
+async def test_worker_returns_after_the_configured_number_of_good_probes(start: Start) -> None:
     patient = Patient()
     threshold = ("--health-success-threshold", "4")
     async with serving(patient.app) as url, start(*FAST, *threshold) as running:
@@ -213,7 +213,7 @@ async def test_probing_can_be_disabled(start: Start) -> None:
         assert patient.probes == 0
 
 
-async def test_neither_who_joins_nor_who_leaves_is_judged(start: Start) -> None:
+async def test_joining_and_draining_workers_are_not_judged(start: Start) -> None:
     patient, changes = Patient(), Changes()
     patient.info_status = 500  # it is starting
     patient.status = 503

@@ -78,7 +78,7 @@ async def test_streams_that_break_off_together_quarantine_their_worker_at_once(s
         assert anyio.current_time() - began < 0.4
 
 
-async def test_what_a_worker_answers_in_between_makes_good_for_what_it_breaks(start: Start) -> None:
+async def test_answers_in_between_clear_broken_requests(start: Start) -> None:
     async def script(wire: Wire) -> None:
         while (request := await wire.request()) is not None:
             if b"/work" not in request.line:

@@ -154,7 +154,7 @@ async def test_answers_that_another_plugin_has_read_are_news_too() -> None:
         await it.hear(engine)
 
 
-async def test_what_a_worker_says_that_was_removed_meanwhile_is_no_news() -> None:
+async def test_version_of_a_removed_worker_is_ignored() -> None:
     engine, other = Naming(), Naming()
     async with fleet(engine, other) as it:
         worker, asked = it.worker(engine), engine.questions
@@ -180,7 +180,7 @@ async def test_an_answer_of_a_worker_that_was_removed_is_no_news() -> None:
         assert it.version == "1"
 
 
-async def test_what_one_engine_answers_lets_the_others_be_asked() -> None:
+async def test_answer_of_one_engine_makes_the_router_ask_the_others() -> None:
     """Only one of them has traffic."""
     engines = [Naming() for _ in range(4)]
     async with fleet(*engines) as it:
@@ -278,7 +278,7 @@ async def test_engines_with_a_constant_version_keep_the_announced_one() -> None:
         assert (it.version, it.states) == ("8", ["ready", "ready"])
 
 
-async def test_what_was_announced_waits_for_the_workers_that_do_not_say_it_yet() -> None:
+async def test_announced_version_waits_for_workers_that_lack_it() -> None:
     """The one that has it is not in use; the other one is asked first, and says the old version again."""
     ahead, slow = Naming("7"), Naming("7")
     async with fleet(ahead, slow) as it:
@@ -291,7 +291,7 @@ async def test_what_was_announced_waits_for_the_workers_that_do_not_say_it_yet()
         assert it.states == ["ready", "stale"]
 
 
-async def test_as_started_is_no_version_to_move_to() -> None:
+async def test_fleet_does_not_move_to_the_initial_version() -> None:
     one, two = Naming("default"), Naming("default")
     async with fleet(one, two) as it:
         await it.client.post("/weight_version", json={"weight_version": "8"})

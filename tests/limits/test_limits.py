@@ -128,7 +128,7 @@ async def test_without_a_line_whoever_finds_no_slot_is_refused_at_once() -> None
         worker.let_go(b"a")
 
 
-async def test_who_waits_too_long_gets_a_408_and_leaves_the_line() -> None:
+async def test_request_queued_too_long_gets_a_408_and_leaves_the_queue() -> None:
     async with limited(limits(1, queue_timeout_s=0.2)) as (running, worker):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(post, running, b"a")
@@ -421,7 +421,7 @@ async def test_a_chat_is_counted_once_and_does_not_wait_for_itself(start: Start)
         assert (plugin.slots.held, plugin.slots.waiting) == (0, 0)
 
 
-async def test_what_a_plugin_generates_of_its_own_is_counted() -> None:
+async def test_generations_of_plugins_are_counted() -> None:
     async with limited(limits(1, queue_size=0)) as (running, worker), anyio.create_task_group() as tasks:
         tasks.start_soon(post, running, b"a")
         await until(lambda: slots_of(running) == (1, 0))

@@ -148,7 +148,7 @@ def test_arguments_that_are_not_closed_do_not_swallow_the_next_call(family: str,
         ("qwen3_coder", "<function=nobody>\n<parameter=a>\n1"),
     ],
 )  # fmt: skip
-def test_what_is_no_call_is_content(family: str, text: str) -> None:
+def test_invalid_call_is_content(family: str, text: str) -> None:
     assert told(family, text) == (text, [])
 
 

@@ -93,7 +93,7 @@ async def test_other_requests_go_to_one_worker_as_they_are(start: Start) -> None
         assert request.body == b'{"prompt":"a"}'
 
 
-async def test_what_is_no_object_is_refused(start: Start) -> None:
+async def test_body_that_is_no_object_is_refused(start: Start) -> None:
     async with between(start, *pair()) as running:
         answer = await running.client.post("/generate", content=b"[1]")
         assert answer.status_code == 400
@@ -181,7 +181,7 @@ async def test_worker_registered_again_keeps_its_type_unless_it_names_another(st
 @pytest.mark.parametrize("how", [refusal(500), refusal(503), refusal(429), DROP])
 @pytest.mark.parametrize("kind", ["prefill", "decode"])
 @pytest.mark.parametrize("streams", [False, True])
-async def test_what_one_of_them_fails_goes_to_another_pair(
+async def test_request_that_one_of_a_pair_fails_goes_to_another_pair(
     start: Start, kind: Any, how: bytes, streams: bool
 ) -> None:
     good = stream({"meta_info": {}}) if streams else said()

@@ -37,7 +37,7 @@ def test_logprobs_of_the_prompt_come_first() -> None:
     assert meta == {"input_token_logprobs": first + second, "output_ids": [3]}
 
 
-def test_what_one_of_them_does_not_say_is_not_made_up() -> None:
+def test_missing_members_are_not_made_up() -> None:
     assert merged(told(input_token_logprobs=[[-1, 1, None]]), told()) == {}
     assert merged(told(), told(input_token_logprobs=[])) == {"input_token_logprobs": []}
     assert merged(told(routed_experts=None), told(routed_experts="AAAA")) == {"routed_experts": "AAAA"}

@@ -118,7 +118,7 @@ def test_the_longest_known_beginning_wins() -> None:
         b'{"rid": "%d", "tools": "' + b"x" * 5000 + b'", "messages": "%s"}',
     ],
 )
-def test_what_stands_before_the_prompt_does_not_matter(body: bytes) -> None:
+def test_members_before_the_prompt_do_not_matter(body: bytes) -> None:
     workers = ready(0, 0, 0, 0)
     policy = CacheAware(Settings(cache_threshold=0.6))
     prompt = words(1, 40_000).encode()

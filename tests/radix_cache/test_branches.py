@@ -103,7 +103,7 @@ def test_one_of_which_nothing_was_kept_is_a_leaf() -> None:
     assert two.prompt_tokens == 2
 
 
-def test_what_another_session_went_on_from_is_still_a_leaf() -> None:
+def test_response_continued_by_another_session_is_still_a_leaf() -> None:
     kept = trajectories()
     generate(kept, "a", sampled(1))
     generate(kept, "aab", sampled(1), "other")

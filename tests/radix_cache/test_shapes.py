@@ -167,7 +167,7 @@ async def test_images_pass_untouched_and_nothing_false_is_recorded(
     assert not (await client.retrieve("what is this?" + engine.tokenizer.decode([5, 6])))["exact"]
 
 
-async def test_what_a_stream_has_told_is_known_while_it_runs(client: Client, engine: ScriptedEngine) -> None:
+async def test_tokens_of_a_stream_are_known_while_it_runs(client: Client, engine: ScriptedEngine) -> None:
     ids = engine.tokenizer.encode("the harbour wakes before the town does")
     engine.script.append(ids)
     engine.hold_after = 3

@@ -192,7 +192,7 @@ def test_after_a_kill_the_trajectories_are_what_they_were(limits: Limits, seed: 
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_what_goes_on_after_kills_is_what_goes_on_without(seed: int, tmp_path: Path) -> None:
+def test_trajectories_after_kills_equal_those_without(seed: int, tmp_path: Path) -> None:
     limits = Limits(tokens=100, versions=3)
     undisturbed = opened(tmp_path / "undisturbed", limits)
     killed = opened(tmp_path / "killed", limits, file_bytes=3000)
@@ -417,7 +417,7 @@ def test_a_record_without_its_end_is_dropped_and_the_others_stay(
         assert path.read_bytes() == whole[:start], "what comes next is behind whole records"
 
 
-def test_whatever_is_damaged_ends_the_start_and_says_where(tmp_path: Path) -> None:
+def test_damaged_log_ends_the_start_and_says_where(tmp_path: Path) -> None:
     kept = opened(tmp_path / "log")
     rollouts = Rollouts(kept, 2)
     for _ in range(6):
@@ -434,7 +434,7 @@ def test_whatever_is_damaged_ends_the_start_and_says_where(tmp_path: Path) -> No
                 opened(tmp_path / "log")
 
 
-def test_what_is_no_log_or_not_all_of_one_ends_the_start(tmp_path: Path) -> None:
+def test_missing_damaged_or_foreign_log_files_end_the_start(tmp_path: Path) -> None:
     directory = tmp_path / "log"
     kept = opened(directory, file_bytes=1000)
     rollouts = Rollouts(kept, 3)
@@ -475,7 +475,7 @@ def test_a_record_that_goes_on_from_one_that_is_not_there_ends_the_start(tmp_pat
         opened(tmp_path / "log")
 
 
-def test_one_log_has_one_writer_and_nobody_else_may_read_it(tmp_path: Path) -> None:
+def test_log_has_one_writer_and_is_private(tmp_path: Path) -> None:
     kept = opened(tmp_path / "log")
     Rollouts(kept, 4).turn()
     with pytest.raises(StartupError, match="another router"):

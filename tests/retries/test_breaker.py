@@ -121,7 +121,7 @@ def test_a_probe_that_is_given_up_leaves_its_place_to_another_one(breaker: Break
     assert breaker.state == "half-open"
 
 
-def test_what_was_asked_before_it_opened_neither_opens_nor_closes_it(breaker: Breaker) -> None:
+def test_request_sent_before_it_opened_neither_opens_nor_closes_it(breaker: Breaker) -> None:
     for _ in range(2):
         breaker.failed(object())
     breaker.wait_over()

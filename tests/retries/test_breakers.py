@@ -116,7 +116,7 @@ async def test_streams_that_end_well_start_the_row_anew() -> None:
         assert not withheld(one.worker)
 
 
-async def test_it_can_be_switched_off() -> None:
+async def test_breakers_can_be_switched_off() -> None:
     one = Moody(rest=refused(500))
     async with routed(one, breaker=None, attempts=1) as running:
         assert [await ask(running) for _ in range(30)] == [500] * 30

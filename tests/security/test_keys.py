@@ -394,7 +394,7 @@ async def test_a_clients_own_key_goes_before_the_workers(start: Start) -> None:
         assert given == [[b"Bearer theirs"], [b"Bearer ours"], [b"Bearer ours"]]
 
 
-async def test_what_the_core_asks_of_a_worker_shows_the_key_too(start: Start) -> None:
+async def test_requests_of_the_core_to_workers_show_the_key(start: Start) -> None:
     worker = Recording()
     asked: list[tuple[str, str | None]] = []
 

@@ -56,7 +56,7 @@ async def test_a_client_may_bring_the_name(start: Start) -> None:
         ({"sampling_params": {"temperature": 0.5}}, "with each request"),
     ],
 )
-async def test_what_cannot_be_created_is_told(body: Any, told: str, start: Start) -> None:
+async def test_invalid_creation_is_refused(body: Any, told: str, start: Start) -> None:
     async with start() as running:
         answer = await running.client.post("/sessions", json=body)
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "BAD_REQUEST")

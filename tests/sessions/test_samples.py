@@ -172,7 +172,7 @@ async def test_a_turn_that_still_runs_is_not_in_a_sample(start: Start) -> None:
             said_by(sample, chat.entries[0])
 
 
-async def test_what_a_client_kept_of_an_answer_is_trained_on_and_no_more(start: Start) -> None:
+async def test_only_the_kept_part_of_an_answer_is_trained_on(start: Start) -> None:
     """A search agent cuts an answer behind a tag, and goes on with the result."""
     async with start(*RECORDING) as running:
         client, base = running.client, "/sessions/a/generate"

@@ -152,7 +152,7 @@ async def test_workers_that_may_not_register_any_more_are_left_out(start: Start,
 
 
 @pytest.mark.anyio
-async def test_what_the_command_line_names_is_registered_at_each_start(start: Start, tmp_path: Path) -> None:
+async def test_workers_of_the_command_line_are_registered_at_each_start(start: Start, tmp_path: Path) -> None:
     async with engines(Engine()) as [url]:
         async with start(*flags(tmp_path / "state", "--worker-urls", url)) as running:
             await running.client.post("/remove_worker", json={"url": url})
@@ -332,7 +332,7 @@ async def test_a_disk_that_is_full_fails_what_is_promised_by_it(
 
 
 @pytest.mark.anyio
-async def test_what_was_learnt_is_kept_when_the_disk_has_room_again(
+async def test_state_is_saved_when_the_disk_has_room_again(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with start(*flags(tmp_path / "state")) as running:
@@ -379,7 +379,7 @@ FOREIGN: dict[str, Callable[[], bytes]] = {
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
-def test_what_no_router_wrote_ends_the_start_and_is_left_alone(kind: str, tmp_path: Path) -> None:
+def test_foreign_file_ends_the_start_and_is_left_alone(kind: str, tmp_path: Path) -> None:
     file = tmp_path / "workers.json"
     file.write_bytes(orjson.dumps(FILE))
     content = FOREIGN[kind]()
