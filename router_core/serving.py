@@ -76,7 +76,7 @@ class _Server(uvicorn.Server):
         self._on_stop = on_stop
 
     def stop(self) -> None:
-        """Accept nothing more and finish; asked a second time, do not wait."""
+        """Accept no more requests and finish the others; on a second call, do not wait."""
         if self._on_stop is not None and not self.should_exit:
             self._on_stop()
         self.force_exit = self.should_exit

@@ -208,7 +208,7 @@ class Upstream:
         self._connections.discard(connection)
 
     def retire(self) -> None:
-        """Close the connections that nobody uses; what is in flight goes on, and closes its own at the end."""
+        """Close the idle connections; each one in use closes at the end of its request."""
         self._retired = True
         while self._idle:
             self._idle.pop().abort()

@@ -14,7 +14,7 @@ MAX_VERSION = 256
 
 
 def version_named(value: object) -> str | None:
-    """The version that ``value``, a field of somebody's JSON, names: a string that is not too long, or a number."""
+    """The version that ``value``, a JSON value, names: a string that is not too long, or a number."""
     if isinstance(value, bool) or not isinstance(value, str | int):
         return None
     name = str(value)

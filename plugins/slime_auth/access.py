@@ -76,7 +76,7 @@ class NamedKey:
 
     @classmethod
     def parse(cls, text: str) -> NamedKey:
-        """From ``id:name:role:key``; the name is for whoever reads the flag.
+        """Parse ``id:name:role:key``; the name is for readers of the flag.
 
         Raises ArgumentTypeError, which tells no key.
         """

@@ -65,7 +65,7 @@ class Tokens:
         return token, rest
 
     async def caller(self, token: str) -> Caller:
-        """Whom ``token`` is of. Raises Unauthorized, which tells nothing of the token, and KeysUnavailable."""
+        """Return the caller of ``token``. Raises KeysUnavailable, or Unauthorized without details of the token."""
         try:
             header = self._jwt.get_unverified_header(token)
         except Exception:  # of a head that is nested deeply PyJWT has let through a RecursionError

@@ -157,7 +157,7 @@ class Scheduler:
         self._changed.notify()
 
     async def update_weights(self, version: str) -> None:
-        """Sample from other weights. Waits, letting nobody in, until no sequence runs; at once while paused."""
+        """Sample from other weights. Admits no request and waits until no sequence runs; at once while paused."""
         self.updates_waiting += 1
         try:
             await self._changed.wait_for(lambda: self.paused or not self.running)

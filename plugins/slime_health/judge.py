@@ -14,7 +14,7 @@ from router_core.errors import WorkerBroke, WorkerUnreachable
 __all__ = ["AS_STARTED", "Fit", "Judge", "Unwell", "Weight", "fit", "weight"]
 
 #: A failure's evidence. ``firm``: the worker, or its host, says that it is not there for us; only a good probe is an
-#: answer to that. ``soft``: something broke; whatever is heard from it later makes good for it. ``silent``: nothing
+#: answer to that. ``soft``: something broke; any later answer clears it. ``silent``: nothing
 #: came; no failure at all when anything else was heard meanwhile. ``none``: it is not the worker's fault.
 Weight = Literal["firm", "soft", "silent", "none"]
 

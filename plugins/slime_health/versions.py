@@ -244,7 +244,7 @@ class Versions:
         return stands_in(router.pool, watch.worker, router.weights)
 
     def _set_laggards_aside(self, router: Router) -> None:
-        """Half of the workers have newer weights, and nobody has followed for a while: the fleet goes on without."""
+        """Hold the laggards when half of the workers have newer weights, and no other followed for a while."""
         if anyio.current_time() < self._changed_at + self._settings.lag_s or self._settings.readmit == "any":
             return
         newest = newer_than_the_fleet(router.pool, router.weights)

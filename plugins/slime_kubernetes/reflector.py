@@ -38,7 +38,7 @@ class Told(Protocol):
 
 
 class Reflector:
-    """Tells ``told`` of the pods that ``api`` has, for ever. While the API cannot be reached, nothing is told."""
+    """Follows the pods of ``api``, and reports them to ``told``. While the API is unreachable, it reports nothing."""
 
     def __init__(self, api: Api, told: Told, what: str) -> None:
         self._api = api

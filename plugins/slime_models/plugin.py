@@ -32,7 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def make_plugin(options: argparse.Namespace) -> Models | None:
-    """The plugin; None without ``--enable-igw``: all workers serve the same model, whatever a request names."""
+    """Return the plugin; None without ``--enable-igw``: then all workers serve the same model."""
     return Models() if options.enable_igw else None
 
 

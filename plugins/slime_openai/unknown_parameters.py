@@ -1,4 +1,4 @@
-"""Parameters that neither OpenAI's API nor this router has: told of, refused, or handed to the engine."""
+"""Parameters unknown to OpenAI's API and to this router: reported, refused, or handed to the engine."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class Interruptions:
             self._aborts.popleft()
 
     def was_asked(self, watch: Watch) -> bool:
-        """True when somebody asked, through the router, to end this generation. O(aborts since it began)."""
+        """True when a client asked, through the router, to end this generation. O(aborts since it began)."""
         return any(
             number > watch.asked and (not prefix or any(rid.startswith(prefix) for rid in watch.rids))
             for number, prefix in self._aborts

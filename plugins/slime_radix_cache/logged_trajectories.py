@@ -1,4 +1,4 @@
-"""Trajectories that outlive the process: each change is in the log before whoever made it goes on."""
+"""Trajectories that outlive the process: each change is in the log before its caller goes on."""
 
 from __future__ import annotations
 

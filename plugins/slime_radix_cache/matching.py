@@ -202,7 +202,7 @@ class _Search:
         return found
 
     def alone(self, check: SpellingCheck) -> _Found | None:
-        """A context of prompts alone with exactly this text: nobody sampled any of it."""
+        """A context of prompts alone with exactly this text: no token of it was sampled."""
         context = self._ending_at(self._path.node, inherited({}, check), 0) if self._is_at_node else None
         return (context, len(self._text)) if context is not None else None
 

@@ -1,4 +1,4 @@
-"""Contexts that a session may take: its own, those that it continued, or anybody's.
+"""Contexts that a session may take: its own, those that it continued, or any.
 
 A response belongs to the session that asked for it. Another session may continue its context in the first request of a
 branch; the tokens count as continued from then on. What it writes later is its client's text, whoever sampled the like.

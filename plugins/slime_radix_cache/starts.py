@@ -1,4 +1,4 @@
-"""Responses by the ids that stand before them: given ids lead there, whatever text they were sent or received as.
+"""Responses by the ids before them: given ids lead there, also when their text differs.
 
 A text is no way from ids to their context: it may leave out special tokens that were sampled, and a tokenizer may
 compose what a client wrote apart (NFC).

@@ -1,4 +1,4 @@
-"""Flags of the SGLang gateway that nothing here answers to: taken or refused, so that a launch line carries over.
+"""Flags of the SGLang gateway without effect here: accepted or refused, so that a launch line carries over.
 
 Those of sglang-router 0.3.2. A flag that the core or a loaded plugin has is theirs. Of the others, what makes no
 difference to requests is taken, and a line at the start says why it has no effect; with a flag without which other

@@ -202,7 +202,7 @@ def _checked(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _bounded(labels: dict[str, str]) -> dict[str, str]:
-    """``labels``. Raises BadRequest for more than anybody means."""
+    """``labels``. Raises BadRequest for too many or too long ones."""
     longest = max((len(text) for pair in labels.items() for text in pair), default=0)
     if len(labels) > _MAX_LABELS or longest > _MAX_LABEL:
         raise BadRequest(
