@@ -26,7 +26,7 @@ _DISCONNECT_GRACE_S = 2.0
 
 
 class ClientGone(Exception):
-    """The client closed its connection; there is nobody to answer."""
+    """The client closed its connection."""
 
 
 async def read_body(headers: Headers, receive: Receive, max_bytes: int) -> bytes:

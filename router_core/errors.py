@@ -74,7 +74,7 @@ class PluginError(StartupError):
 
 
 class MissingComponent(StartupError):
-    """A component is asked for that nobody registered."""
+    """A component that is asked for is not registered."""
 
 
 class HTTPError(RouterError):

@@ -88,7 +88,7 @@ class Protocol(HttpToolsProtocol):
             served.disconnected = True  # uvicorn tells the newest one
             served.message_event.set()
 
-    # What is called for each request names its base: super() would be more than half of what these limits cost.
+    # Methods called for each request name their base: super() would be more than half of what these limits cost.
 
     def data_received(self, data: bytes) -> None:
         self._overhead += len(data)

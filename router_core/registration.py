@@ -90,7 +90,7 @@ class Registration:
             self._pool.hold(worker, JOINING, f"it has not answered yet ({trouble})", "joining")
 
     async def look_at(self, worker: Worker) -> str | None:
-        """Ask ``worker`` about itself; None when it answered, whatever it said, else what was wrong.
+        """Ask ``worker`` about itself; None when it gave any answer, else what was wrong.
 
         One that cannot be a worker is removed, and what was wrong is a Refusal. One that is only proxied to has nothing
         to say of itself: whatever it answers will do.

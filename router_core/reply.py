@@ -77,7 +77,7 @@ class Reply:
 
     @property
     def body(self) -> bytes | None:
-        """The whole body, or None while the reply is a stream that nobody has read."""
+        """The whole body, or None while the reply is an unread stream."""
         return self._body
 
     def header(self, name: bytes) -> bytes | None:

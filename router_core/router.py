@@ -57,7 +57,7 @@ class Router:
         self.weights = WeightVersions()
         self.hooks = Hooks(plugins)
         self.pool = WorkerPool(self._worker_changed)
-        #: What slime's router has under these names, for its middleware: each worker's requests in flight, by URL.
+        #: Each worker's requests in flight, by URL, under the names that slime's router has for its middleware.
         self.worker_urls = self.worker_request_counts = WorkerUrls(self.pool)
         self.worker_tls = settings.worker_tls()
         limits = Limits(
@@ -72,7 +72,7 @@ class Router:
         self._first_workers: dict[str, dict[str, Any]] = {}
         for url in settings.worker_urls:
             self.start_with(url, worker_type=settings.worker_type)
-        #: Where a request may name its session beside its headers and ``session_id``, asked in this order.
+        #: Places of a session's name beside the headers and ``session_id`` of a request, asked in this order.
         self.session_sources: list[SessionSource] = []
         #: The paths that the router answers itself, in the order of its routes, and whether they are control: filled
         #: before ``asgi_middleware`` is called.
@@ -90,7 +90,7 @@ class Router:
         self._registration: Registration | None = None
         for _, setup in self.hooks.setup:
             setup(self)
-        #: How workers are asked: the proxy, and around it what plugins have put there.
+        #: The chain of senders: the proxy, and around it those of plugins.
         self.sender: Sender = self.proxy
         for plugin, wrap in reversed(self.hooks.sender):
             self.sender = wrap(self.sender, self)
@@ -192,7 +192,7 @@ class Router:
                     for _, lifespan in self.hooks.lifespan:
                         await stack.enter_async_context(lifespan(self))
                     known = {worker.url for worker in self.pool}  # of a plugin that remembers them
-                    # Who comes with the first request finds those that are up.
+                    # The first request finds those that are up.
                     async with anyio.create_task_group() as first:
                         for url, about in self._first_workers.items():
                             if url not in known:

@@ -29,7 +29,7 @@ __all__ = ["CLIENT_TIMEOUT_S", "bind", "run", "serving", "url_of"]
 
 logger = logging.getLogger(__name__)
 
-#: How long a client may keep the server waiting, in seconds.
+#: Seconds that a client may keep the server waiting.
 CLIENT_TIMEOUT_S = 300.0
 _BACKLOG = 4096
 #: Longer than clients keep an idle connection, so that none of them uses one that is just being closed.
@@ -76,7 +76,7 @@ class _Server(uvicorn.Server):
         self._on_stop = on_stop
 
     def stop(self) -> None:
-        """Accept nothing more and finish; asked a second time, do not wait."""
+        """Accept no more requests and finish the others; on a second call, do not wait."""
         if self._on_stop is not None and not self.should_exit:
             self._on_stop()
         self.force_exit = self.should_exit

@@ -142,7 +142,7 @@ class Upstream:
             line_ends += 1
         lines.append(b"\r\n")
         head = b"".join(lines)
-        # What a client sent was checked by its parser; a header that a plugin made was not.
+        # The parser checked a client's headers; nothing has checked those of a plugin.
         if head.count(b"\n") != line_ends or head.count(b"\r") != line_ends:
             raise BadRequest("a header of the request has a line break in it")
         return head
@@ -208,7 +208,7 @@ class Upstream:
         self._connections.discard(connection)
 
     def retire(self) -> None:
-        """Close the connections that nobody uses; what is in flight goes on, and closes its own at the end."""
+        """Close the idle connections; each one in use closes at the end of its request."""
         self._retired = True
         while self._idle:
             self._idle.pop().abort()

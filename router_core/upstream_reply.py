@@ -1,4 +1,4 @@
-"""A worker's reply, between the connection that brings it and whoever reads it."""
+"""A worker's reply, between its connection and its reader."""
 
 from __future__ import annotations
 

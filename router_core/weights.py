@@ -14,7 +14,7 @@ MAX_VERSION = 256
 
 
 def version_named(value: object) -> str | None:
-    """The version that ``value``, a field of somebody's JSON, names: a string that is not too long, or a number."""
+    """The version that ``value``, a JSON value, names: a string that is not too long, or a number."""
     if isinstance(value, bool) or not isinstance(value, str | int):
         return None
     name = str(value)
@@ -39,8 +39,8 @@ class WeightVersions:
     """
 
     def __init__(self) -> None:
-        #: Why the weights of the workers are not one another's now, so that their versions say nothing across workers;
-        #: None: they are. A plugin whose workers may differ puts its own in this place.
+        #: Returns the reason when the workers' weights are not alike, so that versions say nothing across workers;
+        #: None when they are. A plugin whose workers may differ puts its own in this place.
         self.differ: Callable[[], str | None] = lambda: None
         self.current: str | None = None
         self._seen: dict[str, None] = {}

@@ -33,7 +33,7 @@ WorkerType = Literal["regular", "prefill", "decode", "passthrough"]
 WorkerState = Literal["draining", "quarantined", "stale", "joining", "ready"]
 WorkerChange = Literal["added", "removed", "quarantined", "stale", "readmitted", "draining"]
 
-#: What the core holds workers for.
+#: The core's own owners of holds.
 JOINING, DRAINING = "joining", "draining"
 _STATES: tuple[WorkerState, ...] = get_args(WorkerState)
 #: A name of RFC 1123, underscores allowed as Docker and Kubernetes use them; or an IPv4 address.

@@ -36,7 +36,7 @@ def test_the_field_comes_first_and_nothing_else_changes(body: bytes, expected: b
 
 
 @given(st.dictionaries(st.text(), st.integers() | st.text() | st.lists(st.booleans())), st.booleans())
-def test_what_is_read_and_what_is_sent_are_the_same(content: dict[str, object], parsed: bool) -> None:
+def test_body_that_is_read_equals_the_body_that_is_sent(content: dict[str, object], parsed: bool) -> None:
     content.pop("rid", None)
     asked = request(json.dumps(content).encode())
     if parsed and all(not isinstance(value, int) or abs(value) < 1 << 60 for value in content.values()):
@@ -57,7 +57,7 @@ def test_a_body_that_a_plugin_has_replaced_gets_it_too() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'"text"', b"null", b"x{}"])
-def test_what_is_no_object_cannot_have_a_field(body: bytes) -> None:
+def test_body_that_is_no_object_cannot_have_a_field(body: bytes) -> None:
     asked = request(body)
     with pytest.raises(BadRequest):
         asked.add_field(b'"rid":"a"')

@@ -56,7 +56,7 @@ async def test_a_worker_is_asked_again_under_a_lease_of_its_own() -> None:
     assert plugin.leases == [1, 0, 1]
 
 
-async def test_nobody_is_asked_again_for_a_client_that_has_gone() -> None:
+async def test_no_worker_is_asked_again_for_a_disconnected_client() -> None:
     worker = Recording()
     plugin = SecondOpinion(anyio.Event())
     async with routing({"second": plugin}, worker) as running:

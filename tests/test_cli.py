@@ -98,7 +98,7 @@ def test_flags_are_not_abbreviated(capsys: Capture) -> None:
         ("--dp-aware", "sglang"),
     ],
 )
-def test_a_flag_of_a_default_plugin_that_is_left_out_is_told_with_the_plugin(
+def test_flag_of_an_omitted_default_plugin_names_the_plugin(
     flag: str, plugin: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A router that nobody asks for the key that it was given would be worse than none."""
@@ -234,7 +234,7 @@ def test_an_unknown_name_in_a_file_is_told(tmp_path: Path, capsys: Capture) -> N
     assert line_of(capsys, "--config", str(file)).startswith("unknown flag or value '--prot'; known: ")
 
 
-def test_the_command_line_goes_before_the_environment_and_that_before_the_file(
+def test_command_line_overrides_environment_which_overrides_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "router.conf"

@@ -26,7 +26,7 @@ def make_plugin(options):
 """
 
 
-def test_a_router_whose_background_work_crashes_ends_instead_of_staying_as_a_zombie(tmp_path: Path) -> None:
+def test_router_exits_when_its_background_work_crashes(tmp_path: Path) -> None:
     Path(tmp_path, "crashing.py").write_text(CRASHING)
     done = subprocess.run(
         [sys.executable, "-m", "router_core", "--port", "0", "--middleware-paths", "crashing"],

@@ -314,7 +314,7 @@ async def test_hook_attempt_failed() -> None:
 
 
 @pytest.mark.parametrize("rest", [b"ZZZ\r\n", b"3\r\none\r\nZZZ\r\n"], ids=["at once", "after a piece"])
-async def test_an_answer_that_breaks_in_the_same_breath_as_it_begins_is_told_once(rest: bytes) -> None:
+async def test_answer_that_breaks_as_it_begins_is_reported_once(rest: bytes) -> None:
     told: list[HTTPError | None] = []
 
     class Listens:
@@ -658,7 +658,7 @@ async def test_hook_lifespan() -> None:
     assert story[5:] == ["b down", "a down"]
 
 
-async def test_a_lifespan_that_cannot_be_entered_ends_the_start_in_the_plugins_name() -> None:
+async def test_failing_lifespan_ends_the_start_and_names_the_plugin() -> None:
     story: list[str] = []
 
     class Before:

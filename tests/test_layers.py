@@ -199,7 +199,7 @@ def test_plugins_do_not_know_each_other() -> None:
     assert not offences, told(offences)
 
 
-def test_what_is_imported_within_a_function_is_heavy_and_a_comment_says_so() -> None:
+def test_imports_in_functions_are_heavy_and_have_a_comment() -> None:
     """Heavy itself, or a module of the own package that needs what the comment names."""
 
     def excused(each: Import) -> bool:

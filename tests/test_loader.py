@@ -91,9 +91,7 @@ async def test_hook_add_options(start: Start, module: Module) -> None:
 
 
 @pytest.mark.anyio
-async def test_plugins_are_called_in_command_line_order_and_middleware_wraps_in_that_order(
-    start: Start, module: Module
-) -> None:
+async def test_plugins_and_middleware_follow_command_line_order(start: Start, module: Module) -> None:
     layers = [
         module(
             name,
@@ -167,7 +165,7 @@ def test_the_default_plugins_come_first_and_can_be_left_out() -> None:
     assert set(DEFAULT_PLUGINS) <= set(installed_plugins())
 
 
-def test_flags_are_found_where_the_entry_point_points_and_where_the_factory_is_defined(
+def test_flags_are_found_in_the_modules_of_entry_point_and_factory(
     module: Module,
 ) -> None:
     module(
@@ -368,7 +366,7 @@ def test_two_plugins_with_one_route_are_told(module: Module, capsys: pytest.Capt
     assert line == "plugin 'route_second' and plugin 'route_first' both claim the route PUT /x"
 
 
-def test_one_plugin_under_two_names_is_told(module: Module, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plugin_under_two_names_is_an_error(module: Module, capsys: pytest.CaptureFixture[str]) -> None:
     module(
         "once",
         "class Once:\n  @hookimpl\n  async def pre_request(self): ...\nonce = Once()\ndef make(o): return once",

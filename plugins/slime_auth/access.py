@@ -25,13 +25,13 @@ _READING = ("GET", "HEAD")
 #: More than any scheme puts into one header.
 _MAX_WORDS = 64
 _SEPARATORS = re.compile(rb"[,;]")
-#: Where clients of other servers put a key: it opens nothing here.
+#: Headers in which clients of other servers put a key: it opens nothing here.
 _OTHER_PLACES = frozenset((b"x-api-key", b"api-key", b"cookie", b"proxy-authorization"))
 #: The core's own routes that need no key, for orchestrators, and those that any user may read.
 _PUBLIC_PATHS = frozenset(("/health", "/liveness", "/readiness"))
 _USER_PATHS = frozenset(("/weight_version",))
 
-#: What workers answer to those who generate, beside OpenAI's paths. Not /server_info: it tells the engine's own keys.
+#: Data-plane paths of workers beside OpenAI's. /server_info is not among them: it tells the engine's own keys.
 _DATA_PLANE = GENERATION_PATHS | frozenset(
     (
         b"/tokenize", b"/detokenize", b"/encode", b"/classify", b"/rerank", b"/score", b"/model_info",
@@ -54,7 +54,7 @@ class Level(IntEnum):
     ADMIN = 2
 
 
-#: What the SGLang gateway calls roles.
+#: The SGLang gateway's roles.
 ROLES = {"admin": Level.ADMIN, "user": Level.TRAFFIC}
 
 
@@ -76,7 +76,7 @@ class NamedKey:
 
     @classmethod
     def parse(cls, text: str) -> NamedKey:
-        """From ``id:name:role:key``; the name is for whoever reads the flag.
+        """Parse ``id:name:role:key``; the name is for readers of the flag.
 
         Raises ArgumentTypeError, which tells no key.
         """

@@ -1,4 +1,4 @@
-"""Which servers may be workers: a router that connects to whatever it is told is a way into its network.
+"""Checks of workers' addresses: a router that connects anywhere would be a way into its network.
 
 A name is judged by what it resolves to, when it registers and again when it is connected to, since names move.
 """
@@ -22,7 +22,7 @@ Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
 _RESOLVE_S = 2.0
-#: Never meant: this network, link-local (clouds tell credentials there), multicast, and what clouds use besides.
+#: Never workers: this network, link-local (cloud metadata endpoints), multicast, and other metadata addresses.
 _REFUSED: tuple[Network, ...] = tuple(
     map(
         ip_network,

@@ -21,7 +21,7 @@ __all__ = ["Pages"]
 _OWN_SITES = (b"", b"none", b"same-origin")
 #: Values of ``Host`` that are remembered as good: to read an address takes microseconds.
 _SEEN = 64
-#: What a page can send without being asked first (Fetch standard, "CORS-safelisted request-header").
+#: Content types that a page can send without a preflight (Fetch standard, "CORS-safelisted request-header").
 _ANY_PAGES = (b"text/plain", b"application/x-www-form-urlencoded", b"multipart/form-data")
 
 

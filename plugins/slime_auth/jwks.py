@@ -32,7 +32,7 @@ Jwk = dict[str, Any]
 
 
 class KeysUnavailable(HTTPError):
-    """The identity provider does not tell its keys: nobody can say whether a token is good."""
+    """The identity provider does not tell its keys, so no token can be verified."""
 
     status, type, code = 503, "service_unavailable", "IDENTITY_PROVIDER_UNAVAILABLE"
     headers = ((b"retry-after", b"10"),)  # it is not asked before

@@ -1,4 +1,4 @@
-"""The flags that say who gets in, and which servers may be workers."""
+"""Flags for authentication, and for the addresses that workers may have."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Settings:
 
     @property
     def locked(self) -> bool:
-        """Something is not for anybody."""
+        """True when anything needs a key or a token."""
         return self.api_key is not None or self.admin_api_key is not None or self.control_plane.closed
 
     def guard(self, own: Iterable[tuple[re.Pattern[str], bool]]) -> Guard | None:

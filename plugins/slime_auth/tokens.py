@@ -24,7 +24,7 @@ _ALGORITHMS = {
 }  # fmt: skip
 #: Clocks may differ by so many seconds.
 _LEEWAY_S = 30
-#: Where providers say what somebody is.
+#: Claims in which providers tell somebody's roles, and their name.
 _ROLE_CLAIMS = ("roles", "role", "groups", "group")
 _NAME_CLAIMS = ("sub", "email", "preferred_username")
 
@@ -65,7 +65,7 @@ class Tokens:
         return token, rest
 
     async def caller(self, token: str) -> Caller:
-        """Whom ``token`` is of. Raises Unauthorized, which tells nothing of the token, and KeysUnavailable."""
+        """Return the caller of ``token``. Raises KeysUnavailable, or Unauthorized without details of the token."""
         try:
             header = self._jwt.get_unverified_header(token)
         except Exception:  # of a head that is nested deeply PyJWT has let through a RecursionError

@@ -92,12 +92,12 @@ class EngineHost:
 
     @property
     def engine_or_none(self) -> Engine | None:
-        """The engine in whatever state, for those who look after a crash."""
+        """The engine in any state, for inspection after a crash."""
         return self._engine
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Load, run until the block ends, then fail whatever is unfinished.
+        """Load, run until the block ends, then fail all unfinished requests.
 
         With ``load_in_background`` the block begins at once and the engine is unavailable for a while.
         """

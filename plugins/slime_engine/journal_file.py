@@ -1,4 +1,4 @@
-"""The journal as a file that outlives the engine: whatever a client has been told was written before.
+"""The journal as a file that outlives the engine: tokens are written before a client gets them.
 
 A line of JSON when the engine takes a sequence, and one whenever tokens of it leave the scheduler; ``entry`` says which
 lines belong together. ``kill -9`` loses what nobody was told.

@@ -65,7 +65,7 @@ class Scheduler:
         self._changed = Signal()
         self.tokens: Counter[str] = Counter()
 
-    # What clients ask for.
+    # Called for clients.
 
     def submit(
         self,
@@ -157,7 +157,7 @@ class Scheduler:
         self._changed.notify()
 
     async def update_weights(self, version: str) -> None:
-        """Sample from other weights. Waits, letting nobody in, until no sequence runs; at once while paused."""
+        """Sample from other weights. Admits no request and waits until no sequence runs; at once while paused."""
         self.updates_waiting += 1
         try:
             await self._changed.wait_for(lambda: self.paused or not self.running)
@@ -177,7 +177,7 @@ class Scheduler:
         self.running, self.waiting, self.handing = {}, {}, {}
         self.fail(everybody, reason)
 
-    # What the loop does.
+    # The loop.
 
     async def run(self) -> None:
         """Step for ever. An exception here is a crash of the engine."""

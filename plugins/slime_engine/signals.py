@@ -9,7 +9,7 @@ __all__ = ["Signal"]
 
 
 class Signal:
-    """Whoever changes the state calls ``notify``; whoever depends on it awaits ``wait_for``.
+    """A condition variable: ``notify`` after a change of the state, ``wait_for`` to wait for one.
 
     For one event loop: a condition that has come true still holds when ``wait_for`` returns.
     """

@@ -19,7 +19,7 @@ _CLOSING_FROM = 64
 
 
 class Steps:
-    """One model at work. Each method is short, so that whoever calls it can look after others in between."""
+    """One model at work. Each method is short, so that the caller can do other work in between."""
 
     def __init__(self, model: LanguageModel) -> None:
         self._model = model

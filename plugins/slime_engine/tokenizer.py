@@ -24,7 +24,7 @@ MARKUP = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 
 _VOCAB_SIZE = 1280
 _DOCUMENT_END = "\n%%\n"
-#: How text is cut before merges are applied: the pattern of GPT-4 and Qwen2, which all byte-level BPEs
+#: The pattern that cuts text before merges are applied: that of GPT-4 and Qwen2, which all byte-level BPEs
 #: of today resemble. Merges never cross these cuts, but a model may well write tokens that do.
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"

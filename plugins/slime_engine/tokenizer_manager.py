@@ -1,4 +1,4 @@
-"""Between HTTP and the scheduler: tokenises, hands over, and wakes whoever waits for the tokens."""
+"""Tokenises requests, hands them to the scheduler, and wakes the waiters for their tokens."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from slime_engine.tokenizer import MARKUP, EngineTokenizer
 
 __all__ = ["training_stream"]
 
-#: How often the corpus is gone through, each time cut differently.
+#: Passes over the corpus, each cut differently.
 _COPIES = 6
 _CUT_PROBABILITY = 0.05
 _SPELT_OUT_PROBABILITY = 0.15

@@ -13,15 +13,15 @@ from router_core.errors import WorkerBroke, WorkerUnreachable
 
 __all__ = ["AS_STARTED", "Fit", "Judge", "Unwell", "Weight", "fit", "weight"]
 
-#: What a failure proves. ``firm``: the worker, or its host, says that it is not there for us; only a good probe is an
-#: answer to that. ``soft``: something broke; whatever is heard from it later makes good for it. ``silent``: nothing
+#: A failure's evidence. ``firm``: the worker, or its host, says that it is not there for us; only a good probe is an
+#: answer to that. ``soft``: something broke; any later answer clears it. ``silent``: nothing
 #: came; no failure at all when anything else was heard meanwhile. ``none``: it is not the worker's fault.
 Weight = Literal["firm", "soft", "silent", "none"]
 
 #: ``ahead``: an update is under way, and has come to this worker before it was announced.
 Fit = Literal["same", "ahead", "other"]
 
-#: What SGLang says until its weights are updated for the first time: it is ahead of nobody.
+#: SGLang's version until its weights are updated for the first time: it is ahead of nobody.
 AS_STARTED = "default"
 #: The router has no socket left, or no port; else its own lack would be taken for the end of all workers at once.
 _OUR_LACK = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL))

@@ -168,7 +168,7 @@ class Health:
 
     def _excused(self, error: HTTPError, began: float) -> bool:
         """Return True when a healthy engine may fail a probe begun at ``began``: control calls excuse it."""
-        return isinstance(error, WorkerTimeout | Unwell) and self._versions.excuses(began)
+        return isinstance(error, WorkerTimeout | Unwell) and self._versions.in_quiet_period(began)
 
     # Verdicts.
 

@@ -19,7 +19,7 @@ __all__ = ["ANSWERS", "PROBES", "Heard", "Questions"]
 
 logger = logging.getLogger(__name__)
 
-#: Who has told, as ``WeightUpdate.source`` has it.
+#: Sources of news, as in ``WeightUpdate.source``.
 PROBES, ANSWERS = "the workers", "the workers' answers"
 #: Shortest time between two questions to a worker, when the first one brought no news.
 _AGAIN_S = 0.25

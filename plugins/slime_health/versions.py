@@ -60,11 +60,11 @@ class Versions:
         """It does no more."""
         self._router = self.questions.router = None
 
-    def excuses(self, began: float) -> bool:
-        """See :class:`slime_control.contracts.Stillness`."""
+    def in_quiet_period(self, began: float) -> bool:
+        """Return True when healthy engines may have been silent since ``began`` (see the component "stillness")."""
         return self._stillness is not None and self._stillness.excuses(began)
 
-    # What is heard.
+    # News of workers.
 
     async def _answered(self, watch: Watch, said: str | None, source: str) -> bool:
         return await self.heard(watch, said, source=source, is_probed=False)
@@ -130,7 +130,7 @@ class Versions:
         version = self._moved_to(router) if router is not None else None
         if router is None or version is None:
             return
-        if self.excuses(anyio.current_time()):
+        if self.in_quiet_period(anyio.current_time()):
             if not self._is_waiting:
                 self._is_waiting = True
                 router.tasks.start_soon(self._settle_later, source)
@@ -140,7 +140,7 @@ class Versions:
             await router.announce_weights(version, source)
 
     async def _settle_later(self, source: str) -> None:
-        while self.excuses(anyio.current_time()):  # noqa: ASYNC110  # its end is no event
+        while self.in_quiet_period(anyio.current_time()):  # noqa: ASYNC110  # its end is no event
             await anyio.sleep(_STILL_S)
         self._is_waiting = False
         await self.settle(source)
@@ -244,11 +244,11 @@ class Versions:
         return stands_in(router.pool, watch.worker, router.weights)
 
     def _set_laggards_aside(self, router: Router) -> None:
-        """Half of the workers have newer weights, and nobody has followed for a while: the fleet goes on without."""
+        """Hold the laggards when half of the workers have newer weights, and no other followed for a while."""
         if anyio.current_time() < self._changed_at + self._settings.lag_s or self._settings.readmit == "any":
             return
         newest = newer_than_the_fleet(router.pool, router.weights)
-        if newest is None or router.weights.differ() or self.excuses(anyio.current_time()):
+        if newest is None or router.weights.differ() or self.in_quiet_period(anyio.current_time()):
             return
         moved = [each for each in router.pool if each.said_version == newest]
         for worker in router.pool:

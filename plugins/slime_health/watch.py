@@ -11,7 +11,7 @@ from slime_health.judge import Judge
 
 __all__ = ["JUDGED", "Watch", "standing"]
 
-#: Whose states are this plugin's to change: not those who are awaited, nor those who leave.
+#: States that this plugin may change: not those of workers that are awaited, nor of those that leave.
 JUDGED = ("ready", "quarantined", "stale")
 
 

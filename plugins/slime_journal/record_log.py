@@ -1,4 +1,4 @@
-"""Logs: files to which each change is appended before whoever made it goes on.
+"""Logs: files to which each change is appended before its caller goes on.
 
 What was written stays when the process is killed: it is the kernel's by then. Only a power cut can take it, for no
 answer waits for a disk. A file is full at 64 MiB, and is written again without what has gone when that is half of what

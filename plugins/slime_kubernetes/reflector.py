@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 30.0
-#: Whatever ends a round that went on for so long is nothing to wait or to worry for.
+#: Seconds after which the end of a round, for whatever reason, is no failure.
 _LONG_S = 5.0
 
 
@@ -38,7 +38,7 @@ class Told(Protocol):
 
 
 class Reflector:
-    """Tells ``told`` of the pods that ``api`` has, for ever. While the API cannot be reached, nothing is told."""
+    """Follows the pods of ``api``, and reports them to ``told``. While the API is unreachable, it reports nothing."""
 
     def __init__(self, api: Api, told: Told, what: str) -> None:
         self._api = api

@@ -123,7 +123,7 @@ class Limits:
         raise QueueTimeout(f"no slot came free within {timeout_s:g} s (--queue-timeout-secs)")
 
     def _refill_in_time(self, slots: RefilledSlots) -> None:
-        """Refill ``slots``, and look again at the next one as long as anybody waits."""
+        """Refill ``slots``, and wait for the next one as long as any request waits."""
         slots.refill()
         self._refill = None
         if slots.waiting:

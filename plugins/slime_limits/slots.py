@@ -92,7 +92,7 @@ class Slots:
             self.held -= 1
 
     def close(self) -> None:
-        """Nobody waits any more, neither those who do now nor those who come. Free slots are given as before."""
+        """End all waits, present and future. Free slots are given as before."""
         self.closed = True
         line = list(self._line)
         self._line.clear()
@@ -129,5 +129,5 @@ class RefilledSlots(Slots):
             self._refilled_at = now  # a full bucket runs over
 
     def next_s(self) -> float:
-        """Seconds until the next slot comes free, whoever leaves."""
+        """Seconds until the next slot comes free even when no request ends."""
         return max(0.0, self._refilled_at + 1 / self._per_s - self._clock())

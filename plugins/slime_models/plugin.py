@@ -32,7 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def make_plugin(options: argparse.Namespace) -> Models | None:
-    """The plugin; None without ``--enable-igw``: all workers serve the same model, whatever a request names."""
+    """Return the plugin; None without ``--enable-igw``: then all workers serve the same model."""
     return Models() if options.enable_igw else None
 
 
@@ -114,7 +114,7 @@ class Models:
             " engines of one model directly, or use a router for each model"
         )
 
-    # What OpenAI's clients ask.
+    # Routes for OpenAI's clients.
 
     async def _list(self, _: HTTPRequest) -> Response:
         return JSON({"object": "list", "data": [self._described(name) for name in self._served()]})

@@ -41,7 +41,7 @@ class _Digits(str):
 
 
 def read_exactly(text: str | bytes) -> Any:
-    """The value of JSON that came from a client, whose depth somebody has looked at. Raises ValueError."""
+    """The value of a client's JSON, whose depth was checked before. Raises ValueError."""
     return _load(text, _number, _object)
 
 

@@ -82,7 +82,7 @@ def _logprobs(param: str, value: Any) -> bool:
 
 _zero_or_one = integer(0, 1)
 
-#: What a chat request may hold and is honoured.
+#: The parameters of a chat request that are honoured.
 HONOURED: Mapping[str, Reader] = {
     **COMMON,
     "add_generation_prompt": boolean,

@@ -60,7 +60,7 @@ def _logprobs(param: str, value: Any) -> int | None:
     return count
 
 
-#: What a completion request may hold and is honoured.
+#: The parameters of a completion request that are honoured.
 HONOURED: Mapping[str, Reader] = {
     **COMMON,
     "add_special_tokens": boolean,

@@ -16,7 +16,7 @@ _TEXTS = {"text": "text", "refusal": "refusal"}
 
 
 def read_content(param: str, value: Any) -> str:
-    """The text of ``value``. Parts stand side by side, with nothing put between that nobody wrote.
+    """The text of ``value``. Its parts are joined without a separator.
 
     Keys of a part beyond its text (``cache_control`` and its like) do not change what it says.
     """

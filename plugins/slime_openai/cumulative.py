@@ -11,7 +11,7 @@ import orjson
 
 __all__ = ["GrowingText"]
 
-#: How SGLang's events begin.
+#: The beginning of SGLang's events.
 _START = b'{"text":"'
 #: In JSON this cannot stand inside a string: there the quotes would be escaped.
 _GOES_ON = b'"finish_reason":null'

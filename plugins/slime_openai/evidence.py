@@ -27,7 +27,7 @@ class LostSessions(Protocol):
 
 
 class Ownership(Protocol):
-    """The component ``"ownership"``: what sessions have asked by whatever way, not as chats alone."""
+    """The component ``"ownership"``: the requests of sessions, not those as chats alone."""
 
     def may_take(self, ids: bytes, session: str, /) -> bool:
         """False when ``session`` has asked with the first of ``ids`` (packed), and did not go on with the others."""

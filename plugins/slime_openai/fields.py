@@ -92,7 +92,7 @@ def number(low: float, high: float, *, above: bool = False) -> Reader:
 
 
 def boolean(param: str, value: Any) -> bool:
-    """``true`` or ``false``, and nothing that is as good as one."""
+    """``true`` or ``false``; no other value counts as one."""
     if not isinstance(value, bool):
         raise wrong(param, "true or false", value)
     return value
@@ -184,7 +184,7 @@ def only(*honoured: object) -> Reader:
 
 
 def refused(why: str) -> Reader:
-    """A parameter that is refused by name, whatever its value."""
+    """A parameter that is refused by name with any value."""
 
     def read(param: str, value: Any) -> Any:
         raise UnsupportedParameter(param, why)

@@ -18,9 +18,9 @@ from slime_openai.speakers import Speakers
 
 __all__ = ["Answers", "Asking", "History", "Turn"]
 
-#: What assistants say in the messages from the first number up to the second, to the letter.
+#: Returns what assistants say in the messages from the first number up to the second, to the letter.
 Answers: TypeAlias = Callable[[int, int], bytes]
-# What CPython 3.11 spends on a turn with all that hangs on it, tokens and text left out, and on a string.
+# Memory of a turn in CPython 3.11, with its parts but without tokens and text, and of a string.
 _TURN_BYTES = 1_280
 _STRING_BYTES = 49
 # A character beyond ASCII takes up to four, and has one to four more once its string was written as JSON.

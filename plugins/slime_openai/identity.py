@@ -1,4 +1,4 @@
-"""Keys of conversations, equal for two that may be one, whatever clients did to the answers on the way.
+"""Keys of conversations, equal for two that may be one although clients changed answers.
 
 A client's messages are compared as the template writes them. In answers clients serialise arguments anew, drop
 thoughts and call ids, strip white space, turn content into parts and back. None of that changes a key; another

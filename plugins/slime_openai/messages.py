@@ -18,7 +18,7 @@ from slime_openai.fields import one_of, string, text
 
 __all__ = ["Message", "ToolCall", "for_template", "has_media", "read_messages", "with_exact_arguments"]
 
-#: What clients hand back of an answer (openai's ``.parse()``, litellm) and no template reads.
+#: Members of an answer that clients hand back (openai's ``.parse()``, litellm) and no template reads.
 _WITHOUT_EFFECT = frozenset(("annotations", "parsed", "provider_specific_fields"))
 _ANY = frozenset(("content", "name", "role")) | _WITHOUT_EFFECT
 _KEYS = {
@@ -30,7 +30,7 @@ _KEYS = {
     "user": _ANY,
 }
 _role = one_of(*_KEYS)
-#: Who may say nothing: an assistant that calls tools or was cut while it thought, a tool without a result.
+#: Roles that may say nothing: an assistant that calls tools or was cut while it thought, a tool without a result.
 _MAY_BE_SILENT = frozenset(("assistant", "function", "tool"))
 #: Roles that chat templates do not know, and pass over in silence, by what OpenAI says they stand for.
 _TEMPLATE_ROLES = {"developer": "system", "function": "tool"}

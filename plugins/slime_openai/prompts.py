@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["HistoryMode", "Origin", "Prompt", "Prompts"]
 
-#: What is done where a template would write old turns in another way than the model did.
+#: The source of old turns that a template would write in another way than the model did.
 HistoryMode = Literal["exact", "template"]
-#: Where the first tokens come from: ``exact``, the turn before; ``restored``, that too, although the client changed an
+#: The source of the first tokens: ``exact``, the turn before; ``restored``, that too, although the client changed an
 #: answer on the way; ``template``, some turn before that (or none), and the template's words for all that came after
 #: it, answers too; ``fresh``, no turn is known; ``given``, the client gave all ids itself.
 Origin = Literal["exact", "restored", "template", "fresh", "given"]

@@ -15,7 +15,7 @@ from slime_openai.marks import find, held
 __all__ = ["NEWLINES", "SPACE", "Malformed", "Reading", "Source"]
 
 T = TypeVar("T")
-#: What reads, and returns a ``T`` in the end.
+#: A generator that reads, and returns a ``T`` in the end.
 Reading: TypeAlias = Generator[None, None, T]
 
 SPACE = re.compile(r"[ \t\r\n]*")

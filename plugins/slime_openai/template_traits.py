@@ -15,7 +15,7 @@ Message = Mapping[str, Any]
 Render = Callable[[Sequence[Message], bool], str | None]
 
 _WORD = "probed word"
-#: What Python, and so Jinja's ``trim``, takes for white space.
+#: White space as Python, and so Jinja's ``trim``, knows it.
 _WHITE_SPACE = "".join(char for char in map(chr, range(0x3001)) if char.isspace())
 _IDS = ("call00001", "call00002")
 

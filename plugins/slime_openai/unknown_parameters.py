@@ -1,4 +1,4 @@
-"""Parameters that neither OpenAI's API nor this router has: told of, refused, or handed to the engine."""
+"""Parameters unknown to OpenAI's API and to this router: reported, refused, or handed to the engine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LONGEST_NAME = 64
 _MOST_IN_HEADER = 16
 #: Names that are logged, once each. Clients choose them, so there may be any number.
 _MOST_LOGGED = 256
-#: What the router itself writes into a request: to let a client do so would change what is asked.
+#: Members that only the router may write into a request: a client's would change what is asked.
 _WRITTEN_HERE = frozenset(
     (
         "input_ids",

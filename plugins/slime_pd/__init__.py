@@ -1,4 +1,4 @@
-"""Prefill/decode disaggregation: a generation is given to two workers, of which one reads and the other writes."""
+"""Prefill/decode disaggregation: a prefill and a decode worker share each generation."""
 
 from slime_pd.plugin import Disaggregation, add_options, make_plugin
 from slime_pd.settings import Settings

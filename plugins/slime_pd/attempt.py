@@ -80,7 +80,7 @@ class Attempt:
             await endings.settled(worker, self._exchange)
 
     async def run(self, body: bytes, count: int | None = None) -> Reply:
-        """The decode worker's reply, with what the prefill worker told; or whatever failed. Raises HTTPError.
+        """Return the decode worker's reply, with what the prefill worker told; or that of a failure. Raises HTTPError.
 
         ``count``: the sequences of ``body``, if it is a batch.
         """

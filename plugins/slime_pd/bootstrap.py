@@ -15,7 +15,7 @@ from slime_sglang.facts import bootstrap_port
 
 __all__ = ["bootstrap_fields", "may_be_many", "sequences"]
 
-#: What makes one request many sequences, as it stands in the JSON: inside a string the quotes would be escaped.
+#: JSON that may make one request many sequences: inside a string the quotes would be escaped.
 _MAYBE_MANY = re.compile(rb'"(?:(?:text|prompt|input_embeds)"\s*:\s*\[|input_ids"\s*:\s*\[\s*\[|n"\s*:)')
 #: A few bytes may ask for any number. Of more sequences SGLang counts the rooms on from the first.
 _MANY = 1 << 14

@@ -31,7 +31,7 @@ class Prefilled:
 
     @classmethod
     def whole(cls, body: bytes) -> Prefilled:
-        """Of an answer in one piece. What is no answer to ``/generate`` tells nothing."""
+        """Read an unstreamed answer. One that is no answer to ``/generate`` tells nothing."""
         try:
             document = orjson.loads(body)
         except orjson.JSONDecodeError:
@@ -41,7 +41,7 @@ class Prefilled:
 
     @classmethod
     def streamed(cls, body: bytes) -> Prefilled:
-        """Of a stream that has ended. Raises WorkerBroke when it ended with an error."""
+        """Read a stream that has ended. Raises WorkerBroke when it ended with an error."""
         metas: dict[int, Meta] = {}
         for data in EventSplitter().feed(body):
             output = event_data(data)

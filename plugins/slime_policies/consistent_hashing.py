@@ -31,4 +31,4 @@ class ConsistentHashing:
         self._ring.forget(worker)
 
     def forget_all(self) -> None:
-        """Do nothing: sessions belong where they did, whatever the weights."""
+        """Do nothing: the places of sessions do not depend on weights."""

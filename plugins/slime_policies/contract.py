@@ -18,7 +18,7 @@ def check_policy(make: Callable[[], Policy]) -> None:
     numbers = count()
 
     def ask(policy: Policy, workers: list[Worker]) -> Worker:
-        """Of a session of its own, and with a prompt that nobody has seen."""
+        """A request of a new session, with a prompt that no worker has seen."""
         number = next(numbers)
         headers = [(b"content-type", b"application/json"), (b"x-session-id", b"%d" % number)]
         body = b'{"text": "%d, %s"}' % (number, b"and more " * 50)

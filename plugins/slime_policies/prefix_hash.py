@@ -38,4 +38,4 @@ class PrefixHash:
         self._ring.forget(worker)
 
     def forget_all(self) -> None:
-        """Do nothing: prompts belong where they did, whatever the weights."""
+        """Do nothing: the places of prompts do not depend on weights."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 __all__ = ["Prompt", "Seen"]
 
-#: Where the prompt begins: behind the key that holds it, if that is near the beginning of the body.
+#: The prompt's key, after which the prompt begins; used if it is near the beginning of the body.
 _KEY = re.compile(rb'"(?:text|input_ids|messages|prompt)"\s*:\s*')
 _KEY_WITHIN = 4096
 #: Longer prompts are told apart by this many bytes, which take 0.2 ms.

@@ -6,7 +6,7 @@ import re
 
 __all__ = ["PromptStart"]
 
-#: What holds the prompt, if that is near the beginning of the body.
+#: The key that holds the prompt; used if it is near the beginning of the body.
 _KEY = re.compile(rb'"(?:text|input_ids|messages|prompt)"\s*:\s*')
 _KEY_WITHIN = 4096
 #: Of a list of prompts the first one counts.

@@ -10,7 +10,7 @@ __all__ = ["RoundRobin"]
 
 
 class RoundRobin:
-    """The worker that was chosen longest ago, so that workers that come and go upset nobody's turn."""
+    """The worker that was chosen longest ago, so that workers may come and go without changing the order."""
 
     def __init__(self) -> None:
         self._turn = 0

@@ -25,7 +25,7 @@ LOSSY = "lossy_tokenizer"
 Encode = Callable[[str, bool], Sequence[int]]
 Decode = Callable[[Sequence[int]], str]
 
-#: What a lossy tokenizer changes: case, runs of spaces, line ends, spaces before signs, scripts, compatibility forms.
+#: Texts that a lossy tokenizer changes: case, spaces, line ends, spaces before signs, scripts, compatibility forms.
 _PROBES = (
     "Hello World",
     " a  b",
@@ -36,7 +36,7 @@ _PROBES = (
     "日本語 😀",
     "\ndef f(x):\n    return [x]",
 )
-#: What may be put before a text so that no space is put there, and be taken off again.
+#: Put before a text, each keeps the tokenizer from adding a space, and is taken off again.
 _GUARDS = ("\n", "☺", "\x01")
 _BEFORE = "One"
 #: Places at which texts may be cut: a pattern, and what a token would have to have in it to go across one. GPT-2's way
@@ -46,7 +46,7 @@ _BREAKS = (
     (r"(?<=[A-Za-z])(?=[0-9])", r"[A-Za-z][0-9]"),
     (r"(?<=\S\n)(?=[A-Za-z])", r"[\n\u010a][A-Za-z]"),
 )
-#: What stands around a break.
+#: Texts before and after a break.
 _AROUND_BREAK = (
     ("Hello", " World"), ("it's a  test", " of it"), ("x = (y", " z);"), ("Zz", " Aa"), ("don't", " Stop"), ("A", "1"),
     ("abc", "12345678.5"), ("0x3f", "77"), ("one,\n", "two"), ("a\n", "b"), (")\n", "Then"), ("\u65e5 x\n", "y"),

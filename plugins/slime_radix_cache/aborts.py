@@ -122,7 +122,7 @@ class Generation:
         return merged
 
     def _was_asked(self, aborted: dict[str, Any]) -> bool:
-        """True when somebody asked, through the router, for this abort, or nobody waits for better."""
+        """True when a client asked for this abort through the router, or no client waits for another answer."""
         if self._exchange.client_disconnected:
             return True
         rid = aborted["meta_info"].get("id")
@@ -133,7 +133,7 @@ class Generation:
     async def finish(
         self, output: dict[str, Any], keep: Callable[[dict[str, Any], str | None], None]
     ) -> Resumed | None:
-        """The answer to give instead of ``output``, which was aborted; None: nothing better.
+        """The answer to give instead of ``output``, which was aborted; None when there is none.
 
         ``keep`` is called with each aborted answer that has tokens, since they are a fact, and a doubt about it.
         """

@@ -10,7 +10,7 @@ import numpy as np
 __all__ = ["can_go_on", "continuation", "max_new_tokens"]
 
 _MAX_NEW_TOKENS = 128  # SGLang's default
-#: What an engine derives from all that it sampled for a request: it would begin anew in the middle.
+#: Parameters that an engine applies to all that it sampled for a request; on a continuation they would start anew.
 _NEEDS_THE_BEGINNING = ("json_schema", "regex", "ebnf", "structural_tag", "stop_regex", "custom_params")
 _PENALTIES = {"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0}
 #: Answers that hold more for each token than can be put together here.

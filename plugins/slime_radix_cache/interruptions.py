@@ -62,7 +62,7 @@ class Interruptions:
         self._pauses += paused
         self._tell()
 
-    # Whom it concerns.
+    # Generations under way.
 
     def watch(self, rids: Iterable[str]) -> Watch:
         """A generation begins; to be given to :meth:`forget` when it has ended."""
@@ -78,7 +78,7 @@ class Interruptions:
             self._aborts.popleft()
 
     def was_asked(self, watch: Watch) -> bool:
-        """True when somebody asked, through the router, to end this generation. O(aborts since it began)."""
+        """True when a client asked, through the router, to end this generation. O(aborts since it began)."""
         return any(
             number > watch.asked and (not prefix or any(rid.startswith(prefix) for rid in watch.rids))
             for number, prefix in self._aborts

@@ -1,4 +1,4 @@
-"""Trajectories that outlive the process: each change is in the log before whoever made it goes on."""
+"""Trajectories that outlive the process: each change is in the log before its caller goes on."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class LoggedTrajectories(Trajectories):
         if self._unanswered is not None and session not in self._sessions.unanswered:
             self._unanswered.forget(session)
 
-    # What is done to it is written when it is done.
+    # Changes: each is written as it is made.
 
     def record(
         self,
@@ -136,7 +136,7 @@ class LoggedTrajectories(Trajectories):
             if isinstance(record, Answered):
                 self.lose(record.session, b"")
 
-    # What that comes to is noted as it happens.
+    # Consequences of changes: noted as they happen.
 
     def _add(self, segment: Segment, overhead: int) -> None:
         super()._add(segment, overhead)

@@ -1,4 +1,4 @@
-"""Contexts that a session may take: its own, those that it continued, or anybody's.
+"""Contexts that a session may take: its own, those that it continued, or any.
 
 A response belongs to the session that asked for it. Another session may continue its context in the first request of a
 branch; the tokens count as continued from then on. What it writes later is its client's text, whoever sampled the like.
@@ -13,8 +13,8 @@ from slime_radix_cache.segments import Context, Prompt, Response, Segment, last_
 
 __all__ = ["ContextFilter", "SpellingCheck", "anybodys", "continued_by", "inherited", "owned_by"]
 
-#: How many of a segment's first tokens may be taken, with all that comes before; 0: none. Arguments: the segment, and
-#: how many of its tokens fit.
+#: Returns the number of a segment's first tokens that may be taken, with all before them; 0: none. Arguments: the
+#: segment, and the number of its tokens that fit.
 ContextFilter: TypeAlias = Callable[[Segment, int], int]
 
 

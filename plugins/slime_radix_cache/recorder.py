@@ -82,7 +82,7 @@ class StreamRecorder:
     def _record(self, index: int, answer: Any, took_back: bool = False) -> None:
         if not (type(index) is int and 0 <= index < len(self._responses)):
             raise ValueError(f"wanted one of {len(self._responses)} sequences, got number {index!r}")
-        # What was not understood may be tokens.
+        # An event that was not understood may have had tokens.
         doubt = CONTRADICTION if self._failed or took_back else self.doubt()
         self._responses[index].record(answer, doubt, is_whole=False)
 

@@ -39,7 +39,7 @@ NOTHING_SAMPLED = "nothing_sampled"
 _EXPERTS = b'"routed_experts":'
 #: Bodies below are parsed as they are: experts make one large.
 _LARGE = 1 << 16
-#: How long, in seconds and bytes, an engine has to say that a stream is over.
+#: Seconds and bytes that an engine has to say that a stream is over.
 _END_S, _END_BYTES = 1.0, 1 << 16
 
 

@@ -16,7 +16,7 @@ from slime_sglang.request_fields import unknown_field
 
 __all__ = ["MALFORMED", "Ask", "longest_ids", "names", "read_ask", "rewritten", "single", "size_of"]
 
-#: Why a request is passed on that an engine will refuse.
+#: The reason to pass on a request that an engine will refuse.
 MALFORMED = "malformed"
 #: Characters of a field's name that are kept.
 _SHOWN = 64

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class NoUse(Exception):
-    """Trying again will not help: somebody wanted the abort, or a worker finds fault with the request."""
+    """A retry will not help: a client wanted the abort, or a worker refuses the request."""
 
 
 class Retries:

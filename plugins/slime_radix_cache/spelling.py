@@ -16,7 +16,7 @@ from slime_radix_cache.backend import Decoder, decoder_of
 
 __all__ = ["Spelling"]
 
-#: What a decoder writes for bytes that are no (whole) character; a place behind it is no boundary.
+#: A decoder writes this for bytes that are no (whole) character; a place behind it is no boundary.
 _BROKEN = "\ufffd"
 _BYTES_OF_CHARACTER = 4
 #: Tokens to step back from the halving's answer; a character is spread over at most four.

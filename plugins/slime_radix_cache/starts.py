@@ -1,4 +1,4 @@
-"""Responses by the ids that stand before them: given ids lead there, whatever text they were sent or received as.
+"""Responses by the ids before them: given ids lead there, also when their text differs.
 
 A text is no way from ids to their context: it may leave out special tokens that were sampled, and a tokenizer may
 compose what a client wrote apart (NFC).
@@ -31,7 +31,7 @@ class Starts:
 
     def __init__(self) -> None:
         self._by_digest: dict[int, Row[Response]] = {}
-        #: How many digests have these first bits: so that most places of a long prompt are passed over at once.
+        #: The number of digests with these first bits: most places of a long prompt are passed over at once.
         self._counts = np.full(1 << 64 - _SHIFT, 0, np.uint32)
 
     def add(self, response: Response) -> None:

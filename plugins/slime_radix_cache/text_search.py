@@ -15,10 +15,10 @@ from slime_radix_cache.text_node import Node
 
 __all__ = ["Around", "Cut", "Found", "Match", "Search", "with_all_said"]
 
-#: How many of a response's leading tokens spell a prefix of a text, ending where a token and a character
-#: ends; and how many bytes they spell. ``(0, 0)`` when none do. Arguments: packed ids, text in UTF-8.
+#: Counts a response's leading tokens that spell a prefix of a text, ending where a token and a character
+#: ends, and the bytes that they spell. ``(0, 0)`` when none do. Arguments: packed ids, text in UTF-8.
 Cut: TypeAlias = Callable[[bytes, bytes], tuple[int, int]]
-#: Where the special token begins that a place in a text lies inside of; None when no token is torn there.
+#: Finds the beginning of the special token around a place in a text; None when no token is torn there.
 Around: TypeAlias = "Callable[[bytes, int], int | None]"
 
 #: A context, and where it ends.

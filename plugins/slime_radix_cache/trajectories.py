@@ -29,7 +29,7 @@ from slime_sglang.evidence import CONTRADICTION
 
 __all__ = ["Limits", "Sampled", "Trajectories"]
 
-# What CPython 3.11 spends on an object of each kind with all that hangs on it, packed values and text left out.
+# Memory of an object of each kind in CPython 3.11, with its parts but without packed values and text.
 _NODE_BYTES = 198
 _PROMPT_BYTES = 226
 _RESPONSE_BYTES = 636

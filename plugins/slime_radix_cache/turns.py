@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 __all__ = ["Growing", "Turn", "Turns"]
 
-#: What stands for bytes that are no (whole) character.
+#: The replacement of bytes that are no (whole) character.
 _BROKEN = "\ufffd".encode()
 
 

@@ -68,7 +68,7 @@ class Unanswered:
                 yield request.context
 
     def evicted(self, segment: Segment) -> None:
-        """``segment`` has gone: nobody can go on from it."""
+        """Forget ``segment``, which was evicted: it can no longer be continued."""
         for request in list(self._by_segment.get(segment, ())):
             self._remove(request)
             self._add(request._replace(context=None))

@@ -21,10 +21,10 @@ __all__ = ["TEMPORARY", "Ask", "Attempts", "changes_nothing"]
 
 logger = logging.getLogger(__name__)
 
-#: What a worker answers when another one, or the same a little later, may do better.
+#: Statuses of a worker after which another one, or the same a little later, may do better.
 TEMPORARY = frozenset((408, 429, 500, 502, 503, 504))
 
-#: Where a POST changes nothing in an engine.
+#: Paths at which a POST changes nothing in an engine.
 _PURE = GENERATION_PATHS | frozenset(
     (
         b"/classify", b"/detokenize", b"/encode", b"/tokenize", b"/v1/classify", b"/v1/detokenize", b"/v1/embeddings",

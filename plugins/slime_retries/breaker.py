@@ -66,7 +66,7 @@ class Breaker:
 
     @property
     def untroubled(self) -> bool:
-        """True when it has nothing to remember."""
+        """True when there is no failure to remember."""
         return self.state == "closed" and not self._failures
 
     def begin(self, attempt: object) -> None:
@@ -96,7 +96,7 @@ class Breaker:
                 self.state = "closed"
 
     def gave_up(self, attempt: object) -> None:
-        """``attempt`` will not be answered, for which the worker is not to blame. It decides nothing."""
+        """``attempt`` will not be answered, through no fault of the worker. It neither opens nor closes the breaker."""
         if self._is_probe(attempt):
             self._probe = None
 

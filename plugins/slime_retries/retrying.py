@@ -45,7 +45,7 @@ class Retrying:
         try:
             if breakers.troubled:
                 outcome = reply = await self._ask(exchange, request)
-            else:  # as almost always: the same, without the ado
+            else:  # fast path: no breaker tracks a failure
                 inner.choose(exchange)
                 outcome = reply = await inner.send(exchange, request)
                 if not reply.arrived or reply.status >= 500 or breakers.troubled:

@@ -67,7 +67,7 @@ class Sessions:
 
     @hookimpl(tryfirst=True)  # it takes no slot
     async def pre_request(self, exchange: Exchange) -> None:
-        """Refuse what a deleted session asks: nobody will take its samples. A name in place of a key ends here."""
+        """Refuse requests of a deleted session: its samples will not be fetched. A name in place of a key ends here."""
         if self._created.has_deleted and exchange.parent is None:  # what it asked before goes on
             name = exchange.session
             if name is not None and self._created.is_deleted(name):

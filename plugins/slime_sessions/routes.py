@@ -33,7 +33,7 @@ _MANY_TURNS = 8
 
 
 class SessionNotFound(HTTPError):
-    """Nobody created the session, and nothing is kept of it; or it was deleted."""
+    """The session was not created and has no records, or it was deleted."""
 
     status, type, code = 404, "not_found_error", "SESSION_NOT_FOUND"
 

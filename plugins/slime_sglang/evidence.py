@@ -11,7 +11,7 @@ from typing import Any
 
 __all__ = ["CONTRADICTION", "contradiction"]
 
-#: Why a record that rests on such an answer is not exact.
+#: The reason why a record of such an answer is not exact.
 CONTRADICTION = "engine_contradicts_itself"
 
 #: Engines add up probabilities in float32: the sum may be a little more than 1.

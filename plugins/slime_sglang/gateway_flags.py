@@ -1,4 +1,4 @@
-"""Flags of the SGLang gateway that nothing here answers to: taken or refused, so that a launch line carries over.
+"""Flags of the SGLang gateway without effect here: accepted or refused, so that a launch line carries over.
 
 Those of sglang-router 0.3.2. A flag that the core or a loaded plugin has is theirs. Of the others, what makes no
 difference to requests is taken, and a line at the start says why it has no effect; with a flag without which other
@@ -44,7 +44,7 @@ class GatewayFlag:
 
 _Row = tuple[str, int | str | None, str]
 
-#: What makes no difference to requests: flags, their nargs, and why they have no effect.
+#: Flags that make no difference to requests, their nargs, and the reason.
 _IDLE: tuple[_Row, ...] = (
     ("--prometheus-port --prometheus-host", None, "the router serves no metrics"),
     ("--prometheus-duration-buckets", "+", "the router serves no metrics"),

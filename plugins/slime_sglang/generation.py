@@ -13,7 +13,7 @@ from router_core.routes import parsed_object
 
 __all__ = ["GENERATION_PATHS", "at_generation", "generates", "with_fields", "without_fields"]
 
-#: Where engines generate, as it stands on the wire: what waits while they are paused, is limited, and may be repeated.
+#: Raw paths at which engines generate. They wait during a pause, are limited, and may be repeated.
 GENERATION_PATHS = frozenset(
     (
         b"/generate", b"/v1/chat/completions", b"/v1/completions", b"/v1/responses", b"/v1/messages",

@@ -35,7 +35,7 @@ _OF_ALL_TOKENS = frozenset(
         *("output_token_logprobs_length", "output_token_sampling_mask_length"),
     )
 )
-#: What each event of a sequence says of the request, and always the same.
+#: Facts about the request, the same in each event of a sequence.
 _OF_THE_REQUEST = ("id", "prompt_tokens")
 
 
@@ -265,7 +265,7 @@ class AnswerSoFar:
         if self._text_is_told:
             self.text = told
 
-    # What an event says, by its counter first: that is always of all tokens.
+    # Reading of an event, by its counter first: that always counts all tokens.
 
     def _read(self, ids: list[int] | None, meta: dict[str, Any], text: str | None) -> _News:
         known, count = self._ids, meta.get("completion_tokens")

@@ -24,7 +24,7 @@ __all__ = ["worker_routes"]
 #: Labels of a worker, and characters of a label's name or value, or of a model's name.
 _MAX_LABELS, _MAX_LABEL = 64, 1024
 
-#: What a registration, or a change of one, may name.
+#: Members of a registration, or of a change of one.
 _KNOWN = frozenset(
     (
         "api_key",
@@ -202,7 +202,7 @@ def _checked(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _bounded(labels: dict[str, str]) -> dict[str, str]:
-    """``labels``. Raises BadRequest for more than anybody means."""
+    """``labels``. Raises BadRequest for too many or too long ones."""
     longest = max((len(text) for pair in labels.items() for text in pair), default=0)
     if len(labels) > _MAX_LABELS or longest > _MAX_LABEL:
         raise BadRequest(

@@ -112,7 +112,7 @@ class State:
             self._written = _without_hooks(self._router)
 
     async def _restore(self, router: Router, snapshot: Snapshot) -> None:
-        """Have ``snapshot`` again, each worker looked at; one that was draining has nothing more to finish."""
+        """Restore ``snapshot``, and check each worker; one that was draining has nothing more to finish."""
         for version in snapshot.versions:
             router.weights.see(version)
         if snapshot.current is not None:

@@ -19,7 +19,7 @@ _REPORT = os.environ.get("SLIME_ROUTER_CHAOS_REPORT")
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.slow
 @pytest.mark.timeout(2 * _SECONDS + 300)
-def test_whatever_happens_nobody_is_told_anything_wrong_and_nobody_waits_for_ever(
+def test_no_client_gets_a_wrong_answer_or_waits_for_ever(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     report = asyncio.run(rampage(tmp_path, _SECONDS, _SEED))

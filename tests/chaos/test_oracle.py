@@ -75,7 +75,7 @@ def test_a_column_that_is_too_short_is_seen(key: str) -> None:
     assert Oracle([_FIRST, _SECOND], _shown).judge(_conversation(), said) == "lengths differ"
 
 
-def test_an_answer_that_is_flagged_is_not_wrong_but_a_flag_without_a_reason_is() -> None:
+def test_flagged_answer_is_not_wrong_unless_it_has_no_reason() -> None:
     oracle = Oracle([_FIRST, _SECOND], _shown)
     assert oracle.judge(_conversation(), _said() | {"exact": False, "inexact_reason": "evicted"}) is None
     assert oracle.judge(_conversation(), _said() | {"exact": False}) is not None
@@ -101,7 +101,7 @@ def test_what_a_client_cut_off_must_not_be_there() -> None:
     assert oracle.judge(_conversation(), said) is not None
 
 
-def test_a_fork_may_go_on_from_a_sample_that_reads_alike_and_its_parent_may_not() -> None:
+def test_fork_may_continue_an_equal_sample_and_its_parent_may_not() -> None:
     other = copy.deepcopy(_FIRST) | {"rid": "t.1", "output_logprobs": [-0.7, -0.8, -0.9]}
     said = _said()
     said["rollout_logp"][2:5] = [-0.7, -0.8, -0.9]

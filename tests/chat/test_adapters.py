@@ -53,7 +53,7 @@ async def test_the_adapter_that_the_model_names_samples(
         assert await asked(client, path, model="base:red") is None
 
 
-async def test_what_another_adapter_has_sampled_is_no_sample_of_this_one(
+async def test_samples_of_another_adapter_are_no_samples_of_this_one(
     start: Start, engine: ScriptedEngine, checkpoint: str
 ) -> None:
     async with routed(start, engine, checkpoint, "--plugin", "openai") as client:

@@ -242,7 +242,7 @@ class TestErrors:
             status, error = await chat.refused("/v1/nothing")
             assert (status, error["type"]) == (404, "not_found_error")
 
-    async def test_what_the_template_refuses_is_the_clients_fault(self, start: Start) -> None:
+    async def test_refusal_by_the_template_is_a_client_error(self, start: Start) -> None:
         async with chatting(start, "Hello.", family=LLAMA) as chat:
             call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
             two = {"role": "assistant", "content": None, "tool_calls": [call, {**call, "id": "d"}]}

@@ -115,7 +115,7 @@ async def test_a_lie_of_the_first_attempt_makes_the_joined_answer_doubtful(
 @pytest.mark.parametrize(
     ("lie", "mode"), [("name", "incremental"), ("name", "cumulative"), ("text", "cumulative")]
 )
-async def test_an_attempt_that_takes_back_what_it_said_makes_the_joined_answer_doubtful(
+async def test_attempt_that_takes_tokens_back_makes_merged_answer_inexact(
     start: Start,
     tmp_path: Path,
     recorded: list[tuple[int, str | None]],

@@ -196,7 +196,7 @@ def test_a_turn_without_its_end_is_dropped_and_the_others_stay(
         assert path.read_bytes() == whole[:start], "what comes next is behind whole records"
 
 
-def test_whatever_is_damaged_ends_the_start_and_says_what_to_do(tmp_path: Path) -> None:
+def test_damaged_log_ends_the_start_and_says_what_to_do(tmp_path: Path) -> None:
     history = opened(tmp_path / "log")
     talks = Talks(history, 4)
     for _ in range(4):
@@ -339,9 +339,7 @@ async def test_after_a_kill_each_prompt_is_the_one_that_it_would_have_been(
 
 
 @pytest.mark.anyio
-async def test_what_a_client_read_of_a_stream_before_it_hung_up_is_there_after_a_kill(
-    start: Start, tmp_path: Path
-) -> None:
+async def test_part_of_a_stream_that_a_client_read_survives_a_kill(start: Start, tmp_path: Path) -> None:
     lives = Lives(start, tmp_path / "log")
     async with lives.life("One two three four five six.", tokens_per_second=40, family=QWEN2_5) as chat:
         body = {"messages": [user("a")], "stream": True, "session_id": "s", "max_tokens": 60}
@@ -395,7 +393,7 @@ async def test_a_request_that_no_engine_answered_has_spoken_before_a_kill(
 
 
 @pytest.mark.anyio
-async def test_a_router_says_how_long_its_logs_are_and_refuses_those_of_another_template(
+async def test_router_reports_log_sizes_and_refuses_logs_of_another_template(
     start: Start, tmp_path: Path
 ) -> None:
     lives = Lives(start, tmp_path / "log")

@@ -18,7 +18,7 @@ def an_event(text: str, count: int, reason: Any = None) -> bytes:
 
 
 @given(st.lists(st.text('ab"\\\n\t😀é\x00"finish_reason":null', max_size=5), min_size=1, max_size=8))
-def test_whatever_the_text_is(pieces: list[str]) -> None:
+def test_new_text_is_right_for_any_text(pieces: list[str]) -> None:
     growing, text = GrowingText(), pieces[0]
     growing.remember(an_event(text, 1))
     for count, piece in enumerate(pieces[1:], 2):

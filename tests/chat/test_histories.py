@@ -128,7 +128,7 @@ async def test_a_final_message_is_continued_within_its_own_tokens(start: Start) 
         assert leaf["loss_mask"][len(first["prompt_token_ids"]) : len(known)] == [1] * 4
 
 
-async def test_a_message_that_nobody_generated_is_continued_as_the_template_writes_it(start: Start) -> None:
+async def test_message_nobody_generated_is_continued_by_the_template(start: Start) -> None:
     async with chatting(start, " world.", family=QWEN2_5) as chat:
         messages = [user("a"), {"role": "assistant", "content": "Hello"}]
         document = await chat.post(messages=messages, continue_final_message=True, **ASK)
@@ -144,7 +144,7 @@ async def test_each_of_several_answers_can_be_continued(start: Start) -> None:
         assert is_continued(second, first, 2)  # the newest of three that read alike
 
 
-async def test_what_a_client_read_of_a_stream_before_it_hung_up_can_be_continued(start: Start) -> None:
+async def test_part_of_a_stream_read_before_a_disconnect_can_be_continued(start: Start) -> None:
     async with chatting(
         start, "One two three four five six.", "Two.", tokens_per_second=40, family=QWEN2_5
     ) as chat:
@@ -172,7 +172,7 @@ async def test_a_stop_string_that_was_trimmed_stays_among_the_tokens(start: Star
         assert "One </stop><|im_end|>\n<|im_start|>user\nb" in chat.read(second["prompt_token_ids"])
 
 
-async def test_what_was_used_longest_ago_makes_room_and_is_begun_anew(start: Start) -> None:
+async def test_least_recently_used_conversation_is_evicted_and_begins_anew(start: Start) -> None:
     async with chatting(start, "One.", flags=("--history-max-bytes", "3000")) as chat:
         first = await chat.post(messages=[user("a")], **ASK)
         for number in range(5):

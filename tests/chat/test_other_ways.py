@@ -30,7 +30,7 @@ async def chat(client: Client, sampled: list[int], session: str, *messages: Any,
 
 
 @pytest.mark.parametrize("way", ["text", "ids", "chat with ids"])
-async def test_its_own_answer_is_not_replaced_by_one_that_reads_alike(
+async def test_own_answer_is_not_replaced_by_an_equal_one(
     start: Start, engine: ScriptedEngine, checkpoint: str, way: str
 ) -> None:
     async with routed(start, engine, checkpoint, "--plugin", "openai") as client:

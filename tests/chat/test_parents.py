@@ -178,7 +178,7 @@ class TestEnds:
             known = len(first["prompt_token_ids"]) + len(first["choices"][0]["token_ids"])
             assert chat.read(second["prompt_token_ids"][known:]).startswith("<|im_end|>\n")
 
-    async def test_what_a_client_saw_of_a_stop_string_is_what_is_continued(self, start: Start) -> None:
+    async def test_visible_part_of_a_stop_string_is_continued(self, start: Start) -> None:
         async with chatting(start, "One two</stop>", " more.", family=QWEN2_5) as chat:
             for trim in (False, True):
                 body = {**ASK, "stop": ["</stop>"], "no_stop_trim": not trim, "session_id": f"s{trim}"}
@@ -195,7 +195,7 @@ class TestEnds:
             assert document["choices"][0]["message"]["content"].strip() == "two three."
 
 
-def test_a_parent_that_had_to_go_is_counted_again_with_what_goes_on_from_it() -> None:
+def test_evicted_parent_is_counted_again_with_its_continuations() -> None:
     history, size = History(20_000, set()), 1_000
 
     def a_turn(parent: Turn | None, number: int) -> Turn:
@@ -214,7 +214,7 @@ def test_a_parent_that_had_to_go_is_counted_again_with_what_goes_on_from_it() ->
             assert len(reachable) * size <= 20_000 + len(agents) * 25 * size
 
 
-def test_what_a_turn_takes_does_not_change_when_its_answer_is_written() -> None:
+def test_size_of_a_turn_is_constant_when_its_answer_is_written() -> None:
     """CPython keeps the UTF-8 of a string that was written as JSON: what goes must count as what came."""
     history = History(20_000, set())
     for number in range(100):

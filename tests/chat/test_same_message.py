@@ -158,7 +158,7 @@ async def test_white_space_of_an_answer_chooses_no_other_answer(start: Start) ->
         assert after["history"] == "fresh"
 
 
-async def test_white_space_of_an_answer_that_a_client_wrote_tells_conversations_apart(start: Start) -> None:
+async def test_white_space_of_client_written_answers_tells_conversations_apart(start: Start) -> None:
     """No engine gave it, so nothing of it is a client's habit."""
     async with chatting(start, "Same.", family=QWEN2_5) as chat:
         begun = {

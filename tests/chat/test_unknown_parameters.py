@@ -204,7 +204,7 @@ async def test_a_stop_string_stays_in_the_text_under_vllms_name(start: Start) ->
     ],
     ids=lambda wrong: next(iter(wrong)),
 )
-async def test_what_is_known_and_wrong_is_refused_in_every_mode(
+async def test_wrong_values_of_known_parameters_are_refused_in_every_mode(
     start: Start, mode: str, path: str, least: dict[str, Any], wrong: dict[str, Any]
 ) -> None:
     async with working(start, "--unknown-parameters", mode) as worker:

@@ -124,7 +124,7 @@ async def test_an_answer_that_is_inexact_for_another_reason_is_gone_on_from(
 
 
 @pytest.mark.parametrize("reason", [None, *UNUSABLE])
-async def test_what_a_client_heard_before_it_hung_up_is_judged_too(
+async def test_answer_cut_by_a_disconnect_gets_a_verdict_too(
     start: Start, judge: Judge, lost: set[str], reason: str | None
 ) -> None:
     judge.reasons[:] = [reason]

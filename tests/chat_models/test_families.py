@@ -343,7 +343,7 @@ def test_a_template_refuses(family: Family, messages: list[Message], why: str) -
     ],
     ids=lambda value: getattr(value, "name", value),
 )
-def test_what_a_template_keeps_of_its_models_own_words(
+def test_template_keeps_the_expected_part_of_its_models_words(
     family: Family, after_result: bool, after_question: bool
 ) -> None:
     """The client sends back all that it got, and the model spells JSON as Python does."""

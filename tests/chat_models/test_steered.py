@@ -171,7 +171,7 @@ async def test_another_end_token_may_be_written_out() -> None:
     assert answer["output_ids"][-1:] == QWEN3.tokenizer.encode("<|endoftext|>")
 
 
-async def test_what_is_only_scored_asks_nothing() -> None:
+async def test_scoring_requests_ask_the_script_nothing() -> None:
     model = SteeredModel(Noise(QWEN3.tokenizer), in_turn("Yes."), QWEN3.eos)
     async with steered(model) as engine:
         answer = await generate(engine, text=asking(QWEN3), logprob_start_len=0)

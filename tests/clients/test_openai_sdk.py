@@ -294,7 +294,7 @@ def test_errors_are_of_the_classes_of_the_sdk(rollout: Rollout) -> None:
     ],
 )
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_what_an_engine_refuses_is_of_the_class_of_its_status(
+def test_refusal_by_an_engine_raises_the_class_of_its_status(
     rollout: Rollout, status: int, kind: str, stream: bool
 ) -> None:
     refusal = answering(b'{"object": "error", "message": "too much"}', status)

@@ -128,7 +128,7 @@ async def test_miles_is_told_at_once_what_cannot_work() -> None:
             assert (await running.client.post("/workers", json=payload)).status_code == 400
 
 
-async def test_a_worker_that_is_still_loading_is_accepted_and_joins_when_it_answers(late: Steered) -> None:
+async def test_loading_worker_is_accepted_and_ready_when_it_answers(late: Steered) -> None:
     """Both register an engine when it is up; the gateway's own users may do so before."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
@@ -195,7 +195,7 @@ async def test_the_insistent_client_comes_through_a_pause_without_a_failure() ->
         assert worker.generated == 1
 
 
-async def test_slimes_control_calls_have_json_answers_and_a_status_that_it_understands() -> None:
+async def test_slimes_control_calls_get_json_and_a_status_it_understands() -> None:
     """``_make_request`` parses every answer; ``flush_cache`` polls by GET until it sees a 200."""
     one, two = Steered(), Steered()
     async with steering(one, two) as running:

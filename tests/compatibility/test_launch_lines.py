@@ -213,7 +213,7 @@ async def test_the_key_of_a_published_line_is_asked_for(workers: dict[str, str],
     assert "your-router-api-key" not in router.log.read_text()
 
 
-async def test_the_keys_of_the_control_plane_are_asked_for_and_each_call_is_written_down(
+async def test_control_plane_keys_are_required_and_calls_are_audited(
     workers: dict[str, str], tmp_path: Path
 ) -> None:
     line = f"""smg launch {WORKERS} --log-level warn \\
@@ -314,7 +314,7 @@ TRAINERS = {
 
 
 @pytest.mark.parametrize(("fields", "idle"), TRAINERS.values(), ids=TRAINERS)
-async def test_what_a_trainer_starts_serves_the_engines_that_register(
+async def test_router_started_by_a_trainer_serves_registered_engines(
     fields: dict[str, Any], idle: list[str], workers: dict[str, str], tmp_path: Path
 ) -> None:
     words = rendered(host="127.0.0.1", port=3456, **fields)

@@ -54,7 +54,7 @@ async def test_all_workers_are_asked_at_once() -> None:
             worker.hold.set()
 
 
-async def test_get_is_for_the_calls_that_sglang_gets_and_other_methods_are_told_so() -> None:
+async def test_get_is_allowed_only_for_calls_that_sglang_answers_to_get() -> None:
     worker = Steered()
     async with steering(worker) as running:
         assert (await running.client.get("/flush_cache")).status_code == 200
@@ -190,7 +190,7 @@ async def test_text_is_enough_where_sglang_answers_text() -> None:
         assert aborted.json()["workers"] == {worker.url: {"status": 200}}
 
 
-async def test_a_worker_that_hangs_or_is_gone_holds_up_nobody_beyond_the_deadline() -> None:
+async def test_dead_or_hanging_worker_delays_a_call_only_to_its_deadline() -> None:
     good, hanging = Steered(), hung()
     async with steering(good, hanging, timeout_s=0.3) as running:
         gone = f"http://127.0.0.1:{free_port()}"

@@ -177,7 +177,7 @@ async def test_samples_that_the_engine_names_anew_end_with_the_connection(start:
             await client.post("/abort_request", json={"abort_all": True})
 
 
-async def test_nobody_else_is_ended_whose_name_begins_with_that_of_the_one_who_left(start: Start) -> None:
+async def test_disconnect_does_not_abort_rids_with_the_same_prefix(start: Start) -> None:
     """An abort of ``job-1`` would end ``job-10`` too: SGLang looks at beginnings."""
     async with deaf_engine(start) as (engine, running):
         ended: list[str] = []
@@ -213,7 +213,7 @@ async def test_an_answer_that_a_plugin_gives_up_is_not_generated_to_its_end(star
         assert len(engine.aborted) == 1
 
 
-async def test_a_worker_that_answers_no_abort_keeps_no_other_from_hearing_its_own() -> None:
+async def test_worker_that_answers_no_abort_delays_no_abort_of_others() -> None:
     hanging, good = hung(), Steered()
     async with steering(hanging, good) as running:
         there, here = running.router.pool

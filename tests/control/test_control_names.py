@@ -152,7 +152,7 @@ async def test_an_abort_goes_to_the_worker_that_has_the_request(name: object, pr
         assert [engine.aborts for engine in engines if engine is not busy] == [[], []]
 
 
-async def test_an_abort_finds_a_worker_that_was_removed_and_goes_on_with_what_it_has() -> None:
+async def test_abort_reaches_a_removed_worker_that_still_has_the_request() -> None:
     engine = Engine()
     async with controlled(engine, Engine()) as running, anyio.create_task_group() as tasks:
         tasks.start_soon(lambda: running.client.post("/generate", json={"text": "x", "rid": "a1"}))
@@ -184,7 +184,7 @@ async def test_names_are_forgotten_with_their_requests() -> None:
     assert under_way.workers("same") is None
 
 
-async def test_one_sequence_that_is_aborted_between_two_attempts_takes_no_other_of_its_batch_along() -> None:
+async def test_abort_of_one_sequence_between_attempts_spares_its_batch() -> None:
     under_way = UnderWay(list)
     named = Exchange(Asked("POST", b"/generate", [], b'{"text": ["x", "y"], "rid": ["a1", "b1"]}'))
     numbered = Exchange(Asked("POST", b"/generate", [], b'{"text": ["x", "y"], "rid": "c"}'))
@@ -300,7 +300,7 @@ async def trying_again(engine: Breaks) -> AsyncIterator[Running]:
         yield running
 
 
-async def test_an_attempt_on_the_same_worker_waits_until_the_one_before_it_was_ended() -> None:
+async def test_attempt_on_the_same_worker_waits_for_the_end_of_the_previous() -> None:
     """Under the same name it would be ended too."""
     engine = Breaks()
     async with trying_again(engine) as running:

@@ -105,7 +105,7 @@ async def test_generations_go_on_over_an_update_and_every_token_is_known(
 
 
 @both_orders
-async def test_an_abort_for_all_ends_what_runs_and_what_waits_and_none_is_tried_again(
+async def test_abort_all_ends_running_and_waiting_requests_without_retry(
     start: Start, order: tuple[str, ...]
 ) -> None:
     answers: list[httpx.Response] = []

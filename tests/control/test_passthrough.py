@@ -209,7 +209,7 @@ async def test_passthrough_workers_and_others_do_not_mix(start: Start, checkpoin
         assert len(running.router.pool) == 1
 
 
-async def test_what_a_worker_answers_that_has_taken_anothers_place_is_no_evidence(
+async def test_answer_of_a_replaced_worker_is_no_evidence(
     start: Start,
 ) -> None:
     """The request left for an SGLang engine, rewritten and noted; the fleet is another one when it is answered."""

@@ -160,7 +160,7 @@ REFUSED = {
 }
 
 
-async def test_what_could_be_read_in_two_ways_is_refused(start: Start) -> None:
+async def test_ambiguous_answer_is_refused(start: Start) -> None:
     cases = list(REFUSED.values())
 
     async def hostile(wire: Wire) -> None:
@@ -234,7 +234,7 @@ ENDLESS_BODY = {
 }
 
 
-async def test_what_never_ends_is_cut_after_64_kib(start: Start) -> None:
+async def test_endless_input_is_cut_after_64_kib(start: Start) -> None:
     cases = ENDLESS | ENDLESS_BODY
     sent: dict[str, int] = {}
 
@@ -298,7 +298,7 @@ async def test_a_second_answer_never_becomes_the_next_requests_answer(start: Sta
         assert worker.accepted == 4 or not pause
 
 
-async def test_a_second_answer_in_the_same_packet_costs_the_connection_not_the_answer(start: Start) -> None:
+async def test_second_answer_in_the_packet_closes_connection_but_keeps_answer(start: Start) -> None:
     async def chatty(wire: Wire) -> None:
         while request := await wire.request():
             await wire.send(answer(request.body) + answer(b"poison"))
@@ -437,7 +437,7 @@ async def test_a_worker_that_closes_in_the_middle_of_an_upload_is_a_clean_502(st
         assert [worker.in_flight for worker in running.router.pool] == [0]
 
 
-async def test_a_worker_that_closes_each_reused_connection_costs_nothing_but_a_connection(
+async def test_worker_that_closes_each_reused_connection_fails_no_request(
     start: Start,
 ) -> None:
     async def one_each(wire: Wire) -> None:
@@ -452,7 +452,7 @@ async def test_a_worker_that_closes_each_reused_connection_costs_nothing_but_a_c
         assert worker.accepted == 6
 
 
-async def test_a_reused_connection_that_dies_while_the_worker_is_at_work_is_not_tried_again(
+async def test_reused_connection_that_dies_during_work_is_not_retried(
     start: Start,
 ) -> None:
     async def dying(wire: Wire) -> None:
@@ -467,7 +467,7 @@ async def test_a_reused_connection_that_dies_while_the_worker_is_at_work_is_not_
         assert [request.body for request in worker.arrived] == [b"1", b"2"]
 
 
-async def test_what_was_sent_to_a_worker_that_dies_with_its_listener_is_not_said_to_be_unsent() -> None:
+async def test_request_to_a_worker_that_dies_with_its_listener_counts_as_sent() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
 
     def dying() -> None:

@@ -103,7 +103,7 @@ def test_a_list_with_anything_else_stays_a_list(stranger: Any, place: int) -> No
 @pytest.mark.parametrize(
     "text", [b"[" + b"[]," * 300_000 + b"1]", b'["' + b'","' * 300_000 + b'"]', b"[" * 70_000]
 )
-def test_what_would_take_many_times_its_memory_is_refused(text: bytes) -> None:
+def test_json_that_takes_many_times_its_memory_is_refused(text: bytes) -> None:
     with pytest.raises(InvalidJson, match=r"more than 262144|nested too deeply"):
         run(parse(text))
 
@@ -156,7 +156,7 @@ def test_a_long_string_that_is_none_is_refused(broken: bytes, place: int) -> Non
         {"sampling_params": {"stop_token_ids": array("i", [5, 6])}},
     ],
 )
-def test_what_is_written_in_pieces_is_what_orjson_writes(value: dict[str, Any]) -> None:
+def test_json_written_in_pieces_equals_orjsons(value: dict[str, Any]) -> None:
     assert run(dump(value))[0] == orjson.dumps(value, as_numpy, orjson.OPT_SERIALIZE_NUMPY)
 
 

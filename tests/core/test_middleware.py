@@ -42,9 +42,7 @@ class Accountant:
 
 
 @pytest.mark.parametrize("framing", ["length", "chunked"])
-async def test_work_behind_the_last_piece_is_not_cut_short_as_if_the_client_had_gone(
-    start: Start, framing: str
-) -> None:
+async def test_work_behind_the_last_piece_is_not_cancelled(start: Start, framing: str) -> None:
     async def slow(wire: Wire) -> None:
         while await wire.request():
             await anyio.sleep(0.05)  # long enough for the router to watch the client

@@ -53,7 +53,7 @@ def replaying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.anyio
-async def test_middleware_that_replays_the_body_for_ever_does_not_hang_the_router(
+async def test_middleware_that_replays_the_body_does_not_hang_the_router(
     start: Start, replaying: str
 ) -> None:
     async with (
@@ -65,7 +65,7 @@ async def test_middleware_that_replays_the_body_for_ever_does_not_hang_the_route
 
 
 @pytest.mark.anyio
-async def test_a_worker_that_half_closes_during_an_upload_fails_the_request_and_returns_the_lease(
+async def test_half_close_during_an_upload_fails_request_and_returns_lease(
     start: Start,
 ) -> None:
     async def half_closing(wire: Wire) -> None:
@@ -106,7 +106,7 @@ NO_WORKER_URLS = (
 
 
 @pytest.mark.parametrize("given", NO_WORKER_URLS)
-def test_what_is_no_worker_url_is_refused(given: str) -> None:
+def test_invalid_worker_url_is_refused(given: str) -> None:
     with pytest.raises(BadRequest, match="wanted a worker URL"):
         worker_url(given)
 
@@ -131,7 +131,7 @@ def test_versions_of_any_length_are_ordered_as_numbers() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_version_that_is_too_long_is_refused_and_the_next_one_goes_through(start: Start) -> None:
+async def test_too_long_version_is_refused_and_the_next_one_passes(start: Start) -> None:
     async with start() as running:
         refused = await running.client.post("/weight_version", json={"weight_version": "9" * 5000})
         assert refused.status_code == 400
@@ -162,7 +162,7 @@ async def test_a_worker_that_drips_its_introduction_is_told_off_in_time(start: S
 
 
 @pytest.mark.anyio
-async def test_when_every_worker_is_dead_each_is_tried_once_and_the_answer_is_502(start: Start) -> None:
+async def test_dead_workers_are_each_tried_once_and_the_answer_is_502(start: Start) -> None:
     with bind("127.0.0.1", 0) as one, bind("127.0.0.1", 0) as two:
         urls = [f"http://127.0.0.1:{sock.getsockname()[1]}" for sock in (one, two)]
     async with start(*BARE, "--worker-urls", *urls) as running:

@@ -86,7 +86,7 @@ async def test_pitfall_11_query_headers_method_and_host_are_those_they_should_be
             assert reply.headers.get_list("x-twice") == ["1", "2"]
 
 
-async def test_pitfall_12_a_client_that_hangs_up_is_counted_no_more_and_generated_for_no_more(
+async def test_pitfall_12_disconnected_client_is_not_counted_or_generated_for(
     start: Start,
 ) -> None:
     generating, ended = asyncio.Event(), asyncio.Event()
@@ -159,7 +159,7 @@ async def test_pitfall_14_workers_die_come_back_and_leave(start: Start) -> None:
             assert (await running.client.get("/")).status_code == 503
 
 
-async def test_pitfall_15_a_connection_closed_just_as_it_is_used_costs_nobody_anything(start: Start) -> None:
+async def test_pitfall_15_connection_closed_as_it_is_reused_fails_no_request(start: Start) -> None:
     async def closing(wire: Wire) -> None:
         request = await wire.request()
         if request is not None:

@@ -17,7 +17,7 @@ from routers import BARE, Start
 pytestmark = [pytest.mark.anyio, on_both_loops]
 
 
-async def test_what_is_under_way_finishes_and_nothing_new_is_taken(start: Start) -> None:
+async def test_running_requests_finish_and_new_ones_are_refused(start: Start) -> None:
     go_on = asyncio.Event()
 
     async def slow(wire: Wire) -> None:
@@ -56,7 +56,7 @@ async def test_what_is_under_way_finishes_and_nothing_new_is_taken(start: Start)
     assert asyncio.all_tasks() == before
 
 
-async def test_what_outlasts_the_grace_period_is_cut(start: Start) -> None:
+async def test_requests_past_the_grace_period_are_cut(start: Start) -> None:
     left = asyncio.Event()
 
     async def endless(wire: Wire) -> None:

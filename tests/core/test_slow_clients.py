@@ -274,7 +274,7 @@ async def test_a_body_that_nobody_has_read_yet_may_wait() -> None:
             assert content(await hear(raw)) == b"%d" % (16 * MIB)
 
 
-async def test_a_request_behind_a_slow_answer_may_be_half_sent_until_that_has_been_given() -> None:
+async def test_pipelined_request_may_stay_half_sent_during_a_slow_answer() -> None:
     async with before(echo) as (_, url):
         with await dial(url) as raw:
             await say(raw, GET % b"slow" + POST % 4 + b"ab")
@@ -447,7 +447,7 @@ UPGRADE = (
 )
 
 
-async def test_a_request_for_another_protocol_is_answered_in_this_one_and_the_connection_ends(
+async def test_upgrade_request_is_answered_in_http_and_connection_closes(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with before(echo) as (_, url):
@@ -460,7 +460,7 @@ async def test_a_request_for_another_protocol_is_answered_in_this_one_and_the_co
 
 @pytest.mark.parametrize("framing", [b"Content-Length: %d", b"Transfer-Encoding: chunked"])
 @pytest.mark.parametrize("pause_s", [0.0, 0.05], ids=["at once", "later"])
-async def test_a_body_that_asks_for_another_protocol_is_refused_and_never_a_request(
+async def test_upgrade_request_with_body_is_refused_and_smuggles_nothing(
     framing: bytes, pause_s: float
 ) -> None:
     """Java's HttpClient sends such, unless it is told to speak HTTP/1.1."""

@@ -244,7 +244,7 @@ async def test_clients_are_served_over_tls(certificates: Certificates) -> None:
     [b"GET /health HTTP/1.1\r\nHost: [::]\r\n\r\n", b"\x16\x03\x01\xff\xff", b"\0" * 1000, b"POST / HTTP/1.1\r\n" * 99],
     ids=["a request", "a broken hello", "zeros", "many lines"],
 )  # fmt: skip
-async def test_what_is_no_tls_gets_no_answer_from_a_tls_port(certificates: Certificates, sent: bytes) -> None:
+async def test_plain_http_gets_no_answer_from_a_tls_port(certificates: Certificates, sent: bytes) -> None:
     trust = ssl.create_default_context(cafile=certificates.ca)
     async with (
         behind_tls(certificates) as url,

@@ -29,7 +29,7 @@ async def worker() -> AsyncIterator[Scripted]:
         yield server
 
 
-async def test_what_is_named_changes_and_the_rest_stays(start: Start, worker: Scripted) -> None:
+async def test_only_named_members_change(start: Start, worker: Scripted) -> None:
     about: dict[str, Any] = {"url": worker.url, "labels": {"rack": "1", "zone": "a"}, "model_id": "m"}
     async with start(*BARE) as running:
         registered = (await running.client.post("/workers", json=about)).json()
@@ -92,7 +92,7 @@ async def test_fields_that_nothing_comes_of_are_named(start: Start, worker: Scri
     ],
     ids=str,
 )
-async def test_what_cannot_be_changes_nothing(start: Start, worker: Scripted, change: Any) -> None:
+async def test_invalid_change_changes_nothing(start: Start, worker: Scripted, change: Any) -> None:
     async with start(*BARE) as running:
         path = (await running.client.post("/workers", json={"url": worker.url})).json()["location"]
         before = (await running.client.get(path)).json()

@@ -107,7 +107,7 @@ BAD: list[dict[str, Any]] = [
 ]
 
 
-async def test_what_names_no_worker_is_the_clients_fault(start: Start) -> None:
+async def test_request_that_names_no_worker_is_a_client_error(start: Start) -> None:
     async with start(*BARE) as running:
         for route in ("/add_worker", "/remove_worker", "/workers"):
             for bad in BAD:
@@ -207,7 +207,7 @@ async def test_a_word_that_is_no_answer_to_drain_is_refused(start: Start) -> Non
         assert worker.state != "draining"
 
 
-async def test_a_worker_that_does_not_come_up_in_time_is_quarantined_until_it_answers(start: Start) -> None:
+async def test_late_worker_is_quarantined_until_it_answers(start: Start) -> None:
     flags = ["--worker-startup-timeout-secs", "0.2", "--worker-startup-check-interval", "0.05"]
     async with start(*BARE, *flags) as running:
         port = free_port()

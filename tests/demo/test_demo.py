@@ -106,7 +106,7 @@ def test_an_answer_that_says_it_is_not_exact_does_not_count_as_exact() -> None:
     assert "evicted" in verdict.wrong["a"]
 
 
-def test_a_hidden_stop_token_may_be_missing_in_later_turns_but_no_other_token() -> None:
+def test_only_a_hidden_stop_token_may_be_missing_in_later_turns() -> None:
     second = copy.deepcopy(_SECOND) | {"input_ids": [1, 2, 3, 4, 5]}
     assert expected([_FIRST, second], _decode)["loss_mask"] == [0, 0, 1, 1, 0, 1]
     second = copy.deepcopy(_SECOND) | {"input_ids": [1, 2, 3, 9, 5]}

@@ -36,9 +36,7 @@ async def asked(found: Discovered, times: int = 8) -> set[str]:
     return {answer.json()["worker"] for answer in answers}
 
 
-async def test_pods_that_are_ready_become_workers_whether_they_were_there_before_or_come_later(
-    discover: Discover, cluster: Cluster
-) -> None:
+async def test_ready_pods_become_workers_whenever_they_came(discover: Discover, cluster: Cluster) -> None:
     async with discover() as found:
         await found.engine(2)
         await found.engine(3)
@@ -86,7 +84,7 @@ async def test_without_a_namespace_all_of_them_are_looked_at(discover: Discover)
         assert {path for path, _ in found.cluster.asked} == {"/api/v1/pods"}
 
 
-async def test_a_pod_that_is_not_ready_is_awaited_and_one_that_is_no_more_ready_stays(
+async def test_unready_pod_is_awaited_and_a_formerly_ready_one_stays(
     discover: Discover,
 ) -> None:
     async with discover() as found:
@@ -104,7 +102,7 @@ async def test_a_pod_that_is_not_ready_is_awaited_and_one_that_is_no_more_ready_
         assert found.states()[2] == "ready"
 
 
-async def test_a_pod_that_is_told_to_end_finishes_what_it_has_and_gets_nothing_new(
+async def test_terminating_pod_drains(
     discover: Discover,
 ) -> None:
     async with discover() as found:
@@ -322,7 +320,7 @@ def test_with_prefill_and_decode_their_selectors_count(account: Path) -> None:
 # the workers of others
 
 
-async def test_what_others_registered_is_not_touched(discover: Discover, pods_port: int) -> None:
+async def test_workers_registered_by_others_are_not_touched(discover: Discover, pods_port: int) -> None:
     async with discover("--worker-urls", f"http://127.0.0.2:{pods_port}") as found:
         await found.engine(2)
         await found.engine(3)
@@ -482,7 +480,7 @@ def test_without_the_flag_nothing_happens() -> None:
         ("--selector a=b --service-account-dir /nowhere", "no /nowhere/token: is this a pod"),
     ],
 )
-def test_what_cannot_work_is_told_at_the_start(
+def test_unusable_flags_end_the_start(
     words: str, said: str, account: Path, in_a_pod: Callable[[str], None]
 ) -> None:
     in_a_pod("https://127.0.0.1:1")

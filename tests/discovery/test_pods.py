@@ -27,24 +27,24 @@ def test_a_pod_that_runs_and_is_ready_serves() -> None:
 @pytest.mark.parametrize(
     "about", [{"ready": False}, {"phase": "Pending"}, {"ip": None}, {"phase": "Unknown"}]
 )
-def test_one_that_lacks_something_is_yet_to_come(about: dict[str, Any]) -> None:
+def test_incomplete_pod_is_awaited(about: dict[str, Any]) -> None:
     assert seen(**about).state == "coming"
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
-def test_one_whose_containers_have_ended_has_ended_also_while_it_is_deleted(phase: str) -> None:
+def test_pod_with_ended_containers_has_ended_also_during_deletion(phase: str) -> None:
     document = a_pod("p", "10.0.0.7", labels=LABELS, phase=phase, ready=False)
     document["metadata"] |= {"uid": "u", "deletionTimestamp": "2026-01-01T00:00:00Z"}
     assert Pod.of(document).state == "ended"
 
 
-def test_one_that_was_told_to_end_leaves_though_it_is_ready() -> None:
+def test_terminating_pod_leaves_though_it_is_ready() -> None:
     document = a_pod("p", "10.0.0.7", labels=LABELS)
     document["metadata"] |= {"uid": "u", "deletionTimestamp": "2026-01-01T00:00:00Z"}
     assert Pod.of(document).state == "leaving"
 
 
-def test_one_that_the_scheduler_has_not_seen_has_no_status() -> None:
+def test_unscheduled_pod_has_no_status() -> None:
     pod = Pod.of({"metadata": {"uid": "u", "name": "p"}})
     assert (pod.state, pod.address, pod.labels) == ("coming", None, {})
 
@@ -61,7 +61,7 @@ def test_an_address_of_ipv6_stands_in_brackets() -> None:
         *(("status", "Running"), ("conditions", ["Ready"])),
     ],
 )
-def test_what_no_api_would_say_is_refused_here_and_not_somewhere_later(where: str, wrong: object) -> None:
+def test_malformed_document_is_refused_when_it_is_read(where: str, wrong: object) -> None:
     document = a_pod("p", "10.0.0.7", labels=LABELS)
     document["metadata"]["uid"] = "u"
     kept = (

@@ -134,7 +134,7 @@ async def test_a_bookmark_tells_where_to_go_on(cluster: Cluster, known: Known) -
     assert known.lists == 1
 
 
-async def test_what_was_missed_for_too_long_is_listed_again(cluster: Cluster, known: Known) -> None:
+async def test_events_missed_for_too_long_cause_a_new_list(cluster: Cluster, known: Known) -> None:
     gone = pod(cluster, "gone")
     await until(lambda: known.names == ["gone"])
     cluster.cut()
@@ -300,7 +300,7 @@ async def test_a_token_that_no_header_can_carry_is_not_told(
     assert "secret" not in caplog.text
 
 
-async def test_what_the_api_forbids_is_told_once_in_its_own_words(
+async def test_forbidden_call_is_logged_once_in_the_apis_words(
     cluster: Cluster, serve_cluster: ServeCluster, account: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster.status = 403
@@ -316,7 +316,7 @@ async def test_what_the_api_forbids_is_told_once_in_its_own_words(
     ]
 
 
-async def test_a_page_of_something_on_the_way_is_told_as_far_as_it_says_something(
+async def test_page_of_a_middlebox_is_quoted_as_far_as_it_is_readable(
     cluster: Cluster, known: Known, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster.status, cluster.page = 502, b"<html>Bad Gateway" + b" " * 300_000

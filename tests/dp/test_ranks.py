@@ -226,7 +226,7 @@ async def test_a_rank_is_told_in_a_header_whatever_the_path(start: Start) -> Non
         assert sorted(told) == [["0"], ["1"]]
 
 
-async def test_one_rank_is_none(start: Start) -> None:
+async def test_single_rank_is_no_choice(start: Start) -> None:
     server = Server(2)
     async with before(start, server, flags=("--intra-node-data-parallel-size", "1")) as running:
         await running.client.post("/generate", json={"text": "a"})
@@ -238,7 +238,7 @@ async def test_one_rank_is_none(start: Start) -> None:
 # the server
 
 
-async def test_what_fails_at_one_rank_is_tried_at_another_server(start: Start) -> None:
+async def test_failure_at_one_rank_is_retried_at_another_server(start: Start) -> None:
     failing, well = Server(4), Server(2)
     failing.status = 503
     flags = ("--dp-aware", "--retry-initial-backoff-ms", "1")

@@ -83,7 +83,7 @@ async def journals(running: Running) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.anyio
-async def test_a_thousand_requests_at_once_are_answered_right_and_leave_nothing_behind(start: Start) -> None:
+async def test_thousand_concurrent_requests_are_answered_and_leave_nothing(start: Start) -> None:
     before = asyncio.all_tasks()
     flags = ("--plugin", "engine", "--engine-workers", "2", "--plugin", "radix_cache")
     async with start(*flags) as running:

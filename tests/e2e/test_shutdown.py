@@ -84,7 +84,7 @@ def heeds_sighup() -> Iterator[None]:
 @pytest.mark.anyio
 @pytest.mark.usefixtures("heeds_sighup")
 @pytest.mark.parametrize("told", [signal.SIGTERM, signal.SIGHUP])
-async def test_after_a_signal_a_stream_finishes_nothing_new_is_taken_and_the_exit_code_is_0(
+async def test_signal_lets_streams_finish_refuses_new_requests_and_exits_0(
     told: signal.Signals,
 ) -> None:
     async with (
@@ -115,7 +115,7 @@ async def _answers(router: RouterProcess) -> bool:
 
 
 @pytest.mark.anyio
-async def test_a_stream_that_outlasts_the_grace_period_is_cut_off_and_its_engine_stops() -> None:
+async def test_stream_past_the_grace_period_is_cut_off_at_router_and_engine() -> None:
     async with (
         slow_engine() as (engine, host),
         router_process(engine, "--shutdown-grace-period-secs", "1") as router,

@@ -52,7 +52,7 @@ async def test_answers_are_what_the_schema_wants(engine: Served) -> None:
 
 
 @pytest.mark.parametrize("schema", ['{"type":"object"}', '{"type":"array","minItems":1}', "$$ANY$$"])
-async def test_what_has_no_end_is_closed_in_time(engine: Served, schema: str) -> None:
+async def test_unbounded_grammar_is_closed_in_time(engine: Served, schema: str) -> None:
     for most in (48, 128):
         for answer in await engine.generate(**bound(json_schema=schema, n=4, max_new_tokens=most)):
             assert answer["meta_info"]["finish_reason"]["type"] == "stop"
@@ -105,7 +105,7 @@ async def test_logprobs_are_those_among_the_allowed_tokens(engine: Served, model
         ({"ebnf": "root ::= ]"}, "Failed to compile ebnf grammar"),
     ],
 )
-async def test_what_is_no_grammar_is_refused(engine: Served, params: dict[str, Any], told: str) -> None:
+async def test_invalid_grammar_is_refused(engine: Served, params: dict[str, Any], told: str) -> None:
     for stream in (False, True):
         answer = await engine.generate(400, **bound(**params), stream=stream)
         assert answer["error"]["message"].startswith(told)

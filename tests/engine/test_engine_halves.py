@@ -55,7 +55,7 @@ async def test_two_halves_say_what_a_whole_engine_says(serve: Serve) -> None:
         assert (await prefill.get("/model_info"))["disaggregation_mode"] == "prefill"
 
 
-async def test_the_journal_of_the_second_half_has_the_first_token_under_its_version(serve: Serve) -> None:
+async def test_journal_of_decode_half_has_the_first_token_and_its_version(serve: Serve) -> None:
     async with (
         serve(disaggregation_mode="prefill", weight_version="6") as prefill,
         serve(disaggregation_mode="decode", weight_version="7") as decode,
@@ -127,7 +127,7 @@ async def test_a_first_half_that_nobody_takes_waits_until_it_is_aborted(serve: S
         assert answers[0]["meta_info"]["finish_reason"]["type"] == "abort"
 
 
-async def test_a_second_half_that_is_aborted_with_its_first_token_tells_all_of_it(serve: Serve) -> None:
+async def test_decode_half_aborted_with_its_first_token_tells_that_token(serve: Serve) -> None:
     async with serve(disaggregation_mode="prefill") as prefill, serve(disaggregation_mode="decode") as decode:
         await decode.post("/pause_generation", mode="in_place")
         answers: list[Any] = []

@@ -59,7 +59,7 @@ async def test_versions_of_a_stream_are_those_of_its_tokens(tmp_path: Path, mode
     assert written["output_versions"] == told["output_versions"]
 
 
-def test_whatever_a_client_saw_of_a_killed_engine_is_in_the_file(tmp_path: Path) -> None:
+def test_answers_of_a_killed_engine_are_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     with bind("127.0.0.1", 0) as sock:
         url = url_of(sock)

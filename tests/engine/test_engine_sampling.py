@@ -62,7 +62,7 @@ def test_truncation_limits_what_is_drawn_but_not_what_is_reported(
     assert logprobs == pytest.approx(LOGITS)
 
 
-def test_forbidden_tokens_never_come_and_the_others_share_their_probability() -> None:
+def test_forbidden_tokens_lose_their_probability_to_the_others() -> None:
     frequencies = drawn(SamplingParams(), forbidden=frozenset({0}))
     assert frequencies[0] == 0
     assert frequencies[1] == pytest.approx(0.5, abs=0.03)
@@ -134,6 +134,6 @@ def test_null_means_the_default_except_for_an_open_end() -> None:
         ({"sampling_seed": "x"}, "sampling_seed"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(body: dict[str, Any], named: str) -> None:
+def test_unsupported_parameter_is_refused_by_name(body: dict[str, Any], named: str) -> None:
     with pytest.raises(BadRequest, match=named):
         parse_sampling_params(body, 10)

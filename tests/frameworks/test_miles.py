@@ -178,7 +178,7 @@ async def test_a_rollout_that_is_ended_by_aborts_ends_at_once(start: Start, thro
 
 
 @BACKEND
-async def test_what_the_backend_refuses_reaches_the_agent(start: Start, through_router: bool) -> None:
+async def test_refusal_by_the_backend_reaches_the_agent(start: Start, through_router: bool) -> None:
     async with serving_sessions(start, through_router, SAID) as (_, backend):
         session = Session(backend, QWEN3, "s")
         with pytest.raises(Refused, match="longer than the model's context length") as refused:

@@ -118,7 +118,7 @@ def test_nothing_that_was_not_given_is_said() -> None:
 # as trainers use it
 
 
-def test_what_slime_sets_is_said() -> None:
+def test_arguments_that_slime_sets_are_passed_on() -> None:
     parser = parser_of_a_trainer()
     parser.set_defaults(
         router_log_level="warn", router_balance_abs_threshold=10, router_balance_rel_threshold=1.2
@@ -182,7 +182,7 @@ def test_hosts_are_the_gateways(host: str | None, read: str) -> None:
     assert ours(RouterArgs(host=host).command_line())["host"] == read
 
 
-def test_it_can_be_sent_to_a_process_and_copied() -> None:
+def test_router_args_can_be_pickled_and_copied() -> None:
     args = RouterArgs(worker_urls=["http://a:1"], port=7)
     assert pickle.loads(pickle.dumps(args)) == copy.copy(args) == args
 
@@ -216,7 +216,7 @@ def test_verl_finds_both_where_it_looks() -> None:
     ],
     ids=["refused", "unknown"],
 )
-def test_what_cannot_start_says_so_in_one_line(
+def test_failed_start_is_one_line(
     args: RouterArgs | argparse.Namespace, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -169,7 +169,7 @@ async def test_a_trainer_starts_a_router_for_each_of_its_models(
     assert "Traceback" not in said
 
 
-async def test_it_is_a_command_too(python: Path, tmp_path: Path) -> None:
+async def test_sglang_router_is_a_command_too(python: Path, tmp_path: Path) -> None:
     """As rllm and the gateway's docs have it."""
     log = tmp_path / "log"
     port = free_port()
@@ -186,7 +186,7 @@ async def test_it_is_a_command_too(python: Path, tmp_path: Path) -> None:
                 assert await anyio.to_thread.run_sync(process.wait) == 0, said_in(log)
 
 
-def test_it_is_the_wheels_that_run(python: Path, tmp_path: Path) -> None:
+def test_installed_wheels_run(python: Path, tmp_path: Path) -> None:
     code = "import sglang_router, router_core; print(sglang_router.__file__, router_core.__file__)"
     done = subprocess.run(
         [python, "-c", code], cwd=tmp_path, env=surroundings(), capture_output=True, text=True, check=True

@@ -68,6 +68,6 @@ def test_tap_says_nothing_of_the_version_that_is_expected_or_of_none() -> None:
     assert heard(b"{}") == []
 
 
-def test_what_comes_behind_the_version_of_a_large_answer_is_not_searched() -> None:
+def test_bytes_behind_the_version_of_a_large_answer_are_not_searched() -> None:
     head, logprobs = b'{"weight_version":"6","logprobs":[', b'"weight_version":"9"' + b"[0.1,2]," * 10_000
     assert heard(head, logprobs, b"]}") == ["6"]

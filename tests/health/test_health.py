@@ -24,7 +24,7 @@ from slime_health import Health, Settings
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_failing_worker_is_quarantined_after_three_probes_and_returns_on_success(
+async def test_failing_worker_is_quarantined_after_three_probes_and_returns(
     start: Start,
 ) -> None:
     patient = Patient()
@@ -68,7 +68,7 @@ async def test_a_worker_that_hangs_is_quarantined_by_the_deadline(start: Start) 
         await until(lambda: the_worker(running).state == "ready")
 
 
-async def test_as_many_good_probes_as_were_asked_for_bring_a_worker_back(start: Start) -> None:
+async def test_worker_returns_after_the_configured_number_of_good_probes(start: Start) -> None:
     patient = Patient()
     threshold = ("--health-success-threshold", "4")
     async with serving(patient.app) as url, start(*FAST, *threshold) as running:
@@ -91,7 +91,7 @@ async def test_registering_a_quarantined_worker_again_gives_it_a_fresh_start(sta
         assert the_worker(running).state == "ready"
 
 
-async def test_pitfall_14_a_dead_worker_that_is_registered_again_is_probed_and_counted_anew(
+async def test_pitfall_14_dead_worker_registered_again_is_probed_anew(
     start: Start,
 ) -> None:
     patient = Patient()
@@ -213,7 +213,7 @@ async def test_probing_can_be_disabled(start: Start) -> None:
         assert patient.probes == 0
 
 
-async def test_neither_who_joins_nor_who_leaves_is_judged(start: Start) -> None:
+async def test_joining_and_draining_workers_are_not_judged(start: Start) -> None:
     patient, changes = Patient(), Changes()
     patient.info_status = 500  # it is starting
     patient.status = 503

@@ -90,7 +90,7 @@ async def test_an_engine_that_has_its_update_before_the_others_is_left_in_use() 
         assert changes.seen == []
 
 
-async def test_an_engine_that_failed_an_update_stays_out_whatever_it_says_until_it_took_one() -> None:
+async def test_engine_that_failed_an_update_stays_out_until_it_takes_one() -> None:
     good, bad, changes = Probed(), Probed(), Changes()
     beside = {"health": Health(QUICK), "changes": changes}
     async with steering(good, bad, beside=beside) as running:
@@ -107,7 +107,7 @@ async def test_an_engine_that_failed_an_update_stays_out_whatever_it_says_until_
         assert changes.seen == ["stale", "readmitted"]
 
 
-async def test_many_updates_in_a_row_with_bad_moments_between_them_set_nobody_aside() -> None:
+async def test_consecutive_updates_with_failures_between_hold_no_worker() -> None:
     workers, changes = [Probed("0") for _ in range(3)], Changes()
     beside = {
         "health": Health(Settings(interval_s=0.02, timeout_s=1, failure_threshold=1000)),
@@ -188,7 +188,7 @@ async def test_an_engine_that_dies_while_it_is_paused_is_dead() -> None:
         assert running.router.pool.find(dies).state == "quarantined"
 
 
-async def test_an_engine_that_was_dead_during_an_update_returns_with_the_next_one() -> None:
+async def test_engine_dead_during_an_update_returns_with_the_next_one() -> None:
     """Real engines: one dies, the other gets an update, the first comes back with the weights it begins with."""
     model, changes = load_model(), Changes()
     control = Control(ControlSettings(5.0, 5.0))

@@ -39,7 +39,7 @@ def unreachable(cause: OSError | None, status: int = 502) -> WorkerUnreachable:
         (unreachable(OSError(errno.EADDRNOTAVAIL, "no port left")), "none"),
     ],
 )
-def test_what_an_error_proves(error: HTTPError, proves: Weight) -> None:
+def test_weight_of_each_error(error: HTTPError, proves: Weight) -> None:
     assert weight(error) == proves
 
 
@@ -84,7 +84,7 @@ def test_a_good_probe_makes_good_for_everything() -> None:
     assert failed(judge, "silent", 5)
 
 
-def test_what_is_heard_makes_good_for_what_broke_and_not_for_what_was_said() -> None:
+def test_answers_clear_soft_failures_and_not_firm_ones() -> None:
     judge = Judge(3, 2)
     failed(judge, "soft", 1)
     failed(judge, "soft", 2)
@@ -94,7 +94,7 @@ def test_what_is_heard_makes_good_for_what_broke_and_not_for_what_was_said() -> 
     assert failed(judge, "firm", 10, heard=9)
 
 
-def test_what_is_heard_at_the_moment_of_the_failure_is_not_later() -> None:
+def test_answer_at_the_moment_of_a_failure_is_not_later() -> None:
     """A loop's clock has milliseconds: the last bytes of a worker that dies come in the one of its end."""
     judge = Judge(2, 1)
     assert not failed(judge, "soft", 1.0, heard=1.0)

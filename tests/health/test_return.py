@@ -198,7 +198,7 @@ async def test_registering_a_stale_worker_says_that_its_weights_are_right() -> N
             assert shown(the_worker(running)) == ("ready", "default", None)
 
 
-async def test_a_worker_that_does_not_say_its_weights_returns_to_a_fleet_without_versions_only() -> None:
+async def test_worker_without_version_returns_only_to_fleet_without_versions() -> None:
     patient = Patient()
     async with watched(patient) as (running, changes, url):
         async with serving_again(patient, url):
@@ -247,7 +247,7 @@ async def test_an_old_engine_is_asked_by_the_old_name() -> None:
 # workers that nobody saw fail
 
 
-async def test_a_process_that_was_replaced_between_two_probes_is_noticed_by_its_old_weights() -> None:
+async def test_replaced_process_is_noticed_by_its_old_weights() -> None:
     patient, changes = Patient("default"), Changes()
     async with serving(patient.app) as url, routing({"health": Health(QUICK), "changes": changes}) as running:
         worker, _ = await running.router.add_worker(url)
@@ -276,7 +276,7 @@ async def test_a_process_that_was_replaced_soon_after_an_update_is_noticed_too()
 
 
 @pytest.mark.slow
-async def test_one_failed_request_is_enough_to_look_at_the_weights_before_the_next_verdict(
+async def test_one_failed_request_makes_health_check_the_weights_first(
     start: Start,
 ) -> None:
     """The process was replaced so fast that nothing but one request noticed, by one whose version is not news."""
@@ -331,7 +331,7 @@ async def test_an_answer_that_was_overtaken_by_an_update_is_not_believed() -> No
         assert changes.seen == []
 
 
-async def test_engines_whose_version_never_moves_are_not_held_against_what_was_announced() -> None:
+async def test_engines_with_a_constant_version_are_not_held_as_stale() -> None:
     patient, changes = Patient("default"), Changes()
     async with serving(patient.app) as url, routing({"health": Health(QUICK), "changes": changes}) as running:
         worker, _ = await running.router.add_worker(url)

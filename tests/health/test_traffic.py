@@ -78,7 +78,7 @@ async def test_streams_that_break_off_together_quarantine_their_worker_at_once(s
         assert anyio.current_time() - began < 0.4
 
 
-async def test_what_a_worker_answers_in_between_makes_good_for_what_it_breaks(start: Start) -> None:
+async def test_answers_in_between_clear_broken_requests(start: Start) -> None:
     async def script(wire: Wire) -> None:
         while (request := await wire.request()) is not None:
             if b"/work" not in request.line:
@@ -98,7 +98,7 @@ async def test_what_a_worker_answers_in_between_makes_good_for_what_it_breaks(st
         assert the_worker(running).state == "quarantined"
 
 
-async def test_who_accepts_nothing_more_gets_nothing_more_though_its_streams_go_on(start: Start) -> None:
+async def test_worker_that_refuses_connections_gets_no_more_requests(start: Start) -> None:
     """As an engine does that was told to end."""
     patient = Patient()
     ended = anyio.Event()
@@ -136,7 +136,7 @@ async def test_who_accepts_nothing_more_gets_nothing_more_though_its_streams_go_
         await finished.wait()
 
 
-async def test_a_long_generation_that_misses_its_deadline_says_nothing_about_its_worker(start: Start) -> None:
+async def test_generation_past_its_deadline_is_no_failure_of_the_worker(start: Start) -> None:
     patient = Patient()
     deadline = ("--request-timeout-secs", "0.1")
     async with serving(patient.app) as url, start(*RARELY, *deadline) as running:
@@ -234,9 +234,7 @@ async def choosy() -> AsyncIterator[Choosy]:
 
 
 @pytest.mark.parametrize("streams", [True, False])
-async def test_who_cannot_be_connected_to_in_time_is_dead_unless_its_streams_go_on(
-    start: Start, streams: bool
-) -> None:
+async def test_unreachable_worker_is_dead_unless_its_streams_go_on(start: Start, streams: bool) -> None:
     limits = ("--connect-timeout-secs", "0.1", "--health-check-timeout-secs", "0.1")
     async with choosy() as worker, start(*RARELY, *limits) as running, anyio.create_task_group() as tasks:
         await running.client.post("/add_worker", json={"url": worker.url})
@@ -272,7 +270,7 @@ async def read_stream(url: str, received: list[int], number: int) -> None:
 
 
 @pytest.mark.slow
-async def test_a_worker_that_answers_1000_streams_while_its_probes_hang_stays_ready() -> None:
+async def test_worker_with_1000_streams_stays_ready_while_probes_hang() -> None:
     """Each probe misses its deadline, and one would be enough to quarantine an idle worker."""
     patient = Patient()
     patient.hang, patient.pace_s = True, 0.5

@@ -154,7 +154,7 @@ async def test_answers_that_another_plugin_has_read_are_news_too() -> None:
         await it.hear(engine)
 
 
-async def test_what_a_worker_says_that_was_removed_meanwhile_is_no_news() -> None:
+async def test_version_of_a_removed_worker_is_ignored() -> None:
     engine, other = Naming(), Naming()
     async with fleet(engine, other) as it:
         worker, asked = it.worker(engine), engine.questions
@@ -180,7 +180,7 @@ async def test_an_answer_of_a_worker_that_was_removed_is_no_news() -> None:
         assert it.version == "1"
 
 
-async def test_what_one_engine_answers_lets_the_others_be_asked() -> None:
+async def test_answer_of_one_engine_makes_the_router_ask_the_others() -> None:
     """Only one of them has traffic."""
     engines = [Naming() for _ in range(4)]
     async with fleet(*engines) as it:
@@ -192,7 +192,7 @@ async def test_what_one_engine_answers_lets_the_others_be_asked() -> None:
 
 
 @pytest.mark.parametrize("versions", [("2", "3", "2", "1"), ("a", "b", "a", "c")], ids=["numbers", "names"])
-async def test_engines_updated_directly_one_after_the_other_never_leave_generation_at_503(
+async def test_engines_updated_directly_in_turn_never_cause_a_503(
     start: Start, versions: tuple[str, ...]
 ) -> None:
     """Real engines, a real command line without flags; also back to versions that the fleet has had."""
@@ -268,7 +268,7 @@ async def test_a_new_run_on_known_engines_is_followed_from_its_first_version() -
         assert it.states == ["ready", "ready"]
 
 
-async def test_engines_that_always_say_the_same_leave_the_announced_version_alone() -> None:
+async def test_engines_with_a_constant_version_keep_the_announced_one() -> None:
     one, two = Naming("5"), Naming("5")
     async with fleet(one, two) as it:
         await it.client.post("/weight_version", json={"weight_version": "8"})
@@ -278,7 +278,7 @@ async def test_engines_that_always_say_the_same_leave_the_announced_version_alon
         assert (it.version, it.states) == ("8", ["ready", "ready"])
 
 
-async def test_what_was_announced_waits_for_the_workers_that_do_not_say_it_yet() -> None:
+async def test_announced_version_waits_for_workers_that_lack_it() -> None:
     """The one that has it is not in use; the other one is asked first, and says the old version again."""
     ahead, slow = Naming("7"), Naming("7")
     async with fleet(ahead, slow) as it:
@@ -291,7 +291,7 @@ async def test_what_was_announced_waits_for_the_workers_that_do_not_say_it_yet()
         assert it.states == ["ready", "stale"]
 
 
-async def test_as_started_is_no_version_to_move_to() -> None:
+async def test_fleet_does_not_move_to_the_initial_version() -> None:
     one, two = Naming("default"), Naming("default")
     async with fleet(one, two) as it:
         await it.client.post("/weight_version", json={"weight_version": "8"})
@@ -301,7 +301,7 @@ async def test_as_started_is_no_version_to_move_to() -> None:
         assert (it.version, it.states) == ("8", ["ready", "ready"])
 
 
-async def test_engines_updated_while_the_router_pauses_them_are_followed_afterwards() -> None:
+async def test_updates_of_paused_engines_are_followed_afterwards() -> None:
     one, two = Naming("3"), Naming("3")
     async with fleet(one, two, settings=QUICK) as it:
         await it.client.post("/pause_generation", json={})
@@ -438,9 +438,7 @@ async def test_old_weights_are_not_used_while_the_others_are_away() -> None:
         await until(lambda: it.version == "2" and it.worker(old).state == "ready")
 
 
-async def test_engines_that_are_started_anew_do_not_move_the_fleet_back_while_others_have_its_weights() -> (
-    None
-):
+async def test_restarted_engines_do_not_move_the_fleet_back() -> None:
     """They name the version of the files with which they start, and were not updated to it."""
     first, second, away = Naming("1"), Naming("1"), Naming("1")
     async with fleet(first, second, away, settings=QUICK) as it:

@@ -131,7 +131,7 @@ async def test_a_log_that_was_given_up_stays_as_it_is(tmp_path: Path) -> None:
     log.close()
 
 
-def test_what_goes_on_from_what_has_gone_is_refused(tmp_path: Path) -> None:
+def test_record_with_an_evicted_parent_is_refused(tmp_path: Path) -> None:
     log = opened(tmp_path)
     log.append([Came(1, 0, 1), Came(2, 1, 1), Went(2, 1), Went(1, 1), Came(3, 1, 1), Came(4, 3, 1)])
     log.close()

@@ -22,7 +22,7 @@ STREAM = 200 * MIB
 GROWTH = 32 * MIB
 
 
-async def test_a_fast_worker_and_a_client_that_does_not_read_cost_little_and_not_for_long() -> None:
+async def test_client_that_does_not_read_costs_little_memory_for_a_short_time() -> None:
     sent = 0
     left = asyncio.Event()
 

@@ -79,7 +79,7 @@ async def limited(plugin: Limits, **others: object) -> AsyncIterator[tuple[Runni
         await until(lambda: (plugin.slots.held, plugin.slots.waiting) == (0, 0))
 
 
-async def test_those_beyond_the_limit_go_one_by_one_in_the_order_in_which_they_came() -> None:
+async def test_requests_beyond_the_limit_proceed_in_order_of_arrival() -> None:
     plugin = limits(2)
     names = [b"%d" % number for number in range(8)]
     answers: list[bytes] = []
@@ -128,7 +128,7 @@ async def test_without_a_line_whoever_finds_no_slot_is_refused_at_once() -> None
         worker.let_go(b"a")
 
 
-async def test_who_waits_too_long_gets_a_408_and_leaves_the_line() -> None:
+async def test_request_queued_too_long_gets_a_408_and_leaves_the_queue() -> None:
     async with limited(limits(1, queue_timeout_s=0.2)) as (running, worker):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(post, running, b"a")
@@ -382,7 +382,7 @@ async def test_a_timeout_in_the_moment_of_its_turn_does_not_lose_the_slot(
     assert (plugin.slots.held, plugin.slots.waiting) == (0, 0)
 
 
-async def test_a_storm_of_clients_that_hang_up_anywhere_loses_no_slot_and_lets_in_no_more_than_may() -> None:
+async def test_slots_stay_exact_when_many_clients_disconnect_anywhere() -> None:
     rng = random.Random(7)
     plugin = limits(3, queue_size=20)
     answered: list[bytes] = []
@@ -421,7 +421,7 @@ async def test_a_chat_is_counted_once_and_does_not_wait_for_itself(start: Start)
         assert (plugin.slots.held, plugin.slots.waiting) == (0, 0)
 
 
-async def test_what_a_plugin_generates_of_its_own_is_counted() -> None:
+async def test_generations_of_plugins_are_counted() -> None:
     async with limited(limits(1, queue_size=0)) as (running, worker), anyio.create_task_group() as tasks:
         tasks.start_soon(post, running, b"a")
         await until(lambda: slots_of(running) == (1, 0))

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.anyio
 LIMIT = ("--plugin", "limits", "--max-concurrent-requests", "1", "--queue-size", "3")
 
 
-async def test_at_sigterm_who_waits_is_told_at_once_and_who_is_served_is_answered() -> None:
+async def test_sigterm_refuses_waiting_requests_and_answers_running_ones() -> None:
     arrived, go = asyncio.Event(), asyncio.Event()
     answers: dict[str, httpx.Response] = {}
 

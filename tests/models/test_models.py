@@ -181,7 +181,7 @@ async def test_no_policy_leaves_the_model(start: Start, policy: str) -> None:
     assert sum(len(server.bodies) for server in servers) == 12
 
 
-async def test_what_fails_is_tried_again_within_the_model(start: Start) -> None:
+async def test_failed_request_is_retried_within_its_model(start: Start) -> None:
     bad, good, beta = Server("/alpha", status=503), Server("/alpha"), Server("/beta")
     async with serving_models(start, (bad, good, beta), "--disable-circuit-breaker") as running:
         await by(running, good, {"model": "/alpha"})

@@ -26,7 +26,7 @@ class Wanted:
             exchange.worker_filter = lambda worker: worker.labels.get("rack") == named.decode()
 
 
-async def test_only_workers_that_suit_are_offered_to_policies_and_sessions() -> None:
+async def test_policies_and_sessions_get_only_workers_of_the_filter() -> None:
     workers = [Recording(name) for name in "abc"]
     async with routing({"policies": Policies(RoundRobin()), "wanted": Wanted()}, *workers) as running:
         for worker, rack in zip(running.router.pool, ("1", "2", "2"), strict=True):
@@ -48,7 +48,7 @@ async def test_only_workers_that_suit_are_offered_to_policies_and_sessions() -> 
         assert "may have this one" in refused.json()["error"]["message"]
 
 
-async def test_one_that_fails_is_tried_again_where_it_suits_and_nowhere_else() -> None:
+async def test_failed_request_is_retried_only_at_workers_of_the_filter() -> None:
     """Also when that is the same worker, since no other one suits."""
     tried: list[Worker] = []
 
@@ -68,7 +68,7 @@ async def test_one_that_fails_is_tried_again_where_it_suits_and_nowhere_else() -
         assert tried == [dead] * 3
 
 
-def test_what_is_made_for_an_exchange_begins_with_its_limit() -> None:
+def test_exchange_inherits_the_worker_filter_of_its_parent() -> None:
     with Exchange(Request("GET", b"/", [])) as parent:
         parent.worker_filter = lambda worker: worker.url == "http://a"
         with Exchange(Request("GET", b"/", []), parent=parent) as part:

@@ -170,7 +170,7 @@ def test_a_parameter_without_effect_is_accepted_and_checked(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_honoured_is_refused_by_name(name: str) -> None:
+def test_unsupported_parameter_is_refused_by_name(name: str) -> None:
     error = refusal(**{name: {}})
     assert isinstance(error, UnsupportedParameter)
     assert error.param == name
@@ -420,7 +420,7 @@ def test_a_salt_is_the_beginning_of_the_extra_key() -> None:
     assert read(extra_key="k", cache_salt="s").engine == {"extra_key": "sk"}
 
 
-def test_what_is_unknown_is_kept_apart() -> None:
+def test_unknown_parameters_are_kept_apart() -> None:
     request = read(max_token=5, Temperature=1, use_beam_search=None)
     assert request.unknown == {"max_token": 5, "Temperature": 1}
     assert replace(request, unknown={}) == read()

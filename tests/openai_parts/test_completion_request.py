@@ -60,7 +60,7 @@ def test_prompts_come_in_four_forms(prompt: Any, prompts: tuple[Any, ...]) -> No
         ([None], "prompt.[0]", "wanted a token id, got null"),
     ],
 )
-def test_what_is_no_prompt_is_refused(prompt: Any, param: str, words: str) -> None:
+def test_invalid_prompt_is_refused(prompt: Any, param: str, words: str) -> None:
     error = refusal(prompt=prompt)
     assert error.param == param
     assert words in str(error)
@@ -160,7 +160,7 @@ def test_a_salt_is_the_beginning_of_the_extra_key() -> None:
     assert read(extra_key="k", cache_salt="s").engine == {"extra_key": "sk"}
 
 
-def test_what_is_unknown_is_kept_apart() -> None:
+def test_unknown_parameters_are_kept_apart() -> None:
     request = read(max_token=5, Temperature=1, use_beam_search=None)
     assert request.unknown == {"max_token": 5, "Temperature": 1}
     assert replace(request, unknown={}) == read()
@@ -187,7 +187,7 @@ def test_best_of_is_honoured_only_where_it_chooses_nothing() -> None:
 
 
 @pytest.mark.parametrize("name", ["suffix", *REFUSED])
-def test_what_cannot_be_honoured_is_refused_by_name(name: str) -> None:
+def test_unsupported_parameter_is_refused_by_name(name: str) -> None:
     error = refusal(**{name: "x"})
     assert isinstance(error, UnsupportedParameter)
     assert error.param == name

@@ -80,7 +80,7 @@ def test_the_status_of_a_worker_decides_the_type(status: int, kind: str) -> None
         ("x" * 81, f"'{'x' * 80}'..."),
     ],
 )
-def test_what_came_is_shown_as_json_and_never_at_length(value: object, shown: str) -> None:
+def test_rejected_value_is_shown_as_short_json(value: object, shown: str) -> None:
     assert str(wrong(None, "more", value)) == f"Invalid value for the body: wanted more, got {shown}."
 
 

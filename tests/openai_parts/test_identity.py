@@ -52,7 +52,7 @@ def test_text_before_written_calls_is_content() -> None:
     assert said(f"Let me see.\nCalling tools:\n{WRITTEN}") == next_key(START, message, STRICT)
 
 
-def test_what_is_no_list_of_calls_is_text() -> None:
+def test_invalid_list_of_calls_is_text() -> None:
     texts = [
         "Calling tools:\n",
         "Calling tools:\nnone",
@@ -136,7 +136,7 @@ def test_a_template_writes_every_digit_and_key(arguments: str, indent: int | Non
 @pytest.mark.parametrize(
     "arguments", ["[1]", '"x"', "{", '{"a": "\\ud800"}', '{"a":' * 300 + "1" + "}" * 300]
 )
-def test_what_no_template_can_write_as_an_object_stays_text(arguments: str) -> None:
+def test_arguments_that_no_template_can_write_stay_text(arguments: str) -> None:
     assert as_object(arguments) is None
 
 

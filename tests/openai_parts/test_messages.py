@@ -74,7 +74,7 @@ def test_an_answer_comes_back_as_sdks_dump_it() -> None:
 
 @pytest.mark.parametrize("role", ["assistant", "tool", "function"])
 @pytest.mark.parametrize("message", [{}, {"content": None}])
-def test_those_who_may_be_silent_are_read_without_content(role: str, message: dict[str, Any]) -> None:
+def test_roles_that_may_be_silent_need_no_content(role: str, message: dict[str, Any]) -> None:
     assert read_one(role=role, **message) == Message(role, None)
 
 
@@ -231,5 +231,5 @@ def test_media_are_found_in_any_message(kind: str) -> None:
 @pytest.mark.parametrize(
     "messages", [None, 1, "image_url", {}, [None], [{"content": [1, {"type": ["image_url"]}]}]]
 )
-def test_what_is_no_conversation_has_no_media(messages: Any) -> None:
+def test_invalid_conversation_has_no_media(messages: Any) -> None:
     assert not has_media(messages)

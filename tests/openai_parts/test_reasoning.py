@@ -89,7 +89,7 @@ def test_thoughts_come_in_one_piece_when_they_shall_not_be_streamed() -> None:
     assert parser.feed("Four.") == [Content("Four.")]
 
 
-def test_thoughts_that_are_cut_come_at_the_end_when_they_shall_not_be_streamed() -> None:
+def test_cut_reasoning_comes_at_the_end_when_it_is_not_streamed() -> None:
     parser = Parser(reasoning=QWEN3, stream_reasoning=False)
     assert parser.feed("<think>Let me") == []
     assert parser.finish() == [Reasoning("Let me")]

@@ -60,5 +60,5 @@ def test_rows_that_were_left_out_are_empty(meta: dict[str, Any]) -> None:
     ],
     ids=["none", "no base64", "no letters", "empty", "half a row", "no count", "no rows"],
 )
-def test_what_does_not_fit_is_not_cut(output: Output) -> None:
+def test_rows_that_do_not_fit_are_not_cut(output: Output) -> None:
     assert routing_matrices(output, 0) is None

@@ -36,7 +36,7 @@ def test_the_text_ends_at_the_first_stop_string_however_it_is_split(
 
 
 @given(st.text("ab\n", max_size=20), STOPS)
-def test_what_may_begin_a_stop_string_waits_and_nothing_else_does(text: str, stops: list[str]) -> None:
+def test_only_a_possible_stop_string_is_withheld(text: str, stops: list[str]) -> None:
     shown = StopStrings(stops)
     said = ""
     for position, character in enumerate(text, 1):
@@ -48,13 +48,13 @@ def test_what_may_begin_a_stop_string_waits_and_nothing_else_does(text: str, sto
         assert said == read[: len(read) - max(waiting, default=0)]
 
 
-def test_what_an_engine_sent_of_the_stop_string_it_ended_at_is_not_shown() -> None:
+def test_matched_stop_string_is_not_shown() -> None:
     shown = StopStrings(["###"])
     assert shown.feed("Hello ##") == "Hello "
     assert shown.finish("###") == ""
 
 
-def test_what_waits_is_shown_when_the_text_ends_for_another_reason() -> None:
+def test_withheld_text_is_shown_when_the_text_ends_otherwise() -> None:
     shown = StopStrings(["###", "\nUser:"])
     assert shown.feed("Hello ##") == "Hello "
     assert shown.finish() == "##"

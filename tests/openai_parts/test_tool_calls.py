@@ -91,7 +91,7 @@ def test_a_call_that_is_cut_before_its_arguments_is_content(family: str, before:
 
 
 @pytest.mark.parametrize("family", JSON_FAMILIES)
-def test_a_call_that_is_cut_within_its_arguments_has_them_as_far_as_they_came(family: str) -> None:
+def test_cut_tool_call_has_the_arguments_that_came(family: str) -> None:
     text = written(family, ("search", '{"q": "Hello, world"}'))
     assert told(family, text[: text.index(", world")]) == (None, [("search", '{"q": "Hello')])
 
@@ -148,7 +148,7 @@ def test_arguments_that_are_not_closed_do_not_swallow_the_next_call(family: str,
         ("qwen3_coder", "<function=nobody>\n<parameter=a>\n1"),
     ],
 )  # fmt: skip
-def test_what_is_no_call_is_content(family: str, text: str) -> None:
+def test_invalid_call_is_content(family: str, text: str) -> None:
     assert told(family, text) == (text, [])
 
 

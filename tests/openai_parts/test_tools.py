@@ -43,7 +43,7 @@ def test_tools_are_kept_to_the_last_key_for_the_template() -> None:
         ([tool(parameters=[])], "tools.[0].function.parameters", "wanted an object, got a list of 0"),
     ],
 )
-def test_what_is_no_tool_is_refused(value: Any, param: str, words: str) -> None:
+def test_invalid_tool_is_refused(value: Any, param: str, words: str) -> None:
     with pytest.raises(InvalidRequest) as raised:
         read_tools("tools", value)
     assert raised.value.param == param
@@ -61,7 +61,7 @@ def test_what_is_no_tool_is_refused(value: Any, param: str, words: str) -> None:
         ({"type": "function", "function": {}}, "tool_choice.function.name", "wanted the name of a tool"),
     ],
 )
-def test_what_is_no_choice_is_refused(value: Any, param: str, words: str) -> None:
+def test_invalid_tool_choice_is_refused(value: Any, param: str, words: str) -> None:
     with pytest.raises(InvalidRequest) as raised:
         read_tool_choice("tool_choice", value)
     assert raised.value.param == param
@@ -110,7 +110,7 @@ def test_a_forced_call_is_a_list_of_names_and_parameters() -> None:
     }
 
 
-def test_one_call_is_one_item_and_one_name_one_schema() -> None:
+def test_single_call_and_single_name_make_one_schema() -> None:
     schema = forced(tool("a"), tool("b"), several=False, name="b")
     assert schema["maxItems"] == 1
     assert list(schema["$defs"]) == ["b"]
@@ -135,7 +135,7 @@ def test_references_within_parameters_lead_to_the_same_tools_definitions() -> No
         assert definition["$defs"]["P"] == {"type": kind}
 
 
-def test_what_only_looks_like_a_reference_stays() -> None:
+def test_lookalike_of_a_reference_stays() -> None:
     parameters = {
         "description": 'e.g. {"$ref":"#/$defs/P"}',
         "properties": {"$ref": {"type": "string"}, 'x"$ref': {"const": "#"}},

@@ -118,7 +118,7 @@ def test_a_name_in_disguise_does_not_win() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"1", b'"a"', b"{", b'[{"b":1}]', b'{"b":'])
-def test_what_is_no_object_gets_no_fields(body: bytes) -> None:
+def test_body_that_is_no_object_gets_no_fields(body: bytes) -> None:
     with pytest.raises(BadRequest):
         with_fields(body, b'"b":2')
 

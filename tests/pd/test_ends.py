@@ -120,7 +120,7 @@ class _AtOnce:
 
 @pytest.mark.parametrize("decode_first", [False, True])
 @pytest.mark.parametrize(("first", "second"), [(500, 500), (500, 503), (503, 400), (400, 503), (400, 400)])
-async def test_what_both_fail_at_once_counts_at_the_prefill_worker(
+async def test_failure_of_both_counts_at_the_prefill_worker(
     first: int, second: int, decode_first: bool
 ) -> None:
     pool = WorkerPool(lambda worker, change: None)

@@ -93,7 +93,7 @@ async def test_other_requests_go_to_one_worker_as_they_are(start: Start) -> None
         assert request.body == b'{"prompt":"a"}'
 
 
-async def test_what_is_no_object_is_refused(start: Start) -> None:
+async def test_body_that_is_no_object_is_refused(start: Start) -> None:
     async with between(start, *pair()) as running:
         answer = await running.client.post("/generate", content=b"[1]")
         assert answer.status_code == 400
@@ -160,7 +160,7 @@ async def test_a_worker_of_both_halves_gets_nothing(start: Start) -> None:
     assert not regular.generations
 
 
-async def test_a_worker_that_registers_again_stays_of_its_half_unless_it_says_otherwise(start: Start) -> None:
+async def test_worker_registered_again_keeps_its_type_unless_it_names_another(start: Start) -> None:
     prefill, decode = pair()
     async with between(start, prefill, decode) as running:
         client, worker = running.client, prefill.worker
@@ -181,7 +181,7 @@ async def test_a_worker_that_registers_again_stays_of_its_half_unless_it_says_ot
 @pytest.mark.parametrize("how", [refusal(500), refusal(503), refusal(429), DROP])
 @pytest.mark.parametrize("kind", ["prefill", "decode"])
 @pytest.mark.parametrize("streams", [False, True])
-async def test_what_one_of_them_fails_goes_to_another_pair(
+async def test_request_that_one_of_a_pair_fails_goes_to_another_pair(
     start: Start, kind: Any, how: bytes, streams: bool
 ) -> None:
     good = stream({"meta_info": {}}) if streams else said()
@@ -312,7 +312,7 @@ async def test_the_breaker_of_the_one_that_failed_opens_and_a_probe_closes_it(st
         assert failing.worker.reason is None
 
 
-async def test_a_breaker_that_is_half_open_lets_one_attempt_through_and_opens_again(start: Start) -> None:
+async def test_half_open_breaker_lets_one_attempt_through_and_reopens(start: Start) -> None:
     kinds: tuple[WorkerType, ...] = ("prefill", "decode")
     for kind in kinds:
         failing = StandIn(kind, rest=refusal(500))
@@ -401,7 +401,7 @@ async def test_an_abort_between_two_attempts_ends_the_request(start: Start) -> N
         assert len(prefill.generations) == 1
 
 
-async def test_an_abort_while_the_end_of_the_attempt_before_is_awaited_ends_the_request(start: Start) -> None:
+async def test_abort_while_the_previous_attempt_ends_ends_the_request(start: Start) -> None:
     prefill, decode = StandIn("prefill", refusal(503)), StandIn("decode", HANG)
     decode.abort_takes_s = 0.5
     async with between(start, prefill, decode) as running:

@@ -252,7 +252,7 @@ async def test_an_abort_while_the_prompt_is_read_ends_both(start: Start, model: 
         assert answers[0]["meta_info"]["finish_reason"]["type"] == "abort"
 
 
-async def test_a_prefill_engine_that_dies_ends_its_decode_and_another_pair_answers(
+async def test_dying_prefill_engine_ends_its_decode_and_another_pair_answers(
     start: Start, model: NgramModel
 ) -> None:
     async with disaggregated(start, model, prefills=2, prefill={"latency_ms": 2500}) as pairs:
@@ -284,7 +284,7 @@ async def test_a_prefill_engine_that_is_dead_is_not_chosen_for_long(start: Start
         assert not any(entry["output_ids"] for entry in pairs.prefills[0].journal())
 
 
-async def test_a_decode_engine_that_dies_ends_its_prefill_and_another_pair_answers(
+async def test_dying_decode_engine_ends_its_prefill_and_another_pair_answers(
     start: Start, model: NgramModel
 ) -> None:
     async with disaggregated(start, model, decodes=2, prefill={"latency_ms": 2500}) as pairs:
@@ -393,7 +393,7 @@ async def test_an_update_reaches_both_and_answers_are_of_one_version(start: Star
         assert stats == {"regular_count": 0, "prefill_count": 2, "decode_count": 2}
 
 
-async def test_generations_that_an_update_aborts_go_on_as_pairs_and_every_token_is_known(
+async def test_generations_aborted_by_an_update_resume_as_pairs_exactly(
     start: Start, model: NgramModel, checkpoint: str
 ) -> None:
     flags = (

@@ -37,7 +37,7 @@ def test_logprobs_of_the_prompt_come_first() -> None:
     assert meta == {"input_token_logprobs": first + second, "output_ids": [3]}
 
 
-def test_what_one_of_them_does_not_say_is_not_made_up() -> None:
+def test_missing_members_are_not_made_up() -> None:
     assert merged(told(input_token_logprobs=[[-1, 1, None]]), told()) == {}
     assert merged(told(), told(input_token_logprobs=[])) == {"input_token_logprobs": []}
     assert merged(told(routed_experts=None), told(routed_experts="AAAA")) == {"routed_experts": "AAAA"}
@@ -70,7 +70,7 @@ def test_the_first_token_is_told_to_be_of_the_prefill_workers_version(
     assert meta == {**about, **spans(wanted)}
 
 
-def test_a_prefill_worker_that_was_updated_after_its_token_says_what_that_is_of() -> None:
+def test_first_token_has_its_own_version_after_an_update_of_prefill() -> None:
     first = told(weight_version="7", weight_versions=[{"version": "6", "start": 0, "end": 1}])
     second = told(weight_version="7", completion_tokens=3)
     assert Prefilled.whole(first).adds_to(second)
@@ -141,7 +141,7 @@ def test_events_are_completed_by_their_index() -> None:
     }
 
 
-def test_what_one_sequence_of_a_stream_says_first_tells_nothing_of_the_others() -> None:
+def test_first_event_of_one_sequence_tells_nothing_of_the_others() -> None:
     """The second one may begin after an update of the decode worker."""
 
     def event(index: int, version: str) -> bytes:

@@ -30,7 +30,7 @@ class Clock:
         return self.now
 
 
-def test_it_keeps_what_every_policy_must() -> None:
+def test_bucket_keeps_the_contract_of_policies() -> None:
     check_policy(lambda: Bucket(Settings()))
 
 
@@ -89,7 +89,7 @@ def test_a_difference_in_load_that_is_too_large_counts_more() -> None:
     assert policy(exchange(5000), two) is two[1]
 
 
-def test_its_interval_is_checked(caplog: pytest.LogCaptureFixture) -> None:
+def test_interval_of_the_bucket_policy_is_checked(caplog: pytest.LogCaptureFixture) -> None:
     line = ["--pd-disaggregation", "--prefill-policy", "bucket", "--bucket-adjust-interval-secs"]
     with pytest.raises(SettingsError, match="--bucket-adjust-interval-secs: wanted a number above 0"):
         build([*line, "0"])

@@ -37,7 +37,7 @@ def test_a_conversation_goes_on_where_it_began() -> None:
             assert policy(generate(history), workers) is first
 
 
-def test_new_prompts_go_where_the_fewest_bytes_are_known_when_all_have_as_much_to_do() -> None:
+def test_new_prompts_go_to_the_smallest_cache_at_equal_load() -> None:
     one, two = ready(0, 0)
     policy = CacheAware(Settings())
     policy(generate(words(1, 40_000)), [one])
@@ -118,7 +118,7 @@ def test_the_longest_known_beginning_wins() -> None:
         b'{"rid": "%d", "tools": "' + b"x" * 5000 + b'", "messages": "%s"}',
     ],
 )
-def test_what_stands_before_the_prompt_does_not_matter(body: bytes) -> None:
+def test_members_before_the_prompt_do_not_matter(body: bytes) -> None:
     workers = ready(0, 0, 0, 0)
     policy = CacheAware(Settings(cache_threshold=0.6))
     prompt = words(1, 40_000).encode()

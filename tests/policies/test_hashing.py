@@ -73,7 +73,7 @@ def test_another_process_finds_the_same_owners() -> None:
     assert told.stdout.split() == [ring.owner(b"key %d" % number, workers).url for number in range(50)]
 
 
-def test_a_worker_that_is_not_offered_leaves_its_keys_to_the_next_and_gets_them_back() -> None:
+def test_unoffered_worker_lends_its_keys_to_the_next_one() -> None:
     policy, workers = ConsistentHashing(), ready(0, 0, 0)
     offered = tuple(workers)
     key = asking(session="key")
@@ -85,7 +85,7 @@ def test_a_worker_that_is_not_offered_leaves_its_keys_to_the_next_and_gets_them_
     assert policy(key, offered) is first
 
 
-def test_ranks_have_places_of_their_own_and_leave_the_ring_with_their_server() -> None:
+def test_ranks_have_own_places_and_leave_the_ring_with_their_server() -> None:
     policy, (server, other) = ConsistentHashing(), ready(0, 0)
     server.split(4)
     ranks = [*server.ranks, other]

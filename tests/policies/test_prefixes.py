@@ -42,7 +42,7 @@ def test_the_megabytes_of_a_huge_prompt_are_not_all_looked_at() -> None:
     assert huge.size == sum(size for _, size in huge.parts) == 1 << 20
 
 
-def test_what_is_kept_stays_below_the_limit_and_the_oldest_goes_first() -> None:
+def test_memory_stays_below_the_limit_and_evicts_the_oldest() -> None:
     rng = random.Random(2)
     prompts = [prompt("".join(rng.choices("abcdef", k=1600))) for _ in range(20)]
     seen = Seen(10_000)

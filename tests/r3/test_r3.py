@@ -75,7 +75,7 @@ async def test_pitfall_27_the_answer_passes_byte_for_byte(start: Start) -> None:
         ("/flush_cache", b'{"text":  "a"}'),
     ],
 )
-async def test_what_is_not_r3s_business_passes_unchanged(start: Start, path: str, body: bytes) -> None:
+async def test_unrelated_requests_pass_unchanged(start: Start, path: str, body: bytes) -> None:
     worker = Worker()
     async with (
         serving(worker.app) as url,

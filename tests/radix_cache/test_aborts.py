@@ -384,7 +384,7 @@ async def test_a_client_that_leaves_a_resumed_stream_ends_it_at_the_engine(start
     assert shown > len(first["input_ids"])
 
 
-async def test_a_name_that_an_engine_gave_is_that_of_the_attempt_which_is_continued(
+async def test_continued_answer_has_the_id_that_the_engine_gave(
     start: Start, engine: ScriptedEngine, checkpoint: str
 ) -> None:
     """A client without a rid of its own may abort by the one in its answer: the last attempt has to bear it, too."""
@@ -404,7 +404,7 @@ async def test_a_name_that_an_engine_gave_is_that_of_the_attempt_which_is_contin
 
 
 @pytest.mark.parametrize(("status", "tries"), [(400, 1), (404, 1), (503, 2)])
-async def test_a_retry_that_a_worker_refuses_is_tried_again_only_if_that_may_help(
+async def test_refused_retry_is_repeated_only_if_that_may_help(
     start: Start, engine: ScriptedEngine, checkpoint: str, status: int, tries: int
 ) -> None:
     aborted = {"text": "", "output_ids": [], "meta_info": {"id": "r", "finish_reason": {"type": "abort"}}}

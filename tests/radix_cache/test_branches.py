@@ -53,7 +53,7 @@ def test_a_response_that_was_gone_on_from_is_no_leaf() -> None:
     assert (branch.text, branch.prompt_bytes, branch.prompt_tokens) == (b"aab<e>ba", 1, 1)
 
 
-def test_nor_is_one_whose_beginning_was_gone_on_from_before_it_had_all_come() -> None:
+def test_parts_of_a_response_recorded_in_pieces_are_no_leaves() -> None:
     """Of what was recorded in pieces, each with more: those that nobody went on from are withdrawn."""
     kept = trajectories()
     pieces = [kept.record(None, pack(1), b"a", sampled(1, 2), "s")]
@@ -103,7 +103,7 @@ def test_one_of_which_nothing_was_kept_is_a_leaf() -> None:
     assert two.prompt_tokens == 2
 
 
-def test_what_another_session_went_on_from_is_still_a_leaf() -> None:
+def test_response_continued_by_another_session_is_still_a_leaf() -> None:
     kept = trajectories()
     generate(kept, "a", sampled(1))
     generate(kept, "aab", sampled(1), "other")
@@ -158,7 +158,7 @@ def test_a_loss_without_a_session_is_nobodys() -> None:
     assert record(branch)["exact"]
 
 
-def test_what_was_before_a_lost_continuation_says_so_and_a_new_one_is_whole() -> None:
+def test_branch_before_a_lost_continuation_is_inexact() -> None:
     kept = trajectories(Limits(tokens=8))
     generate(kept, "a", sampled(1))
     generate(kept, "aab", sampled(1, 1), "other")

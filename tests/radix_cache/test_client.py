@@ -85,7 +85,7 @@ async def test_the_five_lines_fill_a_sample_with_what_the_engine_says(
     assert sample.status is ended[entry["finish_reason"]["type"]]
 
 
-async def test_what_the_environment_says_is_in_the_response_with_mask_0(client: Rollout) -> None:
+async def test_text_of_the_environment_is_in_the_response_with_mask_0(client: Rollout) -> None:
     async with AsyncClient(client.running.url) as router:
         sample = Sample()
         sample.response = (await client.generate(PROMPT, [5, 6, 7]))["text"] + NEXT
@@ -146,7 +146,7 @@ async def test_a_record_of_a_session_makes_a_sample_with_prompt_and_response(cli
     assert sample.status is Sample.Status.TRUNCATED
 
 
-async def test_what_is_not_exact_is_raised_unless_it_is_allowed(client: Rollout) -> None:
+async def test_inexact_answer_is_raised_unless_allowed(client: Rollout) -> None:
     answer = await client.generate(PROMPT, [5, 6], return_logprob=False)
     async with AsyncClient(client.running.url) as router:
         sample = Sample(response=answer["text"])

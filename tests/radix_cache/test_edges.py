@@ -33,7 +33,7 @@ async def test_a_response_of_nothing_but_an_eos_is_one_token_that_was_sampled(
     assert known["loss_mask"][: len(prompt) + 2] == [0] * len(prompt) + [1, 0]
 
 
-async def test_a_word_that_the_client_replaced_was_not_sampled_and_what_is_before_it_was(
+async def test_word_replaced_by_the_client_counts_as_not_sampled(
     client: Client, engine: ScriptedEngine
 ) -> None:
     sampled = engine.tokenizer.encode_plain("the <think> is")
@@ -74,7 +74,7 @@ async def test_logprobs_of_the_prompt_pass_and_change_nothing(client: Client, en
     assert bits(known["rollout_logp"]) == client.last()[2]
 
 
-async def test_a_continued_response_has_the_logprobs_of_its_prompt_from_the_first_attempt(
+async def test_continued_response_has_prompt_logprobs_of_first_attempt(
     start: Start, engine: ScriptedEngine, checkpoint: str
 ) -> None:
     def answer(ids: list[int], reason: str, **more: Any) -> tuple[int, bytes]:

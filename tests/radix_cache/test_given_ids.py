@@ -44,9 +44,7 @@ async def test_given_ids_keep_the_mask_of_what_a_text_does_not_show(
     assert bits(got["rollout_logp"][:size]) == bits(known["rollout_logp"])
 
 
-async def test_a_session_is_divided_where_sampling_begins_though_ids_are_composed_otherwise(
-    start: Start, tmp_path: Path
-) -> None:
+async def test_session_splits_at_its_first_sample_in_decomposed_text(start: Start, tmp_path: Path) -> None:
     """A client writes characters apart, the tokenizer composes them (NFC), and ids lead to the composed ones."""
     (vocabulary,) = (one for one in VOCABULARIES if one.name == "qwen")
     tokenizer, checkpoint = vocabulary.make(tmp_path)
@@ -69,7 +67,7 @@ async def test_a_session_is_divided_where_sampling_begins_though_ids_are_compose
     assert second["prompt_length"] == first["prompt_length"]
 
 
-async def test_a_session_is_divided_where_sampling_begins_though_that_is_inside_a_character(
+async def test_session_splits_at_its_first_sample_inside_a_character(
     client: Client, engine: ScriptedEngine
 ) -> None:
     half = [engine.tokenizer.token_bytes.index(bytes([one])) for one in "☔".encode()]

@@ -87,7 +87,7 @@ async def test_odd_ids_are_kept_for_the_text_of_their_own_session(client: Client
 
 @KINDS
 @pytest.mark.parametrize("rest", [[], [9, 10]], ids=["all of them", "their beginning"])
-async def test_odd_ids_that_another_session_gave_first_are_kept_for_the_text_of_both(
+async def test_odd_ids_given_by_another_session_serve_the_text_of_both(
     client: Client, kind: str, rest: list[int]
 ) -> None:
     tokenizer = client.engine.tokenizer

@@ -252,7 +252,7 @@ class TestRestart:
                 await ask(client, "again", LAST, session)
                 assert not (await session_of(client, session))["complete"], session
 
-    async def test_what_was_spoken_outlives_a_restart(self, life: Life) -> None:
+    async def test_places_where_a_session_sampled_survive_a_restart(self, life: Life) -> None:
         """A session that has spoken at a place takes nobody's answer there, also when its own turn is far back."""
         async with life() as client:
             words = in_pieces(client, "harbour")

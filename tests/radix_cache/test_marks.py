@@ -42,7 +42,7 @@ def test_marks_are_counted_while_there_are_few() -> None:
     assert marks.count("never") == Count(0, at_least=False)
 
 
-def test_what_is_not_counted_any_more_is_said_to_be_at_least_one() -> None:
+def test_uncounted_losses_are_reported_as_at_least_one() -> None:
     marks = _marks()
     for _ in range(3):
         marks.add("text")

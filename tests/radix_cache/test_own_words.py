@@ -44,7 +44,7 @@ def test_what_only_the_other_one_was_asked_is_not_read_as_its_own(kept: Trajecto
     assert read(kept, THIRD) == ([1, 1, 2, 6, 4, 6], [0, 1, 1, 0, 0, 0], None)
 
 
-def test_given_ids_are_its_own_samples_where_another_one_was_given_the_same() -> None:
+def test_given_ids_are_own_samples_where_another_session_got_the_same() -> None:
     kept = trajectories()
     generate(kept, "a", sampled(1, 2), "own")
     generate(kept, "aabé", sampled(4), "own")

@@ -95,7 +95,7 @@ def test_versions_are_what_the_engine_says_and_nothing_else(version: Any, spans:
         ({"text": "", "meta_info": {"finish_reason": {"type": "abort"}}}, "nothing_sampled"),
     ],
 )
-def test_what_cannot_be_recorded_is_named(told: Any, kind: str) -> None:
+def test_unrecordable_answer_is_named(told: Any, kind: str) -> None:
     with pytest.raises(Unusable) as caught:
         read_output(told)
     assert caught.value.kind == kind

@@ -51,7 +51,7 @@ class TestMessages:
         )  # no engine has seen a line break after it
         assert answer["finish_reason"] == {"type": "stop", "matched": client.engine.eos}
 
-    async def test_what_no_engine_has_seen_stays_inexact(self, client: Client) -> None:
+    async def test_text_that_no_engine_has_seen_is_inexact(self, client: Client) -> None:
         messages = [*self.MESSAGES, {"role": "assistant", "content": "Never said."}]
         answer = await self.ask(client.running.client, messages=messages)
         assert answer["inexact_reason"] == "uncovered_text"
@@ -88,7 +88,7 @@ class TestMessages:
             ([], 'wanted a JSON object with "messages"'),
         ],
     )
-    async def test_what_cannot_be_is_told_so_once(self, client: Client, body: Any, said: str) -> None:
+    async def test_invalid_request_gets_one_clear_error(self, client: Client, body: Any, said: str) -> None:
         answer = await client.running.client.post("/retrieve_from_messages_template", json=body)
         assert answer.status_code == 400
         assert said in answer.json()["error"]["message"]

@@ -49,7 +49,7 @@ async def test_too_many_are_refused_before_an_engine_is_asked(
         )
 
 
-async def test_as_many_as_are_allowed_are_sampled(
+async def test_allowed_number_of_sequences_is_sampled(
     start: Start, engine: ScriptedEngine, checkpoint: str
 ) -> None:
     async with routed(start, engine, checkpoint, "--max-sequences-per-request", "4") as client:

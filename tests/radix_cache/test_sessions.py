@@ -193,7 +193,7 @@ class TestTrajectories:
         kept = ("entries", "tokens", "bytes", "evictions", "requests")
         assert [after[key] for key in kept] == [stats[key] for key in kept]
 
-    async def test_what_was_left_of_a_stream_is_a_leaf_without_an_end(
+    async def test_rest_of_a_broken_stream_is_a_leaf_without_an_end(
         self, client: Client, engine: ScriptedEngine
     ) -> None:
         """And asking for it does not break it off."""

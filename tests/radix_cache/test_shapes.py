@@ -97,7 +97,7 @@ async def test_each_sample_of_an_incremental_batch_is_recorded(start: Start) -> 
             await shapes.is_exact(prompt + entry["text"])
 
 
-async def test_given_ids_are_recorded_as_given_and_earlier_responses_keep_their_mask(shapes: Shapes) -> None:
+async def test_given_ids_are_recorded_unchanged_and_old_responses_keep_mask(shapes: Shapes) -> None:
     prompt = [300, 301, 302]
     first = await shapes.generate(input_ids=prompt)
     assert first["meta_info"]["output_token_logprobs"]
@@ -167,7 +167,7 @@ async def test_images_pass_untouched_and_nothing_false_is_recorded(
     assert not (await client.retrieve("what is this?" + engine.tokenizer.decode([5, 6])))["exact"]
 
 
-async def test_what_a_stream_has_told_is_known_while_it_runs(client: Client, engine: ScriptedEngine) -> None:
+async def test_tokens_of_a_stream_are_known_while_it_runs(client: Client, engine: ScriptedEngine) -> None:
     ids = engine.tokenizer.encode("the harbour wakes before the town does")
     engine.script.append(ids)
     engine.hold_after = 3

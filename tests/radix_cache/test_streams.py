@@ -77,7 +77,7 @@ def test_a_stream_ends_as_the_unstreamed_answer(events: list[dict[str, Any]], in
     assert (recorded.errors, recorded.took_back) == ([], False)
 
 
-def test_what_was_told_of_a_cumulative_stream_is_recorded_when_it_breaks() -> None:
+def test_broken_cumulative_stream_is_recorded_as_far_as_it_came() -> None:
     recorded = Recorded()
     for count in range(1, 5):
         recorded.send(**event("abcd"[:count], list(range(1, count + 1)), count))
@@ -184,7 +184,7 @@ def test_a_failure_to_record_is_told() -> None:
     assert [str(error) for error in errors] == ["out of order"]
 
 
-def test_deltas_that_do_not_add_up_are_recorded_with_the_counter_that_says_so() -> None:
+def test_deltas_that_do_not_add_up_are_recorded_by_their_counter() -> None:
     recorded = Recorded()
     recorded.send(**event("a", [1], 1))
     recorded.send(**event("b", [2], 3, last=True))

@@ -107,7 +107,7 @@ class TestCutText:
         assert read(kept, "aaba") == ([1, 1, 4], [0, 1, 0], None)
         assert read(kept, "aabaé") == ([1, 1, 4, 6], [0, 1, 0, 1], None)
 
-    def test_a_text_that_ends_inside_a_token_is_continued_from_the_token_before(self) -> None:
+    def test_text_ending_inside_a_token_continues_from_the_token_before(self) -> None:
         kept = trajectories()
         reason = '{"type":"stop","matched":"ab"}'  # "ab" + "ab": cut in token 5
         stopped = Sampled(pack(1, 5), None, "ab", -1, "ab", ((None, 2),), reason)
@@ -153,13 +153,13 @@ class TestSameTextOtherTokens:
     def test_candidates_tells_how_many_there_are(self) -> None:
         assert self.kept().find_to_read(b"aab", "one").candidates == 2
 
-    def test_what_only_another_session_said_is_not_exact_for_this_one(self) -> None:
+    def test_samples_of_another_session_are_not_exact_for_this_one(self) -> None:
         kept = self.kept()
         generate(kept, "b", sampled(1), "three")
         assert read(kept, "aab", "three") == ([1, 3], [0, 0], "other_session")
         assert read(kept, "aab", "never seen") == ([1, 3], [0, 0], "other_session")
 
-    def test_what_was_said_outside_of_sessions_is_no_sessions(self) -> None:
+    def test_samples_without_a_session_belong_to_no_session(self) -> None:
         kept = trajectories()
         generate(kept, "a", sampled(1))
         assert read(kept, "aa", "one") == ([1, 1], [0, 0], "other_session")
@@ -171,7 +171,7 @@ class TestSameTextOtherTokens:
         assert generate(kept, "aaba", sampled(1), "one") == [1, 1, 4]  # "ba" came from the environment
         assert generate(kept, "aaba", sampled(1), "two") == [1, 1, 2, 1]
 
-    def test_a_session_goes_on_from_its_own_context_before_a_prompt_that_reads_alike(self) -> None:
+    def test_session_prefers_its_own_context_to_an_equal_prompt(self) -> None:
         kept = trajectories()
         generate(kept, "aab", sampled(6))
         generate(kept, "a", sampled(1), "one")
@@ -292,7 +292,7 @@ class TestNotExact:
         assert record.logprobs[0] == 0.0
         assert np.isnan(record.logprobs[1:]).all()
 
-    def test_what_was_evicted_is_said_to_be(self) -> None:
+    def test_evicted_tokens_are_reported_as_evicted(self) -> None:
         kept = trajectories(Limits(tokens=3))
         generate(kept, "a", sampled(1, 2))
         generate(kept, "b", sampled(1, 2))
@@ -305,7 +305,7 @@ class TestNotExact:
             generate(kept, text, sampled(1))
         assert [read(kept, text)[2] for text in ("aa", "ba", "éa")] == ["evicted", "evicted", None]
 
-    def test_what_was_evicted_is_known_by_its_hidden_end_too(self) -> None:
+    def test_evicted_response_is_known_by_its_hidden_end_too(self) -> None:
         kept = trajectories(Limits(versions=1))
         generate(kept, "a", sampled(1, EOS, version="1"))
         kept.see_version("2")
@@ -359,7 +359,7 @@ class TestEviction:
         assert read(kept, "aaba")[2] == "evicted"
         assert kept.tokens == 2
 
-    def test_what_was_not_used_within_k_versions_goes(self) -> None:
+    def test_trajectories_unused_for_k_versions_are_evicted(self) -> None:
         kept = trajectories(Limits(versions=2))
         generate(kept, "a", sampled(1, version="8"))
         generate(kept, "b", sampled(1, version="9"))
@@ -420,7 +420,7 @@ class TestEviction:
         assert kept.has_lost("one")
 
 
-def test_what_is_recorded_tells_prompts_from_responses() -> None:
+def test_records_tell_prompts_from_responses() -> None:
     kept = trajectories()
     generate(kept, "a", sampled(1), "one")
     context = kept.find_to_continue(b"aab").context

@@ -193,7 +193,7 @@ def test_after_a_kill_the_trajectories_are_what_they_were(limits: Limits, seed: 
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_what_goes_on_after_kills_is_what_goes_on_without(seed: int, tmp_path: Path) -> None:
+def test_trajectories_after_kills_equal_those_without(seed: int, tmp_path: Path) -> None:
     limits = Limits(tokens=100, versions=3)
     undisturbed = opened(tmp_path / "undisturbed", limits)
     killed = opened(tmp_path / "killed", limits, file_bytes=3000)
@@ -211,9 +211,7 @@ def test_what_goes_on_after_kills_is_what_goes_on_without(seed: int, tmp_path: P
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("seed", range(4))
-async def test_what_is_read_from_a_log_that_was_written_again_makes_room_like_any_other(
-    seed: int, tmp_path: Path
-) -> None:
+async def test_records_read_from_a_rewritten_log_are_evicted_like_others(seed: int, tmp_path: Path) -> None:
     """Also a prompt whose answers have gone: what it continues must not go before it."""
     limits = Limits(tokens=400)
     kept = opened(tmp_path / "log", limits, file_bytes=4000)
@@ -258,7 +256,7 @@ def test_a_kill_leaves_a_response_or_the_beginning_that_it_replaces(tmp_path: Pa
 
 
 @pytest.mark.anyio
-async def test_what_one_session_has_lost_in_all_its_life_does_not_make_the_log_longer(tmp_path: Path) -> None:
+async def test_losses_of_one_session_do_not_grow_the_log(tmp_path: Path) -> None:
     """Of all that is told of that only the last is needed, also after a kill."""
     limits = Limits(tokens=400)
     kept = opened(tmp_path / "log", limits, file_bytes=4000)
@@ -420,7 +418,7 @@ def test_a_record_without_its_end_is_dropped_and_the_others_stay(
         assert path.read_bytes() == whole[:start], "what comes next is behind whole records"
 
 
-def test_whatever_is_damaged_ends_the_start_and_says_where(tmp_path: Path) -> None:
+def test_damaged_log_ends_the_start_and_says_where(tmp_path: Path) -> None:
     kept = opened(tmp_path / "log")
     rollouts = Rollouts(kept, 2)
     for _ in range(6):
@@ -437,7 +435,7 @@ def test_whatever_is_damaged_ends_the_start_and_says_where(tmp_path: Path) -> No
                 opened(tmp_path / "log")
 
 
-def test_what_is_no_log_or_not_all_of_one_ends_the_start(tmp_path: Path) -> None:
+def test_missing_damaged_or_foreign_log_files_end_the_start(tmp_path: Path) -> None:
     directory = tmp_path / "log"
     kept = opened(directory, file_bytes=1000)
     rollouts = Rollouts(kept, 3)
@@ -478,7 +476,7 @@ def test_a_record_that_goes_on_from_one_that_is_not_there_ends_the_start(tmp_pat
         opened(tmp_path / "log")
 
 
-def test_one_log_has_one_writer_and_nobody_else_may_read_it(tmp_path: Path) -> None:
+def test_log_has_one_writer_and_is_private(tmp_path: Path) -> None:
     kept = opened(tmp_path / "log")
     Rollouts(kept, 4).turn()
     with pytest.raises(StartupError, match="another router"):

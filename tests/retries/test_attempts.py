@@ -32,7 +32,7 @@ GENERATE = {"text": "Once", "sampling_params": {"temperature": 0}}
 # What is tried again.
 
 
-async def test_an_abort_while_the_end_of_the_attempt_before_is_awaited_ends_the_request(start: Start) -> None:
+async def test_abort_while_the_previous_attempt_ends_ends_the_request(start: Start) -> None:
     worker = StandIn("regular", STAND_IN_DROP)
     worker.abort_takes_s = 0.5
     async with scripted(worker.serve) as server, start("--health-check-interval-secs", "600") as running:
@@ -105,7 +105,7 @@ async def test_a_generation_whose_worker_breaks_is_tried_on_another_one(failure:
     ],
 )
 @pytest.mark.parametrize("failure", [DROP, refused(503)], ids=["broken", "refused"])
-async def test_what_may_change_a_worker_is_sent_once(
+async def test_request_that_may_change_a_worker_is_sent_once(
     method: str, path: str, attempts: int, failure: bytes
 ) -> None:
     one = Moody(failure)
@@ -116,7 +116,7 @@ async def test_what_may_change_a_worker_is_sent_once(
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
-async def test_what_nobody_got_is_tried_elsewhere_whatever_it_is(method: str) -> None:
+async def test_request_that_no_worker_got_is_always_retried_elsewhere(method: str) -> None:
     with nobody() as dead:
         async with routed(Moody()) as running:
             worker, _ = await running.router.add_worker(dead)
@@ -366,7 +366,7 @@ async def test_the_waits_grow_by_the_factor_up_to_the_limit() -> None:
         assert gaps[2] < 4.5  # which it would be without the limit
 
 
-async def test_a_worker_that_wants_to_be_left_alone_is_when_there_is_no_other_one() -> None:
+async def test_retry_after_is_waited_for_when_there_is_no_other_worker() -> None:
     one = Moody(refused(429, b"Retry-After: 1"))
     async with routed(one) as running:
         assert (await running.client.post("/generate", json=GENERATE)).content == b"well"
@@ -374,7 +374,7 @@ async def test_a_worker_that_wants_to_be_left_alone_is_when_there_is_no_other_on
 
 
 @pytest.mark.parametrize("value", [b"9" * 5000, b"3600"])
-async def test_it_is_left_alone_no_longer_than_the_longest_wait(value: bytes) -> None:
+async def test_retry_after_is_capped_at_the_longest_wait(value: bytes) -> None:
     one = Moody(refused(503, b"Retry-After: " + value))
     async with routed(one, max_backoff_ms=200) as running:
         assert (await running.client.post("/generate", json=GENERATE)).content == b"well"
@@ -382,14 +382,14 @@ async def test_it_is_left_alone_no_longer_than_the_longest_wait(value: bytes) ->
 
 
 @pytest.mark.parametrize("value", [b"soon", b"-1", b"Wed, 21 Oct 2026 07:28:00 GMT"])
-async def test_what_is_no_number_of_seconds_is_not_waited_for(value: bytes) -> None:
+async def test_invalid_retry_after_is_ignored(value: bytes) -> None:
     one = Moody(refused(503, b"Retry-After: " + value))
     async with routed(one) as running:
         assert (await running.client.post("/generate", json=GENERATE)).content == b"well"
         assert one.times[1] - one.times[0] < 1
 
 
-async def test_another_worker_is_asked_at_once_though_the_first_wants_to_be_left_alone() -> None:
+async def test_another_worker_is_asked_at_once_despite_retry_after_of_the_first() -> None:
     one, two = Moody(refused(503, b"Retry-After: 20")), Moody()
     async with routed(one, two) as running:
         running.router.pool.bind("s", one.worker)

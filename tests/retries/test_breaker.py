@@ -100,7 +100,7 @@ def breaker() -> Breaker:
     return Breaker(Thresholds(failures=2, successes=1), lambda: 0.0)
 
 
-def test_it_remembers_nothing_of_a_worker_that_has_answered_since_it_failed(breaker: Breaker) -> None:
+def test_breaker_forgets_failures_of_a_worker_that_answered_since(breaker: Breaker) -> None:
     breaker.failed(object())
     after_the_failure = breaker.untroubled
     breaker.succeeded(object())
@@ -121,7 +121,7 @@ def test_a_probe_that_is_given_up_leaves_its_place_to_another_one(breaker: Break
     assert breaker.state == "half-open"
 
 
-def test_what_was_asked_before_it_opened_neither_opens_nor_closes_it(breaker: Breaker) -> None:
+def test_request_sent_before_it_opened_neither_opens_nor_closes_it(breaker: Breaker) -> None:
     for _ in range(2):
         breaker.failed(object())
     breaker.wait_over()

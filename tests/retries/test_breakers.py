@@ -116,7 +116,7 @@ async def test_streams_that_end_well_start_the_row_anew() -> None:
         assert not withheld(one.worker)
 
 
-async def test_it_can_be_switched_off() -> None:
+async def test_breakers_can_be_switched_off() -> None:
     one = Moody(rest=refused(500))
     async with routed(one, breaker=None, attempts=1) as running:
         assert [await ask(running) for _ in range(30)] == [500] * 30
@@ -139,7 +139,7 @@ def state_of(running: Running, worker: Worker) -> State:
     return state
 
 
-async def test_while_it_is_open_the_only_worker_gets_nothing_and_comes_back_by_itself() -> None:
+async def test_only_worker_gets_nothing_while_its_breaker_is_open() -> None:
     one = Moody(*[refused(500)] * 2)
     async with routed(one, breaker=SHORT, attempts=1) as running:
         await ask(running)

@@ -90,7 +90,7 @@ async def two_engines(
             engine.end()
 
 
-async def test_conversations_go_on_when_an_engine_is_killed_and_every_token_is_exact(
+async def test_conversations_stay_exact_when_an_engine_is_killed(
     start: Start, checkpoint: str, tmp_path: Path
 ) -> None:
     answers: dict[str, dict[str, Any]] = {}
@@ -134,7 +134,7 @@ async def test_conversations_go_on_when_an_engine_is_killed_and_every_token_is_e
         assert not any(worker.in_flight for worker in running.router.pool)
 
 
-async def test_a_stream_that_has_begun_is_not_generated_again_behind_its_beginning(
+async def test_stream_is_not_generated_again_once_it_has_begun(
     start: Start, checkpoint: str, tmp_path: Path
 ) -> None:
     async with two_engines(start, checkpoint, tmp_path) as (running, engines):

@@ -125,7 +125,7 @@ def test_no_router_is_its_own_worker(listens: str, own: list[str], others: list[
 
 
 @pytest.mark.anyio
-async def test_whoever_registers_the_router_at_itself_is_told_so(start: Start) -> None:
+async def test_router_cannot_be_registered_at_itself(start: Start) -> None:
     async with start(*BARE, "--port", "23456") as running:
         for url in ("http://127.0.0.1:23456", "http://localhost:23456"):
             for reply in (
@@ -160,9 +160,7 @@ def test_patterns_add_up() -> None:
         *("*.*", "10.0.0.0/33", "10.0.0.1/8", "[engine]", "[::1", "fd00::/8:1", "a,b", "[a-z]", "é", "a\n", "a?b:/"),
     ],
 )  # fmt: skip
-def test_what_is_no_pattern_ends_the_start_in_one_line(
-    pattern: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_pattern_ends_the_start_in_one_line(pattern: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SettingsError, match="--allow-worker: wanted"):
         WorkerAddresses.parse([pattern])
     assert main(["--allow-worker", pattern]) == 2

@@ -122,7 +122,7 @@ async def test_a_client_that_hangs_up_has_its_line_too(
     ]
 
 
-async def test_nobody_writes_lines_of_their_own(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+async def test_callers_cannot_forge_lines(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async with start(*BARE, *KEYS, AUDIT) as running:
         for path in (

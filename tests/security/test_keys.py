@@ -120,7 +120,7 @@ def make_plugin(_: argparse.Namespace) -> Routes:
     return Routes()
 
 
-async def test_the_routes_of_plugins_are_traffic_and_what_only_looks_like_one_is_not(start: Start) -> None:
+async def test_plugin_routes_need_the_traffic_key_and_lookalikes_the_admin_key(start: Start) -> None:
     plugin = (*BARE, "--middleware-paths", f"{__name__}:make_plugin")
     async with guarded(start, *BOTH, *plugin) as (running, worker):
         for path in ("/own", "/own/a", "/own/..", "/own/%2e%2e", "/mounted/a", "/%6fwn", "/own?a=b"):
@@ -351,7 +351,7 @@ async def test_a_clients_own_key_goes_before_the_workers(start: Start) -> None:
         assert given == [[b"Bearer theirs"], [b"Bearer ours"], [b"Bearer ours"]]
 
 
-async def test_what_the_core_asks_of_a_worker_shows_the_key_too(start: Start) -> None:
+async def test_requests_of_the_core_to_workers_show_the_key(start: Start) -> None:
     worker = Recording()
     asked: list[tuple[str, str | None]] = []
 

@@ -231,7 +231,7 @@ def make_plugin(_: argparse.Namespace) -> Failing:
     return Failing()
 
 
-async def test_what_a_plugin_raises_stays_in_the_log(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+async def test_exceptions_of_plugins_stay_in_the_log(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     async def echo(wire: Wire) -> None:
         while await wire.request():
             await wire.send(answer(b"fine"))
@@ -250,7 +250,7 @@ async def test_what_a_plugin_raises_stays_in_the_log(start: Start, caplog: pytes
     assert told(caplog.records).count("RuntimeError: a secret of the plugin") >= 5
 
 
-def test_nobody_writes_lines_into_the_log(
+def test_clients_cannot_forge_lines_of_the_log(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = logging.Logger("root", logging.INFO)

@@ -183,7 +183,7 @@ def written_by_the_router(request: Arrived, worker: Scripted) -> bool:
 
 
 @pytest.mark.parametrize("piece", [1 << 16, 1], ids=["at once", "byte by byte"])
-async def test_what_could_be_read_in_two_ways_closes_the_connection(start: Start, piece: int) -> None:
+async def test_ambiguous_framing_closes_the_connection(start: Start, piece: int) -> None:
     async with scripted(echo) as worker, start(*BARE, "--worker-urls", worker.url) as running:
         for what, raw in REFUSED.items():
             statuses = await asked(running.url, raw + HIDDEN, piece)
@@ -194,7 +194,7 @@ async def test_what_could_be_read_in_two_ways_closes_the_connection(start: Start
 
 
 @pytest.mark.parametrize("piece", [1 << 16, 1], ids=["at once", "byte by byte"])
-async def test_what_is_not_passed_on_leaves_the_rest_in_step(start: Start, piece: int) -> None:
+async def test_refused_request_leaves_the_rest_in_step(start: Start, piece: int) -> None:
     async with scripted(echo) as worker, start(*BARE, "--worker-urls", worker.url) as running:
         for what, raw in NOT_PASSED.items():
             assert await asked(running.url, raw + LAST, piece) == [400, 200], what
@@ -203,7 +203,7 @@ async def test_what_is_not_passed_on_leaves_the_rest_in_step(start: Start, piece
 
 
 @pytest.mark.parametrize("piece", [1 << 16, 1], ids=["at once", "byte by byte"])
-async def test_what_is_passed_on_is_framed_anew(start: Start, piece: int) -> None:
+async def test_forwarded_request_is_framed_anew(start: Start, piece: int) -> None:
     async with scripted(echo) as worker, start(*BARE, "--worker-urls", worker.url) as running:
         for what, (raw, body) in PASSED.items():
             worker.arrived.clear()

@@ -64,7 +64,7 @@ def why(reply: httpx.Response) -> str:
     return str(reply.json()["error"]["message"]).removeprefix("the token is no good: ")
 
 
-# who gets in
+# authentication
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ async def test_keys_and_tokens_stand_beside_each_other(start: Start, provider: I
         assert provider.asked.count("/keys") == 1
 
 
-async def test_beside_tokens_alone_traffic_is_open_and_no_token_of_the_provider_reaches_a_worker(
+async def test_traffic_is_open_with_tokens_alone_and_workers_get_no_token(
     start: Start, provider: IdentityProvider
 ) -> None:
     async with trusting(start, provider) as (running, worker):
@@ -152,7 +152,7 @@ def segment(value: object) -> str:
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
 
-async def test_what_a_token_must_say(start: Start, provider: IdentityProvider) -> None:
+async def test_required_claims_of_a_token(start: Start, provider: IdentityProvider) -> None:
     now = int(time.time())
     cases: dict[str, dict[str, Any]] = {
         "it has expired": {"exp": now - 40},
@@ -264,7 +264,7 @@ async def test_no_token_reaches_an_answer_or_the_log(
 # the provider's keys
 
 
-async def test_a_token_by_a_new_key_is_known_at_once_and_an_unknown_name_asks_but_once(
+async def test_new_signing_key_is_fetched_when_due_and_unknown_ones_once(
     provider: IdentityProvider,
 ) -> None:
     now_s = 1000.0
@@ -428,7 +428,9 @@ async def test_a_provider_behind_https_must_be_who_it_says(
             await SigningKeys(Provider(url, f"{provider.url}/keys")).find("one")
 
 
-async def test_who_waits_for_the_keys_holds_up_nobody_else(start: Start, provider: IdentityProvider) -> None:
+async def test_waiting_for_signing_keys_delays_no_other_request(
+    start: Start, provider: IdentityProvider
+) -> None:
     provider.held = anyio.Event()
     statuses: list[int] = []
     async with trusting(start, provider) as (running, _), anyio.create_task_group() as tasks:
@@ -467,7 +469,7 @@ async def test_who_waits_for_the_keys_holds_up_nobody_else(start: Start, provide
         ),
     ],
 )
-def test_what_cannot_work_is_refused_at_start(
+def test_unusable_flags_end_the_start(
     flags: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(list(flags)) == 2

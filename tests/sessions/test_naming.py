@@ -144,7 +144,7 @@ async def test_a_key_that_all_clients_show_cannot_be_asked_to_name_sessions() ->
     build(["--no-default-plugins", "--plugin", "sessions", "--session-from-api-key"])  # nobody asks for a key
 
 
-async def test_one_user_is_one_session_for_the_worker_too(start: Start) -> None:
+async def test_user_names_one_session_for_the_worker_too(start: Start) -> None:
     """The policies and the core see the same session name."""
     async with start("--plugin", "engine", "--engine-workers", "3", *ALL) as running:
         for name in ("a", "b", "a", "b", "a"):
@@ -165,7 +165,7 @@ async def test_a_worker_gets_its_own_key_where_a_name_came_in_place_of_one(start
     assert [got["authorization"] for _, got, _ in worker.requests] == ["Bearer workers", f"Bearer {JWT}"]
 
 
-async def test_what_is_recorded_can_be_fetched(start: Start) -> None:
+async def test_recorded_session_can_be_fetched(start: Start) -> None:
     async with start(*RECORDING) as running:
         for name in ("a" * 1024, "é" * 512, "a%2Fb", "a%", "harbor/hello:0", "a//b", "two words ☔", "?#"):
             body = {"text": "hi", "sampling_params": {"max_new_tokens": 2}, "session_id": name}

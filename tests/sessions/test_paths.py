@@ -83,7 +83,7 @@ async def test_any_name_is_the_same_in_a_path_and_in_a_header(name: str, start: 
         (f"/sessions/{'%E2%98%94' * 400}/v1/models", "got 1200"),
     ],
 )
-async def test_what_is_no_name_is_told_and_reaches_no_worker(raw: str, told: str, start: Start) -> None:
+async def test_invalid_name_is_refused_and_reaches_no_worker(raw: str, told: str, start: Start) -> None:
     worker = Recording()
     async with serving(worker) as url, start(*ALONE, "--worker-urls", url) as running:
         stream = await anyio.connect_tcp("127.0.0.1", int(running.url.rpartition(":")[2]))

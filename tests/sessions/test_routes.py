@@ -56,7 +56,7 @@ async def test_a_client_may_bring_the_name(start: Start) -> None:
         ({"sampling_params": {"temperature": 0.5}}, "with each request"),
     ],
 )
-async def test_what_cannot_be_created_is_told(body: Any, told: str, start: Start) -> None:
+async def test_invalid_creation_is_refused(body: Any, told: str, start: Start) -> None:
     async with start() as running:
         answer = await running.client.post("/sessions", json=body)
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "BAD_REQUEST")
@@ -114,7 +114,7 @@ async def test_records_are_what_the_engine_got_and_gave(start: Start) -> None:
         assert shown["metadata"]["accumulated_token_ids"] == [*last.input_ids, *last.output_ids]
 
 
-async def test_long_records_are_written_in_a_thread_which_does_not_read_the_index(
+async def test_long_records_are_written_in_a_thread_without_the_index(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other requests divide its edges meanwhile: a text that is read there may have a piece twice."""
@@ -181,7 +181,7 @@ async def test_a_deleted_session_is_refused_by_whatever_names_it(named: str, sta
     assert len([path for path, *_ in worker.requests if path == "/generate"]) == 1
 
 
-async def test_an_answer_that_comes_after_a_deletion_is_no_sample_of_the_next_session(start: Start) -> None:
+async def test_answer_after_a_deletion_is_no_sample_of_the_next_session(start: Start) -> None:
     """Of the same name, which then counts as not complete."""
     async with chatting(start, "word " * 2000, tokens_per_second=100) as chat:
         client, one = chat.running.client, {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 20}
@@ -196,7 +196,7 @@ async def test_an_answer_that_comes_after_a_deletion_is_no_sample_of_the_next_se
         assert (await client.post("/sessions/a/samples")).status_code == 422
 
 
-async def test_a_request_that_waits_for_a_slot_while_its_session_is_deleted_is_no_sample(
+async def test_request_waiting_while_its_session_is_deleted_is_no_sample(
     start: Start,
 ) -> None:
     flags = ("--max-concurrent-requests", "1", "--queue-size", "1")

@@ -172,7 +172,7 @@ async def test_a_turn_that_still_runs_is_not_in_a_sample(start: Start) -> None:
             said_by(sample, chat.entries[0])
 
 
-async def test_what_a_client_kept_of_an_answer_is_trained_on_and_no_more(start: Start) -> None:
+async def test_only_the_kept_part_of_an_answer_is_trained_on(start: Start) -> None:
     """A search agent cuts an answer behind a tag, and goes on with the result."""
     async with start(*RECORDING) as running:
         client, base = running.client, "/sessions/a/generate"
@@ -191,9 +191,7 @@ async def test_what_a_client_kept_of_an_answer_is_trained_on_and_no_more(start: 
         assert sample.about["metadata"]["leaf"]["path_node_ids"] == [0, 1]
 
 
-async def test_what_comes_of_a_stream_behind_the_part_that_was_kept_is_no_sample_of_its_own(
-    start: Start, tmp_path: Path
-) -> None:
+async def test_stream_behind_its_kept_part_is_no_sample_of_its_own(start: Start, tmp_path: Path) -> None:
     """An agent goes on behind a tag while the engine has not noticed: the part is trained on, and once."""
     flags = ("--trajectory-log", str(tmp_path / "log"))
     async with chatting(start, "word " * 30, "More.", tokens_per_second=100, flags=flags) as chat:

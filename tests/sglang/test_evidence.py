@@ -74,11 +74,11 @@ def test_a_missing_figure_contradicts_nothing(name: str) -> None:
         {"output_ids": IDS, "meta_info": {"output_token_logprobs": [[None, 11], [-1, 1], [-0.5, 13]]}},
     ],
 )
-def test_what_aborts_and_old_engines_leave_out_contradicts_nothing(told: dict[str, Any]) -> None:
+def test_omissions_of_aborts_and_old_engines_contradict_nothing(told: dict[str, Any]) -> None:
     assert fault(told) is None
 
 
-def test_what_is_not_known_is_not_compared() -> None:
+def test_unknown_figures_are_not_compared() -> None:
     assert contradiction(answer(prompt_tokens=9, id="r9"), prompt_tokens=None, rid=None) is None
 
 

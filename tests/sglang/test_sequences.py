@@ -167,7 +167,7 @@ def test_an_abort_that_is_the_first_event_names_all_its_logprobs_name() -> None:
     assert (answer["text"], answer["output_ids"]) == ("abcd", engine.ids)
 
 
-def test_what_an_abort_cannot_name_is_seen() -> None:
+def test_unnamed_sequence_of_an_abort_is_a_contradiction() -> None:
     engine = Engine("abcd", incremental=False, logprobs=False)
     answer = whole_answer(engine.queued(0, 4))
     assert contradiction(answer, prompt_tokens=4, rid="r") == "completion_tokens"
@@ -291,7 +291,7 @@ def test_a_held_event_is_parsed_when_the_next_does_not_repeat_it() -> None:
         {"meta_info": {"output_token_logprobs": [1]}},
     ],
 )
-def test_what_is_no_answer_is_refused(event: dict[str, Any]) -> None:
+def test_invalid_answer_is_refused(event: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"wanted|no answer"):
         AnswerSoFar().take(event)
 

@@ -74,9 +74,7 @@ async def workers(running: Running) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.anyio
-async def test_registered_workers_are_there_again_with_their_ids_and_all_that_was_said_of_them(
-    start: Start, tmp_path: Path
-) -> None:
+async def test_registered_workers_are_restored_with_ids_and_facts(start: Start, tmp_path: Path) -> None:
     async with engines(Engine()) as [url]:
         async with start(*flags(tmp_path / "state")) as running:
             registered = await running.client.post(
@@ -154,7 +152,7 @@ async def test_workers_that_may_not_register_any_more_are_left_out(start: Start,
 
 
 @pytest.mark.anyio
-async def test_what_the_command_line_names_is_registered_at_each_start(start: Start, tmp_path: Path) -> None:
+async def test_workers_of_the_command_line_are_registered_at_each_start(start: Start, tmp_path: Path) -> None:
     async with engines(Engine()) as [url]:
         async with start(*flags(tmp_path / "state", "--worker-urls", url)) as running:
             await running.client.post("/remove_worker", json={"url": url})
@@ -179,7 +177,7 @@ async def half_updated(start: Start, directory: Path, good: Engine, bad: Engine,
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("named", [False, True])
-async def test_a_stale_worker_stays_stale_and_torn_also_when_the_command_line_names_it(
+async def test_stale_worker_stays_stale_when_the_command_line_names_it(
     start: Start, tmp_path: Path, named: bool
 ) -> None:
     good, bad = Engine(), Engine()
@@ -197,7 +195,7 @@ async def test_a_stale_worker_stays_stale_and_torn_also_when_the_command_line_na
 
 
 @pytest.mark.anyio
-async def test_the_fleet_has_its_version_and_their_order_again_and_announces_nothing_twice(
+async def test_fleet_restores_its_version_and_order_without_a_new_announcement(
     start: Start, tmp_path: Path
 ) -> None:
     engine = Engine("base")
@@ -235,9 +233,7 @@ async def test_a_worker_that_lost_its_weights_meanwhile_is_stale(start: Start, t
 
 
 @pytest.mark.anyio
-async def test_a_fleet_that_moved_while_the_router_was_away_is_used_with_what_it_has(
-    start: Start, tmp_path: Path
-) -> None:
+async def test_fleet_that_moved_while_the_router_was_down_is_used(start: Start, tmp_path: Path) -> None:
     """A trainer updates engines directly; a new run may begin with lower numbers."""
     both = [Engine("7"), Engine("7")]
     async with engines(*both) as urls:
@@ -253,7 +249,7 @@ async def test_a_fleet_that_moved_while_the_router_was_away_is_used_with_what_it
 
 
 @pytest.mark.anyio
-async def test_one_of_a_fleet_that_fell_behind_while_the_router_was_away_is_stale(
+async def test_worker_that_fell_behind_while_the_router_was_down_is_stale(
     start: Start, tmp_path: Path
 ) -> None:
     both = [Engine("7"), Engine("7")]
@@ -336,7 +332,7 @@ async def test_a_disk_that_is_full_fails_what_is_promised_by_it(
 
 
 @pytest.mark.anyio
-async def test_what_was_learnt_is_kept_when_the_disk_has_room_again(
+async def test_state_is_saved_when_the_disk_has_room_again(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with start(*flags(tmp_path / "state")) as running:
@@ -383,7 +379,7 @@ FOREIGN: dict[str, Callable[[], bytes]] = {
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
-def test_what_no_router_wrote_ends_the_start_and_is_left_alone(kind: str, tmp_path: Path) -> None:
+def test_foreign_file_ends_the_start_and_is_left_alone(kind: str, tmp_path: Path) -> None:
     file = tmp_path / "workers.json"
     file.write_bytes(orjson.dumps(FILE))
     content = FOREIGN[kind]()

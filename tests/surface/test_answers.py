@@ -274,7 +274,7 @@ async def test_each_status_of_each_route_comes_as_described(start: Start) -> Non
     assert described - seen == {("POST", "/weight_version", "500"), *of_keys, *unrecorded}
 
 
-async def test_who_waits_in_vain_is_told_as_described(start: Start) -> None:
+async def test_refusals_by_limits_are_as_described(start: Start) -> None:
     """The slot is held by one that waits for generation to continue."""
     path, hello = "/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}
     limits = ["--max-concurrent-requests", "1", "--queue-size", "1", "--queue-timeout-secs", "0.2"]

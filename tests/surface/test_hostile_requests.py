@@ -102,7 +102,7 @@ async def client_of(start: Start) -> AsyncIterator[httpx.AsyncClient]:
         yield running.client
 
 
-async def test_what_is_no_request_is_refused(start: Start) -> None:
+async def test_malformed_request_is_refused(start: Start) -> None:
     async with client_of(start) as client:
         for path in POSTS:
             for content in NO_REQUESTS:
@@ -196,7 +196,7 @@ async def test_arguments_may_be_nested_deeper_than_json_is_written(start: Start)
         "\0",
     ],
 )
-async def test_what_an_assistant_wrote_may_look_like_calls(start: Start, written: str) -> None:
+async def test_text_of_an_assistant_may_look_like_calls(start: Start, written: str) -> None:
     said = {"role": "assistant", "content": f"Calling tools:\n{written}"}
     body = {"messages": [said, {"role": "user", "content": "And?"}], "max_tokens": 1}
     async with client_of(start) as client:

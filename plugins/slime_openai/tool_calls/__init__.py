@@ -21,7 +21,7 @@ class CallFormat:
     new_id: Callable[[], str] = new_call_id
 
 
-#: What an answer is with ``tool_choice`` "required", whose grammar leaves no room for anything else.
+#: The format of answers with ``tool_choice`` "required": the grammar allows nothing else.
 FORCED_CALLS = CallFormat("json", json_array.read)
 
 #: By the names of SGLang's ``--tool-call-parser`` (``function_call/function_call_parser.py``).

@@ -1,4 +1,4 @@
-"""``[{"name": ..., "parameters": {...}}, ...]`` and nothing else: a forced call, whatever the model's own format is.
+"""``[{"name": ..., "parameters": {...}}, ...]`` and nothing else: a forced call, in place of the model's own format.
 
 SGLang's ``JsonArrayParser`` reads the same, for the JSON schema that binds an answer with ``tool_choice`` "required".
 """

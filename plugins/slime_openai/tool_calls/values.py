@@ -9,7 +9,7 @@ import orjson
 
 __all__ = ["Value", "dumps"]
 
-#: What JSON values are called in a schema. A whole number is a number too.
+#: A schema's names for types of JSON values. A whole number is a number too.
 _NAMES = {
     bool: ("boolean",),
     dict: ("object",),
@@ -46,7 +46,7 @@ class Value:
             self._held = [text[len(body) :]]
 
     def finish(self, *, cut: bool) -> None:
-        """The end. ``cut``: nobody knows how the value would have gone on, so it stays open."""
+        """The end. ``cut``: the rest of the value is unknown, so it stays open."""
         text = "".join(self._held)
         if self._begun:
             self._write(_escaped(text) if cut else '"')

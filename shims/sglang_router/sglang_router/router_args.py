@@ -125,7 +125,7 @@ class RouterArgs:
     # traces
     enable_trace: bool = False
     otlp_traces_endpoint: str = "localhost:4317"
-    # who gets in
+    # authentication
     api_key: str | None = field(default=None, repr=False)
     control_plane_api_keys: list[Any] = field(
         default_factory=list, repr=False, metadata=_ANY

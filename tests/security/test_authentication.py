@@ -1,4 +1,4 @@
-"""The page's table of who gets in where: each kind of caller, at each kind of route, under each set of flags."""
+"""The page's table of authentication: each kind of caller, at each kind of route, under each set of flags."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ async def echo(wire: Wire) -> None:
 
 
 @pytest.mark.parametrize("given", list(product((False, True), repeat=4))[1:], ids=str)
-async def test_who_gets_in_where(given: tuple[bool, ...], start: Start, provider: IdentityProvider) -> None:
+async def test_access_of_each_caller_to_each_route(
+    given: tuple[bool, ...], start: Start, provider: IdentityProvider
+) -> None:
     flags = [name for name, there in zip(FLAGS, given, strict=True) if there]
     words = [word for name in flags for word in (FLAGS[name] or provider.flags)]
     closed = flags != ["--api-key"]  # something else than the traffic key opens control
