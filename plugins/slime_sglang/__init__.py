@@ -1,8 +1,9 @@
 """SGLang's protocol: the description that servers give of themselves, their ranks, and readers of their answers."""
 
+from slime_sglang.answers import PER_TOKEN, is_abort, sampled_ids
 from slime_sglang.evidence import CONTRADICTION, contradiction
 from slime_sglang.plugin import SGLang, add_options, make_plugin
-from slime_sglang.sequences import PER_TOKEN, AnswerSoFar, is_abort, sampled_ids, whole_answer
+from slime_sglang.sequences import AnswerSoFar, whole_answer
 
 __all__ = [
     "CONTRADICTION",

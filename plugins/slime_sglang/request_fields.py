@@ -38,6 +38,7 @@ _TOP_LEVEL = frozenset(
         "priority",
         "received_time",
         "require_reasoning",
+        "return_logprob",
         "rid",
         "routed_dp_rank",
         "routed_experts_start_len",

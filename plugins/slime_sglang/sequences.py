@@ -12,59 +12,16 @@ beside cumulative counters. Aborts have shapes of their own (its ``TokenizerMana
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import orjson
 
-__all__ = ["PER_TOKEN", "AnswerSoFar", "is_abort", "sampled_ids", "whole_answer"]
+from slime_sglang.answers import PER_TOKEN, ids_in, ids_of, is_abort, with_missing, without_queued
 
-#: Lists in ``meta_info`` with an entry for each sampled token: an incremental stream has them as deltas, too.
-PER_TOKEN = (
-    "output_token_logprobs",
-    "output_top_logprobs",
-    "output_token_ids_logprobs",
-    "output_token_sampling_mask",
-    "output_token_sampling_logprobs",
-)
-#: Figures about all tokens so far: those of an earlier event are wrong when more tokens came.
-_OF_ALL_TOKENS = frozenset(
-    (
-        *PER_TOKEN,
-        *("completion_tokens", "weight_versions"),
-        *("output_token_logprobs_length", "output_token_sampling_mask_length"),
-    )
-)
+__all__ = ["AnswerSoFar", "whole_answer"]
+
 #: Facts about the request, the same in each event of a sequence.
 _OF_THE_REQUEST = ("id", "prompt_tokens")
-
-
-def is_abort(meta: Mapping[str, Any]) -> bool:
-    """True for the ``meta_info`` of a sequence that was aborted, for whatever reason."""
-    reason = meta.get("finish_reason")
-    return isinstance(reason, dict) and reason.get("type") == "abort"
-
-
-def sampled_ids(answer: Mapping[str, Any]) -> list[int]:
-    """The ids that ``answer`` names, or its logprobs where it names none. A copy."""
-    return list(_ids_in(answer, answer["meta_info"]) or ())
-
-
-def _ids_in(event: Mapping[str, Any], meta: Mapping[str, Any]) -> list[int] | None:
-    ids = event.get("output_ids")
-    if ids is None:
-        logprobs = meta.get("output_token_logprobs")
-        return _ids_of(logprobs) if logprobs else None
-    if not isinstance(ids, list):
-        raise ValueError(f"wanted a list of output_ids, got {type(ids).__name__}")
-    return ids
-
-
-def _ids_of(logprobs: Any) -> list[int]:
-    try:
-        return [entry[1] for entry in logprobs]
-    except (LookupError, TypeError):
-        raise ValueError("wanted logprobs as [logprob, id, text]") from None
 
 
 def whole_answer(event: dict[str, Any]) -> dict[str, Any]:
@@ -186,7 +143,7 @@ class AnswerSoFar:
         text = event.get("text")
         if not (text is None or isinstance(text, str)):
             raise ValueError(f"wanted a text, got {type(text).__name__}")
-        ids, count = _ids_in(event, meta), meta.get("completion_tokens")
+        ids, count = ids_in(event, meta), meta.get("completion_tokens")
         if self._names_ids and event.get("output_ids") is None:
             ids = None  # an engine that names ids does so in each event; logprobs alone may repeat the last one's
         if self._is_next_delta(ids, count) and not is_abort(meta):
@@ -198,7 +155,7 @@ class AnswerSoFar:
         news = self._read_abort(ids or [], meta, text) if aborted else self._read(ids, meta, text)
         if aborted and self._event is not None:
             grown = len(news.ids) > (len(self._ids) if news.has_all else 0)
-            event = _with_missing(self.answer, event, grown=grown)
+            event = with_missing(self.answer, event, grown=grown)
         if self._ids and news.ids:
             self._see_mode(ids or [], news, aborted)
         self._names_ids |= event.get("output_ids") is not None
@@ -301,7 +258,7 @@ class AnswerSoFar:
         is_delta = len(known) + len(ids) == count
         told = meta.get("output_token_logprobs") or []
         if ids and len(told) == count and (has_all_text or not is_delta):
-            sampled = _ids_of(told)
+            sampled = ids_of(told)
             if sampled[: len(known)] == known and sampled[-1] == ids[-1]:
                 return _News(sampled, has_all=True, is_full=True)
         if not ids:
@@ -325,7 +282,7 @@ class AnswerSoFar:
             self.rewritten |= not (text.startswith(before) or before.startswith(text))
             self.text = text
         elif news.again:
-            self.text = _without_queued(before, text)
+            self.text = without_queued(before, text)
         elif len(text) > len(before):
             self.text = text
         return self.text[len(before) :]
@@ -354,24 +311,3 @@ class AnswerSoFar:
             return told[new:]
         known += told[:new] if len(told) == new + news.again else told
         return known
-
-
-def _with_missing(before: dict[str, Any], event: dict[str, Any], *, grown: bool) -> dict[str, Any]:
-    """``event``, an abort, with what was known ``before`` and it does not tell."""
-    known, told = before["meta_info"], event["meta_info"]
-    kept = {name: value for name, value in known.items() if not (grown and name in _OF_ALL_TOKENS)}
-    meta = {**kept, **told}
-    if not grown and not told.get("weight_versions") and known.get("weight_version") is not None:
-        meta["weight_version"] = known[
-            "weight_version"
-        ]  # the abort has the one of now: these tokens are older
-    return {**before, **event, "meta_info": meta}
-
-
-def _without_queued(before: str, text: str) -> str:
-    """All text, when ``text`` is that, or new text and then all text."""
-    queued = text[: (len(text) - len(before)) // 2] if len(text) >= len(before) else ""
-    whole = before + queued
-    if text == queued + whole:
-        return whole
-    return text if text.startswith(before) else before

@@ -1,0 +1,74 @@
+"""Single answers and events of a generation: their ids, and facts that an abort lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["PER_TOKEN", "ids_in", "ids_of", "is_abort", "sampled_ids", "with_missing", "without_queued"]
+
+#: Lists in ``meta_info`` with an entry for each sampled token: an incremental stream has them as deltas, too.
+PER_TOKEN = (
+    "output_token_logprobs",
+    "output_top_logprobs",
+    "output_token_ids_logprobs",
+    "output_token_sampling_mask",
+    "output_token_sampling_logprobs",
+)
+#: Figures about all tokens so far: those of an earlier event are wrong when more tokens came.
+_OF_ALL_TOKENS = frozenset(
+    (
+        *PER_TOKEN,
+        *("completion_tokens", "weight_versions"),
+        *("output_token_logprobs_length", "output_token_sampling_mask_length"),
+    )
+)
+
+
+def is_abort(meta: Mapping[str, Any]) -> bool:
+    """True for the ``meta_info`` of a sequence that was aborted, for whatever reason."""
+    reason = meta.get("finish_reason")
+    return isinstance(reason, dict) and reason.get("type") == "abort"
+
+
+def sampled_ids(answer: Mapping[str, Any]) -> list[int]:
+    """The ids that ``answer`` names, or its logprobs where it names none. A copy."""
+    return list(ids_in(answer, answer["meta_info"]) or ())
+
+
+def ids_in(event: Mapping[str, Any], meta: Mapping[str, Any]) -> list[int] | None:
+    ids = event.get("output_ids")
+    if ids is None:
+        logprobs = meta.get("output_token_logprobs")
+        return ids_of(logprobs) if logprobs else None
+    if not isinstance(ids, list):
+        raise ValueError(f"wanted a list of output_ids, got {type(ids).__name__}")
+    return ids
+
+
+def ids_of(logprobs: Any) -> list[int]:
+    try:
+        return [entry[1] for entry in logprobs]
+    except (LookupError, TypeError):
+        raise ValueError("wanted logprobs as [logprob, id, text]") from None
+
+
+def with_missing(before: dict[str, Any], event: dict[str, Any], *, grown: bool) -> dict[str, Any]:
+    """``event``, an abort, with what was known ``before`` and it does not tell."""
+    known, told = before["meta_info"], event["meta_info"]
+    kept = {name: value for name, value in known.items() if not (grown and name in _OF_ALL_TOKENS)}
+    meta = {**kept, **told}
+    if not grown and not told.get("weight_versions") and known.get("weight_version") is not None:
+        meta["weight_version"] = known[
+            "weight_version"
+        ]  # the abort has the one of now: these tokens are older
+    return {**before, **event, "meta_info": meta}
+
+
+def without_queued(before: str, text: str) -> str:
+    """All text, when ``text`` is that, or new text and then all text."""
+    queued = text[: (len(text) - len(before)) // 2] if len(text) >= len(before) else ""
+    whole = before + queued
+    if text == queued + whole:
+        return whole
+    return text if text.startswith(before) else before
