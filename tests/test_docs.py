@@ -30,6 +30,7 @@ from slime_control.calls import CALLS
 ROOT = Path(__file__).parent.parent
 PAGES = [
     ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
     ROOT / "SECURITY.md",
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "examples").rglob("*.md")),
@@ -331,3 +332,10 @@ def test_the_picture_of_a_request_has_the_senders_in_their_order() -> None:
         sender = sender._inner
     note = page("docs/architecture.md").partition("Note over S: ")[2].partition("\n")[0]
     assert re.findall(r"slime_\w+", note) == found
+
+
+def test_the_map_of_the_code_names_what_is_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    paths = re.findall(r"`((?:router_core|plugins|tests|docs|benchmarks)/[\w/.]+)`", text)
+    assert paths
+    assert [path for path in paths if not (ROOT / path).exists()] == []
