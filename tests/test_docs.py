@@ -45,7 +45,7 @@ PLUGINS = [
     for name, point in installed_plugins().items()
     if point.dist is not None and point.dist.name == "slime-router"
 ]
-#: What offers components that others want.
+#: Plugins that offer components to others.
 _FIRST = ("engine", "radix_cache")
 
 _LINK = re.compile(r"\]\(([^)\s]+)\)")

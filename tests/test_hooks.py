@@ -30,7 +30,7 @@ from router_core.workers import JOINING, WorkerChange
 
 pytestmark = pytest.mark.anyio
 
-#: What an error must not carry to the client.
+#: Text that an error must not carry to the client.
 SECRET = "the launch code is 0000"
 
 

@@ -53,13 +53,13 @@ LAYERS = (
     ("__main__",),
 )
 
-#: What hooks are given is what calls them: these know the router's type.
+#: Modules that know the router's type: they pass it to hooks.
 KNOW_THE_ROUTER = frozenset(("router_core.hooks", "router_core.hookspecs"))
 
 #: Packages that any plugin may import; they import no other one.
 LIBRARIES = frozenset(("slime_journal", "slime_sglang"))
 
-#: What takes a second to import and is not always needed. Only these may be imported within a function.
+#: Packages that take a second to import and are not always needed. Only these may be imported within a function.
 HEAVY = frozenset(("cryptography", "jwt", "llguidance", "numpy", "tokenizers", "torch", "transformers"))
 
 

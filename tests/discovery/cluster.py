@@ -93,7 +93,7 @@ class Cluster:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
 
-    # What happens to pods.
+    # Changes of pods.
 
     def put(self, pod: Pod) -> Pod:
         """Create ``pod``, or change the one of its name; one that was told of before is not touched."""
@@ -126,7 +126,7 @@ class Cluster:
             if event is not None:
                 watcher.events.put_nowait(event)
 
-    # What happens to watches.
+    # Changes of watches.
 
     def bookmark(self) -> None:
         """Tell all watches how far they are."""

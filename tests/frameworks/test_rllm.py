@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 STREAMED = pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
-#: How the engine streams.
+#: Modes of the engine's streams.
 INCREMENTAL = pytest.mark.parametrize("incremental", [False, True], ids=["cumulative", "incremental"])
 #: Half characters, thoughts, a call: text that has to wait.
 SAID = (

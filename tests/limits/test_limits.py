@@ -111,7 +111,7 @@ async def test_a_full_line_is_a_429_that_says_to_come_again() -> None:
         assert refused.status_code == 429
         assert refused.json()["error"]["code"] == "QUEUE_FULL"
         assert refused.headers["retry-after"] == "1"
-        # What generates nothing passes.
+        # Requests that generate nothing pass.
         assert (await running.client.get("/health")).status_code == 200
         worker.let_go(b"")
         assert (await running.client.get("/get_server_info")).status_code == 200

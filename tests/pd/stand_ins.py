@@ -17,7 +17,7 @@ from routers import Running, Start
 
 __all__ = ["DROP", "HANG", "StandIn", "between", "refusal", "said", "stream"]
 
-#: What a worker does instead of answering: hang up, say nothing.
+#: Acts of a worker in place of an answer: hang up, say nothing.
 DROP, HANG = b"drop", b"hang"
 _JSON = b"Content-Type: application/json"
 

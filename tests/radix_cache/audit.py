@@ -45,7 +45,7 @@ class Audit:
         else:
             self._check_own_rest(claim, answer, rows)
 
-    # Whose tokens.
+    # Ownership of tokens.
 
     def _check_owners(self, rows: list[Row], session: str | None) -> None:
         """Each token with mask 1 is the session's own, or in what it went on from: no two have the same logprob."""

@@ -67,7 +67,7 @@ def test_parts_of_a_response_recorded_in_pieces_are_no_leaves() -> None:
     assert kept.longer_of("s") == {}
 
 
-def test_nor_is_a_beginning_from_which_nobody_has_gone_on() -> None:
+def test_part_of_a_response_that_was_not_continued_is_no_leaf() -> None:
     """A request that would go on from it is on its way, or has failed: all of the response is one sample."""
     kept = trajectories()
     part = kept.record(None, pack(1), b"a", sampled(1, 2), "s")
@@ -83,14 +83,14 @@ def test_nor_is_a_beginning_from_which_nobody_has_gone_on() -> None:
         assert (turn.tokens, turn.parts) == (3, (part,))
 
 
-def test_nor_is_one_of_which_a_part_was_kept() -> None:
+def test_partly_kept_response_is_no_leaf() -> None:
     kept = trajectories()
     generate(kept, "a", sampled(1, 2, 1))
     generate(kept, "aabé", sampled(1))
     assert [tokens_of(branch) for branch in leaves(kept)] == [[1, 1, 2, 6, 1]]
 
 
-def test_one_of_which_nothing_was_kept_is_a_leaf() -> None:
+def test_response_with_no_token_kept_is_a_leaf() -> None:
     kept = trajectories()
     generate(kept, "a", sampled(5, 1))
     give(kept, [1, 6], sampled(1))

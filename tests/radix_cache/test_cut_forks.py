@@ -19,12 +19,12 @@ def kept() -> Trajectories:
     return kept
 
 
-def test_it_keeps_what_it_went_on_from(kept: Trajectories) -> None:
+def test_fork_keeps_the_samples_that_it_continued(kept: Trajectories) -> None:
     assert generate(kept, "aabéa", sampled(6), "fork") == [1, 1, 2, 6, 1]
     assert read(kept, "aabéaé", "fork") == ([1, 1, 2, 6, 1, 6], [0, 1, 1, 0, 0, 1], None)
 
 
-def test_it_still_takes_nothing_else_of_others(kept: Trajectories) -> None:
+def test_fork_takes_no_other_samples_of_others(kept: Trajectories) -> None:
     generate(kept, "aabé", sampled(1, 2), "origin")
     assert generate(kept, "aabéabé", sampled(6), "fork") == [1, 1, 2, 6, 3, 6]
 
@@ -34,6 +34,6 @@ def test_given_ids_keep_their_samples_too(kept: Trajectories) -> None:
     assert unpack(context_ids(context)) == [1, 1, 2, 6]
 
 
-def test_a_session_that_went_on_from_nobody_takes_no_samples_of_others(kept: Trajectories) -> None:
+def test_session_without_a_fork_takes_no_samples_of_others(kept: Trajectories) -> None:
     generate(kept, "a", sampled(5), "alone")
     assert generate(kept, "aabé", sampled(6), "alone") == [1, 3, 6]

@@ -25,12 +25,12 @@ def kept() -> Trajectories:
     return kept
 
 
-def test_its_own_answer_comes_before_the_same_prompt_of_another_one(kept: Trajectories) -> None:
+def test_own_answer_comes_before_the_same_prompt_of_another_session(kept: Trajectories) -> None:
     assert generate(kept, THIRD, sampled(5), "own") == [1, 1, 2, 6, 2, 1, 6]
     assert read(kept, THIRD + "bab", "own") == ([1, 1, 2, 6, 2, 1, 6, 5], [0, 1, 1, 0, 1, 1, 0, 1], None)
 
 
-def test_so_it_does_when_it_asks_again_and_the_other_one_was_last(kept: Trajectories) -> None:
+def test_own_answer_comes_first_also_when_the_other_session_was_last(kept: Trajectories) -> None:
     generate(kept, THIRD, sampled(5), "own")
     kept.withdraw(kept.responses_of("fork")[-1])
     assert generate(kept, THIRD, sampled(3), "fork") == [1, 1, 2, 6, 4, 6]
@@ -38,7 +38,7 @@ def test_so_it_does_when_it_asks_again_and_the_other_one_was_last(kept: Trajecto
     assert read(kept, THIRD, "own") == ([1, 1, 2, 6, 2, 1, 6], [0, 1, 1, 0, 1, 1, 0], None)
 
 
-def test_what_only_the_other_one_was_asked_is_not_read_as_its_own(kept: Trajectories) -> None:
+def test_prompts_of_another_session_are_not_read_as_own_samples(kept: Trajectories) -> None:
     own = ([1, 1, 2, 6, 2, 1, 6], [0, 1, 1, 0, 1, 1, 0], "other_session")
     assert read(kept, THIRD, "own") == own
     assert read(kept, THIRD) == ([1, 1, 2, 6, 4, 6], [0, 1, 1, 0, 0, 0], None)

@@ -17,7 +17,7 @@ from slime_retries import Retries, Settings
 
 __all__ = ["DROP", "GARBAGE", "HANG", "STREAM_HEAD", "Moody", "nobody", "refused", "routed"]
 
-#: What a worker does instead of answering: hang up, break HTTP, say nothing.
+#: Acts of a worker in place of an answer: hang up, break HTTP, say nothing.
 DROP, GARBAGE, HANG = b"drop", b"HTTP/9.9 what?\r\n\r\n", b"hang"
 
 

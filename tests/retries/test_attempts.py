@@ -29,7 +29,7 @@ pytestmark = pytest.mark.anyio
 GENERATE = {"text": "Once", "sampling_params": {"temperature": 0}}
 
 
-# What is tried again.
+# Retried failures.
 
 
 async def test_abort_while_the_previous_attempt_ends_ends_the_request(start: Start) -> None:
@@ -273,7 +273,7 @@ async def test_a_connection_that_the_worker_closes_as_it_is_used_is_no_failure()
         assert listens.failures == 0
 
 
-# What is sent again.
+# Requests of retries.
 
 
 async def test_the_body_is_there_each_time() -> None:
@@ -353,7 +353,7 @@ async def test_a_session_moves_to_the_worker_that_answered() -> None:
         assert (len(first.arrived), len(second.arrived)) == (3, 2)
 
 
-# When.
+# Times of retries.
 
 
 async def test_the_waits_grow_by_the_factor_up_to_the_limit() -> None:
@@ -399,7 +399,7 @@ async def test_another_worker_is_asked_at_once_despite_retry_after_of_the_first(
         assert (len(one.arrived), len(two.arrived)) == (1, 1)
 
 
-# Whose client has gone.
+# Disconnected clients.
 
 
 async def test_a_client_that_leaves_between_two_attempts_ends_them() -> None:
