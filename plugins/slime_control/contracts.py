@@ -9,7 +9,7 @@ from router_core.exchange import Exchange
 from router_core.request import Request
 from router_core.workers import Worker
 
-__all__ = ["ControlEvents", "Endings", "OnAbort", "OnPause", "Stillness"]
+__all__ = ["ControlEvents", "OnAbort", "OnPause", "PendingAborts", "Stillness"]
 
 #: Called with the beginning of the rids that an abort ends, ``""`` for all.
 OnAbort = Callable[[str], None]
@@ -30,8 +30,8 @@ class ControlEvents(Protocol):
         ...
 
 
-class Endings(Protocol):
-    """Knows of the aborts that are on their way to workers; the component ``"endings"``."""
+class PendingAborts(Protocol):
+    """The aborts that are on their way to workers; the component ``"pending_aborts"``."""
 
     async def settled(self, worker: Worker, exchange: Exchange) -> None:
         """Return when ``worker`` has answered those of this moment, after two seconds at the latest.

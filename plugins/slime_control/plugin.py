@@ -15,10 +15,10 @@ from router_core.flags import add_flags
 from router_core.request import Request
 from router_core.router import Router
 from router_core.workers import WorkerChange
+from slime_control.abort_sender import AbortSender
 from slime_control.aborted import aborted_reply, names
 from slime_control.bodies import names_read
 from slime_control.calls import CALLS, Call
-from slime_control.ending import Ending
 from slime_control.events import ControlEvents
 from slime_control.fan_out import CONNECTIONS, FanOut
 from slime_control.fleet import Fleet
@@ -62,27 +62,27 @@ class Control:
         self.stillness = Stillness(self.gate)
         self._router: Router | None = None
         self._fleet: Fleet | None = None
-        self._ending: Ending | None = None
+        self._abort_sender: AbortSender | None = None
         self._overview: Overview | None = None
 
     @hookimpl
     def setup(self, router: Router) -> None:
         self.under_way = UnderWay(lambda: router.clients.exchanges)
-        router.components.register("endings", self)
+        router.components.register("pending_aborts", self)
         router.components.register("stillness", self.stillness)
         router.components.register("control_events", self.events)
         self.events.subscribe(self._abort_waiting)
 
     async def settled(self, worker: Worker, exchange: Exchange) -> None:
-        """See :class:`slime_control.contracts.Endings`."""
-        if self._ending is not None:
+        """See :class:`slime_control.contracts.PendingAborts`."""
+        if self._abort_sender is not None:
             with self.under_way.waiting(exchange):
-                await self._ending.settled(worker)
+                await self._abort_sender.settled(worker)
         if exchange.client_disconnected:
             raise Aborted("the request was aborted before it was tried again")
 
     def rename(self, request: Request) -> bool:
-        """See :class:`slime_control.contracts.Endings`."""
+        """See :class:`slime_control.contracts.PendingAborts`."""
         return self.under_way.rename(request)
 
     @hookimpl
@@ -97,13 +97,13 @@ class Control:
             self._fleet = Fleet(router, fan_out, self.gate, self.under_way)
             self._overview = Overview(router, fan_out)
             router.tasks.start_soon(self._end_of_waiting, router)
-            self._ending = ending = Ending(router)
-            router.tasks.start_soon(ending.run)
+            self._abort_sender = abort_sender = AbortSender(router)
+            router.tasks.start_soon(abort_sender.run)
             try:
                 yield
             finally:
-                ending.close()
-                self._router = self._fleet = self._ending = self._overview = None
+                abort_sender.close()
+                self._router = self._fleet = self._abort_sender = self._overview = None
 
     @property
     def _passthrough(self) -> bool:
@@ -182,13 +182,13 @@ class Control:
 
         Of others the engine hears by the connection that is closed, some seconds later.
         """
-        if self._ending is None or worker.passthrough or not at_generation(request):
+        if self._abort_sender is None or worker.passthrough or not at_generation(request):
             return False
         rids = rids_of(request) or []
-        ending = [rid for rid in rids if not self.under_way.ends_others(rid, rids)]
-        for rid in ending:
-            self._ending.end(worker, rid)
-        return bool(rids) and len(ending) == len(rids)
+        sendable = [rid for rid in rids if not self.under_way.ends_others(rid, rids)]
+        for rid in sendable:
+            self._abort_sender.end(worker, rid)
+        return bool(rids) and len(sendable) == len(rids)
 
     @hookimpl
     def worker_changed(self, worker: Worker, change: WorkerChange) -> None:

@@ -17,7 +17,7 @@ from slime_pd.pd_merge import Prefilled
 from slime_sglang.generation import with_fields
 
 if TYPE_CHECKING:
-    from slime_control.contracts import Endings
+    from slime_control.contracts import PendingAborts
     from slime_retries.contracts import Breaking
 
 __all__ = ["Attempt", "Pair"]
@@ -64,7 +64,7 @@ class Attempt:
         self._stream: Until | None = None
         self._failure: tuple[Exchange, Reply | HTTPError] | None = None
 
-    async def settled(self, endings: Endings, *, may_rename: bool) -> None:
+    async def settled(self, pending_aborts: PendingAborts, *, may_rename: bool) -> None:
         """Return when no worker can take this for what it was asked before: that has ended, or this is renamed.
 
         An engine that was told to end a request may know its name for some seconds yet, and refuses another one under
@@ -74,10 +74,10 @@ class Attempt:
         again = [worker for worker in both if worker in self._pair.asked]
         self._pair.asked.update(both)
         unheard = self._request is self._exchange.request and self._exchange.reply is None
-        if again and may_rename and unheard and endings.rename(self._request):
+        if again and may_rename and unheard and pending_aborts.rename(self._request):
             return
         for worker in again:
-            await endings.settled(worker, self._exchange)
+            await pending_aborts.settled(worker, self._exchange)
 
     async def run(self, body: bytes, count: int | None = None) -> Reply:
         """Return the decode worker's reply, with what the prefill worker told; or that of a failure. Raises HTTPError.

@@ -17,7 +17,7 @@ from slime_pd.bootstrap import may_be_many, sequences
 from slime_sglang.generation import generates
 
 if TYPE_CHECKING:
-    from slime_control.contracts import Endings
+    from slime_control.contracts import PendingAborts
     from slime_retries.contracts import Breaking
 
 __all__ = ["Pairs"]
@@ -37,7 +37,7 @@ class Pairs:
         self._long_work = router.long_work
         self._inner = inner
         self._breakers: Breaking | None = router.components.find("breakers")
-        self._endings: Endings | None = router.components.find("endings")
+        self._pending_aborts: PendingAborts | None = router.components.find("pending_aborts")
 
     def choose(self, exchange: Exchange, but: Collection[Worker] = ()) -> None:
         """Lease a pair, as far as possible of others than ``but``. Raises NoWorker."""
@@ -81,8 +81,8 @@ class Pairs:
         if pair is None or pair.part.worker is None:
             return await self._inner.send(exchange, request, body)
         attempt = Attempt(self._inner, self._breakers, exchange, pair, request)
-        if self._endings is not None:
-            await attempt.settled(self._endings, may_rename=body is None)
+        if self._pending_aborts is not None:
+            await attempt.settled(self._pending_aborts, may_rename=body is None)
         asked = request if body is None else Request(request.method, request.target, request.headers, body)
         return await attempt.run(asked.body, await self._sequences(exchange, asked))
 

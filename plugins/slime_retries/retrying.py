@@ -17,7 +17,7 @@ from slime_retries.breakers import Breakers
 from slime_retries.settings import Settings
 
 if TYPE_CHECKING:
-    from slime_control.contracts import Endings
+    from slime_control.contracts import PendingAborts
 
 __all__ = ["Retrying"]
 
@@ -32,7 +32,7 @@ class Retrying:
         self._settings = settings
         self._breakers = breakers
         self._pool = router.pool
-        self._endings: Endings | None = router.components.find("endings")
+        self._pending_aborts: PendingAborts | None = router.components.find("pending_aborts")
         self._inner = inner
 
     def choose(self, exchange: Exchange, but: Collection[Worker] = ()) -> None:
@@ -72,9 +72,9 @@ class Retrying:
         if breakers.troubled:
             breakers.begin(worker, request)  # in one step with the choice: one probe at a time
         try:
-            if worker in failed and self._endings is not None:
+            if worker in failed and self._pending_aborts is not None:
                 # It may still be told to end the attempt before this one.
-                await self._endings.settled(worker, exchange)
+                await self._pending_aborts.settled(worker, exchange)
             reply = await inner.send(exchange, request)
         except BaseException:
             breakers.ended(worker, request, well=False)

@@ -114,7 +114,7 @@ async def test_a_name_is_refused_that_is_too_long_to_be_kept(paused: bool) -> No
     engine.over.set()
     async with controlled(engine) as running:
         if paused:
-            running.router.components.get("endings").gate.close()
+            running.router.components.get("pending_aborts").gate.close()
         for path, rid in (
             ("/generate", "é" * 513),
             ("/generate", ["a", "b" * 1026]),
@@ -124,7 +124,7 @@ async def test_a_name_is_refused_that_is_too_long_to_be_kept(paused: bool) -> No
             answer = await running.client.post(path, json={"text": ["a", "b"], "rid": rid})
             assert answer.status_code == 400
             assert answer.json()["error"]["message"] == '"rid" has at most 1024 bytes, got 1026'
-        running.router.components.get("endings").gate.open()
+        running.router.components.get("pending_aborts").gate.open()
         assert engine.bodies == engine.aborts == []
         assert (await running.client.post("/generate", json={"text": "a", "rid": "a" * 1024})).is_success
 

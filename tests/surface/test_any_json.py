@@ -163,7 +163,7 @@ class Served:
     def _found(self) -> dict[str, object]:
         router = self.router
         kept = router.components.get("trajectories")._trajectories
-        control = router.components.get("endings")
+        control = router.components.get("pending_aborts")
         held = {plugin: getattr(hook, "__self__", None) for plugin, hook in router.hooks.pre_request}
         counts = {
             "leases": sum(worker.in_flight for worker in router.pool),

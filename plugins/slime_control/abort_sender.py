@@ -1,4 +1,4 @@
-"""Ends on the engines what nobody waits for any more."""
+"""Sends the engines aborts of requests whose clients have gone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from router_core import Worker
 from router_core.request import Request
 from router_core.router import Router
 
-__all__ = ["Ending"]
+__all__ = ["AbortSender"]
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class _Abort:
     over: asyncio.Event = field(default_factory=asyncio.Event)  # anyio's needs a task to be made in
 
 
-class Ending:
+class AbortSender:
     """Aborts by rid, on the connections that traffic has opened: a thousand clients may leave at once.
 
     :meth:`end` may be called in a callback of a connection, where no task can be started; :meth:`run` is the task.
@@ -62,7 +62,7 @@ class Ending:
                 await abort.over.wait()
 
     async def run(self) -> None:
-        """Do so until cancelled."""
+        """Send aborts until cancelled."""
         async with anyio.create_task_group() as tasks:
             async for abort in self._to_end:
                 tasks.start_soon(self._send, abort)
