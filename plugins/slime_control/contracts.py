@@ -9,7 +9,7 @@ from router_core.exchange import Exchange
 from router_core.request import Request
 from router_core.workers import Worker
 
-__all__ = ["ControlEvents", "OnAbort", "OnPause", "PendingAborts", "Stillness"]
+__all__ = ["ControlEvents", "OnAbort", "OnPause", "PendingAborts", "QuietPeriod"]
 
 #: Called with the beginning of the rids that an abort ends, ``""`` for all.
 OnAbort = Callable[[str], None]
@@ -48,9 +48,9 @@ class PendingAborts(Protocol):
         ...
 
 
-class Stillness(Protocol):
-    """Knows when engines that are well may say nothing; the component ``"stillness"``."""
+class QuietPeriod(Protocol):
+    """The times in which healthy engines may be silent; the component ``"quiet_period"``."""
 
-    def excuses(self, began: float) -> bool:
+    def covers(self, began: float) -> bool:
         """True when a probe that began at ``began`` (loop time) may have waited for the end of such a time."""
         ...

@@ -25,8 +25,8 @@ from slime_control.fleet import Fleet
 from slime_control.gate import Gate
 from slime_control.one_engine import not_steered, refusal
 from slime_control.overview import QUESTIONS, Overview
+from slime_control.quiet_period import QuietPeriod
 from slime_control.settings import Settings
-from slime_control.stillness import Stillness
 from slime_control.under_way import UnderWay, renamed_by_the_engine, rids_of
 from slime_sglang.aborts import abort_prefix, check_rid
 from slime_sglang.generation import at_generation, generates
@@ -59,7 +59,7 @@ class Control:
         self.settings = settings
         self.events = ControlEvents()
         self.gate = Gate(self.events.pause)
-        self.stillness = Stillness(self.gate)
+        self.quiet_period = QuietPeriod(self.gate)
         self._router: Router | None = None
         self._fleet: Fleet | None = None
         self._abort_sender: AbortSender | None = None
@@ -69,7 +69,7 @@ class Control:
     def setup(self, router: Router) -> None:
         self.under_way = UnderWay(lambda: router.clients.exchanges)
         router.components.register("pending_aborts", self)
-        router.components.register("stillness", self.stillness)
+        router.components.register("quiet_period", self.quiet_period)
         router.components.register("control_events", self.events)
         self.events.subscribe(self._abort_waiting)
 
@@ -230,7 +230,7 @@ class Control:
         async def run() -> None:
             nonlocal outcome
             try:
-                with self.stillness.during(call):
+                with self.quiet_period.during(call):
                     outcome = await fleet.call(call, request)
             except HTTPError as error:
                 outcome = error

@@ -20,7 +20,7 @@ from slime_health.settings import Settings
 from slime_health.watch import JUDGED, Watch
 
 if TYPE_CHECKING:
-    from slime_control.contracts import Stillness
+    from slime_control.contracts import QuietPeriod
 
 __all__ = ["Versions"]
 
@@ -43,7 +43,7 @@ class Versions:
         self._watches = watches
         self.questions = Questions(settings.timeout_s, watches, turn_s, self._answered)
         self._router: Router | None = None
-        self._stillness: Stillness | None = None
+        self._quiet_period: QuietPeriod | None = None
         self.moves = 0
         self._is_under_way = False  # a worker has moved ahead of the fleet
         self._changed_at = -math.inf
@@ -54,15 +54,15 @@ class Versions:
     def begin(self, router: Router) -> None:
         """The router serves."""
         self._router = self.questions.router = router
-        self._stillness = router.components.find("stillness")
+        self._quiet_period = router.components.find("quiet_period")
 
     def end(self) -> None:
         """It does no more."""
         self._router = self.questions.router = None
 
     def in_quiet_period(self, began: float) -> bool:
-        """Return True when healthy engines may have been silent since ``began`` (see the component "stillness")."""
-        return self._stillness is not None and self._stillness.excuses(began)
+        """Return True when healthy engines may have been silent since ``began`` (see the component "quiet_period")."""
+        return self._quiet_period is not None and self._quiet_period.covers(began)
 
     # News of workers.
 

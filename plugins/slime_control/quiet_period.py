@@ -1,4 +1,4 @@
-"""Times in which engines that are well may say nothing: they were told to pause, or to take new weights."""
+"""Times in which healthy engines may be silent: they were told to pause, or to take new weights."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from contextlib import contextmanager
 from slime_control.calls import Call
 from slime_control.gate import Gate
 
-__all__ = ["Stillness"]
+__all__ = ["QuietPeriod"]
 
 #: What engines do beside everything else. During other calls SGLang generates for a probe no more than for anybody
 #: else, so probes wait as well, and get a 503 in the end.
 _BESIDE = frozenset(("/abort_request", "/flush_cache", "/start_profile", "/stop_profile"))
 
 
-class Stillness:
-    """The component ``"stillness"``, see :class:`slime_control.contracts.Stillness`."""
+class QuietPeriod:
+    """The component ``"quiet_period"``, see :class:`slime_control.contracts.QuietPeriod`."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
@@ -38,6 +38,6 @@ class Stillness:
             self._under_way -= 1
             self._ended_at = asyncio.get_running_loop().time()
 
-    def excuses(self, began: float) -> bool:
-        """See :class:`slime_control.contracts.Stillness`."""
+    def covers(self, began: float) -> bool:
+        """See :class:`slime_control.contracts.QuietPeriod`."""
         return self._gate.closed or self._under_way > 0 or began <= self._ended_at

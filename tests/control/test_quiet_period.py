@@ -7,7 +7,7 @@ import pytest
 
 from slime_control.calls import CALLS
 from slime_control.gate import Gate
-from slime_control.stillness import Stillness
+from slime_control.quiet_period import QuietPeriod
 
 pytestmark = pytest.mark.anyio
 
@@ -20,31 +20,31 @@ async def tick() -> float:
 
 @pytest.mark.parametrize("path", ["/abort_request", "/flush_cache", "/start_profile", "/stop_profile"])
 async def test_calls_that_stop_nothing_excuse_nothing(path: str) -> None:
-    stillness = Stillness(Gate())
+    quiet_period = QuietPeriod(Gate())
     began = await tick()
-    with stillness.during(CALLS[path]):
-        assert not stillness.excuses(began)
-    assert not stillness.excuses(began)
+    with quiet_period.during(CALLS[path]):
+        assert not quiet_period.covers(began)
+    assert not quiet_period.covers(began)
 
 
 @pytest.mark.parametrize("path", ["/update_weights_from_disk", "/resume_memory_occupation"])
 async def test_a_call_excuses_whatever_began_before_its_end(path: str) -> None:
-    stillness = Stillness(Gate())
+    quiet_period = QuietPeriod(Gate())
     began = await tick()
-    assert not stillness.excuses(began)
-    with suppress(ValueError), stillness.during(CALLS[path]):
-        with stillness.during(CALLS[path]):
+    assert not quiet_period.covers(began)
+    with suppress(ValueError), quiet_period.during(CALLS[path]):
+        with quiet_period.during(CALLS[path]):
             await tick()
-        assert stillness.excuses(await tick())
+        assert quiet_period.covers(await tick())
         raise ValueError("the call failed")
-    assert stillness.excuses(began)
-    assert not stillness.excuses(await tick())
+    assert quiet_period.covers(began)
+    assert not quiet_period.covers(await tick())
 
 
 async def test_a_pause_lasts_until_generation_continues() -> None:
     gate = Gate()
-    stillness = Stillness(gate)
+    quiet_period = QuietPeriod(gate)
     gate.close()
-    assert stillness.excuses(await tick())
+    assert quiet_period.covers(await tick())
     gate.open()
-    assert not stillness.excuses(await tick())
+    assert not quiet_period.covers(await tick())
