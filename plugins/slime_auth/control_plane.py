@@ -10,7 +10,7 @@ from slime_auth.access import ROLES, Level, NamedKey
 from slime_auth.jwks import Provider, provider_url
 from slime_auth.tokens import Tokens
 
-__all__ = ["AUTH_DISABLED", "ControlPlane", "add_control_plane_options"]
+__all__ = ["CONTROL_PLANE_OPEN", "ControlPlane", "add_control_plane_options"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class ControlPlane:
 
 
 #: Without any of these flags.
-AUTH_DISABLED = ControlPlane()
+CONTROL_PLANE_OPEN = ControlPlane()
 
 
 def _provider(issuer: str, jwks_uri: str | None) -> Provider:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from router_core.settings import Secret
 from slime_auth.access import Guard, Keys
-from slime_auth.control_plane import AUTH_DISABLED, ControlPlane, add_control_plane_options
+from slime_auth.control_plane import CONTROL_PLANE_OPEN, ControlPlane, add_control_plane_options
 
 __all__ = ["Settings", "add_auth_options"]
 
@@ -20,7 +20,7 @@ class Settings:
 
     api_key: Secret | None = None
     admin_api_key: Secret | None = None
-    control_plane: ControlPlane = AUTH_DISABLED
+    control_plane: ControlPlane = CONTROL_PLANE_OPEN
     allow_worker: tuple[str, ...] = ()
 
     @classmethod
