@@ -75,7 +75,7 @@ OUT = ("stale", True, None)
 
 
 @pytest.mark.parametrize("after", range(1, SLOTS))
-async def test_one_that_registers_between_two_pieces_is_out_until_it_has_all_of_another_update(
+async def test_worker_registered_between_pieces_waits_for_a_whole_update(
     after: int,
 ) -> None:
     async with fleet() as trainer:
@@ -129,7 +129,7 @@ async def test_one_that_registers_before_or_after_an_update_is_used() -> None:
         assert trainer.state(after) == ("ready", False, "9")
 
 
-async def test_one_that_registers_again_between_two_pieces_may_have_been_started_anew() -> None:
+async def test_worker_reregistered_between_pieces_may_have_restarted() -> None:
     async with fleet() as trainer:
         here, again = trainer.engines
         await trainer.call(PAUSE)
@@ -143,7 +143,7 @@ async def test_one_that_registers_again_between_two_pieces_may_have_been_started
         assert trainer.state(again) == ("ready", False, "8")
 
 
-async def test_one_that_is_started_anew_after_the_last_piece_has_what_it_began_with() -> None:
+async def test_worker_restarted_after_the_last_piece_has_its_first_weights() -> None:
     async with fleet() as trainer:
         _, anew = trainer.engines
         await trainer.call(PAUSE)
@@ -155,7 +155,7 @@ async def test_one_that_is_started_anew_after_the_last_piece_has_what_it_began_w
         assert trainer.state(anew) == ("stale", False, "default")
 
 
-async def test_one_that_registers_again_after_the_last_piece_and_says_what_it_took_is_used() -> None:
+async def test_worker_reregistered_after_the_last_piece_with_its_version_is_used() -> None:
     async with fleet() as trainer:
         _, again = trainer.engines
         await trainer.call(PAUSE)
@@ -186,7 +186,7 @@ async def test_an_update_from_disk_is_enough_also_between_two_pieces() -> None:
 
 
 @pytest.mark.parametrize("named", ["last", "first", "behind", "never", "large"])
-async def test_an_update_is_known_by_the_pause_around_it_whichever_piece_names_it(named: str) -> None:
+async def test_pause_delimits_an_update_whichever_piece_names_it(named: str) -> None:
     """Some name the version in one piece only, some behind all pieces; a large body is not read for it."""
 
     async def update(trainer: Fleet, round: int, *, late: Slotted | None = None) -> None:
@@ -231,7 +231,7 @@ async def test_versions_that_engines_began_with_name_no_update() -> None:
         assert [trainer.state(engine) for engine in trainer.engines] == [OUT] * 3
 
 
-async def test_one_that_registers_before_the_name_of_an_update_does_not_get_it_by_that() -> None:
+async def test_worker_registered_before_an_update_is_named_does_not_have_it() -> None:
     async with fleet() as trainer:
         _, late = trainer.engines
         await trainer.call("/remove_worker", url=late.url)
@@ -286,7 +286,7 @@ async def test_what_an_engine_began_with_is_not_the_name_of_an_update() -> None:
         assert [trainer.state(engine) for engine in trainer.engines] == [("ready", False, "9")] * 2
 
 
-async def test_without_any_name_one_that_registers_late_cannot_be_told_by_its_version() -> None:
+async def test_unnamed_update_does_not_show_a_late_worker_by_its_version() -> None:
     async with fleet() as trainer:
         _, late = trainer.engines
         await trainer.call("/remove_worker", url=late.url)
@@ -320,7 +320,7 @@ async def test_engines_that_are_told_begin_and_end_need_no_pause() -> None:
         assert here.got == late.got
 
 
-async def test_the_end_of_an_update_is_no_update_even_after_generation_has_continued() -> None:
+async def test_end_of_an_update_is_no_update_even_after_generation_continues() -> None:
     async with fleet() as trainer:
         _, bad = trainer.engines
         await trainer.call(PAUSE)
@@ -338,7 +338,7 @@ async def test_an_end_without_a_beginning_is_the_engines_matter() -> None:
         assert [trainer.state(each) for each in trainer.engines] == [("ready", False, "default")] * 2
 
 
-async def test_quantized_weights_are_prepared_before_the_first_piece_and_finished_after_the_last() -> None:
+async def test_quantized_weights_are_prepared_before_and_finished_after_pieces() -> None:
     """An engine that fails either call has wrong weights, whatever pieces it takes."""
     async with fleet() as trainer:
         here, bad = trainer.engines
@@ -357,7 +357,7 @@ async def test_quantized_weights_are_prepared_before_the_first_piece_and_finishe
         assert trainer.state(bad) == ("ready", False, "10")
 
 
-async def test_one_that_registers_before_the_end_of_an_update_that_has_one_is_out() -> None:
+async def test_worker_registered_before_the_end_of_an_update_is_out() -> None:
     async with fleet() as trainer:
         here, late = trainer.engines
         await trainer.call("/remove_worker", url=late.url)
@@ -370,7 +370,7 @@ async def test_one_that_registers_before_the_end_of_an_update_that_has_one_is_ou
 
 
 @pytest.mark.parametrize("named", [True, False])
-async def test_one_that_registers_before_generation_continues_is_out_after_each_pause(named: bool) -> None:
+async def test_worker_registered_before_generation_continues_is_out(named: bool) -> None:
     async with fleet() as trainer:
         _, late = trainer.engines
         await trainer.call("/remove_worker", url=late.url)
@@ -411,9 +411,7 @@ async def test_a_pause_that_is_repeated_ends_nothing() -> None:
         assert trainer.state(late) == OUT
 
 
-async def test_without_a_pause_a_body_that_is_not_read_begins_an_update_when_engines_say_another_version() -> (
-    None
-):
+async def test_unread_body_begins_an_update_when_engines_report_a_new_version() -> None:
     async with fleet() as trainer:
         here, late = trainer.engines
         pad = "x" * (1 << 20)
@@ -426,7 +424,7 @@ async def test_without_a_pause_a_body_that_is_not_read_begins_an_update_when_eng
         assert trainer.state(late) == trainer.state(here) == ("ready", False, "9")
 
 
-async def test_pieces_of_one_name_are_one_update_even_if_generation_continues_between_them() -> None:
+async def test_pieces_of_one_name_are_one_update_across_continued_generation() -> None:
     async with fleet() as trainer:
         here, bad = trainer.engines
         for slot in range(SLOTS):
@@ -523,7 +521,7 @@ async def test_silence_during_a_pause_ends_nothing(monkeypatch: pytest.MonkeyPat
 # who fails
 
 
-async def test_a_fleet_that_fails_a_piece_everywhere_is_out_until_it_has_all_of_an_update() -> None:
+async def test_fleet_that_fails_a_piece_everywhere_waits_for_a_whole_update() -> None:
     """Each may have half of it. The same version may be tried again, after another pause."""
     async with fleet() as trainer:
         await trainer.call(PAUSE)
@@ -540,7 +538,7 @@ async def test_a_fleet_that_fails_a_piece_everywhere_is_out_until_it_has_all_of_
 
 
 @pytest.mark.parametrize(("again", "state"), [("8", OUT), ("9", ("ready", False, "9"))])
-async def test_within_the_same_pause_an_update_is_sent_again_under_another_version(
+async def test_update_is_resent_under_another_version_within_one_pause(
     again: str, state: tuple[str, bool, str | None]
 ) -> None:
     async with fleet() as trainer:
@@ -649,7 +647,7 @@ async def test_changes_to_weights_make_nobody_whole_that_had_not_all_of_them(pad
         assert trainer.state(bad) == ("ready", False, "10")
 
 
-async def test_one_that_was_set_aside_between_two_pieces_may_have_been_started_anew() -> None:
+async def test_worker_set_aside_between_pieces_may_have_restarted() -> None:
     """As health does it for a process that does not answer, or says that it has other weights."""
     async with fleet(3) as trainer:
         _, silent, other = trainer.engines
@@ -664,9 +662,7 @@ async def test_one_that_was_set_aside_between_two_pieces_may_have_been_started_a
         assert trainer.state(silent) == trainer.state(other) == OUT
 
 
-async def test_one_that_was_quarantined_between_two_pieces_is_not_trusted_for_a_version_that_all_say() -> (
-    None
-):
+async def test_worker_quarantined_between_pieces_is_not_trusted_by_version() -> None:
     """While the pieces have no name, one that was started anew says what the others say."""
     async with fleet() as trainer:
         _, anew = trainer.engines
@@ -681,7 +677,7 @@ async def test_one_that_was_quarantined_between_two_pieces_is_not_trusted_for_a_
         assert trainer.state(anew) == OUT
 
 
-async def test_one_that_is_quarantined_during_an_update_may_be_started_anew_at_any_time() -> None:
+async def test_worker_quarantined_during_an_update_may_restart_at_any_time() -> None:
     async with fleet() as trainer:
         _, silent = trainer.engines
         quarantine(trainer.running.router.pool, trainer.worker(silent), "connection refused")
@@ -696,7 +692,7 @@ async def test_one_that_is_quarantined_during_an_update_may_be_started_anew_at_a
         assert trainer.state(silent) == ("ready", False, "9")
 
 
-async def test_one_that_was_set_aside_before_an_update_comes_back_when_it_has_all_of_it() -> None:
+async def test_worker_set_aside_before_an_update_returns_with_all_of_it() -> None:
     async with fleet() as trainer:
         _, other = trainer.engines
         worker = trainer.worker(other)
@@ -709,7 +705,7 @@ async def test_one_that_was_set_aside_before_an_update_comes_back_when_it_has_al
         assert trainer.state(other) == ("ready", False, "9")
 
 
-async def test_one_that_has_not_answered_a_piece_when_generation_continues_is_out() -> None:
+async def test_worker_with_an_unanswered_piece_is_out_on_continue() -> None:
     async with fleet() as trainer, anyio.create_task_group() as tasks:
         _, slow = trainer.engines
         await trainer.call(PAUSE)
@@ -731,7 +727,7 @@ async def test_one_that_registers_while_a_piece_is_with_it_may_not_have_taken_it
         await until(lambda: trainer.state(slow) == OUT)
 
 
-async def test_one_that_was_torn_before_the_router_began_is_not_mended_by_the_same_update() -> None:
+async def test_worker_torn_before_router_start_is_not_mended_by_same_update() -> None:
     """As after a kill between two pieces, when the plugin ``state`` has brought the workers back."""
     async with fleet() as trainer:
         _, torn = trainer.engines
@@ -746,7 +742,7 @@ async def test_one_that_was_torn_before_the_router_began_is_not_mended_by_the_sa
         assert trainer.state(torn) == ("ready", False, "9")
 
 
-async def test_one_that_was_torn_before_the_router_began_is_not_mended_by_the_rest_of_that_update() -> None:
+async def test_worker_torn_before_router_start_is_not_mended_by_its_rest() -> None:
     """The same, and the version is told behind all pieces: the fleet had not moved when the router was killed."""
     async with fleet() as trainer:
         _, torn = trainer.engines

@@ -182,7 +182,7 @@ class Trouble:
 
 
 @pytest.mark.parametrize("naming", ["each", "last", "behind", "never", "session", "unpaused"])
-async def test_whatever_happens_between_two_pieces_no_answer_comes_from_weights_with_a_hole(
+async def test_no_answer_comes_from_weights_with_a_missing_piece(
     naming: str,
 ) -> None:
     for seed in range(FIRST_SEED, FIRST_SEED + RUNS):

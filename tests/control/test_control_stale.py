@@ -55,7 +55,7 @@ async def test_a_later_update_that_it_takes_brings_it_back() -> None:
 
 
 @pytest.mark.parametrize("missing", [1, 2])
-async def test_one_that_missed_a_piece_of_an_update_does_not_come_back_by_the_next_piece(
+async def test_worker_that_missed_a_piece_does_not_return_by_the_next_piece(
     missing: int,
 ) -> None:
     """A trainer that sends bucket after bucket names the same version with each."""
@@ -292,7 +292,7 @@ async def test_one_that_joins_and_has_paused_owes_that_it_goes_on(call: str, bac
         assert worker.state == "ready"
 
 
-async def test_the_reason_of_a_failed_call_is_shown_when_the_worker_is_well_again() -> None:
+async def test_reason_of_a_failed_call_is_shown_after_the_worker_recovers() -> None:
     bad = Steered()
     bad.answers["/pause_generation"] = (503, b"{}")
     async with steering(Steered(), bad) as running:
@@ -328,7 +328,7 @@ async def test_an_announcement_does_not_speak_for_those_that_were_left_behind() 
         assert told == {"weight_version": "8", "workers": {good.url: "8", bad.url: None}}
 
 
-async def test_one_that_was_torn_before_the_router_began_is_not_trusted_for_a_pause() -> None:
+async def test_worker_torn_before_router_start_is_not_trusted_for_a_pause() -> None:
     """As after a kill, when the plugin ``state`` has brought the workers back."""
     async with steering(Steered(), Steered()) as running:
         worker = next(iter(running.router.pool))

@@ -158,7 +158,7 @@ async def test_worker_by_worker_the_last_one_moves_the_fleet() -> None:
         assert told.updates == [("default", "3", DISK)]
 
 
-async def test_the_version_of_a_worker_that_missed_it_is_not_said_to_be_the_fleets() -> None:
+async def test_version_of_a_worker_that_missed_it_is_not_the_fleets() -> None:
     told = Told()
     good, bad = Steered(), Steered()
     bad.answers[DISK] = (500, b"")
@@ -213,7 +213,7 @@ async def test_an_update_that_ends_late_does_not_move_the_fleet_back() -> None:
         assert told.updates == [("default", "4", DISK)]
 
 
-async def test_pieces_at_once_that_end_in_another_order_set_nobody_aside_before_plugins_are_told() -> None:
+async def test_concurrent_pieces_out_of_order_set_no_worker_aside_early() -> None:
     class Slow:
         def __init__(self) -> None:
             self.is_told, self.goes_on = anyio.Event(), anyio.Event()
@@ -247,9 +247,7 @@ async def test_pieces_at_once_that_end_in_another_order_set_nobody_aside_before_
         slow.goes_on.set()
 
 
-async def test_a_worker_that_took_an_older_update_last_is_set_aside_and_a_newcomer_with_the_later_one_is_not() -> (
-    None
-):
+async def test_worker_that_took_an_older_update_last_is_set_aside() -> None:
     slow, newcomer = hung(), Steered()
     async with steering(slow, newcomer) as running, anyio.create_task_group() as tasks:
         await running.client.post("/remove_worker", json={"url": newcomer.url})
@@ -269,7 +267,7 @@ async def test_a_worker_that_took_an_older_update_last_is_set_aside_and_a_newcom
         assert shown(running) == [("stale", "3"), ("ready", "4")]
 
 
-async def test_one_that_registers_again_during_an_update_that_it_took_holds_up_nobody() -> None:
+async def test_worker_reregistered_during_an_update_it_took_delays_no_request() -> None:
     """It was started anew, and has lost what it took."""
     told = Told()
     slow, anew = hung(), Steered()
