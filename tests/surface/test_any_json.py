@@ -172,7 +172,7 @@ class Served:
             "pinned segments": kept.segments - _length(kept._ages.oldest),
             "names": len(control.under_way._by_name),
             "at the gate": control.gate.waiting,
-            "aborts": len(control._ending._under_way),
+            "aborts": len(control._abort_sender._under_way),
             "slots": held["limits"].slots.held + held["limits"].slots.waiting,  # type: ignore[union-attr]
             "watches": len(held["radix_cache"]._interruptions._watches),  # type: ignore[union-attr]
             "streams": len(held["radix_cache"]._streams._running),  # type: ignore[union-attr]
