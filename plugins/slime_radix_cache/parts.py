@@ -31,6 +31,13 @@ class Part(NamedTuple):
     framed: bool = False
 
 
+class _Making(NamedTuple):
+    """Parts on their way; ``made`` when it is ``done``."""
+
+    done: anyio.Event
+    made: dict[Part, bytes]
+
+
 def cut(
     text: str,
     seams: re.Pattern[str] | None,
@@ -80,7 +87,8 @@ class Parts:
         self._max_bytes = max_bytes
         self._size_bytes = 0
         self._known: OrderedDict[Part, bytes] = OrderedDict()
-        self._running: dict[Part, anyio.Event] = {}
+        self._running: dict[Part, _Making] = {}
+        self._forgotten = 0
 
     async def ids(self, parts: Sequence[Part], client: str | None, *, keeps: bool = True) -> bytes:
         """Packed int32 ids of ``parts``, one after the other. Raises what the tokenizer raises.
@@ -103,25 +111,35 @@ class Parts:
             if mine:
                 found |= await self._make(mine, size, client, keeps)
             elif missing := [part for part in missing if part not in found]:
-                await self._running[missing[0]].wait()
+                making = self._running[missing[0]]
+                await making.done.wait()
+                for part in dict.fromkeys(missing):
+                    if part in making.made:
+                        found[part] = making.made[part]
+                        self.reused += 1
+                        self.tokens_reused += len(found[part]) // 4
         return b"".join([found[part] for part in parts])
 
     def forget(self) -> None:
-        """Drop all that is kept."""
+        """Drop all that is kept, and what is being made."""
+        self._forgotten += 1
         self._known.clear()
         self._size_bytes = 0
 
     async def _make(self, parts: list[Part], size: int, client: str | None, keeps: bool) -> dict[Part, bytes]:
         if size < _LONG_TEXT:
             return self._made(parts, self._packed(parts), keeps)
-        done = anyio.Event()
-        self._running |= dict.fromkeys(parts, done)
+        making = _Making(anyio.Event(), {})
+        self._running |= dict.fromkeys(parts, making)
+        known_since = self._forgotten
         try:
-            return self._made(parts, await self._threads.run(lambda: self._packed(parts), client), keeps)
+            encoded = await self._threads.run(lambda: self._packed(parts), client)
+            making.made.update(self._made(parts, encoded, keeps and known_since == self._forgotten))
+            return making.made
         finally:
             for part in parts:
                 del self._running[part]
-            done.set()
+            making.done.set()
 
     def _packed(self, parts: Sequence[Part]) -> list[bytes]:
         return [array("i", ids).tobytes() for ids in self._encode(parts)]

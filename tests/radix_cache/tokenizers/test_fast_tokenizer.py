@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import unicodedata
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import anyio
+import anyio.to_thread
 import pytest
 import tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from deadlines import HANG_S
 from radix_cache.tokenizers.conftest import Loaded
 from radix_cache.tokenizers.vocabularies import VOCABULARIES
+from router_core.fair_turns import FairThreads
 from slime_radix_cache.backend import own_copy
 from slime_radix_cache.encoding import Encoder
-from slime_radix_cache.fast_tokenizer import fast_copy
+from slime_radix_cache.fast_tokenizer import ComparedTokenizer, fast_copy, reference_of
+from slime_radix_cache.parts import Part, Parts
 
 #: fastokens 0.3 refuses the others: it does not know their normalizer or pre-tokenizer.
 _KNOWN = {
@@ -104,6 +110,7 @@ def test_same_ids_as_the_tokenizers_library(loaded: Loaded) -> None:
         pytest.param(lambda text: text.replace("\r\n", "\n"), id="line-ends"),
         pytest.param(lambda text: text.replace("<|eot_id|>", "<|eot_id |>"), id="special-token-missed"),
         pytest.param(lambda text: text.replace("\u3000", " "), id="wide-space"),
+        pytest.param(lambda text: text.replace("  \u180e", "  "), id="former-white-space"),
         pytest.param(lambda text: text[:500], id="long-runs-cut"),
         pytest.param(lambda text: text.replace("'LL", "'ll"), id="contraction"),
     ],
@@ -154,3 +161,59 @@ async def test_a_failure_in_use_ends_it(monkeypatch: pytest.MonkeyPatch, llama3:
     right = right_ids(llama3, "Boom")
     assert ids(await encoder.encode("Boom", begins=True)) == right
     assert encoder.as_dict()["is_fast"] is False
+
+
+@pytest.mark.anyio
+async def test_long_texts_are_compared_too(monkeypatch: pytest.MonkeyPatch, llama3: Any) -> None:
+    install(monkeypatch, llama3, lambda text: text.replace("umbrella stand", "umbrella-stand"))
+    encoder = Encoder(llama3)
+    for number in range(110):
+        await encoder.encode(f"umbrella stand {number}. " * 300, begins=True)
+    assert encoder.as_dict()["is_fast"] is False
+
+
+def test_a_text_that_no_tokenizer_takes_is_no_difference(llama3: Any) -> None:
+    pytest.importorskip("fastokens")
+    own = own_copy(llama3)
+    assert own is not None
+    fast = fast_copy(own)
+    assert fast is not None
+    compared = ComparedTokenizer(fast, reference_of(own))
+    with pytest.raises(TypeError):
+        compared(["\ud800"], False)
+    assert compared.is_fast
+
+
+@pytest.mark.anyio
+async def test_parts_in_the_making_are_shared_and_forgotten() -> None:
+    made: list[str] = []
+    begun, may_end = threading.Event(), threading.Event()
+
+    def encode(parts: Sequence[Part]) -> list[Sequence[int]]:
+        made.extend(part.text for part in parts)
+        begun.set()
+        may_end.wait(HANG_S)
+        return [[1] for _ in parts]
+
+    parts = Parts(encode, FairThreads(), max_bytes=1 << 20)
+    part = Part("x" * 5000)
+    found: list[bytes] = []
+
+    async def ask() -> None:
+        found.append(await parts.ids([part], None, keeps=False))
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(5):
+            tasks.start_soon(ask)
+        await anyio.to_thread.run_sync(begun.wait, HANG_S)
+        may_end.set()
+    assert (len(found), len(made)) == (5, 1)
+    begun.clear()
+    may_end.clear()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(parts.ids, [part], None)
+        await anyio.to_thread.run_sync(begun.wait, HANG_S)
+        parts.forget()
+        may_end.set()
+    await parts.ids([part], None)
+    assert len(made) == 3  # what was made when all was forgotten is not kept
