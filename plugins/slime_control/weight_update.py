@@ -81,8 +81,8 @@ class Update:
     ``began``: the number of the first piece; ``before``: the fleet's version then. ``is_rest``: it may have begun
     before this process. ``is_guessed``: workers said ``version``, perhaps since their start; a named one replaces it.
     ``is_delta``: it changes weights, and so completes none. ``takers`` took a piece, and had this standing afterwards;
-    ``loaded`` took weights; ``doubted`` were quarantined since, during or
-    after the call of that number. ``awaited``: pieces without an answer, by number.
+    ``loaded`` took weights; ``doubted`` were quarantined since, during or after the call of that number.
+    ``awaited``: pieces without an answer, by number.
     """
 
     began: int

@@ -32,7 +32,7 @@ class Part(NamedTuple):
 
 
 class _Making(NamedTuple):
-    """Parts on their way; ``made`` when it is ``done``."""
+    """Parts that are being encoded; ``made`` has their ids once ``done`` is set."""
 
     done: anyio.Event
     made: dict[Part, bytes]
@@ -93,7 +93,7 @@ class Parts:
     async def ids(self, parts: Sequence[Part], client: str | None, *, keeps: bool = True) -> bytes:
         """Packed int32 ids of ``parts``, one after the other. Raises what the tokenizer raises.
 
-        ``keeps``: others will get them without work.
+        ``keeps``: keep them for other texts.
         """
         found: dict[Part, bytes] = {}
         while missing := [part for part in parts if part not in found]:
@@ -102,9 +102,7 @@ class Parts:
             for part in dict.fromkeys(missing):
                 if part in self._known:
                     self._known.move_to_end(part)
-                    found[part] = self._known[part]
-                    self.reused += 1
-                    self.tokens_reused += len(found[part]) // 4
+                    found[part] = self._reuse(self._known[part])
                 elif part not in self._running:
                     mine.append(part)
                     size += len(part.text)
@@ -115,10 +113,13 @@ class Parts:
                 await making.done.wait()
                 for part in dict.fromkeys(missing):
                     if part in making.made:
-                        found[part] = making.made[part]
-                        self.reused += 1
-                        self.tokens_reused += len(found[part]) // 4
+                        found[part] = self._reuse(making.made[part])
         return b"".join([found[part] for part in parts])
+
+    def _reuse(self, ids: bytes) -> bytes:
+        self.reused += 1
+        self.tokens_reused += len(ids) // 4
+        return ids
 
     def forget(self) -> None:
         """Drop all that is kept, and what is being made."""

@@ -20,7 +20,6 @@ _FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that no power of it is 0
 #: Tokens that are looked at in one go: arrays that stay in a core's cache.
 _BLOCK = 1 << 15
 _POWERS = np.cumprod(np.full(_BLOCK, _FACTOR), dtype=np.uint64)
-_SUMS = np.cumsum(_POWERS, dtype=np.uint64)
 _BITS = 1 << 64
 #: Bits of a digest that are not among its first twenty.
 _SHIFT = 44
@@ -70,7 +69,7 @@ class Starts:
 
 
 def _digest_before(response: Response) -> int:
-    """The digest of all that stands before ``response``. That of the response before it is known."""
+    """Return the digest of all that stands before ``response``; that of the response before it is known."""
     since: list[bytes] = []
     before, known = 0, 0  # tokens before the earlier response, and their digest
     found = False
@@ -82,18 +81,8 @@ def _digest_before(response: Response) -> int:
         if isinstance(segment, Response):
             known, found = segment.before, True
     since.reverse()
-    return (known + pow(int(_FACTOR), before, _BITS) * _digest(b"".join(since))) % _BITS
-
-
-def _digest(ids: bytes) -> int:
-    """The sum of their :func:`_terms`."""
-    digest, factor = 0, 1
-    for start in range(0, len(ids), 4 * _BLOCK):
-        values = np.frombuffer(ids[start : start + 4 * _BLOCK], np.int32).astype(np.uint64)
-        powers = _POWERS[: len(values)]
-        digest += factor * (int(values @ powers) + int(_SUMS[len(values) - 1]))
-        factor = factor * int(_POWERS[-1]) % _BITS
-    return digest % _BITS
+    more = sum(int(terms.sum()) for _, terms in _terms(b"".join(since)))
+    return (known + pow(int(_FACTOR), before, _BITS) * more) % _BITS
 
 
 def _terms(ids: bytes) -> Iterator[tuple[int, npt.NDArray[np.uint64]]]:
