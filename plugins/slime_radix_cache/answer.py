@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -178,8 +178,10 @@ def reason_of_record(context: Context, *, has_logprobs: bool) -> str | None:
     return doubt_of(context) or (None if has_logprobs else "no_logprobs")
 
 
-def inexact_reason(match: Match, text: bytes, record: Record, lost: Lost) -> str | None:
+def inexact_reason(match: Match, text: bytes, record: Record, losses: Callable[[], Lost]) -> str | None:
     """Return the reason why ``record``, made from ``match`` for ``text``, is not exact; None when it is.
+
+    ``losses`` is called where they matter: they take a hash of the whole text.
 
     - ``cut_inside_token``: the text ends within a sampled token; what is left of it was tokenised again.
     - ``evicted``: the text was recorded, and had to go; or the session has lost something, and only others have this.
@@ -188,6 +190,7 @@ def inexact_reason(match: Match, text: bytes, record: Record, lost: Lost) -> str
     - and what :func:`reason_of_record` gives.
     """
     if match.others is not None:
+        lost = losses()
         if lost.session and (lost.text or match.others == "asked"):
             return "evicted"
         if match.others == "sampled" or match.position < len(text):
@@ -195,7 +198,7 @@ def inexact_reason(match: Match, text: bytes, record: Record, lost: Lost) -> str
     elif match.position < len(text):
         if match.inside_response:
             return "cut_inside_token"
-        return "evicted" if lost.text else "uncovered_text"
+        return "evicted" if losses().text else "uncovered_text"
     return reason_of_record(match.context, has_logprobs=record.has_logprobs)
 
 

@@ -148,6 +148,8 @@ _BY_TYPE = {format.media_type: format for format in (JSON, MSGPACK, NPZ)}
 
 def format_for(accept: str) -> Format:
     """The format that an ``Accept`` header likes best; JSON if it names none of them."""
+    if (named := _BY_TYPE.get(accept)) is not None:
+        return named  # as clients write it
     best, liking = JSON, 0.0
     for part in accept.split(","):
         kind, *parameters = (piece.strip().lower() for piece in part.split(";"))

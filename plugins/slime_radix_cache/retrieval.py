@@ -95,8 +95,9 @@ class Retrieval:
             rest = await self._encoder.encode(remainder, begins=match.context is None, client=client)
         record = record_of(match.context, rest, None if match.is_asked else question.session)
         candidates = kept.candidates(text, match)
-        lost = Lost(question.session is not None and kept.has_lost(question.session), kept.is_lost(text))
-        reason = self._encoder.refused or inexact_reason(match, text, record, lost)
+        reason = self._encoder.refused or inexact_reason(
+            match, text, record, lambda: self._lost(text, question.session)
+        )
         self._tally.answered(reason)
         about = {
             "response": question.text,
@@ -106,6 +107,10 @@ class Retrieval:
         if question.routed_experts:
             about |= {"routed_experts": None, "routed_experts_reason": "not_recorded"}
         return Answer(record, about, question.logprobs)
+
+    def _lost(self, text: bytes, session: str | None) -> Lost:
+        kept = self._trajectories
+        return Lost(session is not None and kept.has_lost(session), kept.is_lost(text))
 
     async def retrieve_messages(self, request: Request, client: str | None = None) -> Answer:
         """The answer for the text of the messages in the body of ``request``. Raises BadRequest."""
@@ -146,8 +151,9 @@ class Retrieval:
         body = BytesIO()  # it makes no copy of what was written
         async for piece in request.stream():
             body.write(piece)
-        asked = Request(request.method, request.scope["raw_path"], request.headers.raw, body.getvalue())
-        client = client_of(asked, request.client.host if request.client is not None else None)
+        scope = request.scope
+        asked = Request(request.method, scope["raw_path"], scope["headers"], body.getvalue())
+        client = client_of(asked, _address(request))
         if asked.is_long_work:
             await self._long_work.run(asked.reading(), client)
         asked.json()  # before anybody looks through its bytes for a key
@@ -185,8 +191,7 @@ class Retrieval:
             def write() -> bytes:
                 return format.many(about, [answer_of(leaf, self._spell) for leaf in leaves])
 
-            client = request.client.host if request.client is not None else None
-            return await self._written(format, sum(leaf.tokens for leaf in leaves), write, client)
+            return await self._written(format, sum(leaf.tokens for leaf in leaves), write, _address(request))
 
         async def cache_stats(_: HTTPRequest) -> HTTPResponse:
             return HTTPResponse(orjson.dumps(stats()), media_type=JSON.media_type)
@@ -197,6 +202,11 @@ class Retrieval:
             Route("/trajectories/{session:path}", trajectories, methods=["GET"]),
             Route("/cache_stats", cache_stats, methods=["GET"]),
         ]
+
+
+def _address(request: HTTPRequest) -> str | None:
+    client = request.scope.get("client")
+    return client[0] if client else None
 
 
 def _finish_reason(match: Match, text: bytes) -> Any:

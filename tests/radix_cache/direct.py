@@ -28,5 +28,5 @@ def read(
     rest = pack(*encode(prompt[match.position :].decode()))
     record = record_of(match.context, rest, None if match.is_asked else session)
     lost = Lost(session is not None and kept.has_lost(session), kept.is_lost(prompt))
-    reason = inexact_reason(match, prompt, record, lost)
+    reason = inexact_reason(match, prompt, record, lambda: lost)
     return record.tokens.tolist(), record.loss_mask.tolist(), reason

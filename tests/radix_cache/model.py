@@ -188,7 +188,7 @@ class Model(RuleBasedStateMachine):
         assert len(lengths) == 1
         assert session is None or self.kept.has_lost(session) == (session in self.lost)
         lost = Lost(session in self.lost, self.kept.is_lost(prompt))
-        reason = inexact_reason(match, prompt, record, lost)
+        reason = inexact_reason(match, prompt, record, lambda: lost)
         tokens, mask = record.tokens.tolist(), record.loss_mask.tolist()
         assert (reason is None) <= ((tokens, mask) in self._exact(text, session))
         ended = [fact for fact in self.facts if text in self._ends(fact)]
