@@ -15,7 +15,7 @@ from starlette.routing import Route
 from router_core.router import Router
 from router_core.types import ASGIApp
 
-__all__ = ["BARE", "Running", "Start", "answering"]
+__all__ = ["BARE", "HEALTH", "Running", "Start", "answering"]
 
 #: No plugin but those that say who may register, and what workers are.
 BARE = ("--no-default-plugins", "--plugin", "auth", "--plugin", "sglang")
@@ -28,6 +28,14 @@ class Running:
     router: Router
     url: str
     client: httpx.AsyncClient
+
+
+async def _healthy(_: Request) -> Response:
+    return Response()
+
+
+#: A worker without it is quarantined half a minute later, when a slow machine is still at the test.
+HEALTH = Route("/health", _healthy)
 
 
 def answering(body: bytes, status: int = 200) -> ASGIApp:

@@ -18,6 +18,7 @@ from radix_cache.scripted import Client, ScriptedEngine
 from router_core.exchange import Exchange
 from router_core.reply import Reply
 from router_core.serving import serving
+from routers import HEALTH
 from slime_engine.tokenizer import EngineTokenizer
 from slime_radix_cache.recorder import StreamRecorder
 
@@ -56,7 +57,7 @@ async def test_a_large_answer_is_in_memory_once(
         length = {"content-length": str(len(answer))}
         return StreamingResponse(pieces(), headers=length, media_type="application/json")
 
-    worker = Starlette(routes=[Route("/generate", generate, methods=["POST"])])
+    worker = Starlette(routes=[Route("/generate", generate, methods=["POST"]), HEALTH])
     flags = ("--plugin", "radix_cache", "--hf-checkpoint", checkpoint)
     async with serving(worker) as url, start(*flags, "--worker-urls", url) as running:
         tracemalloc.start()
