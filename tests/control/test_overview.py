@@ -155,7 +155,7 @@ async def test_when_no_engine_tells_metrics_it_is_a_failure() -> None:
 async def test_the_fleet_is_well_when_one_engine_generates() -> None:
     bad, slow, good = says(Steered(), "/health_generate", b"", 503), hung(), Steered()
     async with steering(bad, slow, good) as running:
-        with anyio.fail_after(5):
+        with anyio.fail_after(15):
             answer = await running.client.get("/health_generate")
     assert (answer.status_code, answer.json()) == (200, {"status": "ok", "workers": [good.url]})
 

@@ -171,7 +171,7 @@ async def test_ambiguous_answer_is_refused(start: Start) -> None:
 
     async with scripted(hostile) as worker, start(*reading(worker)) as running:
         for number, what in enumerate(REFUSED):
-            with anyio.fail_after(2):
+            with anyio.fail_after(HANG_S):
                 reply = await running.client.get(f"/{number}")
             assert reply.status_code == 502, what
             assert reply.json()["error"]["code"] == "WORKER_BROKE", what
@@ -207,7 +207,7 @@ async def test_a_bad_chunk_breaks_the_clients_body_too(start: Start) -> None:
 
     async with scripted(hostile) as worker, start(*reading(worker)) as running:
         for number, what in enumerate(BREAKS_OFF):
-            with anyio.fail_after(2):
+            with anyio.fail_after(HANG_S):
                 reply = await talk(running.url, b"GET /%d HTTP/1.1\r\nHost: localhost\r\n\r\n" % number)
             assert reply.startswith(b"HTTP/1.1 200"), what
             with pytest.raises(ValueError, match="without sending complete message body"):
@@ -321,7 +321,7 @@ async def test_bytes_on_an_idle_connection_close_it(start: Start, extra: bytes) 
 
     async with scripted(restless) as worker, start(*reading(worker)) as running:
         assert (await running.client.post("/", content=b"1")).content == b"1"
-        with anyio.fail_after(2):
+        with anyio.fail_after(HANG_S):
             while running.router.proxy.open_connections:  # noqa: ASYNC110  # seen from outside only
                 await anyio.sleep(0.005)
         assert (await running.client.post("/", content=b"2")).content == b"2"
@@ -381,7 +381,7 @@ async def test_a_worker_that_does_not_accept_connections_is_a_504(start: Start) 
             waiting.connect_ex(address)
         async with start(*BARE, "--connect-timeout-secs", "0.2") as running:
             add_ready(running.router.pool, Worker(f"http://127.0.0.1:{address[1]}"))
-            with anyio.fail_after(2):
+            with anyio.fail_after(HANG_S):
                 reply = await running.client.get("/")
             assert reply.status_code == 504
             assert "did not accept a connection within 0.2 s" in reply.json()["error"]["message"]
@@ -569,7 +569,7 @@ async def test_a_worker_that_falls_silent_within_an_answer_breaks_the_body(start
         scripted(fading) as worker,
         start(*reading(worker), "--stream-silence-timeout-secs", "0.3") as running,
     ):
-        with anyio.fail_after(4):
+        with anyio.fail_after(HANG_S):
             reply = await talk(running.url, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert reply.count(b"hello") == 4
         with pytest.raises(ValueError, match="incomplete"):

@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from core.servers import Wire, answer, scripted
+from deadlines import HANG_S
 from holding import ready
 from router_core.cli import build
 from router_core.errors import BadRequest, SettingsError
@@ -60,7 +61,7 @@ async def test_middleware_that_replays_the_body_does_not_hang_the_router(
         scripted(slowly) as worker,
         start(*BARE, "--middleware-paths", replaying, "--worker-urls", worker.url) as running,
     ):
-        with anyio.fail_after(5):
+        with anyio.fail_after(25):
             assert (await running.client.post("/", content=b"hello")).content == b"hello"
 
 
@@ -74,7 +75,7 @@ async def test_half_close_during_an_upload_fails_request_and_returns_lease(
             await anyio.sleep(30)
 
     async with scripted(half_closing) as worker, start(*BARE, "--worker-urls", worker.url) as running:
-        with anyio.fail_after(5):
+        with anyio.fail_after(25):
             refused = await running.client.post("/", content=b"x" * (20 << 20))
         assert refused.status_code == 502
         assert [registered.in_flight for registered in running.router.pool] == [0]
@@ -155,7 +156,7 @@ async def test_a_worker_that_drips_its_introduction_is_told_off_in_time(start: S
     server = await asyncio.start_server(dripping, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     async with start(*BARE) as running:
-        with anyio.fail_after(4):
+        with anyio.fail_after(HANG_S):
             added = await running.client.post("/add_worker", json={"url": f"http://127.0.0.1:{port}"})
         assert "no answer within 2 s" in added.json()["warning"]
     server.close()

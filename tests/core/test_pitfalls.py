@@ -113,7 +113,7 @@ async def test_pitfall_12_disconnected_client_is_not_counted_or_generated_for(
         await generating.wait()
         assert in_flight(running) == [1]
         raw.close()
-        with anyio.fail_after(2):
+        with anyio.fail_after(HANG_S):
             await ended.wait()
         await until(lambda: in_flight(running) == [0])
 

@@ -393,7 +393,7 @@ async def test_another_worker_is_asked_at_once_despite_retry_after_of_the_first(
     one, two = Moody(refused(503, b"Retry-After: 20")), Moody()
     async with routed(one, two) as running:
         running.router.pool.bind("s", one.worker)
-        with anyio.fail_after(5):
+        with anyio.fail_after(15):
             reply = await running.client.post("/generate", json=GENERATE, headers={"x-session-id": "s"})
         assert reply.content == b"well"
         assert (len(one.arrived), len(two.arrived)) == (1, 1)

@@ -248,7 +248,7 @@ def _hold_up_once(served: Served, asked: Asked) -> tuple[str | None, bool]:
     return f"{most:,} steps in one turn of the loop; the first {MOST:,} end at\n{where}", calls > MOST
 
 
-@pytest.mark.timeout(120 if _BODIES <= _FEW else 0)
+@pytest.mark.timeout(600 if _BODIES <= _FEW else 0)
 @_SETTINGS
 @given(asked())
 def test_any_json_is_answered_and_leaves_nothing_behind(served: Served, asked: Asked) -> None:
