@@ -19,22 +19,19 @@ from router_core.exchange import Exchange
 from router_core.router import Router
 from router_core.types import Tokenizer
 from router_core.weights import WeightUpdate
+from router_core.workers import Worker
 from slime_journal.fingerprint import fingerprint
 from slime_journal.record_files import LogDirectory
 from slime_journal.record_log import RecordLog
-from slime_radix_cache.aborts import Aborts, Generation, is_only_proxied
 from slime_radix_cache.checkpoint import eos_ids, load_tokenizer
 from slime_radix_cache.encoding import Encoder
 from slime_radix_cache.given_prompts import GivenPrompts
-from slime_radix_cache.interruptions import Interruptions
 from slime_radix_cache.log_records import TRAJECTORIES
 from slime_radix_cache.logged_trajectories import LoggedTrajectories
 from slime_radix_cache.losses import Losses, Marks, opened
 from slime_radix_cache.open_streams import OpenStreams
 from slime_radix_cache.recorder import StreamRecorder
-from slime_radix_cache.replies import EVENTS, JSON, media_type
 from slime_radix_cache.requests import MALFORMED, Ask, longest_ids, names, read_ask, rewritten, size_of
-from slime_radix_cache.resuming_stream import ResumingStream
 from slime_radix_cache.retrieval import Retrieval
 from slime_radix_cache.session_turns import SessionTurns
 from slime_radix_cache.settings import Settings
@@ -47,7 +44,11 @@ from slime_radix_cache.turns import Turn, Turns
 from slime_radix_cache.unfinished import SessionFile, UnansweredSessions, UnfinishedStreams
 from slime_radix_cache.verdicts import NOTE, Verdicts
 from slime_radix_cache.whole_answers import WholeAnswers
+from slime_resume.generation import Aborts, Generation
+from slime_resume.interruptions import Interruptions
+from slime_resume.resuming_stream import ResumingStream
 from slime_sglang.aborts import check_rid
+from slime_sglang.bodies import EVENTS, JSON, media_type
 from slime_sglang.generation import at_generation
 
 __all__ = ["RadixCache"]
@@ -280,7 +281,7 @@ class RadixCache:
         """Record the answer; a stream's when its last event passes."""
         noted: _Noted | None = exchange.notes.get(NOTE)
         reply = exchange.reply
-        if noted is None or reply is None or reply.status != 200 or is_only_proxied(exchange.worker):
+        if noted is None or reply is None or reply.status != 200 or _is_only_proxied(exchange.worker):
             self._mark(exchange)
             return
         noted.turns = [sequence for turn in noted.turns for sequence in turn.sequences(noted.ask.copies)]
@@ -320,7 +321,7 @@ class RadixCache:
             return
         is_known = at_generation(request)
         # Another protocol may generate anywhere, as vLLM does at /inference/v1/generate.
-        if not is_known and not (is_only_proxied(worker) and request.method == "POST"):
+        if not is_known and not (_is_only_proxied(worker) and request.method == "POST"):
             return
         self._trajectories.lose(exchange.session)
         if is_known and request.path != "/generate":  # whose reason was counted
@@ -332,6 +333,11 @@ class RadixCache:
     async def on_weight_update(self, update: WeightUpdate) -> None:
         """Forget what was not used under the last few weights."""
         self._trajectories.see_version(update.version)
+
+
+def _is_only_proxied(worker: Worker | None) -> bool:
+    """Return True when ``worker`` is no evidence: it may speak any protocol, and has just taken others' place."""
+    return worker is not None and worker.passthrough
 
 
 def _handles_aborts(exchange: Exchange, ask: Ask) -> bool:

@@ -10,37 +10,14 @@ from array import array
 from dataclasses import dataclass
 from typing import Any
 
-import anyio
 import orjson
 
-from router_core.errors import HTTPError
-from router_core.reply import Reply
 from slime_radix_cache.segments import Versions, pack_logprobs
 
-__all__ = [
-    "EVENTS",
-    "JSON",
-    "NOTHING_SAMPLED",
-    "Output",
-    "Unusable",
-    "media_type",
-    "parsed",
-    "read_output",
-    "rest_of",
-    "without_experts",
-]
-
-JSON, EVENTS = b"application/json", b"text/event-stream"
+__all__ = ["NOTHING_SAMPLED", "Output", "Unusable", "read_output"]
 
 #: The kind of an answer without tokens that claims none.
 NOTHING_SAMPLED = "nothing_sampled"
-
-#: In JSON this cannot stand inside a string: there the quotes would be escaped.
-_EXPERTS = b'"routed_experts":'
-#: Bodies below are parsed as they are: experts make one large.
-_LARGE = 1 << 16
-#: Seconds and bytes that an engine has to say that a stream is over.
-_END_S, _END_BYTES = 1.0, 1 << 16
 
 
 class Unusable(Exception):
@@ -49,56 +26,6 @@ class Unusable(Exception):
     def __init__(self, kind: str) -> None:
         super().__init__(kind)
         self.kind = kind
-
-
-def media_type(reply: Reply) -> bytes:
-    """Return the media type of ``reply``, in lower case and without parameters."""
-    return (reply.header(b"content-type") or b"").partition(b";")[0].strip().lower()
-
-
-async def rest_of(reply: Reply) -> bytes:
-    """Return the bytes behind the last event of a generation, ``[DONE]``, and close ``reply``.
-
-    One that is given up before its end is aborted at the engine, by a name that the next attempt has, too.
-    """
-    rest = bytearray()
-    with anyio.move_on_after(_END_S):
-        try:
-            last = False
-            while not last and len(rest) < _END_BYTES:
-                piece, last = await reply.next_piece()
-                rest += piece
-        except HTTPError:
-            pass  # all that matters has come
-    reply.close()
-    return bytes(rest)
-
-
-def parsed(body: bytes) -> Any:
-    """``body`` as JSON, the values of ``routed_experts`` left out: parsing 64 MiB of them takes 0.1 s.
-
-    Raises orjson.JSONDecodeError.
-    """
-    return orjson.loads(without_experts(body) if len(body) > _LARGE else body)
-
-
-def without_experts(body: bytes) -> bytes:
-    """``body`` with empty strings in the place of the values of ``routed_experts``."""
-    kept: list[bytes] = []
-    position = 0
-    while (name := body.find(_EXPERTS, position)) >= 0:
-        value = name + len(_EXPERTS)
-        start = body.find(b'"', value)
-        if start >= 0 and not body[value:start].strip():
-            kept.append(body[position : start + 1])
-            position = body.find(b'"', start + 1)  # base64 has no escapes
-            if position < 0:
-                return body  # no JSON; the parser says so
-        else:
-            kept.append(body[position:value])
-            position = value
-    kept.append(body[position:])
-    return b"".join(kept)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from slime_radix_cache.repeats import RepeatedEvents
-from slime_radix_cache.replies import parsed
-from slime_radix_cache.response_merger import read_event
-from slime_sglang import AnswerSoFar, is_abort
+from slime_sglang import AnswerSoFar, is_abort, read_event
+from slime_sglang.bodies import parsed
 from slime_sglang.events import EventSplitter
 
 __all__ = ["GenerationStream"]

@@ -15,11 +15,11 @@ from router_core.fair_turns import FairTurns
 from router_core.large_json import parse
 from router_core.reply import Reply
 from router_core.request import LARGE_BYTES, Request
-from slime_radix_cache.aborts import Generation
-from slime_radix_cache.replies import parsed, without_experts
 from slime_radix_cache.requests import Ask, single
-from slime_radix_cache.response_merger import is_aborted
 from slime_radix_cache.turns import Growing, Turn, Turns
+from slime_resume.generation import Generation
+from slime_sglang import is_aborted
+from slime_sglang.bodies import parsed, without_experts
 
 __all__ = ["WholeAnswers"]
 

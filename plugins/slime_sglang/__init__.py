@@ -1,6 +1,6 @@
 """SGLang's protocol: the description that servers give of themselves, their ranks, and readers of their answers."""
 
-from slime_sglang.answers import PER_TOKEN, is_abort, sampled_ids
+from slime_sglang.answers import PER_TOKEN, is_abort, is_aborted, read_event, sampled_ids
 from slime_sglang.evidence import CONTRADICTION, contradiction
 from slime_sglang.plugin import SGLang, add_options, make_plugin
 from slime_sglang.sequences import AnswerSoFar, whole_answer
@@ -13,7 +13,9 @@ __all__ = [
     "add_options",
     "contradiction",
     "is_abort",
+    "is_aborted",
     "make_plugin",
+    "read_event",
     "sampled_ids",
     "whole_answer",
 ]

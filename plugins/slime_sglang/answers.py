@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["PER_TOKEN", "ids_in", "ids_of", "is_abort", "sampled_ids", "with_missing", "without_queued"]
+__all__ = [
+    "PER_TOKEN",
+    "ids_in",
+    "ids_of",
+    "is_abort",
+    "is_aborted",
+    "read_event",
+    "sampled_ids",
+    "with_missing",
+    "without_queued",
+]
 
 #: Lists in ``meta_info`` with an entry for each sampled token: an incremental stream has them as deltas, too.
 PER_TOKEN = (
@@ -29,6 +39,23 @@ def is_abort(meta: Mapping[str, Any]) -> bool:
     """True for the ``meta_info`` of a sequence that was aborted, for whatever reason."""
     reason = meta.get("finish_reason")
     return isinstance(reason, dict) and reason.get("type") == "abort"
+
+
+def is_aborted(output: Any) -> bool:
+    """True for an object of the engine's that says so, unless it finds fault with the request (a status of 4xx)."""
+    meta = output.get("meta_info") if isinstance(output, dict) else None
+    reason = meta.get("finish_reason") if isinstance(meta, dict) else None
+    if not isinstance(reason, dict) or reason.get("type") != "abort":
+        return False
+    status = reason.get("status_code")
+    return not (isinstance(status, int) and 400 <= status < 500)
+
+
+def read_event(output: Any) -> dict[str, Any]:
+    """``output``, if it is one object about one response. Raises ValueError."""
+    if not isinstance(output, dict) or not isinstance(output.get("meta_info"), dict):
+        raise ValueError("no answer about a generation")
+    return output
 
 
 def sampled_ids(answer: Mapping[str, Any]) -> list[int]:

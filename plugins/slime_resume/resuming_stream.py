@@ -8,12 +8,12 @@ import orjson
 
 from router_core.errors import HTTPError
 from router_core.reply import BodySource, Reply
-from slime_radix_cache.aborts import Generation
-from slime_radix_cache.continued_stream import ContinuedStream
-from slime_radix_cache.recorder import StreamRecorder
-from slime_radix_cache.replies import parsed, rest_of
-from slime_radix_cache.response_merger import is_aborted
-from slime_sglang import sampled_ids, whole_answer
+from slime_resume.continued_stream import ContinuedStream
+from slime_resume.contracts import StreamRecorder
+from slime_resume.generation import Generation
+from slime_resume.stream_end import rest_of
+from slime_sglang import is_aborted, sampled_ids, whole_answer
+from slime_sglang.bodies import parsed
 from slime_sglang.events import EventSplitter
 
 __all__ = ["ResumingStream"]

@@ -7,28 +7,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from router_core.types import Tokenizer
-from slime_radix_cache.continuing import max_new_tokens
-from slime_radix_cache.seams import SeamlessText, StopAcross
-from slime_radix_cache.spelling import Spelling
-from slime_radix_cache.stop_conditions import StopConditions
-from slime_sglang import CONTRADICTION, PER_TOKEN, AnswerSoFar, contradiction, is_abort
+from slime_resume.continuation import max_new_tokens
+from slime_resume.contracts import Spelling
+from slime_resume.seams import SeamlessText, StopAcross
+from slime_resume.stop_conditions import StopConditions
+from slime_sglang import CONTRADICTION, PER_TOKEN, AnswerSoFar, contradiction, is_abort, is_aborted
 
-__all__ = ["MergedResponse", "is_aborted", "read_event"]
+__all__ = ["MergedResponse"]
 
 _BROKEN = "\ufffd"
 _BYTES_OF_CHARACTER = 4
 #: Behind the name of a list with an entry for each token: its length.
 _LENGTH = "_length"
-
-
-def is_aborted(output: Any) -> bool:
-    """True for an object of the engine's that says so, unless it finds fault with the request (a status of 4xx)."""
-    meta = output.get("meta_info") if isinstance(output, dict) else None
-    reason = meta.get("finish_reason") if isinstance(meta, dict) else None
-    if not isinstance(reason, dict) or reason.get("type") != "abort":
-        return False
-    status = reason.get("status_code")
-    return not (isinstance(status, int) and 400 <= status < 500)
 
 
 class MergedResponse:
@@ -258,10 +248,3 @@ def _merged(spans: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _name(rid: Any) -> str | None:
     return rid if isinstance(rid, str) else None
-
-
-def read_event(output: Any) -> dict[str, Any]:
-    """``output``, if it is one object about one response. Raises ValueError."""
-    if not isinstance(output, dict) or not isinstance(output.get("meta_info"), dict):
-        raise ValueError("no answer about a generation")
-    return output

@@ -16,7 +16,7 @@ from radix_cache.continued import MODES, PROMPT, told
 from radix_cache.interrupted import InterruptedEngine
 from radix_cache.scripted import ScriptedEngine, bits, routed
 from slime_radix_cache.checkpoint import eos_ids
-from slime_radix_cache.stop_conditions import StopConditions
+from slime_resume.stop_conditions import StopConditions
 
 if TYPE_CHECKING:
     from routers import Start

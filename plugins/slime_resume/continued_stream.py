@@ -8,11 +8,12 @@ import orjson
 
 from router_core.errors import HTTPError, WorkerBroke
 from router_core.reply import Reply
-from slime_radix_cache.aborts import Generation
-from slime_radix_cache.recorder import StreamRecorder
-from slime_radix_cache.replies import parsed, rest_of
-from slime_radix_cache.response_merger import MergedResponse, is_aborted, read_event
-from slime_sglang import AnswerSoFar
+from slime_resume.contracts import StreamRecorder
+from slime_resume.generation import Generation
+from slime_resume.response_merger import MergedResponse
+from slime_resume.stream_end import rest_of
+from slime_sglang import AnswerSoFar, is_aborted, read_event
+from slime_sglang.bodies import parsed
 from slime_sglang.events import EventSplitter
 
 __all__ = ["ContinuedStream"]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from router_core.types import Tokenizer
-from slime_radix_cache.stop_conditions import stop_strings
+from slime_resume.stop_conditions import stop_strings
 
 __all__ = ["SeamlessText", "StopAcross"]
 

@@ -15,18 +15,16 @@ from router_core.reply import Reply
 from router_core.request import Request
 from router_core.router import Router
 from router_core.types import Tokenizer
-from router_core.workers import Worker
-from slime_radix_cache.continuing import can_go_on, continuation
-from slime_radix_cache.interruptions import Interruptions, Watch
-from slime_radix_cache.replies import EVENTS, JSON, media_type, parsed
-from slime_radix_cache.response_merger import MergedResponse, is_aborted, read_event
-from slime_radix_cache.retries import NoUse, Retries
-from slime_radix_cache.spelling import Spelling
-from slime_radix_cache.stop_conditions import StopConditions
-from slime_radix_cache.tally import Tally
-from slime_sglang import sampled_ids
+from slime_resume.continuation import can_go_on, continuation
+from slime_resume.contracts import Spelling, Tally
+from slime_resume.interruptions import Interruptions, Watch
+from slime_resume.response_merger import MergedResponse
+from slime_resume.retries import NoUse, Retries
+from slime_resume.stop_conditions import StopConditions
+from slime_sglang import is_aborted, read_event, sampled_ids
+from slime_sglang.bodies import EVENTS, JSON, media_type, parsed
 
-__all__ = ["Aborts", "Generation", "Resumed", "is_only_proxied"]
+__all__ = ["Aborts", "Generation", "Resumed"]
 
 T = TypeVar("T")
 
@@ -225,7 +223,10 @@ class Generation:
             reply = await self._aborts.router.ask_again(self._exchange, request)
         except HTTPError:
             return None
-        if is_only_proxied(self._exchange.worker):
+        worker = self._exchange.worker
+        if (
+            worker is not None and worker.passthrough
+        ):  # it may speak any protocol, and has just taken others' place
             self.rest(reply)
             raise NoUse
         wanted = EVENTS if request.json().get("stream") else JSON
@@ -235,11 +236,6 @@ class Generation:
         if reply.status != 200 and reply.status < 500:
             raise NoUse
         return None
-
-
-def is_only_proxied(worker: Worker | None) -> bool:
-    """Return True when ``worker`` is no evidence: it may speak any protocol, and has just taken others' place."""
-    return worker is not None and worker.passthrough
 
 
 def _resumed(merged: MergedResponse) -> Resumed:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_result, stop_after_attempt, wait_fixed
 
-from slime_radix_cache.interruptions import Interruptions, Watch
+from slime_resume.interruptions import Interruptions, Watch
 
 __all__ = ["NoUse", "Retries"]
 
