@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.first_generation import Trie
 from benchmarks.histories import Histories, Shape, record, record_first_generation
-from slime_radix_cache.trajectories import Limits, Trajectories
+from slime_radix_cache.index.trajectories import Limits, Trajectories
 
 __all__ = ["measure", "measure_first_generation"]
 

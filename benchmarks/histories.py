@@ -15,8 +15,8 @@ from tokenizers import Tokenizer
 
 from benchmarks.first_generation import Trie
 from benchmarks.samples import Samples
-from slime_radix_cache.segments import Context, pack_logprobs
-from slime_radix_cache.trajectories import Sampled, Trajectories
+from slime_radix_cache.index.segments import Context, pack_logprobs
+from slime_radix_cache.index.trajectories import Sampled, Trajectories
 
 __all__ = [
     "END",

@@ -18,9 +18,9 @@ from tokenizers import Tokenizer
 
 from benchmarks.first_generation import Trie
 from benchmarks.histories import Histories, Shape, Turn, record, record_first_generation, text_of
-from slime_radix_cache.segments import context_ids, links
-from slime_radix_cache.text_node import Node
-from slime_radix_cache.trajectories import Limits, Trajectories
+from slime_radix_cache.index.segments import context_ids, links
+from slime_radix_cache.index.text_node import Node
+from slime_radix_cache.index.trajectories import Limits, Trajectories
 
 __all__ = ["FIRST", "MATCH", "MEMORY", "OURS", "measure", "measure_toy"]
 

@@ -27,15 +27,15 @@ from benchmarks.histories import TALK, Histories, Turn, record, text_of
 from slime_engine.model import load_model
 from slime_journal.record_files import LogDirectory
 from slime_journal.record_log import RecordLog
-from slime_openai import history as chats
-from slime_openai.identity import next_key
-from slime_openai.log_records import CHATS
-from slime_openai.logged_history import LoggedHistory
-from slime_openai.messages import Message
-from slime_openai.template_traits import STRICT
-from slime_radix_cache.log_records import TRAJECTORIES
-from slime_radix_cache.logged_trajectories import LoggedTrajectories
-from slime_radix_cache.trajectories import Limits, Trajectories
+from slime_openai.prompts import history as chats
+from slime_openai.prompts.identity import next_key
+from slime_openai.prompts.log_records import CHATS
+from slime_openai.prompts.logged_history import LoggedHistory
+from slime_openai.prompts.template_traits import STRICT
+from slime_openai.requests.messages import Message
+from slime_radix_cache.index.trajectories import Limits, Trajectories
+from slime_radix_cache.journal.log_records import TRAJECTORIES
+from slime_radix_cache.journal.logged_trajectories import LoggedTrajectories
 
 _LIMITS = Limits(versions=0)
 

@@ -29,7 +29,7 @@ from router_core.reply import Reply
 from router_core.request import Request
 from router_core.sender import Sender
 from router_core.settings import Settings
-from router_core.upstream import Limits
+from router_core.upstream.pool import Limits
 from router_core.weights import WeightUpdate, WeightVersions
 from router_core.worker_urls import WorkerUrls
 from router_core.workers import DRAINING, Worker, WorkerChange, WorkerType, worker_url

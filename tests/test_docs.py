@@ -25,7 +25,7 @@ from router_core.loader import DEFAULT_PLUGINS, installed_plugins
 from router_core.serving import serving
 from router_core.workers import WorkerState
 from routers import BARE, Start
-from slime_control.calls import CALLS
+from slime_control.calls.endpoints import CALLS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -317,7 +317,7 @@ def test_the_picture_of_the_house_has_each_package_and_module() -> None:
     text = page("docs/architecture.md")
     packages = {path.parent.name for path in (ROOT / "plugins").glob("*/__init__.py")}
     assert set(re.findall(r"\bslime_\w+", text)) == packages
-    modules = {path.stem for path in (ROOT / "router_core").glob("*.py")} - {"__init__", "__main__"}
+    modules = {path.stem for path in (ROOT / "router_core").rglob("*.py")} - {"__init__", "__main__"}
     assert {module for module in modules if not re.search(rf"\b{module}\b", text)} == set()
     default = text.partition("subgraph default")[2].partition("end")[0]
     assert set(re.findall(r"slime_(\w+)", default)) == set(DEFAULT_PLUGINS) - {"sglang"}

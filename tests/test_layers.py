@@ -39,12 +39,12 @@ LAYERS = (
         "routes",
         "sender",
         "settings",
-        "upstream_reply",
+        "upstream.reply",
         "weights",
         "workers",
     ),
-    ("connection", "pool"),
-    ("upstream", "worker_urls"),
+    ("pool", "upstream.connection"),
+    ("upstream.pool", "worker_urls"),
     ("client", "proxy", "registration"),
     ("router",),
     ("admin", "loader", "logs"),
@@ -58,6 +58,13 @@ KNOW_THE_ROUTER = frozenset(("router_core.hooks", "router_core.hookspecs"))
 
 #: Packages that any plugin may import; each may import those before it.
 LIBRARIES = ("slime_journal", "slime_sglang", "slime_resume")
+
+#: Parts of large plugins, lowest first. A part imports from itself and from below; what is above them is not listed.
+PARTS = {
+    "slime_control": ("contracts", "pausing", "calls", "weights"),
+    "slime_openai": ("errors", "requests", "parsing", "responses", "prompts"),
+    "slime_radix_cache": ("tally", "index", "tokens", "capture", "journal", "retrieval"),
+}
 
 #: Packages that take a second to import and are not always needed. Only these may be imported within a function.
 HEAVY = frozenset(("cryptography", "jwt", "llguidance", "numpy", "tokenizers", "torch", "transformers"))
@@ -154,7 +161,8 @@ def told(offences: list[Import]) -> str:
 
 def test_each_module_of_the_core_has_its_layer() -> None:
     listed = [name for layer in LAYERS for name in layer]
-    assert sorted(listed) == sorted(path.stem for path in CORE.glob("*.py") if path.stem != "__init__")
+    modules = [module_name(path, CORE) for path in CORE.rglob("*.py") if path.stem != "__init__"]
+    assert sorted(listed) == sorted(modules)
 
 
 def test_the_core_imports_downwards() -> None:
@@ -199,6 +207,22 @@ def test_plugins_do_not_know_each_other() -> None:
         and not (each.for_types and each.of == f"{each.package}.contracts")
     ]
     assert plugins > set(LIBRARIES)
+    assert not offences, told(offences)
+
+
+@pytest.mark.parametrize("plugin", PARTS)
+def test_the_parts_of_a_plugin_import_downwards(plugin: str) -> None:
+    parts = PARTS[plugin]
+    folders = {path.parent.name for path in (PLUGINS / plugin).glob("*/__init__.py")}
+    assert folders <= set(parts)
+
+    def height(module: str) -> int:
+        part = module.split(".")[1] if "." in module else ""
+        return parts.index(part) if part in parts else len(parts)
+
+    own = [each for each in plugin_imports() if each.package == plugin == each.by.partition(".")[0]]
+    offences = [each for each in own if height(each.of) > height(each.by)]
+    assert len(own) > 20
     assert not offences, told(offences)
 
 

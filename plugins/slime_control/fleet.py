@@ -11,16 +11,16 @@ from router_core.errors import NoWorker
 from router_core.request import Request
 from router_core.router import Router
 from router_core.workers import WorkerChange
-from slime_control.bodies import begins_update, is_delta, named_version
-from slime_control.calls import Call
-from slime_control.fan_out import Answer, FanOut, passed_on
-from slime_control.gate import Gate
-from slime_control.missed_calls import OWNER, MissedCalls
-from slime_control.pieces import Pieces
-from slime_control.recipients import Recipients
-from slime_control.unannounced import learn_version
-from slime_control.under_way import UnderWay
-from slime_control.weight_update import Piece
+from slime_control.calls.bodies import begins_update, is_delta, named_version
+from slime_control.calls.endpoints import Call
+from slime_control.calls.fan_out import Answer, FanOut, passed_on
+from slime_control.calls.recipients import Recipients
+from slime_control.pausing.gate import Gate
+from slime_control.pausing.under_way import UnderWay
+from slime_control.weights.missed_calls import OWNER, MissedCalls
+from slime_control.weights.pieces import Pieces
+from slime_control.weights.unannounced import learn_version
+from slime_control.weights.weight_update import Piece
 
 __all__ = ["Fleet"]
 

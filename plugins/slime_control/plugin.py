@@ -15,19 +15,19 @@ from router_core.flags import add_flags
 from router_core.request import Request
 from router_core.router import Router
 from router_core.workers import WorkerChange
-from slime_control.abort_sender import AbortSender
-from slime_control.aborted import aborted_reply, names
-from slime_control.bodies import names_read
-from slime_control.calls import CALLS, Call
-from slime_control.events import ControlEvents
-from slime_control.fan_out import CONNECTIONS, FanOut
+from slime_control.calls.bodies import names_read
+from slime_control.calls.endpoints import CALLS, Call
+from slime_control.calls.fan_out import CONNECTIONS, FanOut
+from slime_control.calls.one_engine import not_steered, refusal
+from slime_control.calls.overview import QUESTIONS, Overview
 from slime_control.fleet import Fleet
-from slime_control.gate import Gate
-from slime_control.one_engine import not_steered, refusal
-from slime_control.overview import QUESTIONS, Overview
-from slime_control.quiet_period import QuietPeriod
+from slime_control.pausing.abort_sender import AbortSender
+from slime_control.pausing.aborted import aborted_reply, names
+from slime_control.pausing.events import ControlEvents
+from slime_control.pausing.gate import Gate
+from slime_control.pausing.under_way import UnderWay, renamed_by_the_engine, rids_of
 from slime_control.settings import Settings
-from slime_control.under_way import UnderWay, renamed_by_the_engine, rids_of
+from slime_control.weights.quiet_period import QuietPeriod
 from slime_sglang.aborts import abort_prefix, check_rid
 from slime_sglang.generation import at_generation, generates
 

@@ -8,7 +8,7 @@ import orjson
 from router_core import HTTPError, Worker
 from router_core.errors import WorkerTimeout, WorkerUnreachable
 from router_core.router import Router
-from router_core.upstream import Limits, Upstream
+from router_core.upstream.pool import Limits, Upstream
 from router_core.weights import version_named
 from slime_health.judge import Unwell
 

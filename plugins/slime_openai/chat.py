@@ -14,23 +14,23 @@ from router_core.reply import Reply
 from router_core.request import LARGE_BYTES
 from router_core.router import Router
 from router_core.types import Tokenizer
-from slime_openai.answer_stream import AnswerStream
-from slime_openai.chat_request import ChatRequest, read_chat
-from slime_openai.choices import Choice
-from slime_openai.evidence import JudgedAnswers, Verdicts
-from slime_openai.formats import Formats
 from slime_openai.generating import EVENT_STREAM, JSON, generate
-from slime_openai.logprobs import Logprobs
-from slime_openai.messages import Message, for_template, has_media, with_exact_arguments
 from slime_openai.models import Models
-from slime_openai.openai_schema import Frame, usage
-from slime_openai.outputs import Output, answers_of, understood
-from slime_openai.prompts import Prompt, Prompts
-from slime_openai.question import Question
-from slime_openai.rendering import Conversation
-from slime_openai.thoughts import reasoning_tokens
-from slime_openai.turns import Turns
-from slime_openai.unknown_parameters import UnknownParameters
+from slime_openai.parsing.formats import Formats
+from slime_openai.prompts.question import Question
+from slime_openai.prompts.rendering import Conversation
+from slime_openai.prompts.turn_tokens import Prompt, Prompts
+from slime_openai.prompts.turns import Turns
+from slime_openai.requests.chat_request import ChatRequest, read_chat
+from slime_openai.requests.messages import Message, for_template, has_media, with_exact_arguments
+from slime_openai.requests.unknown_parameters import UnknownParameters
+from slime_openai.responses.answer_stream import AnswerStream
+from slime_openai.responses.choices import Choice
+from slime_openai.responses.evidence import JudgedAnswers, Verdicts
+from slime_openai.responses.logprobs import Logprobs
+from slime_openai.responses.openai_schema import Frame, usage
+from slime_openai.responses.outputs import Output, answers_of, understood
+from slime_openai.responses.thoughts import reasoning_tokens
 
 __all__ = ["Chat"]
 

@@ -13,16 +13,16 @@ from router_core.reply import Reply
 from router_core.request import LARGE_BYTES
 from router_core.router import Router
 from router_core.types import Tokenizer
-from slime_openai.answer_stream import AnswerStream
-from slime_openai.completion_request import CompletionRequest, Prompt, read_completion
-from slime_openai.evidence import JudgedAnswers, Verdicts
 from slime_openai.generating import EVENT_STREAM, JSON, generate
-from slime_openai.logprobs import Logprobs
 from slime_openai.models import Models
-from slime_openai.openai_schema import Frame, about_output, reason_of, root_version, usage
-from slime_openai.outputs import Output, answers_of, understood
-from slime_openai.stops import StopStrings
-from slime_openai.unknown_parameters import UnknownParameters
+from slime_openai.parsing.stops import StopStrings
+from slime_openai.requests.completion_request import CompletionRequest, Prompt, read_completion
+from slime_openai.requests.unknown_parameters import UnknownParameters
+from slime_openai.responses.answer_stream import AnswerStream
+from slime_openai.responses.evidence import JudgedAnswers, Verdicts
+from slime_openai.responses.logprobs import Logprobs
+from slime_openai.responses.openai_schema import Frame, about_output, reason_of, root_version, usage
+from slime_openai.responses.outputs import Output, answers_of, understood
 
 __all__ = ["Completions"]
 

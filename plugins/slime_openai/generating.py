@@ -7,7 +7,7 @@ from typing import Any
 from router_core.exchange import Exchange
 from router_core.reply import Reply
 from router_core.router import Router
-from slime_openai.outputs import EngineRefused
+from slime_openai.responses.outputs import EngineRefused
 
 __all__ = ["EVENT_STREAM", "JSON", "generate"]
 

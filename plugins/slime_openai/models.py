@@ -8,7 +8,7 @@ from typing import Any
 from router_core.errors import HTTPError
 from router_core.router import Router
 from slime_openai.errors import InvalidRequest
-from slime_openai.options import Options
+from slime_openai.requests.options import Options
 from slime_sglang.facts import model_id
 
 __all__ = ["ModelNotFound", "Models"]

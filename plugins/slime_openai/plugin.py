@@ -18,20 +18,20 @@ from slime_journal.record_log import RecordLog
 from slime_openai.chat import Chat
 from slime_openai.completions import Completions
 from slime_openai.errors import error_body, error_object
-from slime_openai.evidence import LostSessions, Ownership
-from slime_openai.formats import Formats
 from slime_openai.generating import JSON
-from slime_openai.history import History
-from slime_openai.log_records import CHATS, reader
-from slime_openai.logged_history import LoggedHistory
 from slime_openai.models import Models
-from slime_openai.outputs import words_of
-from slime_openai.parents import Parents
-from slime_openai.prompts import Prompts
-from slime_openai.rendering import Renderer
+from slime_openai.parsing.formats import Formats
+from slime_openai.prompts.history import History
+from slime_openai.prompts.log_records import CHATS, reader
+from slime_openai.prompts.logged_history import LoggedHistory
+from slime_openai.prompts.parents import Parents
+from slime_openai.prompts.rendering import Renderer
+from slime_openai.prompts.turn_tokens import Prompts
+from slime_openai.prompts.turns import Turns
+from slime_openai.requests.unknown_parameters import UnknownParameters
+from slime_openai.responses.evidence import LostSessions, Ownership
+from slime_openai.responses.outputs import words_of
 from slime_openai.settings import Settings
-from slime_openai.turns import Turns
-from slime_openai.unknown_parameters import UnknownParameters
 
 __all__ = ["OpenAI"]
 

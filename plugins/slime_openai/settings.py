@@ -9,8 +9,8 @@ from typing import get_args
 
 from router_core.errors import SettingsError
 from router_core.flags import add_flags, flag, read_flags
-from slime_openai.prompts import HistoryMode
-from slime_openai.unknown_parameters import UnknownMode
+from slime_openai.prompts.turn_tokens import HistoryMode
+from slime_openai.requests.unknown_parameters import UnknownMode
 
 __all__ = ["Settings", "add_openai_options"]
 

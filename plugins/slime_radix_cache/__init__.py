@@ -9,10 +9,10 @@ from __future__ import annotations
 import argparse
 
 from router_core import hookimpl
-from slime_radix_cache.answer import Answer
 from slime_radix_cache.plugin import RadixCache
-from slime_radix_cache.question import Question
-from slime_radix_cache.retrieval import Retrieval
+from slime_radix_cache.retrieval.answer import Answer
+from slime_radix_cache.retrieval.question import Question
+from slime_radix_cache.retrieval.routes import Retrieval
 from slime_radix_cache.settings import Settings, add_radix_cache_options
 
 __all__ = ["Answer", "Question", "RadixCache", "Retrieval", "Settings", "add_options", "make_plugin"]

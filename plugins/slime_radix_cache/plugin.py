@@ -23,27 +23,35 @@ from router_core.workers import Worker
 from slime_journal.fingerprint import fingerprint
 from slime_journal.record_files import LogDirectory
 from slime_journal.record_log import RecordLog
-from slime_radix_cache.checkpoint import eos_ids, load_tokenizer
-from slime_radix_cache.encoding import Encoder
-from slime_radix_cache.given_prompts import GivenPrompts
-from slime_radix_cache.log_records import TRAJECTORIES
-from slime_radix_cache.logged_trajectories import LoggedTrajectories
-from slime_radix_cache.losses import Losses, Marks, opened
-from slime_radix_cache.open_streams import OpenStreams
-from slime_radix_cache.recorder import StreamRecorder
-from slime_radix_cache.requests import MALFORMED, Ask, longest_ids, names, read_ask, rewritten, size_of
-from slime_radix_cache.retrieval import Retrieval
-from slime_radix_cache.session_turns import SessionTurns
+from slime_radix_cache.capture.given_prompts import GivenPrompts
+from slime_radix_cache.capture.open_streams import OpenStreams
+from slime_radix_cache.capture.recorder import StreamRecorder
+from slime_radix_cache.capture.requests import (
+    MALFORMED,
+    Ask,
+    longest_ids,
+    names,
+    read_ask,
+    rewritten,
+    size_of,
+)
+from slime_radix_cache.capture.turns import Turn, Turns
+from slime_radix_cache.capture.whole_answers import WholeAnswers
+from slime_radix_cache.index.losses import Losses, Marks, opened
+from slime_radix_cache.index.text_search import Around, Cut
+from slime_radix_cache.index.trajectories import Limits, Trajectories
+from slime_radix_cache.journal.log_records import TRAJECTORIES
+from slime_radix_cache.journal.logged_trajectories import LoggedTrajectories
+from slime_radix_cache.journal.unfinished import SessionFile, UnansweredSessions, UnfinishedStreams
+from slime_radix_cache.retrieval.routes import Retrieval
+from slime_radix_cache.retrieval.session_turns import SessionTurns
+from slime_radix_cache.retrieval.templates import ChatTemplate
+from slime_radix_cache.retrieval.verdicts import NOTE, Verdicts
 from slime_radix_cache.settings import Settings
-from slime_radix_cache.spelling import Spelling
 from slime_radix_cache.tally import Tally
-from slime_radix_cache.templates import ChatTemplate
-from slime_radix_cache.text_search import Around, Cut
-from slime_radix_cache.trajectories import Limits, Trajectories
-from slime_radix_cache.turns import Turn, Turns
-from slime_radix_cache.unfinished import SessionFile, UnansweredSessions, UnfinishedStreams
-from slime_radix_cache.verdicts import NOTE, Verdicts
-from slime_radix_cache.whole_answers import WholeAnswers
+from slime_radix_cache.tokens.checkpoint import eos_ids, load_tokenizer
+from slime_radix_cache.tokens.encoding import Encoder
+from slime_radix_cache.tokens.spelling import Spelling
 from slime_resume.generation import Aborts, Generation
 from slime_resume.interruptions import Interruptions
 from slime_resume.resuming_stream import ResumingStream

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from router_core.flags import add_flags, flag, read_flags
-from slime_radix_cache.encoding import MAX_TOKENS
+from slime_radix_cache.tokens.encoding import MAX_TOKENS
 
 __all__ = ["Settings", "add_radix_cache_options"]
 

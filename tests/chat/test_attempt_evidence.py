@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from chat.aborted import ALL, MESSAGES, PROMPT, TAPE, aborting, answer_of, engine_of, events_of
-from slime_radix_cache.turns import Turns
+from slime_radix_cache.capture.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -25,12 +25,12 @@ from router_core.errors import StartupError
 from slime_journal.record_files import Header, LogDirectory
 from slime_journal.record_frames import Frames
 from slime_journal.record_log import RecordLog
-from slime_openai import identity
-from slime_openai.history import History, Turn
-from slime_openai.log_records import CHATS, Gone, Said, reader
-from slime_openai.logged_history import LoggedHistory
-from slime_openai.messages import Message, ToolCall
-from slime_openai.template_traits import STRICT, TemplateTraits, Trim
+from slime_openai.prompts import identity
+from slime_openai.prompts.history import History, Turn
+from slime_openai.prompts.log_records import CHATS, Gone, Said, reader
+from slime_openai.prompts.logged_history import LoggedHistory
+from slime_openai.prompts.template_traits import STRICT, TemplateTraits, Trim
+from slime_openai.requests.messages import Message, ToolCall
 
 if TYPE_CHECKING:
     from routers import Start

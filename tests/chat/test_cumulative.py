@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime_openai.cumulative import GrowingText
+from slime_openai.responses.cumulative import GrowingText
 
 
 def an_event(text: str, count: int, reason: Any = None) -> bytes:

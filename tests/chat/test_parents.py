@@ -16,8 +16,8 @@ from chat.remembered import ASK, is_continued, said, user
 from chat_models.families import LLAMA, MISTRAL, QWEN2_5
 from drift.rollouts import TOOLS
 from router_core.serving import serving
-from slime_openai.history import History, Turn
-from slime_openai.messages import Message
+from slime_openai.prompts.history import History, Turn
+from slime_openai.requests.messages import Message
 
 if TYPE_CHECKING:
     from routers import Start

@@ -10,7 +10,7 @@ import pytest
 
 from router_core.errors import SettingsError
 from slime_openai.errors import InvalidRequest
-from slime_openai.rendering import Conversation, Renderer
+from slime_openai.prompts.rendering import Conversation, Renderer
 
 OBJECT = "{{ call.function.arguments | tojson }}"
 TEXT = "{{ '' + call.function.arguments }}"

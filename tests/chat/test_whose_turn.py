@@ -10,7 +10,7 @@ import pytest
 from chat.chatting import Chat, chatting
 from chat.remembered import ASK, is_continued, said, user
 from chat_models.families import QWEN2_5
-from slime_openai.speakers import Speakers
+from slime_openai.prompts.speakers import Speakers
 
 if TYPE_CHECKING:
     from routers import Start

@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-import slime_control.unannounced
+import slime_control.weights.unannounced
 from control.slotted import SLOTS, Slotted, up
 from holding import is_torn, quarantine, ready, stale, tear
 from plugged import routing, until
@@ -452,7 +452,7 @@ async def test_without_a_pause_an_update_ends_when_the_next_begins() -> None:
 
 
 async def test_without_a_pause_silence_ends_an_update(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slime_control.unannounced, "QUIET_S", 0.3)
+    monkeypatch.setattr(slime_control.weights.unannounced, "QUIET_S", 0.3)
     async with fleet(1) as trainer:
         (alone,) = trainer.engines
         alone.next_up = "fail after"
@@ -468,7 +468,7 @@ async def test_without_a_pause_silence_ends_an_update(monkeypatch: pytest.Monkey
 async def test_after_silence_one_that_registered_is_there_for_the_next_update(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(slime_control.unannounced, "QUIET_S", 0.2)
+    monkeypatch.setattr(slime_control.weights.unannounced, "QUIET_S", 0.2)
     async with fleet() as trainer:
         _, late = trainer.engines
         await trainer.piece(0, 7)
@@ -489,7 +489,7 @@ async def test_an_update_from_disk_for_all_ends_the_one_before() -> None:
 
 
 async def test_a_piece_that_is_under_way_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slime_control.unannounced, "QUIET_S", 0.1)
+    monkeypatch.setattr(slime_control.weights.unannounced, "QUIET_S", 0.1)
     async with fleet() as trainer:
         slow, bad = trainer.engines
         bad.next_up = "fail before"
@@ -504,7 +504,7 @@ async def test_a_piece_that_is_under_way_is_no_silence(monkeypatch: pytest.Monke
 
 
 async def test_silence_during_a_pause_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slime_control.unannounced, "QUIET_S", 0.1)
+    monkeypatch.setattr(slime_control.weights.unannounced, "QUIET_S", 0.1)
     async with fleet() as trainer:
         _, bad = trainer.engines
         bad.next_up = "fail before"

@@ -11,7 +11,7 @@ from control.steered import Controlled, Steered, hung, steering
 from plugged import until
 from router_core import hookimpl
 from router_core.weights import WeightUpdate
-from slime_control.calls import CALLS
+from slime_control.calls.endpoints import CALLS
 
 pytestmark = pytest.mark.anyio
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slime_control.metrics_text import families_in, merged
+from slime_control.calls.metrics_text import families_in, merged
 
 ONE = b"""\
 # a comment of its own

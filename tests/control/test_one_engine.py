@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from control.steered import Steered, steering
-from slime_control.calls import CALLS
-from slime_control.one_engine import refusal
-from slime_control.overview import QUESTIONS
+from slime_control.calls.endpoints import CALLS
+from slime_control.calls.one_engine import refusal
+from slime_control.calls.overview import QUESTIONS
 from slime_sglang.generation import GENERATION_PATHS
 
 pytestmark = pytest.mark.anyio

@@ -13,7 +13,7 @@ from core.servers import Wire, scripted
 from core.servers import answer as answering
 from holding import quarantine, stale
 from plugged import until
-from slime_control import overview
+from slime_control.calls import overview
 
 if TYPE_CHECKING:
     import httpx

@@ -18,7 +18,7 @@ from deadlines import HANG_S
 from plugged import until
 from router_core.serving import serving
 from routers import Running, Start, answering
-from slime_control.calls import CALLS
+from slime_control.calls.endpoints import CALLS
 from slime_engine.model import load_model
 
 pytestmark = pytest.mark.anyio

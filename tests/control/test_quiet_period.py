@@ -5,9 +5,9 @@ from contextlib import suppress
 import anyio
 import pytest
 
-from slime_control.calls import CALLS
-from slime_control.gate import Gate
-from slime_control.quiet_period import QuietPeriod
+from slime_control.calls.endpoints import CALLS
+from slime_control.pausing.gate import Gate
+from slime_control.weights.quiet_period import QuietPeriod
 
 pytestmark = pytest.mark.anyio
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from router_core import Worker
-from slime_control.calls import PieceKind
-from slime_control.missed_calls import MissedCall
-from slime_control.weight_update import Completed, Effect, Missed, Piece, Standing, Unproven, Updates
+from slime_control.calls.endpoints import PieceKind
+from slime_control.weights.missed_calls import MissedCall
+from slime_control.weights.weight_update import Completed, Effect, Missed, Piece, Standing, Unproven, Updates
 
 A, B = Worker("http://a"), Worker("http://b")
 CURE = "; it comes back with all pieces of another update, or with one from disk"

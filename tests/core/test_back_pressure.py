@@ -12,7 +12,7 @@ import pytest
 
 from core.servers import Wire, content, dial, on_both_loops, scripted
 from deadlines import HANG_S
-from router_core.upstream import Limits, Upstream
+from router_core.upstream.pool import Limits, Upstream
 from routers import BARE, Start
 
 pytestmark = [pytest.mark.anyio, on_both_loops]

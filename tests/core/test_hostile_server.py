@@ -14,7 +14,7 @@ from core.servers import Scripted, Wire, answer, content, on_both_loops, scripte
 from deadlines import HANG_S
 from holding import add_ready
 from router_core.errors import WorkerBroke
-from router_core.upstream import Limits, Upstream
+from router_core.upstream.pool import Limits, Upstream
 from router_core.workers import Worker
 from routers import BARE, Running, Start
 

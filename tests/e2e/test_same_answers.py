@@ -14,9 +14,9 @@ import pytest
 from router_core.serving import serving
 from router_core.types import ASGIApp, Message, Receive, Scope, Send
 from routers import BARE, Running, Start
-from slime_control.calls import CALLS
-from slime_control.one_engine import refusal
-from slime_control.overview import QUESTIONS
+from slime_control.calls.endpoints import CALLS
+from slime_control.calls.one_engine import refusal
+from slime_control.calls.overview import QUESTIONS
 from slime_engine.app import make_app
 from slime_engine.settings import Settings
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import orjson
 
-from slime_openai.deltas import Delta, message
-from slime_openai.messages import Message
-from slime_openai.parser import Parser
-from slime_openai.reasoning import ReasoningFormat
-from slime_openai.tool_calls import CALL_FORMATS, CallFormat
-from slime_openai.tools import Tool, Tools
+from slime_openai.parsing.deltas import Delta, message
+from slime_openai.parsing.parser import Parser
+from slime_openai.parsing.reasoning import ReasoningFormat
+from slime_openai.parsing.tool_calls import CALL_FORMATS, CallFormat
+from slime_openai.requests.messages import Message
+from slime_openai.requests.tools import Tool, Tools
 
 __all__ = ["TOOLS", "WRITTEN", "Call", "calls_of", "cut", "feed", "read", "tools", "written"]
 

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slime_openai.chat_request import HONOURED, ChatRequest, read_chat
 from slime_openai.errors import InvalidRequest, UnsupportedParameter
-from slime_openai.messages import Message
-from slime_openai.options import NO_EFFECT, REFUSED
-from slime_openai.tools import Tools
+from slime_openai.requests.chat_request import HONOURED, ChatRequest, read_chat
+from slime_openai.requests.messages import Message
+from slime_openai.requests.options import NO_EFFECT, REFUSED
+from slime_openai.requests.tools import Tools
 
 USER = {"role": "user", "content": "Hello."}
 SILENT = {"role": "assistant", "content": ""}

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slime_openai.completion_request import HONOURED, CompletionRequest, read_completion
 from slime_openai.errors import InvalidRequest, UnsupportedParameter
-from slime_openai.options import NO_EFFECT, REFUSED
+from slime_openai.requests.completion_request import HONOURED, CompletionRequest, read_completion
+from slime_openai.requests.options import NO_EFFECT, REFUSED
 
 
 def read(**parameters: Any) -> CompletionRequest:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from slime_openai.deltas import (
+from slime_openai.parsing.deltas import (
     Arguments,
     CallStart,
     Content,
@@ -16,8 +16,8 @@ from slime_openai.deltas import (
     message,
     new_call_id,
 )
-from slime_openai.messages import Message, ToolCall
-from slime_openai.tool_calls import mistral
+from slime_openai.parsing.tool_calls import mistral
+from slime_openai.requests.messages import Message, ToolCall
 
 
 def writer(*names: str, parallel: bool = True) -> Writer:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 from chat_models.families import MISTRAL
-from slime_openai.chat_request import read_chat
-from slime_openai.deltas import message
-from slime_openai.formats import Formats
+from slime_openai.parsing.deltas import message
+from slime_openai.parsing.formats import Formats
+from slime_openai.requests.chat_request import read_chat
 
 
 def test_forced_calls_have_ids_that_the_template_accepts() -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import jinja2
 import pytest
 
-from slime_openai.call_arguments import as_object, as_written, canonical
-from slime_openai.identity import beginning, next_key
-from slime_openai.messages import Message, ToolCall, read_messages
-from slime_openai.template_traits import STRICT, TemplateTraits, Trim, probe
+from slime_openai.prompts.identity import beginning, next_key
+from slime_openai.prompts.template_traits import STRICT, TemplateTraits, Trim, probe
+from slime_openai.requests.call_arguments import as_object, as_written, canonical
+from slime_openai.requests.messages import Message, ToolCall, read_messages
 
 START = beginning(None, {})
 CALLED = Message(

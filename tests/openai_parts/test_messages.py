@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from slime_openai.content import has_media
 from slime_openai.errors import InvalidRequest
-from slime_openai.messages import Message, ToolCall, for_template, read_messages
+from slime_openai.requests.content import has_media
+from slime_openai.requests.messages import Message, ToolCall, for_template, read_messages
 
 CALL: dict[str, Any] = {
     "id": "call_1",

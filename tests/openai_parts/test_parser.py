@@ -17,11 +17,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from openai_parts.answers import TOOLS, WRITTEN, calls_of, cut, read, written
-from slime_openai.deltas import Arguments, CallStart, Content, Delta, Reasoning, message
-from slime_openai.parser import Parser
-from slime_openai.reasoning import REASONING_FORMATS
-from slime_openai.tool_calls import CALL_FORMATS, FORCED_CALLS
-from slime_openai.tools import Tools
+from slime_openai.parsing.deltas import Arguments, CallStart, Content, Delta, Reasoning, message
+from slime_openai.parsing.parser import Parser
+from slime_openai.parsing.reasoning import REASONING_FORMATS
+from slime_openai.parsing.tool_calls import CALL_FORMATS, FORCED_CALLS
+from slime_openai.requests.tools import Tools
 
 ANSWERS = settings(max_examples=int(os.environ.get("SLIME_ROUTER_ANSWERS", "40")), deadline=None)
 FAMILIES = list(WRITTEN)

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from slime_openai.deltas import Content, Delta, Reasoning, message
-from slime_openai.parser import Parser
-from slime_openai.reasoning import REASONING_FORMATS, choose_reasoning
-from slime_openai.tool_calls import CALL_FORMATS, FORCED_CALLS
-from slime_openai.tools import Tools
+from slime_openai.parsing.deltas import Content, Delta, Reasoning, message
+from slime_openai.parsing.parser import Parser
+from slime_openai.parsing.reasoning import REASONING_FORMATS, choose_reasoning
+from slime_openai.parsing.tool_calls import CALL_FORMATS, FORCED_CALLS
+from slime_openai.requests.tools import Tools
 
 QWEN3 = REASONING_FORMATS["qwen3"]
 SEARCH = Tools(({"type": "function", "function": {"name": "search"}},), "auto", frozenset(("search",)))

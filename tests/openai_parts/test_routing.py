@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from slime_openai.outputs import Output
-from slime_openai.routing import routing_matrices
+from slime_openai.responses.outputs import Output
+from slime_openai.responses.routing import routing_matrices
 
 
 def an_output(rows: int, *, size: int = 8, **meta: Any) -> Output:

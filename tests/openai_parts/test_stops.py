@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from slime_openai.stops import StopStrings
+from slime_openai.parsing.stops import StopStrings
 
 STOPS = st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=3)
 

@@ -8,10 +8,10 @@ import re
 import pytest
 
 from openai_parts.answers import TOOLS, WRITTEN, Call, calls_of, read, tools, written
-from slime_openai.deltas import Delta, message
-from slime_openai.parser import Parser
-from slime_openai.tool_calls import CALL_FORMATS, FORCED_CALLS, CallFormat, choose_calls
-from slime_openai.tools import Tools
+from slime_openai.parsing.deltas import Delta, message
+from slime_openai.parsing.parser import Parser
+from slime_openai.parsing.tool_calls import CALL_FORMATS, FORCED_CALLS, CallFormat, choose_calls
+from slime_openai.requests.tools import Tools
 
 SEARCH: Call = ("search", '{"q": "tags </tool_call> [TOOL_CALLS] <｜tool▁call▁end｜> {[\\"\\\\"}')
 SEVERAL: tuple[Call, ...] = (SEARCH, ("store", '{"text": "\\u00e9 \U0001f914"}'), ("search", "{}"))

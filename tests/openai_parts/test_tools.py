@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from slime_openai.errors import InvalidRequest
-from slime_openai.tools import Tools, calls_schema, choose, read_tool_choice, read_tools
+from slime_openai.requests.tools import Tools, calls_schema, choose, read_tool_choice, read_tools
 
 
 def tool(name: Any = "find", **function: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from slime_openai.errors import InvalidRequest, UnknownParameter
-from slime_openai.unknown_parameters import UnknownMode, UnknownParameters, Unread
+from slime_openai.requests.unknown_parameters import UnknownMode, UnknownParameters, Unread
 
 HEADER = b"x-slime-unknown-parameters"
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from radix_cache.toy import encode, pack, unpack
-from slime_radix_cache.answer import Lost, inexact_reason, record_of
-from slime_radix_cache.segments import context_ids
-from slime_radix_cache.trajectories import Sampled, Trajectories
+from slime_radix_cache.index.segments import context_ids
+from slime_radix_cache.index.trajectories import Sampled, Trajectories
+from slime_radix_cache.retrieval.answer import Lost, inexact_reason, record_of
 
 
 def generate(kept: Trajectories, text: str, answer: Sampled, session: str | None = None) -> list[int]:

@@ -10,12 +10,20 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from radix_cache.toy import EOS, TOKENS, encode, pack, sampled, spell, trajectories, unpack
-from slime_radix_cache.answer import Lost, inexact_reason, record_of
-from slime_radix_cache.segments import Context, Prompt, Response, Segment, context_ids, last_sampled, links
-from slime_radix_cache.sessions import Running
-from slime_radix_cache.text_index import text_of
-from slime_radix_cache.text_node import Node
-from slime_radix_cache.trajectories import Limits
+from slime_radix_cache.index.segments import (
+    Context,
+    Prompt,
+    Response,
+    Segment,
+    context_ids,
+    last_sampled,
+    links,
+)
+from slime_radix_cache.index.sessions import Running
+from slime_radix_cache.index.text_index import text_of
+from slime_radix_cache.index.text_node import Node
+from slime_radix_cache.index.trajectories import Limits
+from slime_radix_cache.retrieval.answer import Lost, inexact_reason, record_of
 
 SESSIONS = st.sampled_from([None, "one", "two"])
 ANSWERS = st.lists(st.sampled_from([1, 2, 3, 4, 5, 6]), max_size=4)

@@ -30,8 +30,8 @@ from radix_cache.worlds import CALM, World
 from router_core.cli import build
 from router_core.serving import serving
 from routers import BARE
-from slime_radix_cache.checkpoint import eos_ids
-from slime_radix_cache.encoding import Encoder
+from slime_radix_cache.tokens.checkpoint import eos_ids
+from slime_radix_cache.tokens.encoding import Encoder
 
 if TYPE_CHECKING:
     from router_core.types import Tokenizer

@@ -7,11 +7,11 @@ from typing import Any
 import orjson
 
 from radix_cache.toy import EOS, encode, pack, sampled, spell, trajectories, unpack
-from slime_radix_cache.branches import Branch, Shared, answer_of, branches
-from slime_radix_cache.formats import JSON
-from slime_radix_cache.segments import context_ids
-from slime_radix_cache.session_turns import SessionTurns
-from slime_radix_cache.trajectories import Limits, Sampled, Trajectories
+from slime_radix_cache.index.segments import context_ids
+from slime_radix_cache.index.trajectories import Limits, Sampled, Trajectories
+from slime_radix_cache.retrieval.branches import Branch, Shared, answer_of, branches
+from slime_radix_cache.retrieval.formats import JSON
+from slime_radix_cache.retrieval.session_turns import SessionTurns
 
 
 def generate(kept: Trajectories, text: str, answer: Sampled, session: str = "s") -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from radix_cache.direct import generate, read
 from radix_cache.toy import EOS, pack, sampled, trajectories, unpack
-from slime_radix_cache.segments import context_ids
-from slime_radix_cache.trajectories import Trajectories
+from slime_radix_cache.index.segments import context_ids
+from slime_radix_cache.index.trajectories import Trajectories
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from router_core.reply import Reply
 from router_core.serving import serving
 from routers import HEALTH
 from slime_engine.tokenizer import EngineTokenizer
-from slime_radix_cache.recorder import StreamRecorder
+from slime_radix_cache.capture.recorder import StreamRecorder
 
 if TYPE_CHECKING:
     from routers import Start

@@ -8,8 +8,8 @@ import pytest
 
 from router_core.errors import StartupError
 from slime_journal.record_files import LogDirectory
-from slime_radix_cache.losses import Count, Marks, opened
-from slime_radix_cache.unfinished import SessionFile, UnansweredSessions, UnfinishedStreams
+from slime_radix_cache.index.losses import Count, Marks, opened
+from slime_radix_cache.journal.unfinished import SessionFile, UnansweredSessions, UnfinishedStreams
 
 
 def _marks(path: Path | None = None) -> Marks:

@@ -10,10 +10,10 @@ from random import Random
 import pytest
 
 from radix_cache.toy import EOS, pack, sampled, spell, trajectories
-from slime_radix_cache.losses import Losses, Marks
-from slime_radix_cache.segments import Segment
-from slime_radix_cache.text_node import Node
-from slime_radix_cache.trajectories import Limits, Trajectories
+from slime_radix_cache.index.losses import Losses, Marks
+from slime_radix_cache.index.segments import Segment
+from slime_radix_cache.index.text_node import Node
+from slime_radix_cache.index.trajectories import Limits, Trajectories
 
 #: What was lost last is counted by its hash, and an int has 28 to 36 bytes. A leak would show 20,000 times.
 _HASHES_BYTES = 10_000

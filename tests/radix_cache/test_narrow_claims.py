@@ -15,7 +15,7 @@ from radix_cache.claims import AS_IDS, NEXT, PROMPT, STREAMED, ask, in_pieces, s
 from radix_cache.scripted import Client, ScriptedEngine, bits, routed
 from sessions.speaking import samples_of
 from slime_engine.tokenizer import corpus_documents
-from slime_radix_cache.encoding import Encoder
+from slime_radix_cache.tokens.encoding import Encoder
 
 if TYPE_CHECKING:
     from pathlib import Path

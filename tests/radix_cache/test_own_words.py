@@ -6,8 +6,8 @@ import pytest
 
 from radix_cache.direct import generate, read
 from radix_cache.toy import EOS, pack, sampled, trajectories, unpack
-from slime_radix_cache.segments import Response, context_ids
-from slime_radix_cache.trajectories import Trajectories
+from slime_radix_cache.index.segments import Response, context_ids
+from slime_radix_cache.index.trajectories import Trajectories
 
 #: What both were asked in the second turn; ``own`` then says ``b`` and ``a``, which nobody would write in two tokens.
 SECOND = "aabé"

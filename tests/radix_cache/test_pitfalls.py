@@ -15,7 +15,7 @@ import pytest
 from radix_cache.scripted import Client, ScriptedEngine, bits, lifespan_free, routed
 from router_core.serving import serving
 from routers import BARE
-from slime_radix_cache.requests import names, read_ask
+from slime_radix_cache.capture.requests import names, read_ask
 
 if TYPE_CHECKING:
     from routers import Start

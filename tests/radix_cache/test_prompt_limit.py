@@ -12,7 +12,7 @@ from radix_cache.scripted import ScriptedEngine, routed
 from router_core.cli import build
 from router_core.errors import BadRequest, SettingsError
 from slime_engine.tokenizer import EngineTokenizer
-from slime_radix_cache.encoding import Encoder, PromptTooLong
+from slime_radix_cache.tokens.encoding import Encoder, PromptTooLong
 
 if TYPE_CHECKING:
     from routers import Start

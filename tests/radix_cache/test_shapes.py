@@ -199,12 +199,12 @@ async def test_a_failure_of_the_cache_changes_no_answer_and_is_told_once(
     def fail(*_: object) -> None:
         raise RuntimeError("out of order")
 
-    monkeypatch.setattr("slime_radix_cache.trajectories.Trajectories.record", fail)
+    monkeypatch.setattr("slime_radix_cache.index.trajectories.Trajectories.record", fail)
     answers = [await client.generate(PROMPTS[0], [5, 6]) for _ in range(2)]
     assert [answer["output_ids"] for answer in answers] == [[5, 6], [5, 6]]
     assert (await client.stats())["unrecorded"] == {"answer_not_understood": 2}
     assert len([record for record in caplog.records if "answer_not_understood" in record.message]) == 1
-    monkeypatch.setattr("slime_radix_cache.turns.Turns.begin", fail)
+    monkeypatch.setattr("slime_radix_cache.capture.turns.Turns.begin", fail)
     await client.generate(PROMPTS[0], [5, 6])
     assert engine.asked[-1] == {"text": PROMPTS[0]}
     assert not (await client.retrieve(PROMPTS[0] + answers[0]["text"]))["exact"]

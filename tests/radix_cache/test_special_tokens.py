@@ -10,8 +10,8 @@ from tokenizers import AddedToken, Tokenizer
 from radix_cache.direct import generate, read
 from radix_cache.scripted import Client, ScriptedEngine
 from radix_cache.toy import EOS, sampled, trajectories
-from slime_radix_cache.abilities import examine
-from slime_radix_cache.special_tokens import SpecialTokens
+from slime_radix_cache.tokens.abilities import examine
+from slime_radix_cache.tokens.special_tokens import SpecialTokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from radix_cache.toy import pack
 from slime_engine.tokenizer import EngineTokenizer
-from slime_radix_cache.spelling import Spelling
+from slime_radix_cache.tokens.spelling import Spelling
 
 TEXT = "a garden ☔ is <think>日本語 😀</think> slow"
 

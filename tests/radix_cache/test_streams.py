@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime_radix_cache.streams import GenerationStream
+from slime_radix_cache.capture.streams import GenerationStream
 from slime_sglang import contradiction
 from slime_sglang.events import EventSplitter
 

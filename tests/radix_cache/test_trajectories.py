@@ -5,10 +5,10 @@ import pytest
 
 from radix_cache.direct import generate, read
 from radix_cache.toy import EOS, encode, pack, sampled, trajectories, unpack
-from slime_radix_cache.answer import record_of
-from slime_radix_cache.losses import Losses, Marks
-from slime_radix_cache.segments import Prompt, Response, context_ids
-from slime_radix_cache.trajectories import Limits, Sampled, Trajectories
+from slime_radix_cache.index.losses import Losses, Marks
+from slime_radix_cache.index.segments import Prompt, Response, context_ids
+from slime_radix_cache.index.trajectories import Limits, Sampled, Trajectories
+from slime_radix_cache.retrieval.answer import record_of
 
 
 def test_sampled_tokens_come_back_as_they_were_sampled() -> None:

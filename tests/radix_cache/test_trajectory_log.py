@@ -27,13 +27,13 @@ from routers import Running, Start
 from slime_journal.record_files import Header, LogDirectory
 from slime_journal.record_frames import Frames
 from slime_journal.record_log import RecordLog
-from slime_radix_cache.log_records import TRAJECTORIES, Answered, Asked, Gone, Seen
-from slime_radix_cache.logged_trajectories import LoggedTrajectories
-from slime_radix_cache.losses import Losses, Marks
-from slime_radix_cache.segments import Response, Segment, context_ids, links
-from slime_radix_cache.text_index import text_of
-from slime_radix_cache.text_node import Node
-from slime_radix_cache.trajectories import Limits, Trajectories
+from slime_radix_cache.index.losses import Losses, Marks
+from slime_radix_cache.index.segments import Response, Segment, context_ids, links
+from slime_radix_cache.index.text_index import text_of
+from slime_radix_cache.index.text_node import Node
+from slime_radix_cache.index.trajectories import Limits, Trajectories
+from slime_radix_cache.journal.log_records import TRAJECTORIES, Answered, Asked, Gone, Seen
+from slime_radix_cache.journal.logged_trajectories import LoggedTrajectories
 
 WORDS = [1, 2, 3, 4, 5, 6, 7, 8]
 FRAMES = Frames([Header, Asked, Answered, Gone, Seen])

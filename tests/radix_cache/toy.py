@@ -5,9 +5,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from slime_radix_cache.losses import Losses
-from slime_radix_cache.special_tokens import SpecialTokens
-from slime_radix_cache.trajectories import Limits, Sampled, Trajectories
+from slime_radix_cache.index.losses import Losses
+from slime_radix_cache.index.trajectories import Limits, Sampled, Trajectories
+from slime_radix_cache.tokens.special_tokens import SpecialTokens
 
 EOS = 9
 TOKENS = {1: "a", 2: "b", 3: "ab", 4: "ba", 5: "bab", 6: "é", 7: "<", 8: "e", 10: ">", EOS: "<e>"}

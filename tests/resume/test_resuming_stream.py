@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router_core.reply import BodySource
-from slime_radix_cache.recorder import StreamRecorder
+from slime_radix_cache.capture.recorder import StreamRecorder
 from slime_resume.generation import Generation
 from slime_resume.resuming_stream import ResumingStream
 

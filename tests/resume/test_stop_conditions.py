@@ -15,7 +15,7 @@ from deadlines import until
 from radix_cache.continued import MODES, PROMPT, told
 from radix_cache.interrupted import InterruptedEngine
 from radix_cache.scripted import ScriptedEngine, bits, routed
-from slime_radix_cache.checkpoint import eos_ids
+from slime_radix_cache.tokens.checkpoint import eos_ids
 from slime_resume.stop_conditions import StopConditions
 
 if TYPE_CHECKING:

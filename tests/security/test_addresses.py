@@ -12,7 +12,7 @@ from core.servers import Wire, answer, on_both_loops, scripted
 from holding import ready
 from router_core.cli import build, main
 from router_core.errors import BadRequest, SettingsError, WorkerUnreachable
-from router_core.upstream import Limits, Upstream
+from router_core.upstream.pool import Limits, Upstream
 from router_core.workers import worker_url
 from routers import BARE, Start
 from slime_auth.addresses import WorkerAddresses, is_loopback

@@ -13,7 +13,7 @@ from chat.chatting import chatting
 from plugged import Recording, until
 from router_core.serving import serving
 from sessions.speaking import samples_of, talk
-from slime_radix_cache.session_turns import SessionTurns
+from slime_radix_cache.retrieval.session_turns import SessionTurns
 from slime_sessions.created import CreatedSessions
 
 if TYPE_CHECKING:

@@ -16,12 +16,12 @@ from router_core.cli import build
 from router_core.errors import BadRequest
 from router_core.workers import Worker, WorkerState, WorkerType
 from routers import BARE
-from slime_control.calls import CALLS
-from slime_control.overview import QUESTIONS
-from slime_openai import chat_request, completion_request
-from slime_openai.chat_request import read_chat
-from slime_openai.completion_request import read_completion
-from slime_openai.options import NO_EFFECT, REFUSED
+from slime_control.calls.endpoints import CALLS
+from slime_control.calls.overview import QUESTIONS
+from slime_openai.requests import chat_request, completion_request
+from slime_openai.requests.chat_request import read_chat
+from slime_openai.requests.completion_request import read_completion
+from slime_openai.requests.options import NO_EFFECT, REFUSED
 from slime_sglang.facts import described
 from surface.description import DOCUMENT, documents, jsonschema, operations, unlike
 from surface.values import MESSAGES, VALUES

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import orjson
 import pytest
 
-from slime_control.calls import CALLS
+from slime_control.calls.endpoints import CALLS
 from surface.description import DOCUMENT, documents, operations
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from radix_cache.rollouts import staged
-from slime_radix_cache.encoding import Encoder
+from slime_radix_cache.tokens.encoding import Encoder
 
 if TYPE_CHECKING:
     from radix_cache.tokenizers.conftest import Loaded

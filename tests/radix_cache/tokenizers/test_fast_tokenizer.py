@@ -22,10 +22,10 @@ from deadlines import HANG_S
 from radix_cache.tokenizers.conftest import Loaded
 from radix_cache.tokenizers.vocabularies import VOCABULARIES
 from router_core.fair_turns import FairThreads
-from slime_radix_cache.backend import own_copy
-from slime_radix_cache.encoding import Encoder
-from slime_radix_cache.fast_tokenizer import ComparedTokenizer, fast_copy, reference_of
-from slime_radix_cache.parts import Part, Parts
+from slime_radix_cache.tokens.backend import own_copy
+from slime_radix_cache.tokens.encoding import Encoder
+from slime_radix_cache.tokens.fast_tokenizer import ComparedTokenizer, fast_copy, reference_of
+from slime_radix_cache.tokens.parts import Part, Parts
 
 #: fastokens 0.3 refuses the others: it does not know their normalizer or pre-tokenizer.
 _KNOWN = {

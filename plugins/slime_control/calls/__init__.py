@@ -1,0 +1,1 @@
+"""Control calls to many engines, and questions asked of all."""

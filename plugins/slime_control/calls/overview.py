@@ -1,0 +1,235 @@
+"""Questions that one engine would answer for itself, asked of all: loads, metrics, health, server, model, weights."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, ClassVar, TypeVar
+
+import anyio
+from anyio import to_thread
+
+from router_core import Reply, Worker
+from router_core.errors import HTTPError, NoWorker, WorkerBroke
+from router_core.router import Router
+from slime_control.calls.fan_out import FanOut, json_in
+from slime_control.calls.loads import loads_in, tokens_of
+from slime_control.calls.metrics_text import CONTENT_TYPE, Family, families_in, merged
+
+__all__ = ["QUESTIONS", "NoAnswer", "NoHealthyEngine", "Overview"]
+
+#: What it answers, to GET and HEAD.
+QUESTIONS = frozenset(
+    (
+        "/engine_metrics", "/get_loads", "/get_model_info", "/get_server_info", "/get_weight_version",
+        "/health_generate", "/model_info", "/server_info", "/v1/loads",
+    )
+)  # fmt: skip
+#: States in which an answer is worth waiting for. The others are named.
+_ASKED = ("ready", "stale", "draining")
+_AT_ONCE = 32
+#: SGLang's own health check generates for up to 20 s.
+_HEALTH_S = 25.0
+_HEALTH_AT_ONCE = 8
+#: Shorter than any scraper's patience.
+_METRICS_S = 4.0
+_METRICS_BYTES = 4 << 20
+_METRICS_TOTAL_BYTES = 64 << 20
+#: What a worker's settings hold that is nobody's business.
+_SECRETS = ("admin_api_key", "api_key", "ssl_keyfile_password")
+
+Found = TypeVar("Found")
+
+
+class NoAnswer(HTTPError):
+    """No engine answered the question."""
+
+    status: int = 502
+    type: ClassVar[str] = "bad_gateway"
+    code: ClassVar[str] = "NO_ANSWER"
+
+
+class NoHealthyEngine(HTTPError):
+    """No engine has generated a token when it was asked to."""
+
+    status: int = 503
+    type: ClassVar[str] = "service_unavailable"
+    code: ClassVar[str] = "NO_HEALTHY_ENGINE"
+
+
+class Overview:
+    """Asks the workers that can be asked, all at once, and names those that gave no answer."""
+
+    def __init__(self, router: Router, fan_out: FanOut) -> None:
+        self._router = router
+        self._fan_out = fan_out
+
+    async def answer(self, path: str) -> Reply:
+        """The answer to a GET of ``path``, one of QUESTIONS. Raises HTTPError."""
+        match path:
+            case "/get_loads" | "/v1/loads":
+                return await self._loads()
+            case "/engine_metrics":
+                return await self._engine_metrics()
+            case "/health_generate":
+                return await self._health_generate()
+            case "/server_info" | "/get_server_info":
+                return await self._about("/server_info", "/get_server_info")
+            case "/model_info" | "/get_model_info":
+                return await self._about("/model_info", "/get_model_info")
+        return self._weight_version()
+
+    async def _each(
+        self, ask: Callable[[Worker], Awaitable[Found]]
+    ) -> tuple[dict[Worker, Found], dict[Worker, str]]:
+        """Ask all workers; the answers, and what was wrong with the others, each in the order of registration."""
+        answers: dict[Worker, Found] = {}
+        troubles: dict[Worker, str] = {}
+        limit = anyio.CapacityLimiter(_AT_ONCE)
+
+        async def one(worker: Worker) -> None:
+            async with limit:
+                try:
+                    answers[worker] = await ask(worker)
+                except HTTPError as error:
+                    troubles[worker] = str(error)
+
+        workers = list(self._router.pool)
+        async with anyio.create_task_group() as tasks:
+            for worker in workers:
+                if worker.state in _ASKED:
+                    tasks.start_soon(one, worker)
+                else:
+                    troubles[worker] = f"it is {worker.state}, and was not asked"
+        return (
+            {worker: answers[worker] for worker in workers if worker in answers},
+            {worker: troubles[worker] for worker in workers if worker in troubles},
+        )
+
+    def _expect_workers(self) -> None:
+        if not len(self._router.pool):
+            raise NoWorker("no worker is registered")
+
+    # Loads, as the SGLang gateway shows them, and the engines' own entries.
+
+    async def _loads(self) -> Reply:
+        async def ask(worker: Worker) -> tuple[int, list[dict[str, Any]]]:
+            raw = await self._fan_out.fetch(worker, "/v1/loads?include=core", "/get_load")
+            loads = loads_in(json_in(raw))
+            return tokens_of(loads), loads
+
+        found, troubles = await self._each(ask)
+        workers: list[dict[str, Any]] = []
+        for worker in (*found, *troubles):
+            if worker in found:
+                workers.append({"worker": worker.url, "load": found[worker][0]})
+            else:
+                workers.append({"worker": worker.url, "load": -1, "error": troubles[worker]})
+        loads = [{**load, "worker": worker.url} for worker, (_, each) in found.items() for load in each]
+        return Reply.from_json({"workers": workers, "loads": loads})
+
+    # Metrics.
+
+    async def _engine_metrics(self) -> Reply:
+        self._expect_workers()
+        taken = 0
+
+        async def ask(worker: Worker) -> dict[bytes, Family]:
+            nonlocal taken
+            raw = await self._fan_out.fetch(
+                worker, "/metrics", timeout_s=_METRICS_S, max_bytes=_METRICS_BYTES
+            )
+            if taken + len(raw) > _METRICS_TOTAL_BYTES:
+                raise WorkerBroke(f"the metrics of all are larger than {_METRICS_TOTAL_BYTES} bytes")
+            taken += len(raw)
+            try:
+                # Some milliseconds for each: requests go on meanwhile.
+                return await to_thread.run_sync(families_in, raw, worker.url)
+            except ValueError as error:
+                raise WorkerBroke(f"its metrics cannot be read: {error}") from None
+
+        found, troubles = await self._each(ask)
+        if not found:
+            raise NoAnswer(f"no worker told its metrics (SGLang: --enable-metrics): {_listed(troubles)}")
+        notes = [f"left out: {worker.url}: {trouble}" for worker, trouble in troubles.items()]
+        text = await to_thread.run_sync(merged, found.values(), notes)
+        return Reply(200, [(b"content-type", CONTENT_TYPE)], text)
+
+    # Health.
+
+    async def _health_generate(self) -> Reply:
+        """One worker of each kind that a request needs has generated a token."""
+        self._expect_workers()
+        pool = self._router.pool
+        usable = [
+            [worker for worker in pool if worker.is_healthy and worker.kind == kind] for kind in pool.kinds
+        ]
+        if not all(usable):
+            raise NoHealthyEngine(f"no worker can be used: {pool.standings()}")
+        healthy = [await self._first_healthy(workers) for workers in usable]
+        return Reply.from_json({"status": "ok", "workers": healthy})
+
+    async def _first_healthy(self, workers: Sequence[Worker]) -> str:
+        """The URL of the first that answers. Few are asked at a time: each is made to work. Raises NoHealthyEngine."""
+        troubles: dict[Worker, str] = {}
+        healthy: list[str] = []
+        limit = anyio.CapacityLimiter(_HEALTH_AT_ONCE)
+
+        async def ask(worker: Worker) -> None:
+            async with limit:
+                try:
+                    await self._fan_out.fetch(worker, "/health_generate", timeout_s=_HEALTH_S)
+                except HTTPError as error:
+                    troubles[worker] = str(error)
+                else:
+                    healthy.append(worker.url)
+                    tasks.cancel_scope.cancel()
+
+        with anyio.move_on_after(_HEALTH_S):
+            async with anyio.create_task_group() as tasks:
+                for worker in random.sample(workers, len(workers)):
+                    tasks.start_soon(ask, worker)
+        if healthy:
+            return healthy[0]
+        late = {worker: f"no answer within {_HEALTH_S:g} s" for worker in workers if worker not in troubles}
+        raise NoHealthyEngine(f"no worker answers /health_generate: {_listed({**troubles, **late})}")
+
+    # What engines say about themselves.
+
+    async def _about(self, *paths: str) -> Reply:
+        """All documents by worker, and, for clients that read it as one engine's, the first with the fleet's facts."""
+        self._expect_workers()
+        found, troubles = await self._each(partial(self._document, paths))
+        if not found:
+            raise NoAnswer(f"no worker answered {paths[0]}: {_listed(troubles)}")
+        router = self._router
+        told = {worker.url: document for worker, document in found.items()}
+        told |= {worker.url: {"error": trouble} for worker, trouble in troubles.items()}
+        first = min(found, key=lambda worker: not worker.is_healthy)  # the first of equals
+        content = {
+            **found[first],
+            "workers": told,
+            "healthy_workers": router.pool.healthy,
+            "total_workers": len(router.pool),
+        }
+        if router.weights.current is not None and router.weights.differ() is None:
+            content["weight_version"] = router.weights.current
+        return Reply.from_json(content)
+
+    async def _document(self, paths: Sequence[str], worker: Worker) -> dict[str, Any]:
+        document = json_in(await self._fan_out.fetch(worker, *paths))
+        if not isinstance(document, dict):
+            raise WorkerBroke(f"its answer to {paths[0]} is no JSON object")
+        return document | {name: None for name in _SECRETS if name in document}
+
+    def _weight_version(self) -> Reply:
+        versions = {worker.url: worker.weight_version for worker in self._router.pool}
+        return Reply.from_json({"weight_version": self._router.weights.current, "workers": versions})
+
+
+def _listed(troubles: dict[Worker, str]) -> str:
+    """Of many, the first."""
+    told = [f"{worker.url}: {trouble}" for worker, trouble in [*troubles.items()][:20]]
+    more = len(troubles) - len(told)
+    return "; ".join([*told, f"and {more} more"] if more else told)

@@ -1,0 +1,1 @@
+"""Updates of weights: in pieces, unannounced, and missed."""

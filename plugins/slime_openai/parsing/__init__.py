@@ -1,0 +1,1 @@
+"""The text of an answer, split into thoughts, tool calls and content."""

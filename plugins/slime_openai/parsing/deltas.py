@@ -1,0 +1,189 @@
+"""Deltas of an answer, and the message that they add up to.
+
+Clients get the pieces as they are made, or the message that :func:`message` folds them into. Both are the same.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+from slime_openai.requests.messages import Message, ToolCall
+
+__all__ = [
+    "Arguments",
+    "CallStart",
+    "Content",
+    "Delta",
+    "Reasoning",
+    "Writer",
+    "finish_reason",
+    "message",
+    "new_call_id",
+]
+
+_SPACE = " \t\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """More of the content."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """More of what was thought before."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallStart:
+    """The call number ``index`` of the answer begins."""
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """More of the JSON that the call ``index`` has for arguments."""
+
+    index: int
+    text: str
+
+
+Delta: TypeAlias = Content | Reasoning | CallStart | Arguments
+
+
+def new_call_id() -> str:
+    """An id as OpenAI makes them. Later ones sort behind: some agents bring calls into the order of their ids."""
+    return f"call_{time.monotonic_ns():016x}{secrets.token_hex(4)}"
+
+
+class Writer:
+    """Makes deltas of what is read.
+
+    White space around calls belongs to the format and is left out, as newlines around thoughts are: it waits until
+    it is known what follows. White space between a call and text behind it keeps them apart from text before.
+
+    ``tools``: the JSON schemas of the parameters of those that may be called, by name. ``calls`` is how many began;
+    ``behind_call``, whether there is nothing but white space behind the last of them.
+    """
+
+    def __init__(
+        self,
+        tools: Mapping[str, Mapping[str, Any]],
+        new_id: Callable[[], str],
+        *,
+        parallel: bool = True,
+        stream_reasoning: bool = True,
+    ) -> None:
+        self.tools = tools
+        self.calls = 0
+        self._new_id = new_id
+        self._parallel = parallel
+        self._stream_reasoning = stream_reasoning
+        self._deltas: list[Delta] = []
+        self._kind: Callable[[str], Delta] = Content
+        self._pieces: list[str] = []
+        self._space: list[str] = []
+        self.behind_call = False
+
+    def reasoning(self, text: str) -> None:
+        """More thoughts."""
+        self._but_space(Reasoning, text, "\n")
+
+    def end_reasoning(self) -> None:
+        """The thoughts are complete."""
+        self._space.clear()
+        self._flush()
+
+    def content(self, text: str) -> None:
+        """More content."""
+        self._but_space(Content, text, _SPACE if self.tools else "")
+
+    def start(self, name: str) -> bool:
+        """Begin a call. False if there must be none: the caller's text is content then."""
+        if name not in self.tools or (self.calls and not self._parallel):
+            return False
+        self._flush()
+        self._deltas.append(CallStart(self.calls, self._new_id(), name))
+        self._kind = partial(Arguments, self.calls)
+        self.calls += 1
+        self._space.clear()
+        self.behind_call = True
+        return True
+
+    def arguments(self, text: str) -> None:
+        """More arguments of the call that began last."""
+        if text:
+            self._pieces.append(text)
+
+    def drain(self) -> list[Delta]:
+        """The deltas so far."""
+        if self._stream_reasoning or self._kind is not Reasoning:
+            self._flush()
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def finish(self) -> list[Delta]:
+        """The last deltas: nothing follows any more."""
+        if not self.behind_call:
+            self._pieces += self._space
+        self._flush()
+        return self.drain()
+
+    def _but_space(self, kind: Callable[[str], Delta], text: str, space: str) -> None:
+        """Write ``text`` up to the ``space`` at its end, which waits."""
+        if not text:
+            return
+        if self._kind is not kind:
+            self._flush()
+            self._kind = kind
+        body = text.rstrip(space) if space else text
+        if body:
+            self._pieces += [*self._space, body]
+            self._space.clear()
+            self.behind_call = False
+        if len(body) < len(text):
+            self._space.append(text[len(body) :])
+
+    def _flush(self) -> None:
+        if self._pieces:
+            self._deltas.append(self._kind("".join(self._pieces)))
+            self._pieces.clear()
+
+
+def message(deltas: Iterable[Delta]) -> Message:
+    """The whole answer. Without any text, its content is None if there are calls."""
+    content, reasoning = [], []
+    calls: list[tuple[CallStart, list[str]]] = []
+    for delta in deltas:
+        match delta:
+            case Content(text):
+                content.append(text)
+            case Reasoning(text):
+                reasoning.append(text)
+            case CallStart():
+                calls.append((delta, []))
+            case _:
+                calls[delta.index][1].append(delta.text)
+    return Message(
+        "assistant",
+        content="".join(content) if content or not calls else None,
+        reasoning="".join(reasoning) or None,
+        tool_calls=tuple(ToolCall(call.name, "".join(pieces), call.id) for call, pieces in calls),
+    )
+
+
+def finish_reason(reason: str, *, called: bool) -> str:
+    """OpenAI's word for an answer that ended for ``reason`` and has (``called``) calls in it."""
+    return "tool_calls" if called and reason == "stop" else reason

@@ -1,0 +1,95 @@
+"""Reasoning: the thoughts at the beginning of a model's output, split from its answer.
+
+``<think>\\nthoughts\\n</think>\\n\\nanswer``, as the chat templates of Qwen3, QwQ, DeepSeek-R1 and GLM-4.5 have it, and
+with other tags those of Magistral (``[THINK]``) and Kimi-VL-Thinking (``◁think▷``). The templates strip the newlines
+around the thoughts when they write them again, so these are no part of either text.
+
+Only the beginning of an answer is thought: a tag behind it is something the answer talks about. Thoughts without an
+end are thoughts, for the text was cut there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slime_openai.parsing.deltas import Writer
+from slime_openai.parsing.source import NEWLINES, SPACE, Reading, Source
+
+__all__ = ["REASONING_FORMATS", "ReasoningFormat", "choose_reasoning"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    """Thoughts from ``start`` to ``end``. ``always``: the model thinks from its first token, with or without a tag.
+
+    ``calls``: the tag of a call ends them too; some models forget ``end`` before it.
+    """
+
+    name: str
+    start: str = "<think>"
+    end: str = "</think>"
+    always: bool = False
+    calls: str | None = None
+
+    def starts_inside(self, prompt: str, prefilled: str = "") -> bool:
+        """Return True when the answer to ``prompt`` begins within thoughts.
+
+        ``prefilled``: the end of the prompt that is a part of the answer already (``continue_final_message``).
+        """
+        opened, closed = prefilled.rfind(self.start), prefilled.rfind(self.end)
+        if opened != closed:
+            return opened > closed
+        asked = prompt.rstrip().removesuffix(prefilled.strip()).rstrip()
+        return asked.endswith(self.start) or (self.always and not asked.endswith(self.end))
+
+    def read(self, source: Source, writer: Writer, *, inside: bool, calls: bool) -> Reading[None]:
+        """Read the thoughts, if the text begins with them. ``calls``: there may be calls in it."""
+        if not (yield from source.attempt(self._opening(source))) and not inside:
+            return
+        yield from source.run(NEWLINES)
+        source.take()
+        also = (self.calls,) if calls and self.calls else ()
+        mark = yield from source.pass_on(writer.reasoning, self.end, *also)
+        if mark is None:
+            return
+        writer.end_reasoning()
+        if mark == self.end:
+            yield from source.expect(mark)
+            yield from source.run(NEWLINES)
+            source.take()
+
+    def _opening(self, source: Source) -> Reading[None]:
+        yield from source.run(SPACE)
+        yield from source.expect(self.start)
+
+
+#: By the names of SGLang's ``--reasoning-parser`` (``parser/reasoning_parser.py``).
+REASONING_FORMATS = {
+    format.name: format
+    for format in (
+        ReasoningFormat("deepseek-r1", always=True),
+        ReasoningFormat("deepseek-v3"),
+        ReasoningFormat("glm45"),
+        ReasoningFormat("interns1"),
+        ReasoningFormat("kimi", "◁think▷", "◁/think▷"),
+        ReasoningFormat("mistral", "[THINK]", "[/THINK]"),
+        ReasoningFormat("nemotron_3"),
+        ReasoningFormat("qwen3", calls="<tool_call>"),
+        ReasoningFormat("qwen3-thinking", always=True, calls="<tool_call>"),
+        ReasoningFormat("step3", always=True),
+    )
+}
+
+
+def choose_reasoning(template: str) -> ReasoningFormat | None:
+    """The format that a chat template knows of; None if it knows of no thoughts.
+
+    Whether an answer begins within thoughts is no matter here: the prompt shows it.
+    """
+    if "◁think▷" in template:
+        return REASONING_FORMATS["kimi"]
+    if "[THINK]" in template:
+        return REASONING_FORMATS["mistral"]
+    if "<think>" not in template and "</think>" not in template:
+        return None
+    return REASONING_FORMATS["deepseek-v3" if "<｜Assistant｜>" in template else "qwen3"]

@@ -1,0 +1,41 @@
+"""OpenAI's ``stop``: what a model wrote up to the first stop string, in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slime_openai.parsing.marks import find, held
+
+__all__ = ["StopStrings"]
+
+
+class StopStrings:
+    """Lets text through up to a stop string. What may be the beginning of one waits."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = [stop for stop in stops if stop]
+        self._held = ""
+        self._stopped = False
+
+    def feed(self, text: str) -> str:
+        """Return the text that is certainly outside of any stop string."""
+        if self._stopped or not self._stops:
+            return "" if self._stopped else text
+        text = self._held + text
+        found = find(text, self._stops)
+        if found is None:
+            end = len(text) - held(text, self._stops)
+            self._held = text[end:]
+            return text[:end]
+        self._stopped = True
+        self._held = ""
+        return text[: found[0]]
+
+    def finish(self, matched: str | None = None) -> str:
+        """Return the text held back, at the end of the text.
+
+        ``matched``: the stop string that the engine ended at. It is no part of the text, but its beginning may have
+        come here before the engine saw the rest.
+        """
+        text, self._held = self._held, ""
+        return text[: len(text) - held(text, (matched,))] if matched else text

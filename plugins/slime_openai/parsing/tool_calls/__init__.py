@@ -1,0 +1,63 @@
+"""Tool calls in the text of a model.
+
+One module a format, each a grammar over :class:`slime_openai.parsing.source.Source`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from slime_openai.parsing.deltas import Writer, new_call_id
+from slime_openai.parsing.source import Reading, Source
+from slime_openai.parsing.tool_calls import deepseek, hermes, json_array, llama3, mistral, qwen3_coder
+
+__all__ = ["CALL_FORMATS", "FORCED_CALLS", "CallFormat", "choose_calls"]
+
+
+@dataclass(frozen=True, slots=True)
+class CallFormat:
+    """The tool call format of a family of models. ``new_id`` makes ids that their chat templates accept."""
+
+    name: str
+    read: Callable[[Source, Writer], Reading[None]]
+    new_id: Callable[[], str] = new_call_id
+
+
+#: The format of answers with ``tool_choice`` "required": the grammar allows nothing else.
+FORCED_CALLS = CallFormat("json", json_array.read)
+
+#: By the names of SGLang's ``--tool-call-parser`` (``function_call/function_call_parser.py``).
+CALL_FORMATS = {
+    format.name: format
+    for format in (
+        CallFormat("deepseekv3", deepseek.read_v3),
+        CallFormat("deepseekv31", deepseek.read_v31),
+        CallFormat("hermes", hermes.read),
+        CallFormat("llama3", llama3.read),
+        CallFormat("mistral", mistral.read, mistral.new_id),
+        CallFormat("qwen", hermes.read),
+        CallFormat("qwen25", hermes.read),
+        CallFormat("qwen3_coder", qwen3_coder.read),
+        CallFormat("step3p5", qwen3_coder.read),
+    )
+}
+
+
+def choose_calls(template: str) -> CallFormat | None:
+    """The format in which a chat template writes calls; None if it writes none, or in one that is not known here.
+
+    By the tags that no other format has; GLM-4.5 shares ``<tool_call>`` with Hermes but not what is in it.
+    """
+    name = None
+    if "[TOOL_CALLS]" in template:
+        name = "mistral"
+    elif "<｜tool▁calls▁begin｜>" in template:
+        name = "deepseekv3" if "```json" in template else "deepseekv31"
+    elif "<function=" in template and "<parameter=" in template:
+        name = "qwen3_coder"
+    elif "<tool_call>" in template and "<arg_key>" not in template:
+        name = "qwen25"
+    elif "<|start_header_id|>" in template and '"parameters": ' in template:
+        name = "llama3"
+    return CALL_FORMATS[name] if name else None

@@ -1,0 +1,212 @@
+"""Parts that formats of tool calls share: tags that may begin a call, and calls written in JSON.
+
+A call begins when its name is that of a tool which may be called and its arguments have begun as a JSON object. Up to
+there it is held back, and what turns out to be no call is content, every character of it. From there it stays
+a call: its arguments are streamed as the model writes them, and what it breaks off or spells wrong the client gets to
+see in them, as with OpenAI's own models.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import orjson
+
+from slime_openai.parsing.deltas import Writer
+from slime_openai.parsing.marks import held
+from slime_openai.parsing.source import SPACE, Malformed, Reading, Source
+
+__all__ = ["NAME", "arguments", "call_array", "call_object", "read_tagged", "settle"]
+
+#: The name of a tool.
+NAME = re.compile(r"[\w.-]*")
+_ARGUMENTS = ("arguments", "parameters")
+_PLAIN = re.compile(r'[^"\\]*')
+_WORD = re.compile(r"[-+.\w]*")
+
+
+def read_tagged(
+    source: Source,
+    writer: Writer,
+    tags: tuple[str, ...],
+    read_call: Callable[[Source, Writer, str], Reading[None]],
+) -> Reading[None]:
+    """Content, with calls that begin with one of ``tags``. A tag that begins none is content.
+
+    ``read_call`` gets the tag, which has been read. It raises Malformed before it has taken anything, or not at all.
+    """
+    while tag := (yield from source.pass_on(writer.content, *tags)):
+        yield from source.expect(tag)
+        try:
+            yield from read_call(source, writer, tag)
+        except Malformed:
+            source.back(len(tag))
+            writer.content(source.take())
+
+
+def settle(source: Source, writer: Writer, known: bool) -> None:
+    """At the end of a call. What is left of it is its frame, or, if no such tool may be called, content as a whole."""
+    text = source.take()
+    if not known:
+        writer.content(text)
+
+
+def arguments(source: Source, writer: Writer, name: str, *end: str) -> Reading[bool]:
+    """Begin the call of ``name`` with the JSON object that is next, and stream that.
+
+    False if no such tool may be called: then it is only read. Raises Malformed if no object begins here. One that is
+    not closed ends at one of ``end``, tags of the format, unless that stands in a string.
+    """
+    opening = yield from source.expect("{")
+    opening += yield from source.run(SPACE)
+    if (yield from source.peek()) not in '"}':
+        raise Malformed
+    known = writer.start(name)
+    if known:
+        source.take()
+        writer.arguments(opening)
+    yield from _rest_of_value(source, writer.arguments if known else None, end)
+    return known
+
+
+def call_object(source: Source, writer: Writer, *end: str) -> Reading[bool]:
+    """Read ``{"name": ..., "arguments": {...}}``; also with ``parameters``, in any order, and with more keys.
+
+    False as of :func:`arguments`. Raises Malformed if it is something else.
+    """
+    yield from source.expect("{")
+    name, early = None, "{}"
+    while True:
+        key = yield from _key(source)
+        if key == "name":
+            name = yield from _string(source)
+        elif key in _ARGUMENTS and name is not None:
+            known = yield from arguments(source, writer, name, *end)
+            yield from source.attempt(_rest_of_call(source))
+            return known
+        else:
+            value = yield from _value(source)
+            early = value if key in _ARGUMENTS else early
+        if (yield from source.spaced(",", "}")) == "}":
+            break
+    if name is None or not isinstance(_parsed(early), dict):
+        raise Malformed
+    known = writer.start(name)
+    if known:
+        writer.arguments(early)
+    return known
+
+
+def call_array(source: Source, writer: Writer) -> Reading[None]:
+    """Read ``[{"name": ..., "arguments": {...}}, ...]``. Raises Malformed if the first is no call."""
+    yield from source.expect("[")
+    yield from _item(source, writer)
+    while (yield from source.attempt(_item(source, writer, ","))):
+        pass
+    yield from source.attempt(source.spaced("]"))
+    settle(source, writer, writer.behind_call)
+
+
+def _item(source: Source, writer: Writer, *separator: str) -> Reading[None]:
+    if separator:
+        yield from source.spaced(*separator)
+    yield from source.run(SPACE)
+    settle(source, writer, (yield from call_object(source, writer)))
+
+
+def _rest_of_call(source: Source) -> Reading[None]:
+    while (yield from source.spaced(",", "}")) == ",":
+        yield from _key(source)
+        yield from _value(source)
+
+
+def _key(source: Source) -> Reading[str]:
+    yield from source.run(SPACE)
+    key = yield from _string(source)
+    yield from source.spaced(":")
+    yield from source.run(SPACE)
+    return key
+
+
+def _string(source: Source) -> Reading[str]:
+    begin = source.offset
+    yield from source.expect('"')
+    yield from source.run(_PLAIN)
+    while (yield from source.expect('"', "\\")) == "\\":
+        yield from source.peek()
+        source.at += 1
+        yield from source.run(_PLAIN)
+    return str(_parsed(source.since(begin)))
+
+
+def _value(source: Source) -> Reading[str]:
+    """The JSON of any value. Raises Malformed if it is none, or not closed."""
+    begin = source.offset
+    first = yield from source.peek()
+    if first == '"':
+        yield from _string(source)
+    elif first in "{[":
+        yield from source.expect(first)
+        yield from _rest_of_value(source, None)
+    else:
+        yield from source.run(_WORD)
+    text = source.since(begin)
+    _parsed(text)
+    return text
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        raise Malformed from None
+
+
+def _rest_of_value(
+    source: Source, write: Callable[[str], object] | None, end: tuple[str, ...] = ()
+) -> Reading[None]:
+    """Read what is left of an object or a list that has begun, up to its bracket or to one of ``end``.
+
+    Only strings and brackets matter. A string with a raw control character in it is no JSON; it does not hide ``end``,
+    for it is probably not closed.
+    """
+    depth = 1
+    quoted = torn = False
+    while depth:
+        bare = not quoted or torn
+        waiting = 0 if source.ended or not bare else held(source.text, end, source.at)
+        limit = len(source.text) - waiting
+        found = _structure(quoted, torn, end).search(source.text, source.at, limit)
+        token = found[0] if found else ""
+        if found is None or (token == "\\" and not source.ended):
+            source.at = found.start() if found else limit
+            if write is not None:
+                write(source.take())
+            if source.ended:
+                return
+            yield
+            continue
+        if token in end:
+            source.at = found.start()
+            break
+        source.at = found.end()
+        if quoted:
+            quoted = token != '"'
+            torn = torn or token < " "
+        elif token == '"':
+            quoted, torn = True, False
+        else:
+            depth += 1 if token in "{[" else -1
+    if write is not None:
+        write(source.take())
+
+
+@lru_cache
+def _structure(quoted: bool, torn: bool, end: tuple[str, ...]) -> re.Pattern[str]:
+    """Return a pattern of the characters and tags that change state, within a string (``quoted``) or outside."""
+    tags = [re.escape(tag) for tag in end] if torn or not quoted else []
+    own = [r"\\.?", '"', r"[\x00-\x1f]"] if quoted else [r'["{}\[\]]']
+    return re.compile("|".join(tags + own), re.DOTALL)

@@ -1,0 +1,42 @@
+"""``{"name": ..., "parameters": {...}}`` as the whole answer: Llama 3.1, 3.2 and 3.3.
+
+From the chat template of meta-llama/Llama-3.1-8B-Instruct. ``<|python_tag|>`` may come before; several calls are
+separated by ``;`` (SGLang's ``Llama32Detector``) or white space. Anywhere else a brace is content, and so is whatever
+else stands behind the tag: ``brave_search.call(query="...")``, Python code.
+"""
+
+from __future__ import annotations
+
+from slime_openai.parsing.deltas import Writer
+from slime_openai.parsing.source import SPACE, Reading, Source
+from slime_openai.parsing.tool_calls.calls import call_object, read_tagged, settle
+
+__all__ = ["read"]
+
+
+def read(source: Source, writer: Writer) -> Reading[None]:
+    """Content and calls."""
+    yield from source.attempt(_calls(source, writer))
+    yield from read_tagged(source, writer, ("<|python_tag|>",), _calls)
+
+
+def _calls(source: Source, writer: Writer, tag: str = "") -> Reading[None]:
+    yield from _call(source, writer)
+    while (yield from source.attempt(_next(source, writer))):
+        pass
+
+
+def _next(source: Source, writer: Writer) -> Reading[None]:
+    yield from source.run(SPACE)
+    yield from source.attempt(source.expect(";"))
+    yield from _call(source, writer)
+
+
+def _call(source: Source, writer: Writer) -> Reading[None]:
+    yield from source.run(SPACE)
+    begin = source.offset
+    # An answer in JSON that is no call shall not wait for its end.
+    yield from source.expect("{")
+    yield from source.spaced('"name"', '"type"')
+    source.back(begin)
+    settle(source, writer, (yield from call_object(source, writer)))

@@ -1,0 +1,44 @@
+"""``[TOOL_CALLS]``: Mistral's two formats.
+
+``[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]`` of tokenizer v3 (mistralai/Mistral-7B-Instruct-v0.3), and
+``[TOOL_CALLS]name[ARGS]{...}``, the tag before each call, of the later ones (Magistral, Devstral, Ministral 3); some
+have ``[CALL_ID]id`` between name and arguments (Mistral-Small-3.2). From their chat templates.
+"""
+
+from __future__ import annotations
+
+import string
+import time
+
+from slime_openai.parsing.deltas import Writer
+from slime_openai.parsing.source import SPACE, Reading, Source
+from slime_openai.parsing.tool_calls.calls import NAME, arguments, call_array, read_tagged, settle
+
+__all__ = ["new_id", "read"]
+
+_START = "[TOOL_CALLS]"
+_ALPHABET = string.digits + string.ascii_uppercase + string.ascii_lowercase
+
+
+def new_id() -> str:
+    """Nine letters and digits: the templates raise for any other id. Later ones sort behind."""
+    now = time.monotonic_ns()
+    return "".join(_ALPHABET[now // 62**place % 62] for place in reversed(range(9)))
+
+
+def read(source: Source, writer: Writer) -> Reading[None]:
+    """Content and calls."""
+    yield from read_tagged(source, writer, (_START,), _calls)
+
+
+def _calls(source: Source, writer: Writer, tag: str) -> Reading[None]:
+    yield from source.run(SPACE)
+    if (yield from source.peek()) == "[":
+        yield from call_array(source, writer)
+        return
+    name = yield from source.run(NAME)
+    if (yield from source.expect("[ARGS]", "[CALL_ID]")) == "[CALL_ID]":
+        yield from source.run(NAME)
+        yield from source.expect("[ARGS]")
+    yield from source.run(SPACE)
+    settle(source, writer, (yield from arguments(source, writer, name, _START)))

@@ -1,0 +1,1 @@
+"""Conversations that go on from the tokens of their former turns."""

@@ -1,0 +1,139 @@
+"""Keys of conversations, equal for two that may be one although clients changed answers.
+
+A client's messages are compared as the template writes them. In answers clients serialise arguments anew, drop
+thoughts and call ids, strip white space, turn content into parts and back. None of that changes a key; another
+word does. So conversations with one key may still differ in their answers; see Parents.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Mapping
+from hashlib import blake2b
+from typing import Any
+
+import orjson
+
+from slime_openai.prompts.template_traits import TemplateTraits
+from slime_openai.requests.call_arguments import canonical, write
+from slime_openai.requests.fields import encoded
+from slime_openai.requests.messages import Message, ToolCall
+
+__all__ = ["Key", "answers_of", "beginning", "keys", "next_key", "unreachable_key"]
+
+#: Of a conversation up to some message.
+Key = bytes
+
+_DIGEST_BYTES = 16
+#: Roles that say the same under two names.
+_ROLES = {"developer": "system", "function": "tool"}
+_CALLS_FOLLOW = "Calling tools:\n"
+#: Longer lists of calls are not read: no agent writes them, and it would take long.
+_LONGEST_CALLS = 1 << 16
+_THOUGHTS = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
+
+
+def beginning(tools: object, variables: Mapping[str, Any]) -> Key:
+    """The key of a conversation before its first message: what else the template writes into it.
+
+    Raises InvalidRequest for what is nested too deep to be written.
+    """
+    shown = {"tools": tools, "chat_template_kwargs": dict(sorted(variables.items()))}
+    written = [encoded(name, value) for name, value in shown.items()]
+    return _digest("".join(written).encode())
+
+
+def keys(start: Key, messages: Iterable[Message], traits: TemplateTraits) -> list[Key]:
+    """The key behind each of ``messages``. O(their text)."""
+    found = []
+    open_calls: list[str | None] = []
+    for message in messages:
+        call = 0
+        if message.role == "assistant":
+            open_calls = [each.id for each in message.tool_calls]
+        elif message.tool_call_id in open_calls:
+            call = open_calls.index(message.tool_call_id)
+        if message.role in ("tool", "function") and open_calls:
+            del open_calls[call]  # those without an id that is known are in the order of the calls
+        start = next_key(start, message, traits, call)
+        found.append(start)
+    return found
+
+
+def next_key(key: Key, message: Message, traits: TemplateTraits, call: int = 0) -> Key:
+    """The key of the conversation ``key`` and ``message`` after it; ``call``: the place among open calls it answers."""
+    if message.role == "assistant":
+        return _digest(key, _answer(message))
+    role = _ROLES.get(message.role, message.role)
+    content = traits.content(role, message.content or "")
+    if role != "tool":
+        return _digest(key, orjson.dumps([role, content, message.name]))
+    name = message.name if traits.shows_tool_name else None
+    answered = message.tool_call_id if traits.shows_call_ids else call
+    return _digest(key, orjson.dumps([role, content, name, answered]))
+
+
+def unreachable_key(place: Key) -> Key:
+    """A key behind ``place`` that no conversation has: that of an answer which none can go on from."""
+    return _digest(place, b"unreachable")
+
+
+def answers_of(messages: Iterable[Message], traits: TemplateTraits) -> bytes:
+    """Digest of all that assistants say in ``messages``, to the letter; empty when there are none.
+
+    For answers that no engine is known to have given: the client's own words, of which nothing may be overlooked.
+    """
+    said = [
+        [
+            message.content or "",
+            message.reasoning,
+            [
+                [each.name, canonical(each.arguments, sort=traits.sorts_keys), each.id]
+                if traits.shows_call_ids
+                else [each.name, canonical(each.arguments, sort=traits.sorts_keys)]
+                for each in message.tool_calls
+            ],
+            message.name,
+        ]
+        for message in messages
+        if message.role == "assistant"
+    ]
+    return _digest(orjson.dumps(said)) if said else b""
+
+
+def _answer(message: Message) -> bytes:
+    """The part of an answer that all clients send back unchanged."""
+    content, tool_calls = _THOUGHTS.sub("", message.content or ""), message.tool_calls
+    if not tool_calls:
+        content, tool_calls = _written_calls(content)
+    calls = [(call.name, canonical(call.arguments, sort=True).strip()) for call in tool_calls]
+    return orjson.dumps([message.role, content.strip(), calls])
+
+
+def _written_calls(content: str) -> tuple[str, tuple[ToolCall, ...]]:
+    """``content`` without the calls that smolagents wrote into it, a list in Python's spelling; and these calls."""
+    said, mark, written = content.rpartition(_CALLS_FOLLOW)
+    written = written.strip()
+    if not mark or len(written) > _LONGEST_CALLS or not (written.startswith("[") and written.endswith("]")):
+        return content, ()
+    try:
+        functions = [each["function"] for each in ast.literal_eval(written)]
+        calls = [ToolCall(_name(each["name"]), write(each["arguments"])) for each in functions]
+    except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError):
+        return content, ()  # it is no such list
+    return said, tuple(calls)
+
+
+def _name(name: object) -> str:
+    if not isinstance(name, str):
+        raise TypeError("a function has a name")
+    name.encode()  # Python's spelling has half surrogate pairs, which are in no text
+    return name
+
+
+def _digest(*parts: bytes) -> Key:
+    digest = blake2b(digest_size=_DIGEST_BYTES)
+    for part in parts:
+        digest.update(part)  # a copy of all parts side by side would be one of a whole prompt
+    return digest.digest()

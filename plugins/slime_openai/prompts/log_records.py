@@ -1,0 +1,90 @@
+"""Records of the log of conversations, and the readers that may use them. The sizes are in tokens."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import NamedTuple, TypeAlias
+
+from router_core.types import Tokenizer
+from slime_journal.fingerprint import fingerprint
+from slime_journal.record_files import LogKind
+from slime_openai.prompts.identity import answers_of, beginning, keys
+from slime_openai.prompts.template_traits import TemplateTraits
+from slime_openai.requests.messages import Message, ToolCall
+
+__all__ = ["CHATS", "Gone", "Record", "Said", "reader", "size_of"]
+
+#: A conversation of all roles, with what clients change on the way.
+_SAMPLE = (
+    Message("developer", " Be brief.\n"),
+    Message("user", "Wie spät ist es in Rio?", name="alice"),
+    Message(
+        "assistant", "<think>hm</think>One moment.", (ToolCall("time", '{"b": [1.5], "a": "Rio"}', "c1"),)
+    ),
+    Message("tool", "12:00", tool_call_id="c1"),
+    Message(
+        "assistant", "Calling tools:\n[{'id': 'c2', 'function': {'name': 'f', 'arguments': {'x': None}}}]"
+    ),
+    Message("function", None, name="f"),
+)
+
+
+class Said(NamedTuple):
+    """A turn was added: see Turn. ``parent``: its serial, 0 for none; ``messages``: its ``count``.
+
+    ``content``, ``reasoning`` and ``calls`` (name, arguments and id of each) are its reply.
+    """
+
+    serial: int
+    parent: int
+    key: bytes
+    messages: int
+    session: str | None
+    asked: bytes
+    sampled: bytes
+    content: str | None
+    reasoning: str | None
+    calls: tuple[tuple[str, str, str | None], ...]
+    text: bytes
+    ending: str
+    hidden: int
+    closed: bool
+    place: bytes
+    answers: bytes
+
+    @property
+    def size(self) -> int:
+        return size_of(self.asked, self.sampled)
+
+
+class Gone(NamedTuple):
+    """A turn of this ``size`` had to make room."""
+
+    serial: int
+    size: int
+
+
+Record: TypeAlias = Said | Gone
+
+CHATS = LogKind(
+    name="chats",
+    format="slime-router chats 2",
+    adds=(Said,),
+    removes=Gone,
+    others=(),
+    foreign="conversations of another tokenizer or chat template, or of another version of slime-router",
+    what_to_move="*.chats",
+)
+
+
+def size_of(asked: bytes, sampled: bytes) -> int:
+    """The tokens of a turn; at least 1, or turns without any would stay in the file for ever."""
+    return (len(asked) + len(sampled)) // 4 or 1
+
+
+def reader(tokenizer: Tokenizer, template: str, traits: TemplateTraits) -> str:
+    """Return the identity of the log's readers: they share these ids, ``template`` and keys of conversations."""
+    start = beginning([{"name": "time"}], {"b": 1, "a": None})
+    known = keys(start, _SAMPLE, traits)[-1] + answers_of(_SAMPLE, traits) + repr(traits).encode()
+    digest = blake2b(known + template.encode(), digest_size=8).hexdigest()
+    return f"{fingerprint(tokenizer)} {digest}"

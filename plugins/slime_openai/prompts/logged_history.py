@@ -1,0 +1,110 @@
+"""Conversations that outlive the process: each turn is in the log before its answer ends."""
+
+from __future__ import annotations
+
+from slime_journal.record_log import RecordLog
+from slime_openai.prompts.history import History, Turn
+from slime_openai.prompts.log_records import Gone, Record, Said, size_of
+from slime_openai.requests.messages import Message, ToolCall
+from slime_openai.responses.evidence import LostSessions, Ownership
+
+__all__ = ["LoggedHistory"]
+
+
+class LoggedHistory(History):
+    """Begins with what ``log`` has, and owns it. Raises StartupError.
+
+    A turn is logged when it is added and when it goes, so nothing is decided anew when the log is read. The limit
+    holds from the next turn on.
+    """
+
+    def __init__(
+        self, max_bytes: int, lost: LostSessions, log: RecordLog, ownership: Ownership | None = None
+    ) -> None:
+        super().__init__(max_bytes, lost, ownership)
+        self._log = log
+        self._serials: dict[Turn, int] = {}
+        self._gone: list[Record] = []
+        self._replayed: dict[int, Turn] | None = {}
+        log.replay(self._again)
+        self._replayed = None
+
+    async def tidy(self) -> None:
+        """Keep the log small, for ever."""
+        await self._log.tidy(lambda record: False)
+
+    def close(self) -> None:
+        """Let go of the log."""
+        self._log.close()
+
+    def add(self, turn: Turn) -> None:
+        """See History. All of it is written, in one piece."""
+        new = [one for one in turn.chain() if one not in self._used]  # more than one: it made room meanwhile
+        records: list[Record] = []
+        for one in reversed(new):
+            self._serials[one] = self._log.number()
+            records.append(self._told(one))
+        super().add(turn)
+        self._log.append(records + self._gone)
+        self._gone = []
+
+    def _forget(self, turn: Turn) -> None:
+        if self._replayed is None:
+            self._gone.append(Gone(self._serials[turn], size_of(turn.asked, turn.sampled)))
+        super()._forget(turn)
+        del self._serials[turn]
+
+    def _make_room(self) -> None:
+        if self._replayed is None:
+            super()._make_room()
+
+    def _told(self, turn: Turn) -> Said:
+        reply = turn.reply
+        return Said(
+            self._serials[turn],
+            self._serials[turn.parent] if turn.parent is not None else 0,
+            turn.key,
+            turn.count,
+            turn.session,
+            turn.asked,
+            turn.sampled,
+            reply.content,
+            reply.reasoning,
+            tuple((call.name, call.arguments, call.id) for call in reply.tool_calls),
+            turn.text.encode(),  # CPython would keep a copy with the text, if that were packed
+            turn.ending,
+            turn.hidden,
+            turn.closed,
+            turn.place,
+            turn.answers,
+        )
+
+    def _again(self, record: Record) -> None:
+        replayed = self._replayed
+        assert replayed is not None  # narrowing: the log is being read
+        if isinstance(record, Said):
+            turn = Turn(
+                replayed[record.parent] if record.parent else None,
+                record.key,
+                record.messages,
+                record.session,
+                record.asked,
+                record.sampled,
+                Message(
+                    "assistant",
+                    record.content,
+                    tuple(ToolCall(*call) for call in record.calls),
+                    reasoning=record.reasoning,
+                ),
+                record.text.decode(),
+                record.ending,
+                record.hidden,
+                record.closed,
+                record.place,
+                record.answers,
+            )
+            replayed[record.serial] = turn
+            self._serials[turn] = record.serial
+            super().add(turn)
+        elif record.serial in replayed:  # if not, it was left out when its file was written again
+            self._forget(replayed.pop(record.serial))

@@ -1,0 +1,191 @@
+"""Messages to text, as the model's chat template writes them."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from router_core.errors import SettingsError
+from router_core.fair_turns import FairThreads
+from router_core.types import Tokenizer
+from slime_openai.errors import InvalidRequest
+from slime_openai.prompts.template_traits import TemplateTraits, probe
+from slime_openai.requests.call_arguments import as_written
+
+__all__ = ["Conversation", "Renderer"]
+
+#: Conversations of more bytes are rendered in a thread, so that streams go on meanwhile.
+_LONG_BODY = 1 << 14
+#: Marks a place in a message; nobody can know it beforehand.
+_MARK = f"mark{secrets.token_hex(12)}"
+_TOOL = {
+    "type": "function",
+    "function": {"name": "probed", "parameters": {"type": "object", "properties": {}}},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """The input of a template. ``continues``: the last message is an assistant's that has only begun.
+
+    ``size``: bytes of its JSON. ``client``: the client that a long rendering is charged to, for fair turns.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    generation_prompt: bool = True
+    continues: bool = False
+    size: int = 0
+    client: str | None = None
+
+    def until(self, place: int, last: Mapping[str, Any]) -> Conversation:
+        """The messages before ``place``, and ``last`` in that place; nobody's turn behind it."""
+        return replace(
+            self, messages=[*self.messages[:place], last], generation_prompt=False, continues=False
+        )
+
+    def with_message(self, place: int, message: Mapping[str, Any]) -> Conversation:
+        """``message`` in that place."""
+        messages = [*self.messages[:place], message, *self.messages[place + 1 :]]
+        return replace(self, messages=messages)
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """A template's form of messages with calls: arguments as JSON text, or as an object; content may be nothing."""
+
+    arguments_as_text: bool = False
+    content_as_none: bool = False
+
+    def of(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """``message`` in this form."""
+        calls = message.get("tool_calls")
+        if not calls or self == _Form():
+            return message
+        changed = dict(message)
+        if self.content_as_none and not message["content"]:
+            changed["content"] = None
+        if self.arguments_as_text:
+            changed["tool_calls"] = [{**call, "function": _with_text(call["function"])} for call in calls]
+        return changed
+
+
+_FORMS = (_Form(), _Form(arguments_as_text=True), _Form(content_as_none=True), _Form(True, True))
+
+
+class Renderer:
+    """A tokenizer's chat template, or the one given as ``source``. It changes nothing, so threads may share it."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, source: str | None = None, threads: FairThreads | None = None
+    ) -> None:
+        self._threads = threads if threads is not None else FairThreads()
+        self._apply: Any = getattr(tokenizer, "apply_chat_template", None)
+        known = getattr(tokenizer, "chat_template", None)
+        if self._apply is None or (source is None and known is None):
+            raise SettingsError("the tokenizer has no chat template; give one with --chat-template FILE")
+        self._override = {} if source is None else {"chat_template": source}
+        self.source: str = source if source is not None else _text_of(known)
+        self._form = _FORMS[0]
+        self._form = self._form_of_calls()
+        self.traits: TemplateTraits = probe(self._probed)
+
+    async def render(self, conversation: Conversation) -> str:
+        """The text of ``conversation``. Raises InvalidRequest."""
+        if conversation.size > _LONG_BODY:
+            return await self._threads.run(lambda: self._render(conversation), conversation.client)
+        return self._render(conversation)
+
+    async def behind(self, conversation: Conversation, place: int) -> str | None:
+        """The text of ``conversation`` behind the words of message ``place``, an assistant's.
+
+        None when the template does not show where they end.
+        """
+        for message in _marked(conversation.messages[place]):
+            before, mark, behind = (await self.render(conversation.with_message(place, message))).rpartition(
+                _MARK
+            )
+            if mark and _MARK not in before:
+                return behind
+        return None
+
+    def _form_of_calls(self) -> _Form:
+        """The form in which the template writes a call down: most encode an object, some want JSON that is text.
+
+        And some look for calls only where there is no content at all.
+        """
+        function = {"name": "probed", "arguments": {"a": "b"}}
+        call = {"type": "function", "id": "call00000", "function": function}
+        calling: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [call]}
+        for form in _FORMS:
+            self._form = form
+            asked: list[dict[str, Any]] = [{"role": "user", "content": "?"}, calling]
+            try:
+                text = self._render(Conversation(asked, generation_prompt=False))
+            except InvalidRequest:
+                continue
+            if "probed" in text and "{'a': 'b'}" not in text:
+                return form
+        return _FORMS[0]
+
+    def _probed(self, messages: Sequence[Mapping[str, Any]], with_tools: bool) -> str | None:
+        try:
+            return self._render(Conversation(messages, [_TOOL] if with_tools else None))
+        except InvalidRequest:
+            return None
+
+    def _render(self, conversation: Conversation) -> str:
+        messages = list(conversation.messages)
+        if conversation.continues:
+            messages[-1] = {**messages[-1], "content": f"{messages[-1]['content']}{_MARK}"}
+        try:
+            messages = [self._form.of(message) for message in messages]
+            text = self._apply(
+                messages,
+                tools=conversation.tools,
+                add_generation_prompt=conversation.generation_prompt and not conversation.continues,
+                tokenize=False,
+                **self._override,
+                **conversation.variables,
+            )
+        except Exception as error:  # a template is a program: it may raise anything about what it dislikes
+            why = str(error) or type(error).__name__
+            raise InvalidRequest("messages", f"The chat template refuses these messages: {why}") from None
+        assert isinstance(text, str), "tokenize=False gives text"
+        text = as_written(text)
+        if not conversation.continues:
+            return text
+        before, mark, _ = text.rpartition(_MARK)
+        if not mark:
+            raise InvalidRequest(
+                "continue_final_message", "The chat template does not show the last message as it is."
+            )
+        return before
+
+
+def _with_text(function: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = function["arguments"]
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return {**function, "arguments": text}
+
+
+def _marked(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """``message`` with the mark as its last words, in the forms to be tried."""
+    spoken = {**message, "content": _MARK}
+    calls = message.get("tool_calls")
+    if not calls:
+        return [spoken]
+    *others, last = calls
+    function = {**last["function"], "arguments": {_MARK: 1}}
+    return [spoken, {**message, "tool_calls": [*others, {**last, "function": function}]}]
+
+
+def _text_of(template: Any) -> str:
+    """A tokenizer may have several templates by name."""
+    if isinstance(template, Mapping):
+        return str(template.get("tool_use") or template.get("default") or "")
+    return str(template)

@@ -1,0 +1,191 @@
+"""From a conversation to the tokens that an engine gets: those of the turn before, and only what is new behind them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from router_core.types import Tokenizer
+from slime_openai.errors import InvalidRequest
+from slime_openai.prompts.history import Asking, Turn
+from slime_openai.prompts.parents import Parents, as_recorded
+from slime_openai.prompts.question import Question
+from slime_openai.prompts.rendering import Conversation, Renderer
+from slime_openai.requests.messages import Message
+
+if TYPE_CHECKING:
+    from slime_radix_cache.contracts import TextEncoder
+
+__all__ = ["HistoryMode", "Origin", "Prompt", "Prompts"]
+
+#: The source of old turns that a template would write in another way than the model did.
+HistoryMode = Literal["exact", "template"]
+#: The source of the first tokens: ``exact``, the turn before; ``restored``, that too, although the client changed an
+#: answer on the way; ``template``, some turn before that (or none), and the template's words for all that came after
+#: it, answers too; ``fresh``, no turn is known; ``given``, the client gave all ids itself.
+Origin = Literal["exact", "restored", "template", "fresh", "given"]
+
+#: Ids at the end of a given prompt that are spelt out: enough to see if it ends within thoughts.
+_END = 64
+#: Characters.
+_LONGEST_CONTENT = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """``asked`` are the packed ids behind those of ``parent``, ``text`` is what they (or the last of given ones) say.
+
+    ``begun``: the answer that they end within, as it was given.
+    """
+
+    parent: Turn | None
+    asked: bytes
+    text: str
+    origin: Origin
+    begun: Message | None = None
+
+    def ids(self) -> bytes:
+        """All packed ids. O(tokens)."""
+        return (self.parent.ids() if self.parent is not None else b"") + self.asked
+
+
+class Prompts:
+    """Makes prompts of conversations."""
+
+    def __init__(
+        self,
+        renderer: Renderer,
+        encoder: TextEncoder,
+        tokenizer: Tokenizer,
+        parents: Parents,
+        mode: HistoryMode,
+    ) -> None:
+        self.traits = renderer.traits
+        self._renderer = renderer
+        self._tokenizer = tokenizer
+        self._encoder = encoder
+        self._parents = parents
+        self._mode = mode
+
+    async def of(self, question: Question, chat: Conversation, asking: Asking) -> Prompt:
+        """The prompt for ``question``, which a template gets as ``chat``. Raises InvalidRequest."""
+        prompt = await self._of(question, chat, asking)
+        asking.goes_on_from(prompt.parent)
+        return prompt
+
+    def check_contents(self, messages: Sequence[Message]) -> None:
+        """Raises InvalidRequest for a text that is longer than any context, before copies of it are made.
+
+        Of a shorter one a template may leave out most.
+        """
+        longest = max(_LONGEST_CONTENT, self._encoder.max_characters)
+        for place, message in enumerate(messages):
+            size = len(message.content or "")
+            if size > longest:
+                wanted = f"wanted at most {longest} characters in a message, got {size}"
+                raise InvalidRequest(f"messages.[{place}].content", wanted)
+
+    def given(self, ids: Sequence[int], asking: Asking, *, continues: bool) -> Prompt:
+        """The prompt that a client gave as ``ids``. Nothing is rendered or looked up: that is the client's business.
+
+        ``continues``: its end is the beginning of the answer.
+        """
+        asking.goes_on_from(None)
+        end = ids if continues else ids[-_END:]
+        text = self._tokenizer.decode(end, skip_special_tokens=False)
+        return Prompt(None, array("i", ids).tobytes(), text, "given")
+
+    async def _of(self, question: Question, chat: Conversation, asking: Asking) -> Prompt:
+        found = await self._parents.of(question, chat)
+        asking.goes_on_from(found.turn if found is not None else None)
+        if found is None:
+            return await self._anew(chat, "fresh")
+        turn = found.turn
+        known: Origin = "exact" if found.is_verbatim else "restored"
+        if chat.continues and turn.count == len(chat.messages):
+            within = _within(turn, known)
+            return within if within is not None else await self._anew(chat, "fresh")
+        origin: Origin = "template" if _is_torn(question, turn.count) else known
+        if self._mode == "template":
+            return await self._as_the_template_says(chat, turn, origin)
+        suffix = await self._suffix(chat, turn, turn.count - 1)
+        if suffix is None:
+            return await self._anew(chat, "fresh")
+        return await self._behind(turn, suffix, origin, chat.client)
+
+    async def _anew(self, chat: Conversation, origin: Origin) -> Prompt:
+        text = await self._renderer.render(chat)
+        ids = await self._encoder.encode(text, begins=True, client=chat.client)
+        return Prompt(None, ids, text, origin)
+
+    async def _behind(self, turn: Turn, suffix: str, origin: Origin, client: str | None) -> Prompt:
+        ids = await self._encoder.encode(suffix, begins=False, client=client) if suffix else b""
+        return Prompt(turn, ids, suffix, origin)
+
+    async def _suffix(self, chat: Conversation, turn: Turn, place: int) -> str | None:
+        """Return the template's text behind the reply of ``turn``, message ``place``, that the model did not generate.
+
+        None when the template does not say: what is behind the reply depends on what comes later.
+        """
+        renderer, last = self._renderer, chat.messages[place]
+        try:
+            closed = await renderer.behind(chat.until(place, last), place)
+            ended = closed
+            if last.get("tool_calls"):  # between the calls and the end of the turn there is more markup
+                ended = await renderer.behind(chat.until(place, {"role": "assistant", "content": ""}), place)
+            whole = await renderer.behind(chat, place)
+        except InvalidRequest:
+            return None  # if it refuses all of the conversation, it will say so again
+        if closed is None or ended is None or whole is None:
+            return None
+        if not whole.startswith(closed) or not closed.endswith(ended):
+            return None
+        return await self._unsaid(turn, ended) + whole[len(closed) :]
+
+    async def _unsaid(self, turn: Turn, ended: str) -> str:
+        """Return the part of ``ended``, the template's end of a turn, that the model did not generate, token for token.
+
+        A model may have ended its turn in another way than the template does; it is not ended twice.
+        """
+        said = turn.sampled[len(turn.sampled) - 4 * turn.hidden :]
+        if not said:
+            return ended
+        ids = await self._encoder.encode(ended, begins=False)
+        if ids.startswith(said):
+            return ended.removeprefix(turn.ending)
+        first = list(array("i", ids[:4]))
+        if turn.closed and first and not self._tokenizer.decode(first, skip_special_tokens=True):
+            return ended.removeprefix(self._tokenizer.decode(first, skip_special_tokens=False))
+        return ended
+
+    async def _as_the_template_says(self, chat: Conversation, turn: Turn, origin: Origin) -> Prompt:
+        """Go on from the last turn that the template leaves as it was, if there is one."""
+        text = await self._renderer.render(as_recorded(chat, turn))
+        for one in turn.chain():
+            known = one.whole_text()
+            if text.startswith(known):
+                known_origin: Origin = origin if one is turn else "template"
+                return await self._behind(one, text[len(known) :], known_origin, chat.client)
+        return Prompt(
+            None, await self._encoder.encode(text, begins=True, client=chat.client), text, "template"
+        )
+
+
+def _is_torn(question: Question, count: int) -> bool:
+    """Return True when an answer that no engine is known to have given is behind the first ``count`` messages."""
+    behind = question.messages[count : -1 if question.continues else None]
+    return any(message.role == "assistant" for message in behind)
+
+
+def _within(turn: Turn, origin: Origin) -> Prompt | None:
+    """Go on in the reply itself, which ended before the model's end of turn. None where no token ends there."""
+    said, text = turn.asked + turn.sampled, turn.text
+    is_seen = turn.ending and (turn.reply.content or "").endswith(turn.ending)  # no_stop_trim
+    if not is_seen:
+        if turn.ending and not turn.hidden:
+            return None
+        said = said[: len(said) - 4 * turn.hidden]
+        text = text.removesuffix(turn.ending)
+    return Prompt(turn.parent, said, text, origin, turn.reply)

@@ -1,0 +1,101 @@
+"""Turns, recorded in the history."""
+
+from __future__ import annotations
+
+from array import array
+
+from router_core.types import Tokenizer
+from slime_openai.prompts.history import Asking, History, Turn
+from slime_openai.prompts.identity import unreachable_key
+from slime_openai.prompts.question import Question
+from slime_openai.prompts.turn_tokens import Prompt
+from slime_openai.requests.messages import Message
+from slime_openai.responses.outputs import Output
+
+__all__ = ["Turns"]
+
+
+class Turns:
+    """Puts turns into the history."""
+
+    def __init__(self, history: History, tokenizer: Tokenizer) -> None:
+        self._history = history
+        self._tokenizer = tokenizer
+
+    def asking(self, question: Question) -> Asking:
+        """``question`` is on its way."""
+        return self._history.asking(question.session, question.place)
+
+    def record(
+        self, question: Question, prompt: Prompt, output: Output, reply: Message, *, is_usable: bool
+    ) -> None:
+        """``reply`` is the message in which the client got ``output``.
+
+        One that is not usable is no turn: its tokens are not what the engine sampled, or nobody knows. Neither is one
+        to a prompt that the client gave as ids: that they say the messages beside them is the client's claim. Its
+        session has spoken there all the same, and does not go on from an answer of another one.
+        """
+        if not is_usable:
+            if output.ids or output.text:
+                self._history.lose(question.session)
+            return
+        if not output.ids:
+            return
+        if prompt.origin == "given":
+            self._add_unreachable(question)
+            return
+        key, count, whole = question.with_reply(reply, prompt.begun)
+        first = prompt.parent.count if prompt.parent is not None else 0
+        text = self._decode(output.ids)
+        hidden, ending = self._ending(output, text)
+        matched = (output.reason or {}).get("matched")
+        closed = (
+            isinstance(matched, int) and matched not in question.stop_token_ids and self._is_special(matched)
+        )
+        self._history.add(
+            Turn(
+                prompt.parent,
+                key,
+                count,
+                question.session,
+                prompt.asked,
+                array("i", output.ids).tobytes(),
+                whole,
+                prompt.text + text,
+                ending,
+                hidden,
+                closed,
+                question.place,
+                question.answers(first, count - 1),
+            )
+        )
+
+    def _add_unreachable(self, question: Question) -> None:
+        """Keep that the session has asked ``question``; no conversation leads to this turn."""
+        session, place = question.session, question.place
+        if session is not None:
+            key, reply = unreachable_key(place), Message("assistant")
+            turn = Turn(None, key, question.asked + 1, session, b"", b"", reply, "", "", 0, False, place, b"")
+            self._history.add(turn)
+
+    def _ending(self, output: Output, text: str) -> tuple[int, str]:
+        """Return the number of tokens at the end by which the model chose to stop, and their text."""
+        matched = (output.reason or {}).get("matched")
+        if isinstance(matched, int) and output.ids[-1] == matched:
+            return 1, self._decode([matched])
+        if isinstance(matched, str) and matched and text.endswith(matched):
+            for hidden in range(1, len(matched) + 1):
+                ending = self._decode(output.ids[-hidden:])
+                if ending == matched:
+                    return hidden, matched
+                if len(ending) > len(matched):
+                    break
+        if isinstance(matched, str):
+            return 0, matched  # no token begins with it: its end may even be within one
+        return 0, ""
+
+    def _is_special(self, token: int) -> bool:
+        return not self._tokenizer.decode([token], skip_special_tokens=True)
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=False)

@@ -1,0 +1,1 @@
+"""Bodies of OpenAI requests, read once."""

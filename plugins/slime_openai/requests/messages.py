@@ -1,0 +1,222 @@
+"""Messages as a client sends them, read once; and as a chat template wants them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from slime_openai.errors import (
+    InvalidRequest,
+    MissingParameter,
+    UnknownParameter,
+    UnsupportedParameter,
+    wrong,
+)
+from slime_openai.requests.call_arguments import as_object, read_exactly, write
+from slime_openai.requests.content import has_media, read_content
+from slime_openai.requests.fields import one_of, string, text
+
+__all__ = ["Message", "ToolCall", "for_template", "has_media", "read_messages", "with_exact_arguments"]
+
+#: Members of an answer that clients hand back (openai's ``.parse()``, litellm) and no template reads.
+_WITHOUT_EFFECT = frozenset(("annotations", "parsed", "provider_specific_fields"))
+_ANY = frozenset(("content", "name", "role")) | _WITHOUT_EFFECT
+_KEYS = {
+    "assistant": _ANY | {"reasoning", "reasoning_content", "refusal", "tool_calls"},
+    "developer": _ANY,
+    "function": _ANY,
+    "system": _ANY,
+    "tool": _ANY | {"tool_call_id"},
+    "user": _ANY,
+}
+_role = one_of(*_KEYS)
+#: Roles that may say nothing: an assistant that calls tools or was cut while it thought, a tool without a result.
+_MAY_BE_SILENT = frozenset(("assistant", "function", "tool"))
+#: Roles that chat templates do not know, and pass over in silence, by what OpenAI says they stand for.
+_TEMPLATE_ROLES = {"developer": "system", "function": "tool"}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that an assistant made. ``arguments`` is what it wrote, JSON or not."""
+
+    name: str
+    arguments: str
+    id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn. ``content`` is the text of all its parts; ``reasoning`` what was thought before it."""
+
+    role: str
+    content: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
+    reasoning: str | None = None
+
+
+def read_messages(value: Any, param: str = "messages") -> tuple[Message, ...]:
+    """The conversation in ``value``. Raises InvalidRequest, which names the place in ``param``."""
+    if not isinstance(value, list) or not value:
+        raise wrong(param, "a list of messages that is not empty", value)
+    return tuple([_message(f"{param}.[{index}]", item) for index, item in enumerate(value)])
+
+
+def with_exact_arguments(body: Any, raw: bytes) -> Any:
+    """``body``, with what was lost of arguments that are objects when ``raw`` was read: digits, keys that repeat."""
+    if not isinstance(body, dict) or not _has_objects(body.get("messages")):
+        return body
+    try:
+        return {**body, "messages": read_exactly(raw)["messages"]}
+    except RecursionError:
+        raise InvalidRequest("messages", "Invalid value for 'messages': it is nested too deep.") from None
+
+
+def _has_objects(messages: Any) -> bool:
+    if not isinstance(messages, list):
+        return False
+    return any(
+        isinstance(call, dict)
+        and isinstance(function := call.get("function"), dict)
+        and isinstance(function.get("arguments"), dict)
+        for message in messages
+        if isinstance(message, dict) and isinstance(calls := message.get("tool_calls"), list)
+        for call in calls
+    )
+
+
+def _message(param: str, value: Any) -> Message:
+    if not isinstance(value, dict):
+        raise wrong(param, "a message, which is an object", value)
+    role = _role(f"{param}.role", value.get("role"))
+    if not value.keys() <= _KEYS[role]:
+        _refuse_unknown(param, value, role)
+    content = value.get("content")
+    if content is not None or role not in _MAY_BE_SILENT:
+        content = read_content(f"{param}.content", content)
+    name = value.get("name")
+    if name is not None:
+        string(f"{param}.name", name)
+    if role == "assistant":
+        return Message(
+            role,
+            _with_refusal(param, content, value.get("refusal")),
+            _tool_calls(f"{param}.tool_calls", value.get("tool_calls")),
+            None,
+            name,
+            _reasoning(param, value),
+        )
+    tool_call_id = value.get("tool_call_id")
+    if tool_call_id is not None:
+        text(f"{param}.tool_call_id", tool_call_id)
+    return Message(role, content, (), tool_call_id, name)
+
+
+def _refuse_unknown(param: str, value: dict[str, Any], role: str) -> None:
+    """SDKs send back what they got, and that has nulls for what was not there."""
+    for key in sorted(value.keys() - _KEYS[role]):
+        if value[key] is None:
+            continue
+        if key == "function_call":
+            raise UnsupportedParameter(f"{param}.{key}", "it gave way to 'tool_calls'")
+        if key == "audio":
+            raise UnsupportedParameter(f"{param}.{key}", "no earlier audio is kept")
+        raise UnknownParameter(f"{param}.{key}")
+
+
+def _with_refusal(param: str, content: str | None, refusal: Any) -> str | None:
+    if refusal is None:
+        return content
+    if content:
+        raise InvalidRequest(
+            f"{param}.refusal", f"Wanted either content or a refusal in '{param}', got both."
+        )
+    return text(f"{param}.refusal", refusal)
+
+
+def _reasoning(param: str, value: dict[str, Any]) -> str | None:
+    """The thoughts of an assistant, under either of the names in use."""
+    thoughts = [
+        text(f"{param}.{key}", value[key])
+        for key in ("reasoning_content", "reasoning")
+        if value.get(key) is not None
+    ]
+    if len(set(thoughts)) > 1:
+        raise InvalidRequest(
+            f"{param}.reasoning",
+            f"'reasoning' and 'reasoning_content' are two names of one thing; in '{param}' they differ.",
+        )
+    return thoughts[0] if thoughts else None
+
+
+def _tool_calls(param: str, value: Any) -> tuple[ToolCall, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise wrong(param, "a list of tool calls", value)
+    return tuple([_tool_call(f"{param}.[{index}]", item) for index, item in enumerate(value)])
+
+
+def _tool_call(param: str, value: Any) -> ToolCall:
+    """Keys beyond the ones read here (``index`` of a stream, ``parsed_arguments``) repeat what these say."""
+    if not isinstance(value, dict):
+        raise wrong(param, "a tool call, which is an object", value)
+    kind = value.get("type", "function")
+    if kind != "function":
+        raise UnsupportedParameter(f"{param}.type", "only calls of type 'function' can be rendered")
+    function = value.get("function")
+    if not isinstance(function, dict):
+        raise wrong(f"{param}.function", "an object", function)
+    id = value.get("id")
+    if id is not None:
+        text(f"{param}.id", id)
+    name = string(f"{param}.function.name", function.get("name"))
+    return ToolCall(name, _arguments(f"{param}.function.arguments", function.get("arguments")), id)
+
+
+def _arguments(param: str, value: Any) -> str:
+    """A JSON string; agents that hold an object send that."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict):
+        try:
+            return write(value)
+        except ValueError as error:
+            raise InvalidRequest(
+                param, f"Invalid value for '{param}': it cannot be written as JSON: {error}."
+            ) from None
+    if value is None:
+        raise MissingParameter(param, "a string of JSON")
+    raise wrong(param, "a string of JSON", value)
+
+
+def for_template(message: Message) -> dict[str, Any]:
+    """``message`` as chat templates read it.
+
+    The content is always a string, for templates write None as ``None``; arguments are an object where they are
+    one that keeps every digit and key, for templates write ``arguments | tojson``.
+    """
+    rendered: dict[str, Any] = {
+        "role": _TEMPLATE_ROLES.get(message.role, message.role),
+        "content": message.content or "",
+    }
+    if message.reasoning is not None:
+        rendered["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        rendered["tool_calls"] = [_call_for_template(call) for call in message.tool_calls]
+    if message.tool_call_id is not None:
+        rendered["tool_call_id"] = message.tool_call_id
+    if message.name is not None:
+        rendered["name"] = message.name
+    return rendered
+
+
+def _call_for_template(call: ToolCall) -> dict[str, Any]:
+    arguments = as_object(call.arguments)
+    function = {"name": call.name, "arguments": call.arguments if arguments is None else arguments}
+    rendered: dict[str, Any] = {"type": "function", "function": function}
+    if call.id is not None:
+        rendered["id"] = call.id
+    return rendered

@@ -1,0 +1,88 @@
+"""Parameters unknown to OpenAI's API and to this router: reported, refused, or handed to the engine."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from slime_openai.errors import UnknownParameter
+from slime_openai.requests.fields import encoded
+
+__all__ = ["UnknownMode", "UnknownParameters", "Unread"]
+
+logger = logging.getLogger(__name__)
+
+#: ``warn``: they have no effect; ``refuse``: 400; ``pass``: they go to the engine.
+UnknownMode = Literal["warn", "refuse", "pass"]
+
+_HEADER = b"x-slime-unknown-parameters"
+_ODD = re.compile(r"[^A-Za-z0-9_.\-]")
+_LONGEST_NAME = 64
+_MOST_IN_HEADER = 16
+#: Names that are logged, once each. Clients choose them, so there may be any number.
+_MOST_LOGGED = 256
+#: Members that only the router may write into a request: a client's would change what is asked.
+_WRITTEN_HERE = frozenset(
+    (
+        "input_ids",
+        "logprob_start_len",
+        "require_reasoning",
+        "return_logprob",
+        "sampling_params",
+        "text",
+        "top_logprobs_num",
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """The unknown parameters of one request. ``passed``: those for the engine; ``headers``: the reply's."""
+
+    passed: dict[str, Any] = field(default_factory=dict)
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+
+
+class UnknownParameters:
+    """Treats them as ``mode`` says."""
+
+    def __init__(self, mode: UnknownMode) -> None:
+        self._mode = mode
+        self._logged: set[str] = set()
+
+    def treat(self, unknown: Mapping[str, Any]) -> Unread:
+        """Refuse ``unknown``, or log it and keep what the engine gets of it.
+
+        Raises UnknownParameter, and InvalidRequest for a value that cannot be sent.
+        """
+        if not unknown:
+            return Unread()
+        if self._mode == "refuse":
+            raise UnknownParameter(*unknown)
+        passed: dict[str, Any] = {}
+        if self._mode == "pass":
+            passed = {name: value for name, value in unknown.items() if name not in _WRITTEN_HERE}
+            for name, value in passed.items():
+                encoded(_shown(name), [value])  # as deep as it will stand in the engine's request
+        for name in unknown:
+            self._log(_shown(name), "went to the engine" if name in passed else "had no effect")
+        return Unread(passed, [(_HEADER, _listed(unknown))])
+
+    def _log(self, name: str, effect: str) -> None:
+        if name not in self._logged and len(self._logged) < _MOST_LOGGED:
+            self._logged.add(name)
+            logger.warning("the unknown parameter %s of a request %s (logged once)", name, effect)
+
+
+def _shown(name: str) -> str:
+    """``name`` as it may stand in a header or a log: short, and of plain letters."""
+    return _ODD.sub("?", name[:_LONGEST_NAME]) or "?"
+
+
+def _listed(names: Iterable[str]) -> bytes:
+    shown = [_shown(name) for name in names]
+    more = ["..."] if len(shown) > _MOST_IN_HEADER else []
+    return ", ".join(shown[:_MOST_IN_HEADER] + more).encode()

@@ -1,0 +1,1 @@
+"""Answers in OpenAI's schema, whole and streamed."""

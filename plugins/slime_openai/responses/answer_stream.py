@@ -1,0 +1,133 @@
+"""An answer as a stream of chunks, made of the engine's events as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+import orjson
+
+from router_core.errors import HTTPError, WorkerBroke
+from router_core.exchange import Exchange
+from router_core.reply import Reply
+from slime_openai.errors import error_body
+from slime_openai.responses.cumulative import GrowingText
+from slime_openai.responses.openai_schema import DONE, Frame, event
+from slime_openai.responses.outputs import EngineRefused, understood
+from slime_sglang.events import EventSplitter
+
+__all__ = ["AnswerStream", "StreamedChoice"]
+
+
+class StreamedChoice(Protocol):
+    """One sequence on its way."""
+
+    @property
+    def ended(self) -> bool:
+        """True when the whole sequence has come."""
+        ...
+
+    @property
+    def wants_text_only(self) -> bool:
+        """True when every event but the last is needed for its new text only."""
+        ...
+
+    def chunks(self, answer: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the chunks, in OpenAI's form, that ``answer``, an event of the engine, adds."""
+        ...
+
+    def more(self, text: str, event: bytes) -> list[dict[str, Any]]:
+        """The same for an ``event`` of which only the new ``text`` was read."""
+        ...
+
+    def about(self) -> dict[str, Any]:
+        """Members that the last chunk has beside it."""
+        ...
+
+    def end(self) -> None:
+        """Nothing more comes. Idempotent."""
+        ...
+
+
+class AnswerStream:
+    """A BodySource. ``exchange`` is the generation's, ``reply`` its stream; both end with this.
+
+    ``usage`` gives the chunk after the last ones; None when the client wants none. ``beginning``: members that the
+    first chunk has beside its choice.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        reply: Reply,
+        choices: Sequence[StreamedChoice],
+        frame: Frame,
+        usage: Callable[[], dict[str, Any]] | None,
+        beginning: dict[str, Any] | None = None,
+    ) -> None:
+        self._exchange = exchange
+        self._reply = reply
+        self._choices = choices
+        self._frame = frame
+        self._usage = usage
+        self._beginning = beginning or {}
+        self._events = EventSplitter()
+        self._text = GrowingText()
+        self.finished = False
+
+    async def read(self) -> bytes:
+        """See BodySource. An engine that fails in mid-stream does so in the stream."""
+        ready: list[bytes] = []
+        while not ready and not self.finished:
+            try:
+                piece, last = await self._reply.next_piece()
+                with understood():
+                    for data in self._events.feed(piece):
+                        if data != b"[DONE]":
+                            ready += self._chunks(data)
+                    if last:
+                        ready += self._ending()
+            except HTTPError as error:
+                ready += [b"data: %b\n\n" % error_body(error), DONE]
+                self.finished = True
+        return b"".join(ready)
+
+    def close(self) -> None:
+        """See BodySource."""
+        self._exchange.close()
+        with suppress(WorkerBroke), understood():
+            for choice in self._choices:
+                choice.end()
+
+    def _chunks(self, data: bytes) -> list[bytes]:
+        if len(self._choices) == 1 and self._choices[0].wants_text_only:
+            text = self._text.new_in(data)
+            if text is not None:
+                return [self._chunk(each) for each in self._choices[0].more(text, data)]
+        answer = orjson.loads(data)
+        if "meta_info" not in answer:
+            raise EngineRefused(502, data)
+        self._text.remember(data)
+        index = answer.get("index", 0)
+        if not 0 <= index < len(self._choices):
+            raise ValueError(f"wanted one of {len(self._choices)} sequences, got number {index}")
+        choice = self._choices[index]
+        if choice.ended:
+            return []
+        chunks = choice.chunks(answer)
+        if not choice.ended:
+            return [self._chunk(each) for each in chunks]
+        *others, last = chunks
+        return [*map(self._chunk, others), self._chunk(last, **choice.about())]
+
+    def _chunk(self, choice: dict[str, Any], **more: Any) -> bytes:
+        beginning, self._beginning = self._beginning, {}
+        return event(self._frame.put([choice], **beginning, **more))
+
+    def _ending(self) -> list[bytes]:
+        if not all(choice.ended for choice in self._choices):
+            raise WorkerBroke("the engine's stream ended before its answer", answered=True)
+        self.finished = True
+        usage = [event(self._frame.put([], usage=self._usage()))] if self._usage is not None else []
+        return [*usage, DONE]

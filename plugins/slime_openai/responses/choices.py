@@ -1,0 +1,145 @@
+"""One answer of a chat request on its way: what was read of it, and what it says about itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from slime_openai.parsing.deltas import Delta, finish_reason, message
+from slime_openai.parsing.parser import Parser
+from slime_openai.requests.chat_request import ChatRequest
+from slime_openai.requests.messages import Message
+from slime_openai.responses.logprobs import Logprobs
+from slime_openai.responses.openai_schema import about_output, delta, message_of, reason_of, root_version
+from slime_openai.responses.outputs import Output
+
+__all__ = ["Choice"]
+
+
+class Choice:
+    """Reads one sequence. ``record`` is called once with what it came to, however it ends.
+
+    ``inexact_reason``: the verdict on it, once its last event was read. ``history``: what is told beside it of where
+    the prompt came from.
+
+    The ids of tokens, and their logprobs, are told as soon as the engine gives them, although their text may have to
+    wait: no stop string, tag or half a character holds them back.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        request: ChatRequest,
+        parser: Parser,
+        logprobs: Logprobs,
+        record: Callable[[Output, Message], None],
+        inexact_reason: Callable[[], str | None],
+        history: dict[str, Any],
+    ) -> None:
+        self.output = Output()
+        self.ended = False
+        self._history = history
+        self._index = index
+        self._request = request
+        self._parser = parser
+        self._logprobs = logprobs
+        self._record = record
+        self._inexact_reason = inexact_reason
+        self._deltas: list[Delta] = []
+        self._begun = False
+        self._ids_told = self._logprobs_told = 0
+
+    @property
+    def wants_text_only(self) -> bool:
+        """See StreamedChoice."""
+        request = self._request
+        return self.output.cumulative and not request.logprobs and not request.return_token_ids
+
+    def about(self) -> dict[str, Any]:
+        """See StreamedChoice."""
+        return self._history | root_version(self.output, self._request)
+
+    def take(self, answer: dict[str, Any]) -> list[Delta]:
+        """Return the deltas that ``answer``, an event or a whole answer of the engine, adds."""
+        text = self.output.take(answer)
+        deltas = self._parser.feed(text) if text else []
+        reason = self.output.reason
+        if reason is not None:
+            matched = reason.get("matched")
+            deltas += self._parser.finish(matched if isinstance(matched, str) else None)
+        self._deltas += deltas
+        if reason is not None:
+            self.end()
+        return deltas
+
+    def end(self) -> None:
+        """Nothing more comes. Idempotent."""
+        if not self.ended:
+            self.ended = True
+            self._record(self.output, self.message())
+
+    def message(self) -> Message:
+        """Return the message so far."""
+        return message(self._deltas)
+
+    def whole(self) -> dict[str, Any]:
+        """The choice of an answer that is not streamed."""
+        message = message_of(self.message(), self._request)
+        told = {"index": self._index, "message": message, "logprobs": self._new_logprobs()}
+        return told | self._new_ids() | self._ending()
+
+    def more(self, text: str, event: bytes) -> list[dict[str, Any]]:
+        """See StreamedChoice."""
+        self.output.take_text(text, event)
+        deltas = self._parser.feed(text) if text else []
+        self._deltas += deltas
+        return [self._chunk(delta(each)) | {"finish_reason": None} for each in deltas]
+
+    def chunks(self, answer: dict[str, Any]) -> list[dict[str, Any]]:
+        """See StreamedChoice."""
+        told = [delta(each) for each in self.take(answer)]
+        if not self._begun:
+            self._begun = True
+            told.insert(0, {"role": "assistant", "content": ""})
+        logprobs, ids = self._new_logprobs(), self._new_ids()
+        if (logprobs is not None or ids) and not told and not self.ended:
+            told.append({"content": ""})
+        chunks: list[dict[str, Any]] = [self._chunk(each) | {"finish_reason": None} for each in told]
+        if self.ended:
+            chunks.append(self._chunk({}) | self._ending())
+        if chunks:
+            chunks[-1] |= {"logprobs": logprobs, **ids}
+        return chunks
+
+    def _chunk(self, piece: dict[str, Any]) -> dict[str, Any]:
+        return {"index": self._index, "delta": piece, "logprobs": None}
+
+    def _new_ids(self) -> dict[str, Any]:
+        """``token_ids`` that came since the last call; empty when there are none, unless it is the end."""
+        if not self._request.return_token_ids:
+            return {}
+        start, ids = self._ids_told, self.output.ids
+        if start == len(ids) and not self.ended:
+            return {}
+        self._ids_told = len(ids)
+        return {"token_ids": ids[start:]}
+
+    def _new_logprobs(self) -> dict[str, Any] | None:
+        """Those of the tokens that came since the last call; None when there are none to be told."""
+        request, output = self._request, self.output
+        start = self._logprobs_told
+        if not request.logprobs and not request.return_token_ids:
+            return None
+        if start == len(output.logprobs) and start:
+            return None
+        self._logprobs_told = len(output.logprobs)
+        chosen, top = output.logprobs[start:], output.top_logprobs[start:]
+        entries = self._logprobs.entries(chosen, top, request.top_logprobs, as_ids=request.tokens_as_ids)
+        return {"content": entries, "refusal": None}
+
+    def _ending(self) -> dict[str, Any]:
+        """The finish reason, and what a trainer asked for."""
+        request = self._request
+        told = reason_of(self.output, request)
+        told["finish_reason"] = finish_reason(told["finish_reason"], called=self._parser.called)
+        return told | about_output(self.output, request, self._inexact_reason)

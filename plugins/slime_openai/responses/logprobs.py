@@ -1,0 +1,81 @@
+"""Logprobs as OpenAI words them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from router_core.types import Tokenizer
+from slime_openai.responses.outputs import Triple
+
+__all__ = ["Logprobs"]
+
+_BROKEN = "\ufffd"
+#: Tokens whose text is remembered.
+_MOST_KNOWN = 65_536
+
+
+class Logprobs:
+    """Knows how tokens are written."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._written: dict[int, dict[str, Any]] = {}
+
+    def entries(
+        self,
+        chosen: Sequence[Triple],
+        top: Sequence[Sequence[Triple] | None],
+        count: int,
+        *,
+        as_ids: bool = False,
+    ) -> list[dict[str, Any]]:
+        """An entry for each of ``chosen``, with ``count`` alternatives out of ``top``; ``as_ids``: see Options."""
+        entry = self._entry_of_id if as_ids else self._entry
+        found = []
+        for place, triple in enumerate(chosen):
+            others = (top[place] if place < len(top) else None) or ()
+            found.append({**entry(triple), "top_logprobs": [entry(other) for other in others[:count]]})
+        return found
+
+    def legacy(
+        self,
+        chosen: Sequence[Triple],
+        top: Sequence[Sequence[Triple] | None],
+        count: int,
+        offset: int,
+        *,
+        as_ids: bool = False,
+    ) -> dict[str, Any]:
+        """The same as ``/v1/completions`` has it; ``offset``: characters of the text before the first token."""
+        entries = self.entries(chosen, top, count, as_ids=as_ids)
+        offsets = []
+        for triple in chosen:
+            offsets.append(offset)
+            offset += len(self._token(triple[1])["token"])
+        return {
+            "tokens": [entry["token"] for entry in entries],
+            "token_logprobs": [entry["logprob"] for entry in entries],
+            "top_logprobs": [
+                {other["token"]: other["logprob"] for other in entry["top_logprobs"]} for entry in entries
+            ]
+            if count
+            else None,
+            "text_offset": offsets,
+        }
+
+    def _entry(self, triple: Triple) -> dict[str, Any]:
+        return {**self._token(triple[1]), "logprob": triple[0]}
+
+    def _entry_of_id(self, triple: Triple) -> dict[str, Any]:
+        return {**self._entry(triple), "token": f"token_id:{triple[1]}"}
+
+    def _token(self, token: int) -> dict[str, Any]:
+        """``token`` and ``bytes``, which are unknown of a token that is a part of a character."""
+        known = self._written.get(token)
+        if known is None:
+            text = self._tokenizer.decode([token], skip_special_tokens=False)
+            known = {"token": text, "bytes": None if _BROKEN in text else list(text.encode())}
+            if len(self._written) < _MOST_KNOWN:
+                self._written[token] = known
+        return known

@@ -1,0 +1,153 @@
+"""Answers and chunks in OpenAI's schema."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import orjson
+
+from slime_openai.parsing.deltas import Arguments, CallStart, Content, Delta, Reasoning
+from slime_openai.requests.fields import is_int
+from slime_openai.requests.messages import Message
+from slime_openai.requests.options import Options
+from slime_openai.responses.outputs import Output
+from slime_openai.responses.routing import routing_matrices
+
+__all__ = [
+    "DONE",
+    "Frame",
+    "about_output",
+    "delta",
+    "event",
+    "message_of",
+    "reason_of",
+    "root_version",
+    "usage",
+]
+
+DONE = b"data: [DONE]\n\n"
+
+
+class Frame:
+    """Members that all chunks of an answer share. ``kind`` is the object's name."""
+
+    def __init__(self, prefix: str, kind: str, model: str) -> None:
+        self._members = {
+            "id": f"{prefix}-{secrets.token_hex(16)}",
+            "object": kind,
+            "created": int(time.time()),
+            "model": model,
+        }
+
+    def put(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        """``choices`` within the frame."""
+        return {**self._members, "choices": choices, **more}
+
+
+def event(document: dict[str, Any]) -> bytes:
+    """``document``, in which numpy arrays may be, as a server-sent event."""
+    return b"data: %b\n\n" % orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def message_of(reply: Message, options: Options) -> dict[str, Any]:
+    """An assistant's message. Its content is never null beside ``meta_info``, as in SGLang."""
+    content = (reply.content or "") if options.return_meta_info else reply.content
+    told: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    if reply.reasoning is not None:
+        told["reasoning_content"] = reply.reasoning
+    if reply.tool_calls:
+        told["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in reply.tool_calls
+        ]
+    return told
+
+
+def delta(piece: Delta) -> dict[str, Any]:
+    """A piece of an assistant's message."""
+    match piece:
+        case Content(text):
+            return {"content": text}
+        case Reasoning(text):
+            return {"reasoning_content": text}
+        case CallStart(index, id, name):
+            call = {"index": index, "id": id, "type": "function", "function": {"name": name, "arguments": ""}}
+            return {"tool_calls": [call]}
+        case Arguments(index, text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+
+
+def reason_of(output: Output, options: Options) -> dict[str, Any]:
+    """``finish_reason``, and the engine's own where strict clients do not know it.
+
+    "abort" is for clients that ask for ``meta_info``, and so know SGLang: a trainer must not take it for a limit.
+    """
+    reason = output.reason or {"type": "length"}
+    kind = reason.get("type")
+    if kind in ("stop", "length"):
+        matched = {"matched_stop": reason["matched"]} if "matched" in reason else {}
+        return {"finish_reason": kind, **matched}
+    told = "abort" if options.return_meta_info and kind == "abort" else "length"
+    return {"finish_reason": told, "engine_finish_reason": reason}
+
+
+def usage(prompt_tokens: int, outputs: Sequence[Output], reasoning_tokens: int) -> dict[str, Any]:
+    """``prompt_tokens`` of all prompts, each counted once."""
+    completion = sum(output.meta.get("completion_tokens", len(output.ids)) for output in outputs)
+    cached = max((output.meta.get("cached_tokens") or 0 for output in outputs), default=0)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion,
+        "total_tokens": prompt_tokens + completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+        "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
+    }
+
+
+def about_output(
+    output: Output, options: Options, inexact_reason: Callable[[], str | None]
+) -> dict[str, Any]:
+    """Members of a choice that a trainer asked for, but for its tokens, when the last of them has come.
+
+    ``inexact_reason``: the verdict on its record. ``meta_info`` is the engine's, as it is; the experts are in there,
+    and not told twice.
+    """
+    meta = output.meta
+    told: dict[str, Any] = {}
+    if options.return_token_ids:
+        reason = inexact_reason()
+        told |= {
+            "weight_version": meta.get("weight_version"),
+            "exact": reason is None,
+            "inexact_reason": reason,
+        }
+        if meta.get("weight_versions"):
+            told["weight_versions"] = meta["weight_versions"]
+    if options.return_meta_info:
+        told["meta_info"] = meta
+    if options.return_routed_experts:
+        if not options.return_meta_info:
+            told["routed_experts"] = meta.get("routed_experts")
+        if options.return_token_ids:
+            start = options.engine.get("routed_experts_start_len", 0)
+            told["routing_matrices"] = routing_matrices(output, start)
+    if options.engine.get("return_hidden_states"):
+        told["hidden_states"] = meta.get("hidden_states")
+    return told
+
+
+def root_version(output: Output, options: Options) -> dict[str, Any]:
+    """``weight_version`` beside the choices, if a trainer asks for it: gateways read a number there.
+
+    So a version that is none is left out, such as SGLang's first one, ``default``.
+    """
+    version = output.meta.get("weight_version")
+    is_number = is_int(version) or (isinstance(version, str) and version.isascii() and version.isdecimal())
+    return {"weight_version": version} if options.return_token_ids and is_number else {}

@@ -1,0 +1,1 @@
+"""A ``/generate`` on its way: its prompts as tokens, its answer recorded."""

@@ -1,0 +1,41 @@
+"""Prompts that clients gave as ids: does the tokenizer spell their text so?"""
+
+from __future__ import annotations
+
+from slime_radix_cache.index.segments import Prompt, Segment
+from slime_radix_cache.index.text_index import text_of
+from slime_radix_cache.tokens.encoding import Encoder
+from slime_radix_cache.tokens.spelling import Spelling
+
+__all__ = ["GivenPrompts"]
+
+
+class GivenPrompts:
+    """Asks the tokenizer about a prompt when another client writes its text, and remembers what it says."""
+
+    def __init__(self, encoder: Encoder, spelling: Spelling) -> None:
+        self._encoder = encoder
+        self._spelling = spelling
+
+    async def find_out(self, prompt: Prompt, client: str | None = None) -> None:
+        """Note in ``prompt`` if its tokens are odd: others than the tokenizer makes of the text that they say."""
+        ids, begins = _up_to(prompt)
+        said = await self._encoder.text_of(self._spelling, ids, client)
+        is_odd = not text_of(prompt.node).endswith(said.encode()) or ids != await self._encoder.encode(
+            said, begins=begins, client=client
+        )
+        if prompt.giver is not None:
+            prompt.giver = prompt.giver._replace(is_odd=is_odd)
+
+
+def _up_to(prompt: Prompt) -> tuple[bytes, bool]:
+    """The packed ids of ``prompt`` and of the prompts right before it, and whether a text begins with them.
+
+    Given ids may go on from a prompt; a text is tokenised in one go, across the seam.
+    """
+    parts = [prompt.ids]
+    here: Segment = prompt
+    while isinstance(here.parent, Prompt):
+        parts.append(here.parent.ids[: 4 * here.kept])
+        here = here.parent
+    return b"".join(reversed(parts)), here.parent is None

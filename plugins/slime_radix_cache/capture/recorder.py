@@ -1,0 +1,100 @@
+"""A stream on its way into the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from slime_radix_cache.capture.open_streams import OpenStreams
+from slime_radix_cache.capture.streams import GenerationStream
+from slime_radix_cache.capture.turns import Growing, Turn, Turns
+from slime_radix_cache.tally import Tally
+from slime_sglang import CONTRADICTION, AnswerSoFar, sampled_ids
+
+__all__ = ["StreamRecorder"]
+
+
+class StreamRecorder:
+    """A tap that records the sequences of one streamed ``/generate``; ``turns[i]`` is the prompt of sequence ``i``.
+
+    It comes from ``worker``. ``doubt`` says why what was told so far is not to be believed; None: it is.
+    """
+
+    def __init__(
+        self, turns: list[Turn], recorder: Turns, tally: Tally, streams: OpenStreams, worker: str
+    ) -> None:
+        self._turns = turns
+        self._recorder = recorder
+        self._tally = tally
+        self._streams = streams
+        self._worker = worker
+        self._responses = [Growing(recorder, turn) for turn in turns]
+        self._stream = GenerationStream(self._record, self.failed)
+        self._failed = False
+        self.session = turns[0].session
+        self.doubt: Callable[[], str | None] = _no_doubt
+        streams.opened(self)
+
+    def feed(self, chunk: bytes) -> None:
+        """The next bytes of the reply."""
+        self._stream.feed(chunk)
+
+    def close(self, complete: bool) -> None:
+        """The reply has ended, or was given up."""
+        self._streams.closed(self)
+        self._stream.record_all()
+        if complete and not self._stream.failed and not self._failed:
+            for index, turn in enumerate(self._turns):
+                if not self._stream.has_begun(index):
+                    self._tally.unrecorded("sequence_missing")
+                    self._recorder.lose(turn)
+        self._stream.forget()
+        self.doubt = _no_doubt
+
+    def catch_up(self, prompt: bytes) -> None:
+        """Record what was streamed until now, if a client that asks with ``prompt`` may have read it."""
+        for turn in self._turns:
+            if len(prompt) > len(turn.prompt) and prompt.startswith(turn.prompt):
+                self._stream.record_all()
+                return
+
+    def record_all(self) -> None:
+        """Record what was streamed until now."""
+        self._stream.record_all()
+
+    def so_far(self) -> AnswerSoFar:
+        """The only sequence, as far as the client was told of it. A copy."""
+        return self._stream.so_far()
+
+    def keep(self, answer: dict[str, Any]) -> None:
+        """Record an aborted answer that the client does not see: the beginning of what comes."""
+        try:
+            if sampled_ids(answer):
+                self._record(0, answer)
+        except Exception as error:
+            self.failed(error)
+
+    def begin_anew(self) -> None:
+        """Keep what came as a fact of its own: from now on it is sampled anew."""
+        self._responses[0].begin_anew()
+        self.doubt = _no_doubt
+
+    def _record(self, index: int, answer: Any, took_back: bool = False) -> None:
+        if not (type(index) is int and 0 <= index < len(self._responses)):
+            raise ValueError(f"wanted one of {len(self._responses)} sequences, got number {index!r}")
+        # An event that was not understood may have had tokens.
+        doubt = CONTRADICTION if self._failed or took_back else self.doubt()
+        self._responses[index].record(answer, doubt, is_whole=False)
+
+    def failed(self, error: Exception) -> None:
+        """Something of the stream was not understood: what was recorded of it is not to be believed any more."""
+        had_failed, self._failed = self._failed, True
+        self._tally.unrecorded("stream_not_understood", error, self._worker)
+        for turn in self._turns:
+            self._recorder.lose(turn)
+        if not had_failed:
+            self._stream.record_again()
+
+
+def _no_doubt() -> None:
+    return None

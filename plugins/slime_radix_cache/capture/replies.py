@@ -1,0 +1,107 @@
+"""An engine's answer, read out of SGLang's JSON: checked once, here.
+
+Every key may be missing: an aborted generation has next to none.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from slime_radix_cache.index.segments import Versions, pack_logprobs
+
+__all__ = ["NOTHING_SAMPLED", "Output", "Unusable", "read_output"]
+
+#: The kind of an answer without tokens that claims none.
+NOTHING_SAMPLED = "nothing_sampled"
+
+
+class Unusable(Exception):
+    """An answer of which nothing can be recorded. ``kind`` names why, for counting."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(kind)
+        self.kind = kind
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One sampled sequence. ``ids`` and ``logprobs`` are packed (see segments); ``ids`` is not empty.
+
+    Figures that contradict each other are left out; :func:`slime_sglang.contradiction` names them.
+    """
+
+    text: str
+    ids: bytes
+    logprobs: bytes | None
+    versions: Versions
+    finish_reason: str
+
+
+def read_output(output: Any) -> Output:
+    """``output`` is one object of a ``/generate`` answer, parsed. Raises Unusable."""
+    if not isinstance(output, dict):
+        raise Unusable("answer_not_understood")
+    meta = output.get("meta_info")
+    meta = meta if isinstance(meta, dict) else {}
+    text = output.get("text")
+    try:
+        ids, logprobs = _tokens(output.get("output_ids"), meta.get("output_token_logprobs"))
+    except (TypeError, ValueError, OverflowError, IndexError):
+        raise Unusable("answer_not_understood") from None
+    if not ids:
+        claims_some = meta.get("completion_tokens", 0) != 0 or bool(text or meta.get("output_token_logprobs"))
+        raise Unusable("answer_without_ids" if claims_some else NOTHING_SAMPLED)
+    if not isinstance(text, str):
+        raise Unusable("answer_without_text")
+    return Output(
+        text,
+        ids,
+        logprobs,
+        _versions(meta, len(ids) // 4),
+        sys.intern(orjson.dumps(meta.get("finish_reason")).decode()),
+    )
+
+
+def _tokens(ids: Any, triples: Any) -> tuple[bytes, bytes | None]:
+    """Packed ids and logprobs from ``output_ids`` and ``[logprob, id, text]``; each may be missing."""
+    if ids is None:
+        ids = [triple[1] for triple in triples or ()]
+    packed = array("i", ids).tobytes()
+    if not triples:
+        return packed, None
+    try:
+        logprobs = pack_logprobs([triple[0] for triple in triples])
+        if [triple[1] for triple in triples] == ids:
+            return packed, logprobs
+    except (TypeError, LookupError):
+        pass  # they are of other tokens, or no logprobs
+    return packed, None
+
+
+def _versions(meta: dict[str, Any], count: int) -> Versions:
+    """Versions of ``count`` tokens: from spans ``[{version, start, end}]`` when they cover all; else one for all."""
+    spans = meta.get("weight_versions")
+    if spans:
+        runs: list[tuple[str | None, int]] = []
+        position = 0
+        try:
+            for span in spans:
+                if span["start"] != position or span["end"] <= position:
+                    break
+                runs.append((_name(span["version"]), span["end"] - position))
+                position = span["end"]
+        except (TypeError, KeyError):
+            position = -1
+        if position == count:
+            return tuple(runs)
+        return ((None, count),)
+    return ((_name(meta.get("weight_version")), count),)
+
+
+def _name(version: Any) -> str | None:
+    return sys.intern(str(version)) if version is not None else None

@@ -1,0 +1,260 @@
+"""One prompt on its way to an engine, and its answer on its way into the cache."""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+
+from slime_radix_cache.capture.given_prompts import GivenPrompts
+from slime_radix_cache.capture.open_streams import OpenStreams
+from slime_radix_cache.capture.replies import NOTHING_SAMPLED, Unusable, read_output
+from slime_radix_cache.index.segments import Context, Giver, Response, context_ids, links
+from slime_radix_cache.index.sessions import Running
+from slime_radix_cache.index.trajectories import Sampled, Trajectories
+from slime_radix_cache.tally import Tally
+from slime_radix_cache.tokens.encoding import Encoder
+from slime_radix_cache.tokens.spelling import Spelling
+from slime_sglang import CONTRADICTION, contradiction, sampled_ids
+
+logger = logging.getLogger(__name__)
+
+__all__ = ["Growing", "Turn", "Turns"]
+
+#: The replacement of bytes that are no (whole) character.
+_BROKEN = "\ufffd".encode()
+
+
+@dataclass(slots=True)
+class Turn:
+    """A prompt, in UTF-8: ``context`` is known and pinned, and has the first ``position`` bytes.
+
+    ``rest`` are the packed ids behind it, ``tokens`` counts both; ``giver``: the client that gave them as ids.
+    ``adapter`` samples the answer; ``doubt``: why its record will not be exact. ``rid``: what the engine calls it, if
+    known. ``response``: what was recorded last.
+    """
+
+    prompt: bytes
+    context: Context
+    session: str | None
+    position: int
+    rest: bytes = b""
+    tokens: int = 0
+    giver: Giver | None = None
+    adapter: str | None = None
+    doubt: str | None = None
+    rid: str | None = None
+    running: Running | None = None
+    response: Response | None = None
+    client: str | None = None
+
+    def sequences(self, number: int) -> list[Turn]:
+        """This turn, and copies for further sequences that are sampled for the same prompt."""
+        return [self, *(replace(self) for _ in range(number - 1))]
+
+    @property
+    def ids(self) -> bytes:
+        """The ids that the engine gets, packed."""
+        return context_ids(self.context) + self.rest
+
+
+class Turns:
+    """Begins turns and records how they ended."""
+
+    def __init__(
+        self,
+        trajectories: Trajectories,
+        encoder: Encoder,
+        spelling: Spelling,
+        given_prompts: GivenPrompts,
+        tally: Tally,
+        streams: OpenStreams,
+        *,
+        verbose: bool,
+    ) -> None:
+        self._trajectories = trajectories
+        self._encoder = encoder
+        self._spelling = spelling
+        self._given_prompts = given_prompts
+        self._tally = tally
+        self._streams = streams
+        self._verbose = verbose
+
+    async def begin(
+        self,
+        prompt: str | bytes,
+        session: str | None,
+        *,
+        adapter: str | None = None,
+        doubt: str | None = None,
+        client: str | None = None,
+    ) -> Turn:
+        """A turn for a text, or for packed ids; its context is pinned until :meth:`end`.
+
+        ``client``: who gets a turn for what is long.
+        """
+        if isinstance(prompt, bytes):
+            turn = self._given(prompt, await self._encoder.text_of(self._spelling, prompt, client), session)
+        else:
+            turn = await self._asked(prompt, session, client)
+        turn.client = client
+        turn.adapter, turn.doubt = adapter, doubt
+        self._trajectories.pin(turn.context)
+        if session is not None:
+            ids = prompt if isinstance(prompt, bytes) else None
+            turn.running = Running(session, _without_half_character(turn.prompt), turn.context, ids)
+            self._trajectories.begin(turn.running)
+        return turn
+
+    def _given(self, ids: bytes, said: str, session: str | None) -> Turn:
+        text = said.encode()
+        self._streams.catch_up(text, session)
+        context = self._trajectories.find_given(ids, session, text)
+        rest = ids[len(context_ids(context)) :]
+        return Turn(
+            text, context, session, len(text), rest, giver=Giver((session,) if session is not None else ())
+        )
+
+    async def _asked(self, prompt: str, session: str | None, client: str | None) -> Turn:
+        self._encoder.check_text(prompt)
+        text = await self._encoder.in_utf8(prompt, client)
+        self._streams.catch_up(text, session)
+        match = self._trajectories.find_to_continue(text, session)
+        while match.unknown:
+            for one in match.unknown:
+                await self._given_prompts.find_out(one, client)
+            match = self._trajectories.find_to_continue(text, session)
+        return Turn(text, match.context, session, match.position)
+
+    async def encode(self, turn: Turn, prompt: str | bytes) -> None:
+        """Tokenise what is not known of ``prompt``, which ``turn`` began with. Raises PromptTooLong."""
+        known = list(links(turn.context))
+        reused = sum(length for _, length in known)
+        if turn.position < len(turn.prompt):
+            text = (
+                prompt
+                if isinstance(prompt, str) and not turn.position
+                else turn.prompt[turn.position :].decode()
+            )
+            turn.rest = await self._encoder.encode(text, begins=turn.context is None, client=turn.client)
+        turn.tokens = reused + len(turn.rest) // 4
+        self._encoder.check_length(turn.tokens)
+        if turn.running is not None:
+            turn.running.ids = turn.ids
+        number = 1 + sum(isinstance(segment, Response) for segment, _ in known)
+        self._tally.turn(number, reused, turn.tokens - reused)
+
+    def end(self, turn: Turn) -> None:
+        """The turn is over, however it went; to be called once."""
+        self._trajectories.unpin(turn.context)
+        if turn.running is not None:
+            # A response is found by its prompt, which no text goes on from that has the other half of a character.
+            is_found = turn.response is not None and turn.running.prompt == turn.prompt
+            self._trajectories.end(turn.running, is_recorded=is_found)
+
+    def lose(self, turn: Turn, answer: Any = None) -> None:
+        """Remember that the ``answer`` to ``turn``, as far as it is known, is not recorded."""
+        text = answer.get("text") if isinstance(answer, dict) else None
+        told = text.encode("utf-8", "replace") if isinstance(text, str) else b""
+        turn.response = None
+        self._trajectories.lose(turn.session, turn.prompt + told)
+
+    def record(
+        self,
+        turn: Turn,
+        answer: Any,
+        doubt: str | None = None,
+        *,
+        is_whole: bool = True,
+        instead_of: Response | None = None,
+    ) -> Response | None:
+        """Keep ``answer``, one object of the engine's; None, and counted, when there is nothing to be kept.
+
+        ``doubt``: why it is no evidence, if an attempt that it was made of was none. ``is_whole``: nothing more comes.
+        ``instead_of``: its beginning, which is forgotten, unless somebody went on from it.
+        """
+        try:
+            output = read_output(answer)
+        except Unusable as error:
+            self._tally.unrecorded(error.kind)
+            turn.response = None
+            if error.kind != NOTHING_SAMPLED:
+                self.lose(turn, answer)
+            return None
+        ids = array("i", output.ids)
+        reason = orjson.loads(output.finish_reason)
+        spelt = self._spelling.tail(ids, output.text, reason if reason is not None or not is_whole else {})
+        figure = contradiction(answer, prompt_tokens=turn.tokens, rid=turn.rid)
+        if figure is None and spelt is None:
+            figure = "text"
+        if figure is None and doubt == CONTRADICTION:
+            figure = "attempt"
+        if figure is not None:
+            self._tally.contradicted(figure)
+            doubt = CONTRADICTION
+        visible, tail = spelt if spelt is not None else (len(ids), "")
+        sampled = Sampled(
+            output.ids,
+            output.logprobs,
+            output.text,
+            visible,
+            tail,
+            output.versions,
+            output.finish_reason,
+            doubt or turn.doubt,
+            turn.adapter,
+        )
+        if self._verbose:
+            logger.info(
+                "session %s: %d tokens after %d, %s",
+                turn.session,
+                len(ids),
+                turn.tokens,
+                output.finish_reason,
+            )
+        turn.response = self._trajectories.record(
+            turn.context,
+            turn.rest,
+            turn.prompt,
+            sampled,
+            turn.session,
+            turn.giver,
+            turn.response,
+            instead_of,
+        )
+        return turn.response
+
+
+class Growing:
+    """A response that is recorded in part, and again when more is known of it.
+
+    The part is taken back then, unless somebody went on from it.
+    """
+
+    def __init__(self, recorder: Turns, turn: Turn) -> None:
+        self._recorder = recorder
+        self._turn = turn
+        self._part: Response | None = None
+
+    def record(self, answer: Any, doubt: str | None = None, *, is_whole: bool = True) -> None:
+        """Keep ``answer``, unless as much is known. The others: see :meth:`Turns.record`."""
+        part = self._part
+        if part is not None and len(part) > len(sampled_ids(answer)):
+            return
+        response = self._recorder.record(self._turn, answer, doubt, is_whole=is_whole, instead_of=part)
+        if response is not None:
+            self._part = response
+
+    def begin_anew(self) -> None:
+        """Leave the record so far as it is: from now on comes another response."""
+        self._part = None
+
+
+def _without_half_character(prompt: bytes) -> bytes:
+    """``prompt`` up to a character that is not all there, as the end of given ids may be."""
+    if not prompt.endswith(_BROKEN):
+        return prompt
+    return prompt.decode().rstrip(_BROKEN.decode()).encode()

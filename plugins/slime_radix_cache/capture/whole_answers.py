@@ -1,0 +1,136 @@
+"""Whole answers on their way to the client: resumed where an engine aborted them, then recorded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from itertools import zip_longest
+from typing import Any
+
+import anyio
+import orjson
+
+from router_core.exchange import Exchange
+from router_core.fair_turns import FairTurns
+from router_core.large_json import parse
+from router_core.reply import Reply
+from router_core.request import LARGE_BYTES, Request
+from slime_radix_cache.capture.requests import Ask, single
+from slime_radix_cache.capture.turns import Growing, Turn, Turns
+from slime_resume.generation import Generation
+from slime_sglang import is_aborted
+from slime_sglang.bodies import parsed, without_experts
+
+__all__ = ["WholeAnswers"]
+
+
+class WholeAnswers:
+    """One reply: ``turns[i]`` is the prompt of sequence ``i`` of its answer, ``generation`` resumes it, if it may."""
+
+    def __init__(
+        self,
+        recorder: Turns,
+        exchange: Exchange,
+        ask: Ask,
+        turns: list[Turn],
+        generation: Generation | None,
+        long_work: FairTurns,
+    ) -> None:
+        self._recorder = recorder
+        self._exchange = exchange
+        self._ask = ask
+        self._turns = turns
+        self._generation = generation
+        self._long_work = long_work
+
+    async def pass_on(self, reply: Reply) -> None:
+        """Read ``reply``, resume it and record it. Raises what reading raises, and ValueError for what is no answer.
+
+        Sequences that it does not have, or has beyond those asked for, count as lost.
+        """
+        body = await reply.read()
+        try:
+            answer = await self._parsed(body)
+        except BaseException:
+            self._lose([])
+            raise
+        answers = answer if isinstance(answer, list) else [answer]
+        if len(answers) != len(self._turns):
+            self._lose(answers)
+            raise ValueError(f"{len(answers)} sequences instead of {len(self._turns)}")
+        generation = self._generation
+        aborted = [number for number, each in enumerate(answers) if is_aborted(each)] if generation else []
+        await self._record(answers, set(aborted))
+        if generation is None or not aborted:
+            return
+        if isinstance(answer, list):
+            answers = orjson.loads(body)  # all of it: it is encoded again
+            await self._resume_some(answers, aborted, generation)
+            reply.replace_body(orjson.dumps(answers))
+        else:
+            better = await self._resumed(0, answer, generation)
+            if better is not None:
+                reply.replace_body(better)
+
+    async def _parsed(self, body: bytes) -> Any:
+        if len(body) < LARGE_BYTES:
+            return parsed(body)
+        without = without_experts(body)
+        return await self._long_work.run(parse(without, max_values=None, packs=False), self._exchange.client)
+
+    async def _record(self, answers: list[Any], aborted: Collection[int]) -> None:
+        """Record those that were not ``aborted``. Of many, or long ones, others get the event loop in between."""
+        breaks = self._long_work.breaks(self._exchange.client)
+        for number, (turn, answer) in enumerate(zip(self._turns, answers, strict=True)):
+            try:
+                await breaks.take()
+            except asyncio.CancelledError:
+                for left in range(number, len(answers)):
+                    self._recorder.lose(self._turns[left], answers[left])
+                raise
+            if number not in aborted:
+                self._recorder.record(turn, answer)
+
+    def _lose(self, answers: list[Any]) -> None:
+        for turn, answer in zip_longest(self._turns, answers):
+            self._recorder.lose(turn if turn is not None else self._turns[-1], answer)
+
+    async def _resume_some(self, answers: list[Any], aborted: list[int], generation: Generation) -> None:
+        """Mend those in ``answers`` that were ``aborted``, all at once, each as a request of its own."""
+        asked = self._exchange.request
+        self._exchange.release()
+
+        async def resume(number: int) -> None:
+            request = Request(asked.method, asked.target, asked.headers)
+            request.replace_json(single(asked.json(), self._ask, number))
+            with Exchange(request, session=self._exchange.session, parent=self._exchange) as own:
+                better = await self._resumed(number, answers[number], generation.of_one(own))
+                if better is not None:
+                    answers[number] = orjson.loads(better)
+
+        async with anyio.create_task_group() as tasks:
+            for number in aborted:
+                tasks.start_soon(resume, number)
+
+    async def _resumed(self, number: int, aborted: Any, generation: Generation) -> bytes | None:
+        """Return a better answer than ``aborted``, as JSON; None when there is none. All of it is recorded."""
+        turn = self._turns[number]
+        response = Growing(self._recorder, turn)
+        grows = generation.goes_on
+        kept: Any = None
+
+        def keep(answer: Any, doubt: str | None) -> None:
+            nonlocal kept
+            if not grows:
+                response.begin_anew()
+            response.record(answer, doubt)
+            kept = answer
+
+        better = await generation.finish(aborted, keep)
+        if better is None:
+            if kept is not aborted:
+                keep(aborted, None)
+            return None
+        if better.answer is not kept:
+            keep(better.answer, better.doubt)
+        return better.body

@@ -1,0 +1,41 @@
+"""Segments by the time of their last use, as a list that is linked through the segments themselves."""
+
+from __future__ import annotations
+
+from slime_radix_cache.index.segments import Segment
+
+__all__ = ["Ages"]
+
+
+class Ages:
+    """All segments that may be evicted, oldest first. Every operation is O(1).
+
+    Whoever adds or refreshes a segment does the same to its ancestors right after it, so a segment is
+    always older than its parent, and the oldest one is a leaf.
+    """
+
+    def __init__(self) -> None:
+        self.oldest: Segment | None = None
+        self._newest: Segment | None = None
+
+    def append(self, segment: Segment) -> None:
+        """Add ``segment`` as the newest."""
+        segment.older = self._newest
+        if self._newest is None:
+            self.oldest = segment
+        else:
+            self._newest.newer = segment
+        self._newest = segment
+
+    def remove(self, segment: Segment) -> None:
+        """Take ``segment`` out."""
+        older, newer = segment.older, segment.newer
+        if older is None:
+            self.oldest = newer
+        else:
+            older.newer = newer
+        if newer is None:
+            self._newest = older
+        else:
+            newer.older = older
+        segment.older = segment.newer = None

@@ -1,0 +1,111 @@
+"""From a text to the longest context that is known for it: rules 3 to 6 of exact tokens.
+
+Two questions look alike and differ in what may be the answer. *Generating* continues a context, so it may
+start where a prompt ends only if that is the whole text: the tokens of a longer prompt are not those of its
+beginning and its rest. *Reading* wants to know what was consumed and sampled, whatever comes after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import numpy as np
+
+from slime_radix_cache.index.ownership import ContextFilter, SpellingCheck, anybodys, owned_by
+from slime_radix_cache.index.segments import Context, Response, ids_before, last_response
+from slime_radix_cache.index.text_index import Path
+from slime_radix_cache.index.text_search import Around, Cut, Found, Match, Search, with_all_said
+
+__all__ = ["find_given", "find_to_continue", "find_to_read"]
+
+
+def find_to_continue(
+    path: Path,
+    text: bytes,
+    cut: Cut,
+    around: Around,
+    session: str | None,
+    others: Callable[[], ContextFilter],
+    check: SpellingCheck | None,
+) -> Match:
+    """The context to continue for ``text``: one of the session's own, else one of the ``others``.
+
+    Its own come before longer ones.
+    """
+    search = Search(path, text, cut, around, reading=False)
+    found = search.own(session, check) if session is not None else None
+    found = found or search.longest(others())
+    context, position = found or (None, 0)
+    return Match(context, position, unknown=check.unknown if check is not None else ())
+
+
+def find_to_read(path: Path, text: bytes, cut: Cut, around: Around, session: str | None) -> Match:
+    """The context that ``text`` stands for: the session's own, else one that covers all of it, else the longest."""
+    search = Search(path, text, cut, around, reading=True)
+    check = SpellingCheck(session)
+    own = search.own(session, check) if session is not None else search.longest(anybodys())
+    if own is None or own[1] < len(text):
+        if session is not None and (asked := search.asked(session)) is not None:
+            return search.matched(asked)._replace(is_asked=True)
+        own = search.contradictory(session) or own
+    if session is None or (own is not None and own[1] == len(text)):
+        return search.matched(own)
+    if own is not None and path.position < len(text):
+        return search.matched(own)  # nobody has all of it
+    other, kind = search.alone(check), "asked"
+    if other is None:
+        other, kind = search.longest(anybodys(check)), "sampled"
+    match = search.matched(own or other)._replace(unknown=check.unknown)
+    if other is None or other[1] < len(text):
+        return match
+    return match._replace(others="asked" if kind == "asked" else "sampled")
+
+
+def find_given(
+    along: Callable[[], Iterable[tuple[Response, int]]],
+    ids: bytes,
+    session: str | None,
+    others: Callable[[], ContextFilter],
+) -> Context:
+    """The longest context whose tokens are the first of ``ids`` (packed).
+
+    ``along()`` gives responses before which stand the first of them, and how many: see :class:`Starts`. Unlike text,
+    given ids may go on from anywhere.
+    """
+
+    def longest(fitting: ContextFilter, since: float = 0) -> Found | None:
+        best: Found | None = None
+        for response, place in along():
+            shared = _shared(response, ids[4 * place :], fitting, since)
+            if shared is not None and place + shared[1] > (best[1] if best is not None else 0):
+                best = shared[0], place + shared[1]
+                if 4 * best[1] == len(ids):
+                    break  # of many answers to one prompt one is enough
+        return best
+
+    found = None
+    if session is not None:
+        found = with_all_said(partial(longest, owned_by(session)), lambda said: len(ids_before(said)))
+    found = found or longest(others())
+    return found[0] if found is not None else None
+
+
+def _shared(response: Response, ids: bytes, fitting: ContextFilter, since: float) -> Found | None:
+    """Find what of ``response`` begins as ``ids`` do, else what it continues; and how many of ``ids`` that has."""
+    common = _common_tokens(response.ids, ids) if response.ids[:4] == ids[:4] else 0
+    if common and (length := fitting(response, common)):
+        return (response, length), length
+    before = response.parent
+    if before is None or not fitting(before, response.kept):
+        return None
+    if since and ((said := last_response(before)) is None or len(ids_before(said)) < since):
+        return None
+    return (before, response.kept), 0
+
+
+def _common_tokens(sampled: bytes, given: bytes) -> int:
+    ours, theirs = np.frombuffer(sampled, np.int32), np.frombuffer(given, np.int32)
+    length = min(len(ours), len(theirs))
+    differing = np.flatnonzero(ours[:length] != theirs[:length])
+    return int(differing[0]) if len(differing) else length

@@ -1,0 +1,118 @@
+"""Responses and running requests by session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from slime_radix_cache.index.segments import Context, Response
+from slime_radix_cache.index.text_node import Node
+from slime_radix_cache.index.unanswered import Unanswered
+
+__all__ = ["Running", "Sessions", "spoken_at"]
+
+
+@dataclass(eq=False, slots=True)
+class Running:
+    """A request that has not been answered: ``session`` asked with ``prompt``, behind ``context``.
+
+    ``ids``: of all of the prompt, packed; None until they are known.
+    """
+
+    session: str
+    prompt: bytes
+    context: Context
+    ids: bytes | None = None
+
+
+class Sessions:
+    """Answered and running requests of each session, oldest first. O(1), but for removing from the middle."""
+
+    def __init__(self) -> None:
+        self._responses: dict[str, list[Response]] = {}
+        self._running: dict[str, dict[Running, None]] = {}
+        self._longer: dict[str, dict[Response, Response]] = {}
+        self.unanswered = Unanswered()
+
+    def __len__(self) -> int:
+        return len(self._responses)
+
+    def __contains__(self, session: str) -> bool:
+        """True when something is kept of ``session``."""
+        return session in self._responses
+
+    def of(self, session: str) -> list[Response]:
+        """The responses of ``session`` that are kept."""
+        return list(self._responses.get(session, ()))
+
+    def add(self, session: str, response: Response) -> None:
+        """Keep ``response``."""
+        self._responses.setdefault(session, []).append(response)
+
+    def remove(self, session: str, response: Response) -> None:
+        """Forget ``response``: the first when it is evicted, nearly always, the last when more of it is known."""
+        remaining = self._responses[session]
+        if remaining[-1] is response:
+            remaining.pop()
+        else:
+            remaining.remove(response)
+        if not remaining:
+            del self._responses[session]
+        if session in self._longer:
+            self._forget_length(session, response)
+
+    def _forget_length(self, session: str, response: Response) -> None:
+        longer = self._longer[session]
+        behind = longer.pop(response, None)
+        for part in [part for part, known in longer.items() if known is response]:
+            if behind is not None:
+                longer[part] = behind
+            else:
+                del longer[part]
+        if not longer:
+            del self._longer[session]
+
+    def grew(self, session: str, part: Response, longer: Response) -> None:
+        """``part`` is the beginning of ``longer``: the same tokens, of which more is known."""
+        self._longer.setdefault(session, {})[part] = longer
+
+    def longer(self, session: str) -> dict[Response, Response]:
+        """For each response that is only the beginning of another one: all of that."""
+        known = self._longer.get(session, {})
+        found = {}
+        for part, whole in known.items():
+            while whole in known:
+                whole = known[whole]
+            found[part] = whole
+        return found
+
+    def begin(self, running: Running) -> None:
+        """A request is on its way; to be given to :meth:`end`."""
+        self._running.setdefault(running.session, {})[running] = None
+
+    def end(self, running: Running, *, is_recorded: bool) -> str | None:
+        """It is over. Returns a session of which a request without a recorded answer had to be forgotten."""
+        own = self._running[running.session]
+        del own[running]
+        if not own:
+            del self._running[running.session]
+        if is_recorded:
+            return None
+        return self.unanswered.add(running.session, running.prompt, running.ids, running.context)
+
+    def asked(self, session: str, text: bytes, ids: bytes | None) -> Iterator[Context]:
+        """Contexts of requests of ``session`` without a recorded answer, running ones included.
+
+        Those with whose prompts ``text``, or the given ``ids`` (packed), begin.
+        """
+        for one in self._running.get(session, ()):
+            if text.startswith(one.prompt) or (ids is not None and one.ids and ids.startswith(one.ids)):
+                yield one.context
+        yield from self.unanswered.contexts(session, text, ids)
+
+
+def spoken_at(nodes: Iterable[Node], session: str) -> Iterator[Response]:
+    """Responses of ``session`` whose prompts end at one of ``nodes``. O(nodes, and what is found)."""
+    for node in nodes:
+        if node.begun is not None:
+            yield from node.begun_by(session)

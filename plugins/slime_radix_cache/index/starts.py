@@ -1,0 +1,101 @@
+"""Responses by the ids before them: given ids lead there, also when their text differs.
+
+A text is no way from ids to their context: it may leave out special tokens that were sampled, and a tokenizer may
+compose what a client wrote apart (NFC).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from slime_radix_cache.index.rows import Row, with_item, without_item
+from slime_radix_cache.index.segments import Response, Segment, ids_before, links
+
+__all__ = ["Starts"]
+
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that no power of it is 0
+#: Tokens that are looked at in one go: arrays that stay in a core's cache.
+_BLOCK = 1 << 15
+_POWERS = np.cumprod(np.full(_BLOCK, _FACTOR), dtype=np.uint64)
+_BITS = 1 << 64
+#: Bits of a digest that are not among its first twenty.
+_SHIFT = 44
+
+
+class Starts:
+    """Starts of responses, by a digest of the tokens before them; these are compared before it is believed."""
+
+    def __init__(self) -> None:
+        self._by_digest: dict[int, Row[Response]] = {}
+        #: The number of digests with these first bits: most places of a long prompt are passed over at once.
+        self._counts = np.full(1 << 64 - _SHIFT, 0, np.uint32)
+
+    def add(self, response: Response) -> None:
+        """Note where ``response`` begins. O(segments before it, and tokens since the response before it began)."""
+        response.before = _digest_before(response)
+        self._by_digest[response.before] = with_item(self._by_digest.get(response.before, ()), response)
+        self._counts[response.before >> _SHIFT] += 1
+
+    def remove(self, response: Response) -> None:
+        """Undo :meth:`add`."""
+        self._counts[response.before >> _SHIFT] -= 1
+        alike = without_item(self._by_digest.pop(response.before), response)
+        if alike:
+            self._by_digest[response.before] = alike
+
+    def along(self, ids: bytes) -> Iterator[tuple[Response, int]]:
+        """Responses before which stand the first of ``ids`` (packed), and how many: most first, newest first.
+
+        O(tokens), and a comparison for each context that they continue.
+        """
+        digest = 0
+        found = [(0, 0)] if self._counts[0] else []
+        for start, terms in _terms(ids):
+            digests = np.cumsum(terms) + np.uint64(digest)
+            digest = int(digests[-1])
+            hits = np.flatnonzero(self._counts[digests >> np.uint64(_SHIFT)])
+            found += zip((hits + start + 1).tolist(), digests[hits].tolist(), strict=True)
+        for place, digest in reversed(found):
+            same: dict[tuple[Segment | None, int], bool] = {}
+            for response in reversed(self._by_digest.get(digest, ())):
+                context = response.parent, response.kept
+                if context not in same:
+                    same[context] = ids_before(response) == ids[: 4 * place]
+                if same[context]:
+                    yield response, place
+
+
+def _digest_before(response: Response) -> int:
+    """Return the digest of all that stands before ``response``; that of the response before it is known."""
+    since: list[bytes] = []
+    before, known = 0, 0  # tokens before the earlier response, and their digest
+    found = False
+    for segment, length in links((response.parent, response.kept) if response.parent is not None else None):
+        if found:
+            before += length
+            continue
+        since.append(segment.ids[: 4 * length])
+        if isinstance(segment, Response):
+            known, found = segment.before, True
+    since.reverse()
+    more = sum(int(terms.sum()) for _, terms in _terms(b"".join(since)))
+    return (known + pow(int(_FACTOR), before, _BITS) * more) % _BITS
+
+
+def _terms(ids: bytes) -> Iterator[tuple[int, npt.NDArray[np.uint64]]]:
+    """Of a polynomial modulo 2**64, block after block, and where each begins.
+
+    Their sums are the digests of the first 1, 2, ... ``ids``.
+    """
+    values = np.frombuffer(ids, np.int32)
+    factor = 1
+    for start in range(0, len(values), _BLOCK):
+        block = values[start : start + _BLOCK].astype(np.uint64) + np.uint64(1)
+        block *= _POWERS[: len(block)]
+        if start:
+            block *= np.uint64(factor)
+        yield start, block
+        factor = factor * int(_POWERS[-1]) % _BITS

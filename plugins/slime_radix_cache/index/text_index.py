@@ -1,0 +1,180 @@
+"""The index: a radix tree over text that leads from a text to the segments that end in it.
+
+Text is kept as UTF-8, so an edge may be cut anywhere and ASCII costs a byte a character. Edges are split
+wherever texts diverge; one ``startswith`` decides an edge, whatever its length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from slime_radix_cache.index.rows import MANY, with_item, without_item
+from slime_radix_cache.index.text_node import Node
+
+if TYPE_CHECKING:
+    from slime_radix_cache.index.segments import Response, Segment
+
+__all__ = ["Path", "TextIndex", "prompt_end", "text_of"]
+
+
+class Path(NamedTuple):
+    """The match of a text: ``position`` bytes, into the edge of ``node``.
+
+    ``stops`` are the nodes passed in full at which segments end or responses begin, shallowest first.
+    """
+
+    position: int
+    node: Node
+    stops: list[Node]
+
+
+class TextIndex:
+    """Texts and the segments that end in them. ``size_bytes`` and ``nodes`` count what it holds."""
+
+    def __init__(self) -> None:
+        self.root = Node(None, b"", 0)
+        self.nodes = 0
+        self.size_bytes = 0
+
+    def walk(self, text: bytes) -> Path:
+        """Follow ``text`` as far as it is known. O(edges on the way); changes nothing."""
+        node = self.root
+        position = 0
+        stops: list[Node] = []
+        size = len(text)
+        while position < size:
+            kid = node.kid
+            if kid is None:
+                slot = node.keys.find(text[position])
+                if slot < 0:
+                    break
+                kid = node.kids[slot]
+            edge = kid.edge
+            if not text.startswith(edge, position):
+                common = _common(edge, text, position)
+                if not common:
+                    break
+                return Path(position + common, kid, stops)
+            node = kid
+            position += len(edge)
+            if node.ends or node.begun is not None:
+                stops.append(node)
+        return Path(position, node, stops)
+
+    def insert(self, text: bytes, below: Node | None = None) -> Node:
+        """The node at which ``text``, read on from ``below`` (default: the root), ends; made if need be."""
+        node = below if below is not None else self.root
+        position = 0
+        size = len(text)
+        while position < size:
+            kid = node.kid_at(text[position])
+            if kid is None:
+                return self._grow(node, text[position:])
+            if text.startswith(kid.edge, position):
+                node = kid
+            else:
+                node = self._split(node, kid, _common(kid.edge, text, position))
+            position += len(node.edge)
+        return node
+
+    def _grow(self, node: Node, edge: bytes) -> Node:
+        leaf = Node(node, edge, node.depth + len(edge))
+        node.add(leaf)
+        self.nodes += 1
+        self.size_bytes += len(edge)
+        return leaf
+
+    def _split(self, parent: Node, lower: Node, length: int) -> Node:
+        """Cut the edge from ``parent`` to ``lower`` after ``length`` bytes; returns the new node in its middle."""
+        upper = Node(parent, lower.edge[:length], parent.depth + length)
+        parent.replace(lower, upper)
+        lower.parent = upper
+        lower.edge = lower.edge[length:]
+        upper.kid = lower
+        above = [response for response in lower.through if response.start < upper.depth]
+        upper.through = tuple(above) if len(above) < MANY else dict.fromkeys(above)
+        self.nodes += 1
+        return upper
+
+    def attach(self, segment: Segment, node: Node) -> None:
+        """Note that the text of ``segment`` ends at ``node``."""
+        node.ends = with_item(node.ends, segment)
+
+    def begin(self, response: Response, node: Node) -> None:
+        """Note that the prompt of ``response`` ends at ``node``."""
+        node.begin(response)
+
+    def unbegin(self, response: Response, node: Node) -> None:
+        """Undo :meth:`begin`, and drop the text that nothing needs any more."""
+        node.unbegin(response)
+        if node.begun is None and not node.ends:
+            self._prune(node)
+
+    def cover(self, response: Response) -> None:
+        """Note that ``response`` may be cut anywhere in its text."""
+        for node in _covered(response):
+            node.through = with_item(node.through, response)
+
+    def uncover(self, response: Response) -> None:
+        """Undo :meth:`cover`."""
+        for node in _covered(response):
+            node.through = without_item(node.through, response)
+
+    def detach(self, segment: Segment, node: Node) -> None:
+        """Undo :meth:`attach`, and drop the text that nothing needs any more."""
+        node.ends = without_item(node.ends, segment)
+        if not node.ends and node.begun is None:
+            self._prune(node)
+
+    def _prune(self, node: Node) -> None:
+        while node.parent is not None and not node.ends and node.begun is None and not node.kids:
+            parent, kid = node.parent, node.kid
+            self.nodes -= 1
+            if kid is not None:
+                kid.edge = node.edge + kid.edge
+                kid.parent = parent
+                parent.replace(node, kid)
+                return
+            self.size_bytes -= len(node.edge)
+            parent.drop(node)
+            node = parent
+
+
+def text_of(node: Node, above: Node | None = None) -> bytes:
+    """The text that leads to ``node``, from ``above`` (default: the root) on. O(its length)."""
+    edges = []
+    while node.parent is not None and node is not above:
+        edges.append(node.edge)
+        node = node.parent
+    edges.reverse()
+    return b"".join(edges)
+
+
+def prompt_end(response: Response) -> Node:
+    """The node at which the prompt of ``response`` ends."""
+    node = response.node
+    while node.depth > response.start:
+        assert node.parent is not None  # depth > start >= 0: not the root
+        node = node.parent
+    return node
+
+
+def _covered(response: Response) -> Iterator[Node]:
+    node = response.reach
+    while node.depth > response.start:
+        yield node
+        assert node.parent is not None  # depth > start >= 0: not the root
+        node = node.parent
+
+
+def _common(edge: bytes, text: bytes, position: int) -> int:
+    """Length of the common prefix of ``edge`` and ``text[position:]``; by halving, since slices compare fast."""
+    low, high = 0, min(len(edge), len(text) - position)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if text.startswith(edge[low:middle], position + low):
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,119 @@
+"""Nodes of the text index: places in texts, and the segments that begin, end or pass there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from slime_radix_cache.index.rows import MANY, Row, with_item, without_item
+
+if TYPE_CHECKING:
+    from slime_radix_cache.index.segments import Response, Segment
+
+__all__ = ["Node"]
+
+
+class Node:
+    """A place in a text: ``depth`` bytes from its beginning, reached from ``parent`` over ``edge``.
+
+    ``kid`` is the only one, or None; of several, ``kids[i]`` is reached over an edge that begins with the byte
+    ``keys[i]``. ``ends``: segments whose text ends here, newest last. ``through``: responses whose text covers some
+    of the edge, newest last; only they can be cut inside it. Nearly all are short and change seldom: a tuple takes half
+    the memory of a list. ``begun``: the only response whose prompt ends here, nearly always, or several, or many by
+    session, or None.
+    """
+
+    __slots__ = ("begun", "depth", "edge", "ends", "keys", "kid", "kids", "parent", "through")
+
+    def __init__(self, parent: Node | None, edge: bytes, depth: int) -> None:
+        self.parent = parent
+        self.edge = edge
+        self.depth = depth
+        self.kid: Node | None = None
+        self.keys = b""
+        self.kids: tuple[Node, ...] = ()
+        self.ends: Row[Segment] = ()
+        self.begun: Response | tuple[Response, ...] | dict[str | None, Row[Response]] | None = None
+        self.through: Row[Response] = ()
+
+    def kid_at(self, byte: int) -> Node | None:
+        """The kid whose edge begins with ``byte``."""
+        if self.kid is not None:
+            return self.kid if self.kid.edge[0] == byte else None
+        slot = self.keys.find(byte)
+        return self.kids[slot] if slot >= 0 else None
+
+    @property
+    def all_kids(self) -> tuple[Node, ...]:
+        """One, several, or none."""
+        return (self.kid,) if self.kid is not None else self.kids
+
+    @property
+    def begins(self) -> tuple[Response, ...]:
+        """Responses whose prompt ends here; of each session the newest last."""
+        begun = self.begun
+        if isinstance(begun, dict):
+            return tuple(response for some in begun.values() for response in some)
+        return () if begun is None else begun if isinstance(begun, tuple) else (begun,)
+
+    def begun_by(self, session: str) -> Row[Response]:
+        """Those of ``session``. O(its own, and a few others)."""
+        if isinstance(self.begun, dict):
+            return self.begun.get(session, ())
+        return tuple([response for response in self.begins if response.session == session])
+
+    def begin(self, response: Response) -> None:
+        """The prompt of ``response`` ends here."""
+        if isinstance(self.begun, dict):
+            self.begun[response.session] = with_item(self.begun.get(response.session, ()), response)
+            return
+        known = self.begins
+        if len(known) < MANY:
+            self.begun = (*known, response) if known else response
+            return
+        self.begun = {}
+        for one in (*known, response):
+            self.begin(one)
+
+    def unbegin(self, response: Response) -> None:
+        """Undo :meth:`begin`."""
+        if not isinstance(self.begun, dict):
+            rest = [one for one in self.begins if one is not response]
+            self.begun = tuple(rest) if len(rest) > 1 else rest[0] if rest else None
+            return
+        own = without_item(self.begun.pop(response.session), response)
+        if own:
+            self.begun[response.session] = own
+        if not self.begun:
+            self.begun = None
+
+    def add(self, kid: Node) -> None:
+        """``kid`` begins as none of the others does."""
+        if self.kid is not None:
+            self.keys = self.kid.edge[:1] + kid.edge[:1]
+            self.kids = self.kid, kid
+            self.kid = None
+        elif self.kids:
+            self.keys += kid.edge[:1]
+            self.kids += (kid,)
+        else:
+            self.kid = kid
+
+    def replace(self, old: Node, new: Node) -> None:
+        """``new`` begins as ``old`` does and takes its place."""
+        if self.kid is old:
+            self.kid = new
+        else:
+            slot = self.keys.index(old.edge[0])
+            self.kids = (*self.kids[:slot], new, *self.kids[slot + 1 :])
+
+    def drop(self, kid: Node) -> None:
+        """Forget ``kid``."""
+        if self.kid is kid:
+            self.kid = None
+            return
+        slot = self.keys.index(kid.edge[0])
+        self.keys = self.keys[:slot] + self.keys[slot + 1 :]
+        self.kids = self.kids[:slot] + self.kids[slot + 1 :]
+        if len(self.kids) == 1:
+            [self.kid] = self.kids
+            self.keys, self.kids = b"", ()

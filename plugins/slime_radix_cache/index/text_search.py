@@ -1,0 +1,235 @@
+"""Search along the path of a text for the longest context that ends there, whole or cut."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
+from itertools import islice
+from typing import Literal, NamedTuple, TypeAlias
+
+from slime_radix_cache.index.ownership import ContextFilter, SpellingCheck, inherited, owned_by
+from slime_radix_cache.index.segments import Context, Prompt, Response, Segment, last_response
+from slime_radix_cache.index.text_index import Path
+from slime_radix_cache.index.text_node import Node
+
+__all__ = ["Around", "Cut", "Found", "Match", "Search", "with_all_said"]
+
+#: Counts a response's leading tokens that spell a prefix of a text, ending where a token and a character
+#: ends, and the bytes that they spell. ``(0, 0)`` when none do. Arguments: packed ids, text in UTF-8.
+Cut: TypeAlias = Callable[[bytes, bytes], tuple[int, int]]
+#: Finds the beginning of the special token around a place in a text; None when no token is torn there.
+Around: TypeAlias = "Callable[[bytes, int], int | None]"
+
+#: A context, and where it ends.
+Found: TypeAlias = "tuple[tuple[Segment, int], int]"
+
+#: Of responses that are not the session's own: ways to spell a text that are cut, at most, in search of the longest
+#: cut; and responses that are looked at. Of its own all are.
+_CUTS_TRIED = 32
+_LOOKED_AT = 1024
+#: Bytes of ids behind a cut on which it depended: of the token that it would have gone through, and of those that may
+#: complete a character.
+_AROUND_CUT = 4 * 4
+#: The finish reason of a response that is still being sampled.
+_RUNNING = "null"
+
+
+class Match(NamedTuple):
+    """The longest known context: ``context`` covers the first ``position`` bytes of the text.
+
+    ``candidates``: recorded contexts that this text may stand for; with ``at_least`` there may be more.
+    ``inside_response``: all of the text is recorded, and it ends within a response. ``others``: all of the text was
+    ``asked``, or a part of it ``sampled``, but not in a context of the session that wants to know. ``is_asked``: that
+    session asked with this context, and so continued all of it. ``unknown``: see SpellingCheck; contexts with one of
+    these prompts were left out.
+    """
+
+    context: Context
+    position: int
+    candidates: int = 0
+    at_least: bool = False
+    inside_response: bool = False
+    others: Literal["asked", "sampled"] | None = None
+    is_asked: bool = False
+    unknown: Sequence[Prompt] = ()
+
+
+class Search:
+    """One text's way through the index, and what is asked of it."""
+
+    def __init__(self, path: Path, text: bytes, cut: Cut, around: Around, *, reading: bool) -> None:
+        self._path = path
+        self._text = text
+        self._cut = cut
+        self._around = around
+        self._reading = reading
+
+    def own(self, session: str, check: SpellingCheck | None) -> Found | None:
+        """The longest context of ``session``; None without any."""
+        longest = partial(self.longest, owned_by(session, check), exhaustive=True)
+        return with_all_said(lambda since: longest(since=since), lambda said: said.start)
+
+    def longest(self, fitting: ContextFilter, since: float = 0, *, exhaustive: bool = False) -> Found | None:
+        """The longest one, and where it ends. Of prompts only those whose last response begins ``since`` there.
+
+        ``exhaustive``: of responses that begin there all are looked at.
+        """
+        found: Found | None = None
+        floor = 0
+        for node in reversed(self._path.stops):
+            context = self._ending_at(node, fitting, since)
+            if context is not None and self._around(self._text, node.depth) is None:
+                found, floor = (context, node.depth), node.depth
+                break
+        if floor < self._path.position:
+            found = self._longer_cut(floor, fitting, exhaustive=exhaustive) or found
+        return found
+
+    def alone(self, check: SpellingCheck) -> Found | None:
+        """A context of prompts alone with exactly this text: nobody sampled any of it."""
+        context = self._ending_at(self._path.node, inherited({}, check), 0) if self._is_at_node else None
+        return (context, len(self._text)) if context is not None else None
+
+    def asked(self, session: str) -> Found | None:
+        """The context with which ``session`` asked for an answer to exactly this text."""
+        for response in reversed(self._path.node.begun_by(session) if self._is_at_node else ()):
+            if response.is_fact and response.parent is not None:
+                return (response.parent, response.kept), len(self._text)
+        return None
+
+    @property
+    def _is_at_node(self) -> bool:
+        return self._path.node.depth == self._path.position == len(self._text)
+
+    def contradictory(self, session: str | None) -> Found | None:
+        """The contradictory response to ``session`` (None: to anybody) with exactly this text."""
+        if self._path.node.depth == len(self._text) == self._path.position:
+            for segment in reversed(self._path.node.ends):
+                if (
+                    isinstance(segment, Response)
+                    and not segment.is_fact
+                    and session in (None, segment.session)
+                ):
+                    return (segment, len(segment)), len(self._text)
+        return None
+
+    def matched(self, found: Found | None) -> Match:
+        """``found`` with what there is to be said of it."""
+        path, size = self._path, len(self._text)
+        context, position = found if found is not None else (None, 0)
+        if path.position < size:
+            return Match(context, position)
+        ends = path.node.ends if path.node.depth == size else ()
+        inside = any(response.start < size for response in path.node.through)
+        cuts, at_least = self._cuts(ends)
+        number = len(ends) + self._begun(ends) + cuts
+        candidates = max(number, int(context is not None and position == size))
+        return Match(context, position, candidates, at_least, inside)
+
+    def _begun(self, ends: Collection[Segment]) -> int:
+        """Count the contexts of responses that begin here and that neither end here nor are cut here.
+
+        A response whose hidden tail, a stop token perhaps, was left out; and what another text led to first: one that
+        writes such a token out, or one that does not.
+        """
+        node = self._path.node
+        begun = node.begins if self._is_at_node else ()
+        if not begun:
+            return 0
+        hiding = {one for one in ends if isinstance(one, Response) and one.visible < len(one)}
+        return len(
+            {
+                (parent, one.kept)
+                for one in begun
+                if (parent := one.parent) is not None
+                and (
+                    (parent in hiding and one.kept < len(parent))
+                    or (parent not in ends and parent not in node.through)
+                )
+            }
+        )
+
+    def _cuts(self, ends: Collection[Segment]) -> tuple[int, bool]:
+        """Responses that go on behind the text and have a token's end there; and whether there may be more."""
+        count = 0
+        passing = [one for one in self._path.node.through if one.start < len(self._text) and one not in ends]
+        for response in passing[:_CUTS_TRIED]:
+            _, covered = self._cut(response.ids, self._text[response.start :])
+            count += response.start + covered == len(self._text)
+        return count, len(passing) > _CUTS_TRIED
+
+    def _ending_at(self, node: Node, fitting: ContextFilter, since: float) -> Context:
+        """The newest context that ends at ``node`` and may be the answer, or go on there."""
+        whole = node.depth == len(self._text)
+        for segment in reversed(node.ends):
+            if not isinstance(segment, Response):
+                if not (whole or self._reading):
+                    continue
+                if since and ((said := last_response(segment)) is None or said.start < since):
+                    continue
+                length = len(segment)
+            elif whole and self._reading and segment.finish_reason != _RUNNING:
+                length = len(segment)  # the hidden tail too: the model chose to stop
+            else:
+                length = segment.visible if node is segment.node else len(segment)
+            if length > 0 and fitting(segment, length) == length:
+                return segment, length
+        return None
+
+    def _longer_cut(self, floor: int, fitting: ContextFilter, *, exhaustive: bool) -> Found | None:
+        """A response that the text leaves on its way, cut where its last whole token ends beyond ``floor``.
+
+        Looks where the text ends first and then upwards: a response that left it earlier may have a
+        token's end later than one that left it last.
+        """
+        best: Found | None = None
+        spelt: list[tuple[int, bytes]] = []
+        node: Node | None = self._path.node
+        while node is not None and (end := min(self._path.position, node.depth)) > floor:
+            for response, size in self._cuttable(node, end, fitting, exhaustive=exhaustive):
+                start, ids = response.start, response.ids[: 4 * size]
+                if any(start == begin and ids.startswith(known) for begin, known in spelt):
+                    continue  # it was cut already, or one that begins with the same tokens
+                if len(spelt) == _CUTS_TRIED and not exhaustive:
+                    return best
+                length, covered = self._cut(ids, self._text[start:end])
+                spelt.append((start, ids[: 4 * length + _AROUND_CUT]))
+                while length and (special := self._around(self._text, start + covered)) is not None:
+                    length, covered = self._cut(ids, self._text[start:special])
+                if length and start + covered > floor:
+                    floor = start + covered
+                    best = (response, length), floor
+                    if floor == end:
+                        return best
+            node = node.parent
+        return best
+
+    def _cuttable(
+        self, node: Node, end: int, fitting: ContextFilter, *, exhaustive: bool
+    ) -> Iterable[tuple[Response, int]]:
+        """Responses that may be cut on the edge to ``node``, newest first, and how many tokens of each are allowed."""
+        found = (
+            (one, size)
+            for one in reversed(node.through)
+            if one.start < end and (size := fitting(one, len(one)))
+        )
+        return found if exhaustive else islice(found, _LOOKED_AT)
+
+
+def with_all_said(
+    longest: Callable[[float], Found | None], begins: Callable[[Response], float]
+) -> Found | None:
+    """The longest one of a session, unless that is a prompt without what the session has said there since.
+
+    Others may have sent a text of which it has sampled a part. ``longest(since)`` takes prompts only if their last
+    response ``begins`` there or later, so with infinity none of them.
+    """
+    found = longest(0)
+    if found is None or isinstance(found[0][0], Response):
+        return found
+    said = longest(math.inf)
+    if said is None:
+        return found
+    assert isinstance(said[0][0], Response)  # narrowing: the others were left out
+    return longest(begins(said[0][0]))

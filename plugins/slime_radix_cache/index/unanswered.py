@@ -1,0 +1,93 @@
+"""Requests of which no answer was recorded: their sessions have spoken there all the same."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from hashlib import blake2b
+from typing import NamedTuple
+
+from slime_radix_cache.index.segments import Context, Segment
+
+__all__ = ["Unanswered"]
+
+#: Requests that are remembered one by one: about 8 MB.
+_REMEMBERED = 16_384
+
+
+class _Beginning(NamedTuple):
+    """The first ``size`` bytes of something have this ``digest``."""
+
+    size: int
+    digest: bytes
+
+    @classmethod
+    def all_of(cls, data: bytes) -> _Beginning:
+        return cls(len(data), blake2b(data, digest_size=16).digest())
+
+    def fits(self, data: bytes) -> bool:
+        return len(data) >= self.size and _Beginning.all_of(data[: self.size]) == self
+
+
+class _Request(NamedTuple):
+    """``session`` asked with a prompt, and the packed ids of one that was given, behind ``context``."""
+
+    session: str
+    prompt: _Beginning
+    ids: _Beginning | None
+    context: Context
+
+
+class Unanswered:
+    """The latest ones, each once. A context that is evicted is let go."""
+
+    def __init__(self, *, remembered: int = _REMEMBERED) -> None:
+        self._remembered = remembered
+        self._requests: OrderedDict[_Request, None] = OrderedDict()
+        self._by_session: dict[str, dict[_Request, None]] = {}
+        self._by_segment: dict[Segment, dict[_Request, None]] = {}
+
+    def __contains__(self, session: str) -> bool:
+        """True when a request of ``session`` is remembered."""
+        return session in self._by_session
+
+    def add(self, session: str, prompt: bytes, ids: bytes | None, context: Context) -> str | None:
+        """Remember a request. Returns the session of one that had to be forgotten for it."""
+        given = _Beginning.all_of(ids) if ids is not None else None
+        self._add(_Request(session, _Beginning.all_of(prompt), given, context))
+        if len(self._requests) <= self._remembered:
+            return None
+        oldest = next(iter(self._requests))
+        self._remove(oldest)
+        return oldest.session
+
+    def contexts(self, session: str, text: bytes, ids: bytes | None) -> Iterator[Context]:
+        """Contexts of the requests of ``session`` whose prompts begin ``text``, or the given ``ids``."""
+        for request in self._by_session.get(session, ()):
+            if request.prompt.fits(text) or (ids is not None and request.ids and request.ids.fits(ids)):
+                yield request.context
+
+    def evicted(self, segment: Segment) -> None:
+        """Forget ``segment``, which was evicted: it can no longer be continued."""
+        for request in list(self._by_segment.get(segment, ())):
+            self._remove(request)
+            self._add(request._replace(context=None))
+
+    def _add(self, request: _Request) -> None:
+        self._requests[request] = None
+        self._requests.move_to_end(request)
+        self._by_session.setdefault(request.session, {})[request] = None
+        if request.context is not None:
+            self._by_segment.setdefault(request.context[0], {})[request] = None
+
+    def _remove(self, request: _Request) -> None:
+        del self._requests[request]
+        of_session = self._by_session[request.session]
+        del of_session[request]
+        if not of_session:
+            del self._by_session[request.session]
+        if request.context is not None:
+            behind = self._by_segment[request.context[0]]
+            del behind[request]
+            if not behind:
+                del self._by_segment[request.context[0]]

@@ -1,0 +1,1 @@
+"""Trajectories that outlive the process."""

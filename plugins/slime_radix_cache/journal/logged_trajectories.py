@@ -1,0 +1,291 @@
+"""Trajectories that outlive the process: each change is in the log before its caller goes on."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+
+from slime_journal.record_log import RecordLog
+from slime_radix_cache.index.losses import Losses
+from slime_radix_cache.index.segments import Context, Giver, Prompt, Response, Segment, said_before
+from slime_radix_cache.index.sessions import Running
+from slime_radix_cache.index.text_index import text_of
+from slime_radix_cache.index.text_node import Node
+from slime_radix_cache.index.text_search import Around, Cut
+from slime_radix_cache.index.trajectories import Limits, Sampled, Trajectories
+from slime_radix_cache.journal.log_records import Answered, Asked, Gone, Record, Seen
+from slime_radix_cache.journal.unfinished import UnansweredSessions
+
+__all__ = ["LoggedTrajectories"]
+
+
+@dataclass(slots=True)
+class _Replay:
+    """State while the log is read: ``serial`` is that of the record that is being replayed."""
+
+    serial: int = 0
+    segments: dict[int, Segment] = field(default_factory=dict)
+
+
+class LoggedTrajectories(Trajectories):
+    """Begins with what ``log`` has, and owns it. Raises StartupError.
+
+    A segment is logged when it is added and when it goes. So the log has the order of both, nothing is decided anew
+    when it is read, and what was not evicted has its place in the tree again; limits hold from the next record on.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        cut: Cut,
+        log: RecordLog,
+        around: Around = lambda text, position: None,
+        losses: Losses | None = None,
+        unanswered: UnansweredSessions | None = None,
+    ) -> None:
+        super().__init__(limits, cut, around, losses)
+        self.log = log
+        self._unanswered = unanswered
+        self._serials: dict[Segment, int] = {}
+        self._told_versions: set[str] = set()
+        #: Of each response (by serial) behind which its session lost something, the last to go.
+        self._last_gone: dict[int, int] = {}
+        self._unwritten: list[Record] = []
+        self._replay: _Replay | None = _Replay()
+        log.replay(self._again)
+        self._replay = None
+        there = set(self._serials.values())
+        self._last_gone = {one: serial for one, serial in self._last_gone.items() if one in there}
+
+    async def tidy(self) -> None:
+        """Keep the log small, for ever."""
+        await self.log.tidy(self._is_needed)
+
+    def _is_needed(self, record: Record) -> bool:
+        if not isinstance(record, Gone):
+            return isinstance(record, Seen)
+        return record.serial == self._last_gone.get(record.before)
+
+    def close(self) -> None:
+        """Let go of the log."""
+        self.log.close()
+
+    # Requests without an answer are no records; their sessions stand in a file.
+
+    def begin(self, running: Running) -> None:
+        """See Trajectories."""
+        super().begin(running)
+        if self._unanswered is not None:
+            self._unanswered.begin(running.session)
+
+    def end(self, running: Running, *, is_recorded: bool) -> None:
+        """See Trajectories."""
+        super().end(running, is_recorded=is_recorded)
+        if self._unanswered is not None:
+            is_remembered = running.session in self._sessions.unanswered
+            self._unanswered.end(running.session, is_remembered=is_remembered)
+
+    def _forget(self, session: str) -> None:
+        super()._forget(session)
+        if self._unanswered is not None and session not in self._sessions.unanswered:
+            self._unanswered.forget(session)
+
+    # Changes: each is written as it is made.
+
+    def record(
+        self,
+        context: Context,
+        prompt_ids: bytes,
+        prompt: bytes,
+        sampled: Sampled,
+        session: str | None = None,
+        giver: Giver | None = None,
+        again: Response | None = None,
+        instead_of: Response | None = None,
+    ) -> Response:
+        """See Trajectories. One write tells of it, and of what goes: a kill leaves both, or neither."""
+        response = super().record(context, prompt_ids, prompt, sampled, session, giver, again, instead_of)
+        self._write()
+        return response
+
+    def withdraw(self, part: Response) -> None:
+        """See Trajectories."""
+        super().withdraw(part)
+        self._write()
+
+    def forget(self, session: str) -> None:
+        """See Trajectories."""
+        super().forget(session)
+        self._write()
+
+    def see_version(self, version: str) -> None:
+        """See Trajectories."""
+        super().see_version(version)
+        self._write()
+
+    def _write(self) -> None:
+        if self._unwritten:
+            self.log.append(self._unwritten)
+            if self.log.is_given_up:
+                self._lose_unwritten()
+            self._unwritten = []
+
+    def _lose_unwritten(self) -> None:
+        """Mark the sessions of answers that the log lacks: they will be lost with the process."""
+        for record in self._unwritten:
+            if isinstance(record, Answered):
+                self.lose(record.session, b"")
+
+    # Consequences of changes: noted as they happen.
+
+    def _add(self, segment: Segment, overhead: int) -> None:
+        super()._add(segment, overhead)
+        if self._replay is not None:
+            self._serials[segment] = self._replay.serial
+            self._replay.segments[self._replay.serial] = segment
+        else:
+            self._serials[segment] = self.log.number()
+            self._unwritten.append(self._told(segment))
+
+    def _told(self, segment: Segment) -> Record:
+        parent = segment.parent
+        place = self._serials[parent] if parent is not None else 0
+        fork = _fork(_end(parent), segment.node) if parent is not None else None
+        shared = fork.depth if fork is not None else 0
+        text = text_of(segment.node, fork)
+        if isinstance(segment, Prompt):
+            giver = segment.giver.sessions if segment.giver is not None else None
+            return Asked(
+                self._serials[segment], place, segment.kept, shared, text, segment.ids, giver, segment.doubt
+            )
+        assert isinstance(segment, Response)  # there are no others
+        return Answered(
+            self._serials[segment],
+            place,
+            segment.kept,
+            shared,
+            text,
+            segment.start,
+            segment.ids,
+            segment.logprobs,
+            segment.visible,
+            text_of(segment.end, segment.node).decode(),
+            segment.versions,
+            segment.finish_reason,
+            segment.session,
+            segment.doubt,
+            segment.adapter,
+            self._parts_of(segment),
+        )
+
+    def _parts_of(self, response: Response) -> tuple[int, ...]:
+        if response.session is None:
+            return ()
+        longer = self.longer_of(response.session)
+        return tuple(self._serials[part] for part, whole in longer.items() if whole is response)
+
+    def _remove(self, segment: Segment) -> None:
+        super()._remove(segment)
+        serial = self._serials.pop(segment)
+        self._last_gone.pop(serial, None)
+        if self._replay is None:
+            self._unwritten.append(Gone(serial, len(segment), evicted=False, session=None, before=0))
+
+    def _evict(self, segment: Segment) -> None:
+        serial = self._serials[segment]
+        super()._evict(segment)
+        session = segment.session if isinstance(segment, Response) else None
+        before = said_before(segment) if isinstance(segment, Response) else None
+        place = self._serials[before] if before is not None else 0
+        if place:
+            self._last_gone[place] = serial
+        if self._replay is None:
+            self._unwritten[-1] = Gone(serial, len(segment), evicted=True, session=session, before=place)
+
+    def _see(self, version: str) -> None:
+        super()._see(version)
+        if version not in self._told_versions:
+            self._told_versions.add(version)
+            if self._replay is None:
+                self._unwritten.append(Seen(version))
+
+    # The log, read: what was told is told again.
+
+    def _again(self, record: Record) -> None:
+        if isinstance(record, Asked | Answered):
+            self._add_again(record)
+        elif isinstance(record, Gone):
+            self._remove_again(record)
+        else:
+            self._see(record.version)
+
+    def _add_again(self, record: Asked | Answered) -> None:
+        replay = self._replay
+        assert replay is not None  # narrowing: the log is being read
+        context: Context = None
+        text = record.text
+        if record.parent:
+            parent = replay.segments[record.parent]
+            context = parent, record.kept
+            text = text_of(_end(parent))[: record.shared] + text
+        replay.serial = record.serial
+        self.pin(context)  # whose age follows, also that of a prompt whose answers have gone
+        if isinstance(record, Asked):
+            giver = Giver(record.giver) if record.giver is not None else None
+            self._prompt(context, record.ids, text, record.doubt, giver)
+        else:
+            response = self.record(context, b"", text[: record.start], _sampled(record, text), record.session)
+            for serial in record.parts:
+                part = replay.segments.get(serial)
+                if isinstance(part, Response) and record.session is not None:
+                    self._sessions.grew(record.session, part, response)
+        self.unpin(context)
+
+    def _remove_again(self, record: Gone) -> None:
+        replay = self._replay
+        assert replay is not None  # narrowing: the log is being read
+        segment = replay.segments.pop(record.serial, None)
+        if segment is not None:
+            self._evict(segment) if record.evicted else self._remove(segment)
+            return
+        if record.session is not None:  # it is told for this alone
+            self.losses.sessions.add(record.session)
+            before = replay.segments.get(record.before)
+            if isinstance(before, Response):
+                self._last_gone[record.before] = record.serial
+                before.continuation_lost = True
+
+    def _keep_to_limits(self, newest: Segment | None = None) -> None:
+        if self._replay is None:
+            super()._keep_to_limits(newest)
+
+
+def _sampled(record: Answered, text: bytes) -> Sampled:
+    return Sampled(
+        record.ids,
+        record.logprobs,
+        text[record.start :].decode(),
+        record.visible,
+        record.tail,
+        tuple((sys.intern(name) if name is not None else None, count) for name, count in record.versions),
+        sys.intern(record.finish_reason),
+        record.doubt,
+        record.adapter,
+    )
+
+
+def _end(segment: Segment) -> Node:
+    """Return the node at which all text of ``segment`` ends, that of hidden tokens too."""
+    return segment.end if isinstance(segment, Response) else segment.node
+
+
+def _fork(one: Node, other: Node) -> Node:
+    """Return the node at which the texts of two nodes part. O(edges behind it)."""
+    while one is not other:
+        deeper = one if one.depth >= other.depth else other
+        assert deeper.parent is not None  # not the root: that is no deeper than any other
+        if deeper is one:
+            one = deeper.parent
+        else:
+            other = deeper.parent
+    return one

@@ -1,0 +1,1 @@
+"""Exact tokens by text, by messages and by session."""

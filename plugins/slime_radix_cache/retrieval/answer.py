@@ -1,0 +1,209 @@
+"""A context as the arrays that a trainer wants, and whether they are exact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from slime_radix_cache.index.losses import Count
+from slime_radix_cache.index.segments import (
+    Context,
+    Response,
+    Segment,
+    Versions,
+    doubt_of,
+    links,
+)
+from slime_radix_cache.index.text_search import Match
+
+__all__ = [
+    "PROMPT",
+    "Answer",
+    "Lost",
+    "Record",
+    "about_record",
+    "has_logprobs",
+    "inexact_reason",
+    "reason_of_record",
+    "record_of",
+]
+
+#: The version of tokens that no engine sampled. An engine's own versions are strings.
+PROMPT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The tokens of a context and what is known of each; all of one length.
+
+    ``loss_mask``: 1 where the policy sampled. ``logprobs``: the engine's, bit for bit; 0.0 where the mask is 0, NaN
+    where the engine gave none. ``spans``: runs of tokens ``(version, count)``; the version as the engine named it,
+    None where it did not, ``PROMPT`` where the mask is 0. ``has_logprobs`` is false when a NaN is among the logprobs.
+    """
+
+    tokens: npt.NDArray[np.int32]
+    loss_mask: npt.NDArray[np.int8]
+    logprobs: npt.NDArray[np.float64]
+    spans: tuple[tuple[str | int | None, int], ...]
+    has_logprobs: bool
+
+    @property
+    def versions(self) -> list[str | int | None]:
+        """The version of each token."""
+        return [version for version, count in self.spans for _ in range(count)]
+
+    def weight_versions(self) -> list[dict[str, Any]]:
+        """Return the runs sampled under each weight version, in SGLang's form: ``{version, start, end}``, in tokens."""
+        found: list[dict[str, Any]] = []
+        position = 0
+        for version, count in self.spans:
+            end = position + count
+            if version != PROMPT and count:
+                if found and found[-1]["version"] == version and found[-1]["end"] == position:
+                    found[-1]["end"] = end
+                else:
+                    found.append({"version": version, "start": position, "end": end})
+            position = end
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A record, and what is to be said ``about`` it by key, ready for JSON. ``logprobs``: whether they are wanted."""
+
+    record: Record
+    about: dict[str, Any]
+    logprobs: bool = True
+
+
+def record_of(context: Context, rest: bytes = b"", session: str | None = None) -> Record:
+    """``context``, and the packed ids ``rest`` behind it as a prompt. O(tokens), a few array operations a segment.
+
+    The mask is 1 where ``session`` sampled, or continued what another one had sampled (None: wherever an engine did),
+    with the adapter that sampled last. What a contradictory answer claims is not known to be sampled.
+    """
+    chain = list(links(context))
+    trained = _trained(chain, session)
+    wide = any(response.has_wide_logprobs for response in trained)
+    kind, size = (np.float64, 8) if wide else (np.float32, 4)
+    ids: list[bytes] = []
+    mask: list[bytes] = []
+    logprobs: list[bytes] = []
+    spans: list[tuple[str | int | None, int]] = []
+    for segment, length in reversed(chain):
+        ids.append(segment.ids[: 4 * length])
+        if segment in trained:
+            assert isinstance(segment, Response)  # narrowing: no prompt is
+            mask.append(b"\1" * length)
+            logprobs.append(segment.packed_logprobs(length, wide=wide))
+            spans += segment.versions if 4 * length == len(segment.ids) else _first(segment.versions, length)
+        else:
+            mask.append(bytes(length))
+            logprobs.append(bytes(size * length))
+            spans.append((PROMPT, length))
+    length = len(rest) // 4
+    ids.append(rest)
+    mask.append(bytes(length))
+    logprobs.append(bytes(size * length))
+    spans.append((PROMPT, length))
+    values = np.frombuffer(b"".join(logprobs), kind).astype(np.float64, copy=False)
+    tokens = np.frombuffer(b"".join(ids), np.int32)
+    loss_mask = np.frombuffer(b"".join(mask), np.int8)
+    return Record(tokens, loss_mask, values, tuple(spans), not np.isnan(values).any())
+
+
+def _trained(chain: Sequence[tuple[Segment, int]], session: str | None) -> set[Response]:
+    """The responses of ``chain``, which begins with the last segment, that a sample of ``session`` trains on."""
+    trained: set[Response] = set()
+    adapter: str | None = None
+    is_known = False
+    for segment, _ in chain:
+        if not isinstance(segment, Response):
+            continue
+        if not is_known:
+            if session is not None and segment.session != session:
+                continue  # said since by others
+            is_known, adapter = True, segment.adapter
+        if segment.adapter == adapter and segment.is_fact:
+            trained.add(segment)
+    return trained
+
+
+def _first(versions: Versions, length: int) -> Versions:
+    """The runs of the first ``length`` tokens."""
+    runs: list[tuple[str | None, int]] = []
+    for version, count in versions:
+        runs.append((version, min(count, length)))
+        length -= count
+        if length <= 0:
+            break
+    return tuple(runs)
+
+
+def about_record(record: Record, reason: str | None, matched: int, candidates: Count) -> dict[str, Any]:
+    """Return the fields that every answer has beside its tokens; ``reason``: why they are not exact."""
+    length = len(record.tokens)
+    return {
+        "token_length": length,
+        "loss_mask_length": length,
+        "exact": reason is None,
+        "inexact_reason": reason,
+        "matched_length": matched,
+        "candidates": candidates.number,
+        "candidates_relation": "gte" if candidates.at_least else "eq",
+    }
+
+
+def has_logprobs(context: Context, session: str | None) -> bool:
+    """The ``has_logprobs`` of a record of ``context`` for ``session``, without making one. O(sampled tokens)."""
+    chain = list(links(context))
+    trained = _trained(chain, session)
+    return not any(
+        np.isnan(segment.logprob_array(length)).any()
+        for segment, length in chain
+        if isinstance(segment, Response) and segment in trained
+    )
+
+
+def reason_of_record(context: Context, *, has_logprobs: bool) -> str | None:
+    """Return the reason why a record of all of ``context`` is not exact; None when it is.
+
+    - ``engine_contradicts_itself``, ``unknown_field:NAME``: the doubt in the earliest response that has one.
+    - ``no_logprobs``: a sampled token has none.
+    """
+    return doubt_of(context) or (None if has_logprobs else "no_logprobs")
+
+
+def inexact_reason(match: Match, text: bytes, record: Record, losses: Callable[[], Lost]) -> str | None:
+    """Return the reason why ``record``, made from ``match`` for ``text``, is not exact; None when it is.
+
+    ``losses`` is called where they matter: they take a hash of the whole text.
+
+    - ``cut_inside_token``: the text ends within a sampled token; what is left of it was tokenised again.
+    - ``evicted``: the text was recorded, and had to go; or the session has lost something, and only others have this.
+    - ``uncovered_text``: no engine has consumed the end of the text behind its beginning.
+    - ``other_session``: only another session has said this.
+    - and what :func:`reason_of_record` gives.
+    """
+    if match.others is not None:
+        lost = losses()
+        if lost.session and (lost.text or match.others == "asked"):
+            return "evicted"
+        if match.others == "sampled" or match.position < len(text):
+            return "other_session"
+    elif match.position < len(text):
+        if match.inside_response:
+            return "cut_inside_token"
+        return "evicted" if losses().text else "uncovered_text"
+    return reason_of_record(match.context, has_logprobs=record.has_logprobs)
+
+
+class Lost(NamedTuple):
+    """Losses that concern a question: something of its ``session``, something with its ``text``."""
+
+    session: bool
+    text: bool

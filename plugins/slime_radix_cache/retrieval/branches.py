@@ -1,0 +1,144 @@
+"""A session as the tree that it is: where it ended, and what its ends share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import orjson
+
+from slime_radix_cache.index.losses import Count
+from slime_radix_cache.index.segments import Response, Segment, links
+from slime_radix_cache.index.text_index import text_of
+from slime_radix_cache.retrieval.answer import Answer, about_record, reason_of_record, record_of
+
+__all__ = ["Branch", "Shared", "answer_of", "branches", "continued_in"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """The first ``tokens`` tokens are those of branch ``index`` too, in the same context."""
+
+    index: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One leaf: a response that its session has not gone on from, with everything before it.
+
+    ``text``: all of it in UTF-8, as a client saw it; its first ``prompt_bytes`` and ``prompt_tokens`` come before
+    anything that was sampled. No bytes are known where ids were given whose text is not what was said before.
+    ``parent``: the earlier branch that it shares most with; None for the first of a tree.
+    ``candidates``: contexts that this text may stand for, lost ones included. ``cut_short``: the session did go on, and
+    that had to make room.
+    """
+
+    leaf: Response
+    tokens: int
+    text: bytes
+    prompt_bytes: int | None
+    prompt_tokens: int
+    parent: Shared | None
+    candidates: Count
+    cut_short: bool
+
+
+def branches(
+    responses: Sequence[Response],
+    candidates: Callable[[bytes], Count],
+    longer: Mapping[Response, Response],
+) -> list[Branch]:
+    """The branches of ``responses``, which are all of one session, oldest first. O(their segments and text).
+
+    A response that was continued is no leaf, even where only a part of it was kept. Nor is the beginning of a longer
+    one, also where nobody goes on from it: the request that was to do so failed, or is on its way. ``candidates``: how
+    many contexts a text may stand for. ``longer``: see Sessions.
+    """
+    continued = continued_in(responses)
+    continued |= {whole for part, whole in longer.items() if part in continued}
+    seen: dict[Segment, list[tuple[int, int]]] = {}
+    found: list[Branch] = []
+    for leaf in responses:
+        is_part = leaf in longer and not leaf.continuation_lost
+        if leaf not in continued and not is_part:
+            found.append(_branch(leaf, len(found), seen, candidates))
+    return found
+
+
+def continued_in(responses: Sequence[Response]) -> set[Segment]:
+    """The segments that one of ``responses`` goes on from."""
+    continued: set[Segment] = set()
+    for response in responses:
+        before = (response.parent, response.kept) if response.parent is not None else None
+        for segment, kept in links(before):
+            if segment in continued:
+                break  # and so is everything before it
+            if kept:
+                continued.add(segment)
+    return continued
+
+
+def _branch(
+    leaf: Response,
+    index: int,
+    seen: dict[Segment, list[tuple[int, int]]],
+    candidates: Callable[[bytes], Count],
+) -> Branch:
+    """``seen``: for each segment the branches it is in, and how many of its tokens each has."""
+    chain = list(links((leaf, len(leaf))))
+    position = sum(length for _, length in chain)
+    parent = None
+    first, prompt_tokens = leaf, position - len(leaf)
+    for segment, length in chain:
+        position -= length
+        if parent is None and segment in seen:
+            other, common = max(
+                ((other, min(length, its)) for other, its in seen[segment]), key=lambda pair: pair[1]
+            )
+            parent = Shared(other, position + common)
+        seen.setdefault(segment, []).append((index, length))
+        if isinstance(segment, Response) and length:
+            first, prompt_tokens = segment, position
+    text = text_of(leaf.node)
+    prompt_bytes = first.start if text.startswith(text_of(first.node)[: first.start]) else None
+    return Branch(
+        leaf,
+        sum(length for _, length in chain),
+        text,
+        prompt_bytes,
+        prompt_tokens,
+        parent,
+        candidates(text),
+        leaf.continuation_lost,
+    )
+
+
+def answer_of(branch: Branch, spell: Callable[[Sequence[int]], str]) -> Answer:
+    """The record of ``branch``, as documented for ``/trajectories``. O(its tokens); any thread may make it.
+
+    ``spell``: the text of tokens, for prompts that have none of their own in the text.
+    """
+    leaf = branch.leaf
+    context = leaf, len(leaf)
+    record = record_of(context, session=leaf.session)
+    reason = "evicted" if branch.cut_short else reason_of_record(context, has_logprobs=record.has_logprobs)
+    text = branch.text.decode()
+    if branch.prompt_bytes is not None:
+        prompt = branch.text[: branch.prompt_bytes].decode()
+    else:
+        prompt = spell(record.tokens[: branch.prompt_tokens].tolist())
+    begins = text.startswith(prompt)  # or sampling began inside a character
+    response = text[len(prompt) :] if begins else spell(record.tokens[branch.prompt_tokens :].tolist())
+    about = {
+        **about_record(record, reason, len(text), branch.candidates),
+        "text": text,
+        "prompt": prompt,
+        "prompt_length": branch.prompt_tokens,
+        "response": response,
+        "response_length": branch.tokens - branch.prompt_tokens,
+        "finish_reason": orjson.loads(leaf.finish_reason),
+        "parent": asdict(branch.parent) if branch.parent is not None else None,
+        "weight_versions": record.weight_versions(),
+    }
+    return Answer(record, about)

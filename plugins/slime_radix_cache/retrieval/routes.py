@@ -1,0 +1,217 @@
+"""The routes that give tokens back: by text, by messages, by session; and ``/cache_stats``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from io import BytesIO
+from typing import Any
+
+import orjson
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response as HTTPResponse
+from starlette.routing import Route
+
+from router_core.errors import HTTPError
+from router_core.exchange import SessionSource, client_of, session_of
+from router_core.fair_turns import FairThreads, FairTurns
+from router_core.request import Request
+from slime_radix_cache.capture.given_prompts import GivenPrompts
+from slime_radix_cache.capture.open_streams import OpenStreams
+from slime_radix_cache.index.segments import Response
+from slime_radix_cache.index.text_search import Match
+from slime_radix_cache.index.trajectories import Trajectories
+from slime_radix_cache.retrieval.answer import Answer, Lost, about_record, inexact_reason, record_of
+from slime_radix_cache.retrieval.branches import Branch, answer_of, branches
+from slime_radix_cache.retrieval.formats import JSON, Format, format_for
+from slime_radix_cache.retrieval.question import Conversation, Question, read_object
+from slime_radix_cache.retrieval.templates import ChatTemplate
+from slime_radix_cache.tally import Tally
+from slime_radix_cache.tokens.encoding import Encoder
+
+__all__ = ["Retrieval", "SessionNotFound"]
+
+#: Answers with more tokens are written in a thread: about 1 ms of work.
+_MANY_TOKENS = 16_384
+
+
+class SessionNotFound(HTTPError):
+    """Nothing is kept of a session."""
+
+    status, type, code = 404, "not_found_error", "SESSION_NOT_FOUND"
+
+
+class Retrieval:
+    """Answers with exact tokens, or says that they are not. The component ``"trajectories"``.
+
+    Every answer is a pure read: it leaves no trace in the trajectories or their ages, but for what running streams
+    have told their clients already.
+    """
+
+    def __init__(
+        self,
+        trajectories: Trajectories,
+        encoder: Encoder,
+        template: ChatTemplate,
+        tally: Tally,
+        streams: OpenStreams,
+        spell: Callable[[Sequence[int]], str],
+        given_prompts: GivenPrompts,
+        session_sources: Iterable[SessionSource] = (),
+        *,
+        long_work: FairTurns,
+        threads: FairThreads,
+    ) -> None:
+        self._trajectories = trajectories
+        self._encoder = encoder
+        self._template = template
+        self._tally = tally
+        self._streams = streams
+        self._spell = spell
+        self._given_prompts = given_prompts
+        self._session_sources = session_sources
+        self._long_work = long_work
+        self._threads = threads
+
+    async def retrieve(self, question: Question, client: str | None = None) -> Answer:
+        """The answer that is documented for ``/retrieve_from_text``. ``client``: see FairTurns.
+
+        Raises BadRequest for a text that is too long.
+        """
+        self._encoder.check_text(question.text)
+        text = await self._encoder.in_utf8(question.text, client)
+        self._streams.catch_up(text, question.session)
+        kept = self._trajectories
+        match = kept.find_to_read(text, question.session)
+        while match.unknown:
+            for prompt in match.unknown:
+                await self._given_prompts.find_out(prompt, client)
+            match = kept.find_to_read(text, question.session)
+        rest = b""
+        matched = len(question.text)
+        if match.position < len(text):
+            remainder = text[match.position :].decode() if match.position else question.text
+            matched -= len(remainder)
+            rest = await self._encoder.encode(remainder, begins=match.context is None, client=client)
+        record = record_of(match.context, rest, None if match.is_asked else question.session)
+        candidates = kept.candidates(text, match)
+        reason = self._encoder.refused or inexact_reason(
+            match, text, record, lambda: self._lost(text, question.session)
+        )
+        self._tally.answered(reason)
+        about = {
+            "response": question.text,
+            **about_record(record, reason, matched, candidates),
+            "finish_reason": _finish_reason(match, text),
+        }
+        if question.routed_experts:
+            about |= {"routed_experts": None, "routed_experts_reason": "not_recorded"}
+        return Answer(record, about, question.logprobs)
+
+    def _lost(self, text: bytes, session: str | None) -> Lost:
+        kept = self._trajectories
+        return Lost(session is not None and kept.has_lost(session), kept.is_lost(text))
+
+    async def retrieve_messages(self, request: Request, client: str | None = None) -> Answer:
+        """The answer for the text of the messages in the body of ``request``. Raises BadRequest."""
+        document = read_object(request, "messages")
+        conversation = Conversation.from_document(document)
+        question = Question.about("", document, self._session_of(request))
+        size = len(request.body)
+        text = await self._template.text_of(conversation, size, client)
+        if not conversation.add_generation_prompt and text[-1:].isspace():
+            space = await self._template.closing_space(conversation, size, client)
+            text = self._without_unseen(space, text, question.session)
+        return await self.retrieve(replace(question, text=text), client)
+
+    def _without_unseen(self, space: str, text: str, session: str | None) -> str:
+        """``text`` without what no engine consumed of the ``space`` that the template writes behind the last turn."""
+        whole = text.encode()
+        self._streams.catch_up(whole, session)
+        position = self._trajectories.find_to_read(whole, session).position
+        return whole[:position].decode() if space.endswith(whole[position:].decode()) else text
+
+    def session(self, session: str) -> tuple[dict[str, Any], list[Branch]]:
+        """Return facts about ``session``, and its leaves. Raises SessionNotFound."""
+        self._streams.catch_up_session(session)
+        responses = self._trajectories.responses_of(session)
+        if not responses:
+            why = (
+                "what it was answered had to make room, or was not recorded (/cache_stats says why)"
+                if self._trajectories.has_lost(session)
+                else "it was not answered yet"
+            )
+            raise SessionNotFound(f"nothing is kept of session {session!r}: {why}")
+        about = {"session_id": session, "complete": not self._trajectories.has_lost(session)}
+        kept = self._trajectories
+        return about, branches(responses, kept.candidates, kept.longer_of(session))
+
+    async def _read(self, request: HTTPRequest) -> tuple[Request, str | None]:
+        """``request`` as the router's own kind, whose body is parsed, and its client. Raises BadRequest."""
+        body = BytesIO()  # it makes no copy of what was written
+        async for piece in request.stream():
+            body.write(piece)
+        scope = request.scope
+        asked = Request(request.method, scope["raw_path"], scope["headers"], body.getvalue())
+        client = client_of(asked, _address(request))
+        if asked.is_long_work:
+            await self._long_work.run(asked.reading(), client)
+        asked.json()  # before anybody looks through its bytes for a key
+        return asked, client
+
+    async def _one(self, request: HTTPRequest, answer: Answer, client: str | None) -> HTTPResponse:
+        format = format_for(request.headers.get("accept", ""))
+        return await self._written(format, len(answer.record.tokens), lambda: format.one(answer), client)
+
+    async def _written(
+        self, format: Format, tokens: int, write: Callable[[], bytes], client: str | None
+    ) -> HTTPResponse:
+        body = await self._threads.run(write, client) if tokens > _MANY_TOKENS else write()
+        return HTTPResponse(body, media_type=format.media_type)
+
+    def _session_of(self, request: Request) -> str | None:
+        return session_of(request, self._session_sources)
+
+    def routes(self, stats: Callable[[], dict[str, Any]]) -> list[Route]:
+        """The plugin's routes."""
+
+        async def retrieve_from_text(request: HTTPRequest) -> HTTPResponse:
+            asked, client = await self._read(request)
+            question = Question.from_json(asked, self._session_of(asked))
+            return await self._one(request, await self.retrieve(question, client), client)
+
+        async def retrieve_from_messages_template(request: HTTPRequest) -> HTTPResponse:
+            asked, client = await self._read(request)
+            return await self._one(request, await self.retrieve_messages(asked, client), client)
+
+        async def trajectories(request: HTTPRequest) -> HTTPResponse:
+            about, leaves = self.session(request.path_params["session"])
+            format = format_for(request.headers.get("accept", ""))
+
+            def write() -> bytes:
+                return format.many(about, [answer_of(leaf, self._spell) for leaf in leaves])
+
+            return await self._written(format, sum(leaf.tokens for leaf in leaves), write, _address(request))
+
+        async def cache_stats(_: HTTPRequest) -> HTTPResponse:
+            return HTTPResponse(orjson.dumps(stats()), media_type=JSON.media_type)
+
+        return [
+            Route("/retrieve_from_text", retrieve_from_text, methods=["POST"]),
+            Route("/retrieve_from_messages_template", retrieve_from_messages_template, methods=["POST"]),
+            Route("/trajectories/{session:path}", trajectories, methods=["GET"]),
+            Route("/cache_stats", cache_stats, methods=["GET"]),
+        ]
+
+
+def _address(request: HTTPRequest) -> str | None:
+    client = request.scope.get("client")
+    return client[0] if client else None
+
+
+def _finish_reason(match: Match, text: bytes) -> Any:
+    """Return the finish reason of the response that ``text`` ends with; None when that is not all of one."""
+    if match.context is None or match.position < len(text):
+        return None
+    last, length = match.context
+    return orjson.loads(last.finish_reason) if isinstance(last, Response) and length == len(last) else None

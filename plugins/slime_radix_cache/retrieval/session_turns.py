@@ -1,0 +1,127 @@
+"""A session turn by turn, as it was sampled: for plugins that make samples or records of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from slime_radix_cache.index.segments import Response, Segment, links
+from slime_radix_cache.index.text_index import prompt_end, text_of
+from slime_radix_cache.index.trajectories import Trajectories
+from slime_radix_cache.retrieval.answer import Record, reason_of_record, record_of
+from slime_radix_cache.retrieval.branches import continued_in
+
+__all__ = ["SessionTurns", "Turn", "TurnContext"]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One response of a session. ``before``: number of the turn that it goes on from, None where it begins.
+
+    Numbers are in the order in which responses came. ``prompt``: the same for responses to one prompt.
+    ``finish_reason``: the engine's; None when no end was seen, or one that is no object. ``parts``: its beginnings,
+    which the client went on from, or wanted to, before all of ``response`` had come.
+    """
+
+    number: int
+    before: int | None
+    prompt: Hashable
+    tokens: int
+    finish_reason: dict[str, Any] | None
+    response: Response
+    parts: tuple[Response, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TurnContext:
+    """All that an engine consumed and sampled up to the end of one turn.
+
+    ``spans``: for each turn of the session in it ``(number, start, end, is_whole)``, in tokens; not whole where the
+    client kept a part of the response. ``sampled``: ``(key, start, end)`` of each response in it, also of other
+    sessions; a key is the same in all contexts. ``inexact_reason``: None when the record is exact.
+    """
+
+    record: Record
+    spans: tuple[tuple[int, int, int, bool], ...]
+    sampled: tuple[tuple[Hashable, int, int], ...]
+    inexact_reason: str | None
+
+
+class SessionTurns:
+    """The record of each session; the component ``"session_turns"``. A read leaves no trace."""
+
+    def __init__(self, trajectories: Trajectories, spell: Callable[[Sequence[int]], str]) -> None:
+        self._trajectories = trajectories
+        self.spell = spell
+
+    def turns(self, session: str) -> list[Turn]:
+        """The turns of ``session``, oldest first. O(their segments)."""
+        responses = self._trajectories.responses_of(session)
+        continued = continued_in(responses)
+        longer = self._trajectories.longer_of(session)
+        parts = {
+            part: whole for part, whole in longer.items() if part in continued or not part.continuation_lost
+        }
+        numbers: dict[Response, int] = {}
+        for response in dict.fromkeys(parts.get(one, one) for one in responses):
+            numbers[response] = len(numbers)
+        places = numbers | {part: numbers[whole] for part, whole in parts.items()}
+        return [
+            Turn(
+                number,
+                self._before(response, places),
+                (response.parent, response.kept),
+                len(response),
+                _reason_of(response),
+                response,
+                tuple(part for part, whole in parts.items() if whole is response),
+            )
+            for response, number in numbers.items()
+        ]
+
+    def _before(self, response: Response, numbers: dict[Response, int]) -> int | None:
+        context = (response.parent, response.kept) if response.parent is not None else None
+        for segment, kept in links(context):
+            if kept and isinstance(segment, Response) and segment in numbers:
+                return numbers[segment]
+        return None
+
+    def context(self, turn: Turn, turns: Sequence[Turn]) -> TurnContext:
+        """The context of ``turn``, one of ``turns``. O(its tokens); any thread may make it."""
+        turn_of: dict[Segment, Turn] = {part: one for one in turns for part in (one.response, *one.parts)}
+        context = turn.response, len(turn.response)
+        record = record_of(context, session=turn.response.session)
+        spans: list[tuple[int, int, int, bool]] = []
+        sampled: list[tuple[Hashable, int, int]] = []
+        end = len(record.tokens)
+        for segment, length in links(context):
+            if isinstance(segment, Response) and length:
+                own = turn_of.get(segment)
+                whole = own.response if own is not None else segment
+                sampled.append((whole, end - length, end))
+                if own is not None:
+                    spans.append((own.number, end - length, end, length == len(whole)))
+            end -= length
+        cut_short = turn.response.continuation_lost
+        reason = "evicted" if cut_short else reason_of_record(context, has_logprobs=record.has_logprobs)
+        return TurnContext(record, tuple(reversed(spans)), tuple(reversed(sampled)), reason)
+
+    def text(self, turn: Turn) -> str:
+        """Return the client's text of ``turn``. O(its length); in the event loop only, for the index moves."""
+        return text_of(turn.response.node, prompt_end(turn.response)).decode()
+
+    def has_lost(self, session: str) -> bool:
+        """True when something of ``session`` is lost, or could not be recorded as exact."""
+        return self._trajectories.has_lost(session)
+
+    def forget(self, session: str) -> None:
+        """Evict what ``session`` was answered. See Trajectories."""
+        self._trajectories.forget(session)
+
+
+def _reason_of(response: Response) -> dict[str, Any] | None:
+    reason = orjson.loads(response.finish_reason)
+    return reason if isinstance(reason, dict) else None

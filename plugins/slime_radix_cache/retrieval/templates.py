@@ -1,0 +1,96 @@
+"""Messages to text, as the model's own chat template writes them."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+from typing import Any
+
+from router_core.errors import BadRequest
+from router_core.fair_turns import FairThreads
+from router_core.types import Tokenizer
+from slime_radix_cache.retrieval.question import Conversation
+
+__all__ = ["ChatTemplate"]
+
+#: Conversations whose body has more bytes are rendered in a thread, so that streams go on meanwhile.
+_LONG_BODY = 4096
+#: Arguments of transformers' ``apply_chat_template`` that are no variables of a template. A client's own
+#: template would be code of a stranger's.
+_NOT_VARIABLES = frozenset(
+    (
+        "add_generation_prompt",
+        "chat_template",
+        "conversation",
+        "max_length",
+        "messages",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "self",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    )
+)
+#: Marks the end of a message; nobody can know it beforehand.
+_MARK = f"mark{secrets.token_hex(12)}"
+
+
+class ChatTemplate:
+    """The chat template of a tokenizer, if it has one. Rendering changes nothing in it, so threads may share it."""
+
+    def __init__(self, tokenizer: Tokenizer, threads: FairThreads) -> None:
+        self._threads = threads
+        self._render: Any = getattr(tokenizer, "apply_chat_template", None)
+        if getattr(tokenizer, "chat_template", self._render) is None:
+            self._render = None
+
+    async def text_of(self, conversation: Conversation, body_bytes: int, client: str | None) -> str:
+        """The text of ``conversation``, whose JSON had ``body_bytes``, for ``client``. Raises BadRequest."""
+        if self._render is None:
+            raise BadRequest("the tokenizer has no chat template; use /retrieve_from_text")
+        refused = sorted(_NOT_VARIABLES & conversation.variables.keys())
+        if refused:
+            raise BadRequest(f'"chat_template_kwargs" must not have {", ".join(refused)}')
+        if body_bytes > _LONG_BODY:
+            return await self._threads.run(lambda: self._text_of(conversation), client)
+        return self._text_of(conversation)
+
+    async def closing_space(self, conversation: Conversation, body_bytes: int, client: str | None) -> str:
+        """The white space that the template itself writes at the end, behind the last message. Raises BadRequest.
+
+        Empty when the template does not show where the message ends.
+        """
+        *others, last = conversation.messages
+        marked = replace(
+            conversation, messages=[*others, {**last, "content": _with_mark(last.get("content"))}]
+        )
+        _, mark, behind = (await self.text_of(marked, body_bytes, client)).rpartition(_MARK)
+        return behind[len(behind.rstrip()) :] if mark else ""
+
+    def _text_of(self, conversation: Conversation) -> str:
+        try:
+            text = self._render(
+                conversation.messages,
+                tools=conversation.tools,
+                add_generation_prompt=conversation.add_generation_prompt,
+                tokenize=False,
+                **conversation.variables,
+            )
+        except (
+            Exception
+        ) as error:  # a template is a program: it may raise anything about messages it dislikes
+            raise BadRequest(
+                f"the chat template refuses these messages: {str(error) or type(error).__name__}"
+            ) from None
+        assert isinstance(text, str), "tokenize=False gives text"
+        return text
+
+
+def _with_mark(content: Any) -> Any:
+    if isinstance(content, list):
+        return [*content, {"type": "text", "text": _MARK}]
+    return f"{content or ''}{_MARK}"

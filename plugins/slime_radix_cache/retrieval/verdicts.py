@@ -1,0 +1,58 @@
+"""Verdicts on answers, for plugins that pass them on in another shape. The component ``"verdicts"``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, overload
+
+from router_core.exchange import Exchange
+from slime_radix_cache.capture.turns import Turn
+from slime_radix_cache.retrieval.answer import has_logprobs, reason_of_record
+
+__all__ = ["NOTE", "Verdicts"]
+
+#: Under this name an exchange has its turns, an object with ``turns``.
+NOTE = "radix_cache"
+_NOT_RECORDED = "not_recorded"
+
+
+class Verdicts:
+    """Says of each sequence of a ``/generate`` why its record is not exact; None: it is."""
+
+    def of(self, exchange: Exchange) -> Sequence[str | None]:
+        """The ``inexact_reason`` of each sequence, as ``/trajectories`` gives it.
+
+        ``not_recorded``: nothing was recorded of it (yet). Empty for an exchange that was passed on untouched. To be
+        asked when the reply has been read, and before ``exchange`` is closed. O(sampled tokens) for each one that is
+        looked at.
+        """
+        noted: Any = exchange.notes.get(NOTE)
+        return _Reasons(noted.turns if noted is not None else ())
+
+
+class _Reasons(Sequence[str | None]):
+    """The reasons for ``turns``, each found when it is asked for."""
+
+    def __init__(self, turns: Sequence[Turn]) -> None:
+        self._turns = turns
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    @overload
+    def __getitem__(self, index: int) -> str | None: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[str | None]: ...
+
+    def __getitem__(self, index: int | slice) -> str | Sequence[str | None] | None:
+        if isinstance(index, slice):
+            return [_reason(turn) for turn in self._turns[index]]
+        return _reason(self._turns[index])
+
+
+def _reason(turn: Turn) -> str | None:
+    if turn.response is None:
+        return _NOT_RECORDED
+    context = turn.response, len(turn.response)
+    return reason_of_record(context, has_logprobs=has_logprobs(context, turn.session))

@@ -1,0 +1,239 @@
+"""Text to token ids, without holding up the event loop, and no part of a text twice."""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections.abc import Iterator, Sequence
+from io import BytesIO
+from typing import Any
+
+import tokenizers
+
+from router_core.errors import BadRequest
+from router_core.fair_turns import FairThreads
+from router_core.types import Tokenizer
+from slime_radix_cache.tokens.abilities import LOSSY, Abilities, examine
+from slime_radix_cache.tokens.backend import own_copy
+from slime_radix_cache.tokens.fast_tokenizer import Batch, ComparedTokenizer, fast_copy, reference_of
+from slime_radix_cache.tokens.parts import Part, Parts, cut
+from slime_radix_cache.tokens.spelling import Spelling
+
+__all__ = ["MAX_TOKENS", "Encoder", "PromptTooLong"]
+
+logger = logging.getLogger(__name__)
+
+#: Of texts and their ids; some hundred system prompts of 10k tokens.
+_MAX_BYTES = 64 << 20
+
+#: Of one prompt, by default: more than any model's context.
+MAX_TOKENS = 1 << 20
+#: A longer text has more tokens than allowed: the longest ones of vocabularies are rare.
+_MOST_CHARACTERS = 16
+#: Characters that are tokenised alone, where there is a place to cut; and where there is none.
+_LONG_PART = 1 << 15
+_LONGEST_PART = 1 << 20
+#: Characters that are tokenised in one go: a tokenizer takes a hundred times their size.
+_AT_ONCE = 1 << 15
+#: Characters at the beginning of a text whose parts are kept for other texts.
+_KEPT = 1 << 20
+#: Characters whose UTF-8 is made in one go: about 0.5 ms of work.
+_LONG_UTF8 = 1 << 20
+#: Bytes of packed ids whose text is made in a thread: about 2 ms of work.
+_MANY_IDS = 1 << 15
+
+
+class PromptTooLong(BadRequest):
+    """A prompt that no model's context has room for."""
+
+    def __init__(self, got: str, max_tokens: int) -> None:
+        super().__init__(f"wanted a prompt of at most {max_tokens} tokens (--max-prompt-tokens), got {got}")
+
+
+class Encoder:
+    """Tokenises prompts.
+
+    Of a tokenizer of transformers it uses a copy of the Rust one inside: transformers sets truncation and padding
+    on the shared one, and only ``encode_batch_fast`` lets other threads run while it works. Any other tokenizer
+    is called as it is, and has to bear calls from two threads. ``abilities`` are what it was found to allow.
+    ``max_tokens``: of one prompt.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        add_special_tokens: bool = False,
+        max_tokens: int = MAX_TOKENS,
+        max_bytes: int = _MAX_BYTES,
+        long_part: int = _LONG_PART,
+        threads: FairThreads | None = None,
+    ) -> None:
+        own = own_copy(tokenizer)
+        fast = fast_copy(own) if own is not None else None
+        self._batch = reference_of(own) if own is not None else _one_by_one(tokenizer)
+        self._compared = ComparedTokenizer(fast, self._batch) if fast is not None else None
+        if self._compared is not None:
+            self._batch = self._compared
+        self._add_special_tokens = add_special_tokens
+        self._max_tokens = max_tokens
+        self._long_part = long_part
+        self.abilities = self._examined(own, tokenizer)
+        self._guards = [(guard, list(self._batch([guard], False)[0])) for guard in self.abilities.guards]
+        self._threads = threads if threads is not None else FairThreads()
+        self._parts = Parts(self._encoded, self._threads, max_bytes=max_bytes)
+
+    def _examined(self, own: tokenizers.Tokenizer | None, tokenizer: Tokenizer) -> Abilities:
+        def encode(text: str, framed: bool) -> Sequence[int]:
+            return self._batch([text], framed)[0]
+
+        if own is None:
+            found = examine(encode, lambda ids: tokenizer.decode(ids, skip_special_tokens=False), ())
+        else:
+            added = list(own.get_added_tokens_decoder().values())
+            found = examine(
+                encode, lambda ids: str(own.decode(ids, skip_special_tokens=False)), added, own.get_vocab()
+            )
+        if found.refused is not None:
+            logger.warning("no answer will be exact with this tokenizer: %s", found.refused)
+        return found
+
+    @property
+    def refused(self) -> str | None:
+        """The reason why no answer may be called exact with this tokenizer; None when answers may."""
+        return LOSSY if self.abilities.refused is not None else None
+
+    async def encode(self, text: str, *, begins: bool, client: str | None = None) -> bytes:
+        """Packed int32 ids of ``text``; ``begins`` when nothing comes before it, so that a BOS may.
+
+        Exactly what tokenising all of it at once gives. ``client``: who gets a turn for what is long. Raises
+        PromptTooLong, and what the tokenizer raises.
+        """
+        self.check_text(text)
+        if self._compared is not None and not self._compared.is_fast:
+            self._compared = None
+            self._parts.forget()  # parts that were encoded by the one that was dropped
+        frame = self.abilities.frame
+        framed = begins and self._add_special_tokens
+        if framed and frame is None:
+            whole = Part(text, framed=True)
+            _check_part(whole)
+            ids = await self._parts.ids([whole], client)
+        elif len(text) > self._long_part:
+            ids = await self._encode_long(text, begins=begins, client=client)
+        else:
+            ids = await self._parts.ids(list(self._cut(text, begins=begins)), client)
+        self.check_length(len(ids) // 4)
+        if not framed or frame is None:
+            return ids
+        before, behind = frame
+        return array("i", before).tobytes() + ids + array("i", behind).tobytes()
+
+    async def _encode_long(self, text: str, *, begins: bool, client: str | None) -> bytes:
+        """Cut and tokenise some of ``text`` at a time: memory for all of it, and for its tokens, is never needed.
+
+        Only its beginning is kept for others: all of it would push out what they have in common.
+        """
+        cut_off = self._cut(text, begins=begins)
+        found: list[bytes] = []
+        tokens = characters = 0
+        while parts := await self._threads.run(lambda: _some(cut_off), client):
+            found.append(await self._parts.ids(parts, client, keeps=characters < _KEPT))
+            tokens += len(found[-1]) // 4
+            characters += sum(len(part.text) for part in parts)
+            self.check_length(tokens)
+        return b"".join(found)
+
+    async def text_of(self, spelling: Spelling, ids: bytes, client: str | None) -> str:
+        """Return the text of ``ids`` (packed), special tokens spelt out. Raises PromptTooLong."""
+        self.check_length(len(ids) // 4)
+        if len(ids) < _MANY_IDS:
+            return spelling.text_of(array("i", ids))
+        return await self._threads.run(lambda: spelling.text_of(array("i", ids)), client)
+
+    def check_length(self, tokens: int) -> None:
+        """Raises PromptTooLong when a prompt of ``tokens`` is."""
+        if tokens > self._max_tokens:
+            raise PromptTooLong(f"{tokens} tokens", self._max_tokens)
+
+    async def in_utf8(self, text: str, client: str | None) -> bytes:
+        """``text`` in UTF-8. Raises UnicodeEncodeError."""
+        if len(text) < _LONG_UTF8:
+            return text.encode()
+        return await self._threads.run(lambda: _in_utf8(text), client)
+
+    @property
+    def max_characters(self) -> int:
+        """A text of more surely has too many tokens."""
+        return self._max_tokens * _MOST_CHARACTERS
+
+    def check_text(self, text: str) -> None:
+        """Raises PromptTooLong when ``text`` surely has too many tokens."""
+        if len(text) > self._max_tokens * _MOST_CHARACTERS:
+            raise PromptTooLong(f"{len(text)} characters", self._max_tokens)
+
+    def _cut(self, text: str, *, begins: bool) -> Iterator[Part]:
+        seams, breaks = self.abilities.seams, self.abilities.breaks
+        parts = cut(text, seams, breaks, self._long_part, follows=bool(self._guards))
+        if self._guards and not begins and (seams is None or seams.match(text) is None):
+            yield next(parts)._replace(follows=True)
+        yield from parts
+
+    def _encoded(self, parts: Sequence[Part]) -> list[Sequence[int]]:
+        framed = parts[0].framed  # such a part comes alone
+        together = [part.text for part in parts if not part.follows]
+        plain = iter(self._batch(together, framed) if together else [])
+        return [self._guarded(part.text) if part.follows else next(plain) for part in parts]
+
+    def _guarded(self, text: str) -> Sequence[int]:
+        """Ids of a text that follows others."""
+        for guard, ahead in self._guards:
+            ids = self._batch([guard + text], False)[0]
+            if list(ids[: len(ahead)]) == ahead:
+                return ids[len(ahead) :]
+        return self._batch([text], False)[0]  # with a space of the tokenizer's own, which the engine gets too
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the tokenizer's abilities and the counts of tokenisation, ready for JSON."""
+        parts = self._parts
+        return {
+            "refused": self.abilities.refused,
+            "is_fast": self._compared is not None and self._compared.is_fast,
+            "cuts_texts": self.abilities.seams is not None,
+            "parts_encoded": parts.encoded,
+            "parts_reused": parts.reused,
+            "tokens_encoded": parts.tokens_encoded,
+            "tokens_reused": parts.tokens_reused,
+        }
+
+
+def _some(parts: Iterator[Part]) -> list[Part]:
+    """The next ones, as many as are tokenised in one go. Raises BadRequest for one that is too long for that."""
+    some: list[Part] = []
+    size = 0
+    while size < _AT_ONCE and (part := next(parts, None)) is not None:
+        _check_part(part)
+        some.append(part)
+        size += len(part.text)
+    return some
+
+
+def _in_utf8(text: str) -> bytes:
+    """Part after part: in one go it would hold all threads up."""
+    whole = BytesIO()
+    for start in range(0, len(text), _LONG_UTF8):
+        whole.write(text[start : start + _LONG_UTF8].encode())
+    return whole.getvalue()
+
+
+def _check_part(part: Part) -> None:
+    """Raises BadRequest when tokenising ``part`` would take too much memory."""
+    if len(part.text) > _LONGEST_PART:
+        raise BadRequest(
+            f"the prompt has {len(part.text)} characters at a stretch in which no place is known to end a token, such"
+            f" as the space between two words; wanted at most {_LONGEST_PART}"
+        )
+
+
+def _one_by_one(tokenizer: Tokenizer) -> Batch:
+    return lambda texts, framed: [tokenizer.encode(text, add_special_tokens=framed) for text in texts]

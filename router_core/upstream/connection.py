@@ -1,0 +1,332 @@
+"""One HTTP/1.1 connection to a worker: an asyncio protocol, parsed by httptools (llhttp).
+
+This is the byte path, so it has no task, no lock and no cancel scope per request. Framing is RFC 9112 and strict:
+what could be read in two ways (both lengths, repeated lengths, other transfer codings, bytes after the end) breaks
+the connection instead of being passed on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import select
+import ssl
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import httptools
+
+from router_core.errors import WorkerBroke, WorkerTimeout
+from router_core.types import Headers
+from router_core.upstream.reply import UpstreamReply
+
+__all__ = ["PLAIN_CONNECTION", "Connection", "Limits", "Pool"]
+
+#: Request bodies are handed to the transport in slices of this size, and wait while it is full.
+_SLICE = 256 * 1024
+
+# RFC 9110 section 7.6.1.
+_NOT_RETURNED = frozenset(
+    (b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-connection", b"te", b"trailer",
+     b"transfer-encoding", b"upgrade")
+)  # fmt: skip
+PLAIN_CONNECTION = frozenset((b"close", b"keep-alive"))
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Deadlines in seconds, sizes in bytes.
+
+    ``idle_s`` stays below the 5 s after which uvicorn, which most engines run on, closes an idle connection.
+    """
+
+    connect_s: float = 5.0
+    first_byte_s: float = 1800.0
+    silence_s: float = 300.0
+    idle_s: float = 4.0
+    head_bytes: int = 64 * 1024
+
+    @property
+    def tick_s(self) -> float:
+        """The seconds between two checks of the deadlines."""
+        return min(1.0, self.first_byte_s / 4, self.silence_s / 4, self.idle_s / 4)
+
+
+class Pool(Protocol):
+    """The part of a pool that its connections call."""
+
+    url: str
+    limits: Limits
+    loop: asyncio.AbstractEventLoop
+    heard_at: float
+
+    def put_back(self, connection: Connection) -> None:
+        """``connection`` is free again."""
+        ...
+
+    def forget(self, connection: Connection) -> None:
+        """``connection`` is closed."""
+        ...
+
+
+class Connection(asyncio.Protocol):
+    """One connection, busy with at most one exchange."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._reply: UpstreamReply | None = None
+        self._held = False
+        self._upload: memoryview | None = None
+        self._upload_paused = False
+        self.deadline = math.inf  # none until it is used
+        self._reset("")
+
+    def _reset(self, method: str) -> None:
+        self._method = method
+        self._answered = False
+        self._headers: Headers = []
+        self._head_bytes = 0
+        self._unparsed = 0
+        self._head_done = False
+        self._message_done = False
+        self._framed = False
+        self._ended = False
+        self._keep_alive = False
+        self._named: list[bytes] = []
+
+    # One exchange.
+
+    def begin(self, method: str, head: bytes, body: bytes) -> UpstreamReply:
+        """Send a request; the reply's head is awaited with :meth:`UpstreamReply.head`."""
+        transport = self._transport
+        assert transport is not None  # narrowing: connected before it is used
+        self._reset(method)
+        pool = self._pool
+        self._reply = reply = UpstreamReply(self, pool.loop)
+        self.deadline = pool.loop.time() + pool.limits.first_byte_s
+        if len(body) <= _SLICE:
+            transport.write(head + body if body else head)
+        else:
+            transport.write(head)
+            self._upload = memoryview(body)
+            self._pump()
+        return reply
+
+    def _pump(self) -> None:
+        while self._upload is not None and not self._upload_paused:
+            assert self._transport is not None  # narrowing: connected
+            self._transport.write(self._upload[:_SLICE])
+            self._upload = self._upload[_SLICE:] or None
+
+    def pause_writing(self) -> None:
+        self._upload_paused = True
+
+    def resume_writing(self) -> None:
+        self._upload_paused = False
+        self._pump()
+
+    def resume_reply(self) -> None:
+        """The client has taken what was there: go on reading."""
+        if self._held and self._transport is not None:
+            self._held = False
+            self.deadline = self._pool.loop.time() + self._pool.limits.silence_s
+            self._transport.resume_reading()
+
+    @property
+    def held(self) -> bool:
+        """True while the worker is held back for a slow client: its silence is not its fault."""
+        return self._held
+
+    @property
+    def open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def peer(self) -> str | None:
+        """The address that it leads to; None when it is closed already."""
+        if self._transport is None:
+            return None
+        try:
+            name = self._transport.get_extra_info("peername")
+        except OSError:  # uvloop asks the socket
+            return None
+        return str(name[0]) if name else None
+
+    @property
+    def quiet(self) -> bool:
+        """True when nothing has come since the last answer, nor waits in the kernel for the event loop's next turn.
+
+        Bytes that nobody asked for, or the end: the one must not become the next request's answer, the other
+        would cost it a second attempt. Half a microsecond.
+        """
+        return self.open and not self._arrivals(0)
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._reply = None
+        self._upload = None
+        self._pool.forget(self)  # now: the transport tells of its end at the loop's next turn only
+        if self._transport is not None:
+            self._transport.abort()
+
+    def expire(self) -> None:
+        """The deadline has passed."""
+        limits = self._pool.limits
+        what, limit = ("go on", limits.silence_s) if self._head_done else ("answer", limits.first_byte_s)
+        self._fail(WorkerTimeout(f"worker {self._pool.url} did not {what} within {limit:g} s"))
+
+    def _fail(self, error: WorkerBroke | WorkerTimeout) -> None:
+        reply = self._reply
+        self.abort()
+        if reply is not None:
+            reply.fail(error)
+
+    def break_off(self, what: str) -> None:
+        """Close at once; the exchange fails with "worker URL ``what``"."""
+        self._fail(WorkerBroke(f"worker {self._pool.url} {what}", answered=self._answered))
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are transports by behaviour only
+        poller = select.poll()
+        poller.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
+        self._arrivals = poller.poll
+
+    def eof_received(self) -> None:
+        assert self._transport is not None  # narrowing: connected
+        tls: ssl.SSLObject | None = self._transport.get_extra_info("ssl_object")
+        try:
+            # Without a closing alert somebody on the wire may have cut the body short (RFC 9112 section 9.8).
+            self._ended = tls is None or tls.read(1) == b""
+        except ssl.SSLError:
+            self._ended = False
+        # Left to itself the transport would wait, for ever perhaps, until the worker has taken the whole request.
+        self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._upload = None
+        self._pool.forget(self)
+        reply, self._reply = self._reply, None
+        if reply is not None:
+            if self._head_done and not self._framed and self._ended:
+                reply.end()  # RFC 9112 section 6.3, rule 8: the body ends with the connection
+            else:
+                when = "in the middle of its answer" if self._answered else "before answering"
+                reply.fail(
+                    WorkerBroke(
+                        f"worker {self._pool.url} closed the connection {when}", answered=self._answered
+                    )
+                )
+
+    def data_received(self, data: bytes) -> None:
+        if self._reply is None:
+            self.abort()  # bytes that nobody asked for; they must not become the next request's answer
+            return
+        self._answered = True
+        self._unparsed += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            if not self._message_done:
+                cause = error.__context__
+                self.break_off(str(cause) if isinstance(cause, _Refused) else f"broke HTTP: {error}")
+                return
+            self._keep_alive = False  # the answer is whole; what came after it is not
+        if self._message_done:
+            self._finish()
+        elif self._unparsed > self._pool.limits.head_bytes:
+            self.break_off(f"sent more than {self._pool.limits.head_bytes} bytes without a header or a body")
+        elif self._head_done:  # until then the deadline for an answer stands, however it drips
+            now = self._pool.heard_at = self._pool.loop.time()
+            self.deadline = now + self._pool.limits.silence_s
+
+    def _finish(self) -> None:
+        reply, self._reply = self._reply, None
+        assert reply is not None  # narrowing: a message ends while it is awaited
+        assert self._transport is not None  # narrowing: and it came over it
+        sent = self._upload is None and not self._transport.get_write_buffer_size()
+        if self._keep_alive and sent and not self._transport.is_closing():
+            if self._held:
+                self._held = False
+                self._transport.resume_reading()
+            self._pool.put_back(self)
+        else:
+            self._pool.heard_at = self._pool.loop.time()
+            self.abort()
+        reply.end()
+
+    # httptools. What is raised here comes out of feed_data as the context of an HttpParserCallbackError.
+
+    def on_message_begin(self) -> None:
+        if self._message_done:
+            self._keep_alive = False
+            raise _Refused("sent bytes after its answer")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._unparsed = 0
+        self._head_bytes += len(name) + len(value) + 4
+        if self._head_bytes > self._pool.limits.head_bytes:
+            raise _Refused(f"sent headers of more than {self._pool.limits.head_bytes} bytes")
+        if self._head_done:
+            return  # a trailer field: hop-by-hop here, since no client asked for it with TE
+        name = name.lower()
+        if name == b"content-length":
+            self._framed = True
+        elif name in _NOT_RETURNED:
+            if name == b"transfer-encoding":
+                # gzip and the like are for this hop only and were not asked for (no TE was sent)
+                if self._framed or value.strip().lower() != b"chunked":
+                    raise _Refused(f"framed its answer in an unknown way ({value[:80]!r})")
+                self._framed = True
+            elif name == b"connection" and value.lower() not in PLAIN_CONNECTION:
+                self._named += [token.strip().lower() for token in value.split(b",")]
+            return
+        self._headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if 100 <= status < 200:
+            if status == 101:
+                raise _Refused("switched protocols unasked")
+            return  # it counts as unparsed: no endless row of them
+        if not 200 <= status < 600:
+            raise _Refused(f"answered with status {status}")
+        self._unparsed = 0
+        self._head_done = True
+        headers = self._headers
+        if self._named:
+            headers = [pair for pair in headers if pair[0] not in self._named]
+        assert self._reply is not None  # narrowing: data is parsed only while a reply is awaited
+        self._reply.start(status, headers)
+        if self._method == "HEAD":
+            # The parser cannot be told that no body follows a HEAD, so this connection is not used again.
+            self._message_done = True
+            raise _Refused("sent an answer to HEAD")
+
+    def on_body(self, body: bytes) -> None:
+        self._unparsed = 0
+        if (
+            self._reply is not None
+            and self._reply.put(body)
+            and not self._held
+            and self._transport is not None
+        ):
+            self._held = True
+            self._transport.pause_reading()
+
+    def on_message_complete(self) -> None:
+        if self._head_done:
+            self._message_done = True
+            self._keep_alive = self._parser.should_keep_alive()
+        else:  # 1xx: for this hop only
+            self._headers = []
+            self._named = []
+            self._framed = False
+
+
+class _Refused(Exception):
+    """A protocol violation of the worker. The message continues "worker URL"."""

@@ -1,0 +1,239 @@
+"""Requests to one worker over pooled connections.
+
+All deadlines, and the age of idle connections, are looked at by one timer per worker, which runs only while
+there are connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import ssl
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from router_core.addresses import ANYWHERE
+from router_core.errors import BadRequest, WorkerBroke, WorkerUnreachable
+from router_core.types import Headers
+from router_core.upstream.connection import PLAIN_CONNECTION, Connection, Limits
+from router_core.upstream.reply import UpstreamReply
+
+__all__ = ["Limits", "Upstream"]
+
+# RFC 9110 section 7.6.1; Proxy-* are for this hop only (section 11.7); Host and the length are written anew;
+# "100 Continue" was settled with the client. Names with an underscore are the same ones to a server that speaks CGI.
+_NOT_SENT = frozenset(
+    (
+        b"connection", b"content-length", b"content_length", b"expect", b"host", b"keep-alive", b"proxy-authenticate",
+        b"proxy-authorization", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"transfer_encoding",
+        b"upgrade",
+    )
+)  # fmt: skip
+#: Seconds within which a connection that the worker had closed before it got a request shows that it is dead.
+_RACE_S = 0.5
+#: The one makes a tunnel of a connection that is used again; the other would show the client what the router adds.
+_NOT_PASSED = ("CONNECT", "TRACE")
+
+
+class Upstream:
+    """Requests to one worker."""
+
+    def __init__(
+        self,
+        url: str,
+        limits: Limits,
+        tls: ssl.SSLContext | None = None,
+        *,
+        api_key: str | None = None,
+        reachable: Callable[[str, str], bool] = ANYWHERE.reachable,
+    ) -> None:
+        parts = urlsplit(url)
+        self.url = url
+        self.limits = limits
+        self.heard_at = -math.inf  # loop time
+        self.loop = asyncio.get_running_loop()
+        self._host = parts.hostname or ""
+        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._tls = tls if parts.scheme == "https" else None
+        self._host_line = b"host: %s\r\n" % parts.netloc.encode("ascii")
+        self.authorize(api_key)
+        self._reachable = reachable
+        self._idle: list[Connection] = []
+        self._connections: set[Connection] = set()
+        self._retired = False
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    def authorize(self, api_key: str | None) -> None:
+        """Show ``api_key`` to the worker from now on, where a request brings no key of its own."""
+        line = b"" if api_key is None else b"authorization: Bearer %s\r\n" % api_key.encode("ascii")
+        self._key_line = line
+
+    @property
+    def open_connections(self) -> int:
+        """Connections that are open, busy or idle."""
+        return len(self._connections)
+
+    @property
+    def busy_connections(self) -> int:
+        """Connections with an exchange under way, or not yet made."""
+        return len(self._connections) - sum(connection.open for connection in self._idle)
+
+    async def request(self, method: str, target: bytes, headers: Headers, body: bytes = b"") -> UpstreamReply:
+        """Send a request; returns when the reply's status and headers are there.
+
+        A reused connection that dies at once, before the first byte of a reply, has lost the race with the worker's
+        keep-alive timer: the request is sent once more, on a fresh connection. Later a worker may have acted on it.
+        Raises WorkerUnreachable, which tells that nothing was sent, WorkerBroke and WorkerTimeout. On cancellation
+        the connection is closed.
+        """
+        head = self._head(method, target, headers, len(body))
+        lost: WorkerBroke | None = None
+        connection = self._take_idle()
+        if connection is not None:
+            sent_at = self.loop.time()
+            reply = connection.begin(method, head, body)
+            try:
+                await reply.head()
+            except WorkerBroke as error:
+                if error.answered or self._retired or self.loop.time() - sent_at > _RACE_S:
+                    raise
+                lost = error
+            except BaseException:
+                reply.close()
+                raise
+            else:
+                return reply
+        try:
+            connection = await self._connect()
+        except WorkerUnreachable:
+            if lost is not None:
+                raise lost from None
+            raise
+        reply = connection.begin(method, head, body)
+        try:
+            await reply.head()
+        except BaseException:
+            reply.close()
+            raise
+        return reply
+
+    def _head(self, method: str, target: bytes, headers: Headers, length: int) -> bytes:
+        if method in _NOT_PASSED:
+            raise BadRequest(f"{method} is not passed on to workers")
+        lines = [method.encode("ascii"), b" ", target, b" HTTP/1.1\r\n", self._host_line]
+        line_ends = 3  # of the request line, of Host, and of the empty line
+        named: list[bytes] = []
+        for name, value in headers:
+            if name not in _NOT_SENT:
+                lines += (name, b": ", value, b"\r\n")
+                line_ends += 1
+            elif name == b"connection" and value.lower() not in PLAIN_CONNECTION:
+                named += [token.strip().lower() for token in value.split(b",")]
+            elif name == b"transfer-encoding" and value.lower() != b"chunked":
+                raise BadRequest("wanted a body in no transfer coding but chunked")
+        if named:
+            rest = [pair for pair in headers if pair[0] not in named and pair[0] != b"connection"]
+            return self._head(method, target, rest, length)
+        if self._key_line and not any(name == b"authorization" for name, _ in headers):
+            lines.append(self._key_line)
+            line_ends += 1
+        if length or method not in ("GET", "HEAD", "DELETE", "OPTIONS"):
+            lines.append(b"content-length: %d\r\n" % length)
+            line_ends += 1
+        lines.append(b"\r\n")
+        head = b"".join(lines)
+        # The parser checked a client's headers; nothing has checked those of a plugin.
+        if head.count(b"\n") != line_ends or head.count(b"\r") != line_ends:
+            raise BadRequest("a header of the request has a line break in it")
+        return head
+
+    async def _connect(self) -> Connection:
+        connection = Connection(self)
+        self._connections.add(connection)
+        try:
+            async with asyncio.timeout(self.limits.connect_s):
+                await self.loop.create_connection(
+                    lambda: connection,
+                    self._host,
+                    self._port,
+                    ssl=self._tls,
+                    server_hostname=self._host if self._tls is not None else None,
+                )
+        except TimeoutError:
+            self._connections.discard(connection)
+            raise WorkerUnreachable(
+                f"worker {self.url} did not accept a connection within {self.limits.connect_s:g} s",
+                status=504,
+            ) from None
+        except (OSError, UnicodeError) as error:  # the second: a name that no resolver takes
+            self._connections.discard(connection)
+            raise WorkerUnreachable(f"worker {self.url} cannot be reached: {_reason(error)}") from None
+        except BaseException:
+            connection.abort()
+            self._connections.discard(connection)
+            raise
+        if self._sweeper is None:
+            self._sweeper = self.loop.call_later(self.limits.tick_s, self._sweep)
+        peer = connection.peer
+        if peer is None or not connection.open:
+            connection.abort()
+            raise WorkerUnreachable(f"worker {self.url} closed the connection at once")
+        if not self._reachable(self.url, peer):
+            connection.abort()
+            raise WorkerUnreachable(f"worker {self.url} is at {peer}, an address that no worker has")
+        return connection
+
+    # The pool: last in, first out, so that surplus connections grow old and go.
+
+    def _take_idle(self) -> Connection | None:
+        now = self.loop.time()
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.deadline > now and connection.quiet:
+                return connection
+            connection.abort()
+        return None
+
+    def put_back(self, connection: Connection) -> None:
+        """``connection`` is free again."""
+        if self._retired:
+            connection.abort()
+            return
+        self.heard_at = self.loop.time()
+        connection.deadline = self.heard_at + self.limits.idle_s
+        self._idle.append(connection)
+
+    def forget(self, connection: Connection) -> None:
+        """``connection`` is closed."""
+        self._connections.discard(connection)
+
+    def retire(self) -> None:
+        """Close the idle connections; each one in use closes at the end of its request."""
+        self._retired = True
+        while self._idle:
+            self._idle.pop().abort()
+
+    def _sweep(self) -> None:
+        now = self.loop.time()
+        idle = set(self._idle)
+        for connection in [*self._connections]:
+            if connection.deadline <= now and not connection.held:
+                if connection in idle:
+                    connection.abort()
+                else:
+                    connection.expire()
+        self._idle = [connection for connection in self._idle if connection.open]
+        self._sweeper = self.loop.call_later(self.limits.tick_s, self._sweep) if self._connections else None
+
+    def close(self) -> None:
+        """Close all connections; what is in flight fails."""
+        self.retire()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            self._sweeper = None
+        for connection in [*self._connections]:
+            connection.break_off("was cut off: the router is closing")
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
