@@ -15,8 +15,9 @@ from tokenizers import Tokenizer
 
 from benchmarks.first_generation import Trie
 from benchmarks.samples import Samples
+from slime_radix_cache.index.segment_store import Sampled
 from slime_radix_cache.index.segments import Context, pack_logprobs
-from slime_radix_cache.index.trajectories import Sampled, Trajectories
+from slime_radix_cache.index.trajectories import Trajectories
 
 __all__ = [
     "END",

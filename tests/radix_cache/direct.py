@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from radix_cache.toy import encode, pack, unpack
+from slime_radix_cache.index.segment_store import Sampled
 from slime_radix_cache.index.segments import context_ids
-from slime_radix_cache.index.trajectories import Sampled, Trajectories
+from slime_radix_cache.index.trajectories import Trajectories
 from slime_radix_cache.retrieval.answer import Lost, inexact_reason, record_of
 
 

@@ -7,8 +7,9 @@ from typing import Any
 import orjson
 
 from radix_cache.toy import EOS, encode, pack, sampled, spell, trajectories, unpack
+from slime_radix_cache.index.segment_store import Sampled
 from slime_radix_cache.index.segments import context_ids
-from slime_radix_cache.index.trajectories import Limits, Sampled, Trajectories
+from slime_radix_cache.index.trajectories import Limits, Trajectories
 from slime_radix_cache.retrieval.branches import Branch, Shared, answer_of, branches
 from slime_radix_cache.retrieval.formats import JSON
 from slime_radix_cache.retrieval.session_turns import SessionTurns

@@ -6,8 +6,9 @@ import pytest
 from radix_cache.direct import generate, read
 from radix_cache.toy import EOS, encode, pack, sampled, trajectories, unpack
 from slime_radix_cache.index.losses import Losses, Marks
+from slime_radix_cache.index.segment_store import Sampled
 from slime_radix_cache.index.segments import Prompt, Response, context_ids
-from slime_radix_cache.index.trajectories import Limits, Sampled, Trajectories
+from slime_radix_cache.index.trajectories import Limits, Trajectories
 from slime_radix_cache.retrieval.answer import record_of
 
 

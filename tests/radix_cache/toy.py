@@ -6,7 +6,8 @@ from array import array
 from collections.abc import Sequence
 
 from slime_radix_cache.index.losses import Losses
-from slime_radix_cache.index.trajectories import Limits, Sampled, Trajectories
+from slime_radix_cache.index.segment_store import Sampled
+from slime_radix_cache.index.trajectories import Limits, Trajectories
 from slime_radix_cache.tokens.special_tokens import SpecialTokens
 
 EOS = 9

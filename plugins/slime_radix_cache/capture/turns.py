@@ -12,9 +12,10 @@ import orjson
 from slime_radix_cache.capture.given_prompts import GivenPrompts
 from slime_radix_cache.capture.open_streams import OpenStreams
 from slime_radix_cache.capture.replies import NOTHING_SAMPLED, Unusable, read_output
+from slime_radix_cache.index.segment_store import Sampled
 from slime_radix_cache.index.segments import Context, Giver, Response, context_ids, links
 from slime_radix_cache.index.sessions import Running
-from slime_radix_cache.index.trajectories import Sampled, Trajectories
+from slime_radix_cache.index.trajectories import Trajectories
 from slime_radix_cache.tally import Tally
 from slime_radix_cache.tokens.encoding import Encoder
 from slime_radix_cache.tokens.spelling import Spelling

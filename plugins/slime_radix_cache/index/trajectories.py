@@ -1,39 +1,21 @@
-"""The trajectories of all rollouts: segments, index, ages, ownership and limits behind one small set of verbs."""
+"""The trajectories of all rollouts: what is found, recorded and forgotten, behind one small set of verbs."""
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from dataclasses import dataclass
 
 from router_core.weights import WeightVersions
-from slime_radix_cache.index.ages import Ages
 from slime_radix_cache.index.finding import Finder
 from slime_radix_cache.index.losses import Count, Losses
-from slime_radix_cache.index.segments import (
-    Context,
-    Giver,
-    Prompt,
-    Response,
-    Segment,
-    Versions,
-    links,
-    said_before,
-)
-from slime_radix_cache.index.sessions import Running, Sessions
-from slime_radix_cache.index.starts import Starts
-from slime_radix_cache.index.text_index import TextIndex, prompt_end, text_of
-from slime_radix_cache.index.text_node import Node
+from slime_radix_cache.index.segment_store import Sampled, SegmentStore, confirm
+from slime_radix_cache.index.segments import Context, Giver, Prompt, Response, Segment, links, said_before
+from slime_radix_cache.index.sessions import Running
+from slime_radix_cache.index.text_index import text_of
 from slime_radix_cache.index.text_search import Around, Cut, Match
 from slime_sglang.evidence import CONTRADICTION
 
-__all__ = ["Limits", "Sampled", "Trajectories"]
-
-# Memory of an object of each kind in CPython 3.11, with its parts but without packed values and text.
-_NODE_BYTES = 198
-_PROMPT_BYTES = 226
-_RESPONSE_BYTES = 636
-_SESSION_BYTES = 240
+__all__ = ["Limits", "Trajectories"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,27 +27,7 @@ class Limits:
     versions: int = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """An engine's answer, ready to be kept.
-
-    ``ids`` and ``logprobs`` are packed (see Response). ``text`` is what the client saw; the first ``visible``
-    tokens spell it (-1: it ends inside a token), the others spell ``tail``. ``doubt``: why its record is not exact;
-    ``adapter``: the LoRA adapter that sampled it.
-    """
-
-    ids: bytes
-    logprobs: bytes | None
-    text: str
-    visible: int
-    tail: str
-    versions: Versions
-    finish_reason: str
-    doubt: str | None = None
-    adapter: str | None = None
-
-
-class Trajectories:
+class Trajectories(SegmentStore):
     """Contexts by text. Every method is synchronous and leaves it whole: one event loop needs no lock."""
 
     def __init__(
@@ -75,25 +37,12 @@ class Trajectories:
         around: Around = lambda text, position: None,
         losses: Losses | None = None,
     ) -> None:
-        self.tokens = 0
-        self.segments = 0
+        super().__init__()
         self.evicted: Counter[str] = Counter()
         self.losses = losses if losses is not None else Losses()
         self._limits = limits
-        self._index = TextIndex()
-        self._starts = Starts()
-        self._ages = Ages()
-        self._payload_bytes = 0
-        self._sessions = Sessions()
         self._finder = Finder(self._index, self._starts, self._sessions, self.losses, cut, around)
         self._versions = WeightVersions()
-        self._generation = 0
-
-    @property
-    def size_bytes(self) -> int:
-        """Memory in use, text and bookkeeping included, as far as it can be counted."""
-        counts = self._index.nodes * _NODE_BYTES + len(self._sessions) * _SESSION_BYTES
-        return self._payload_bytes + self._index.size_bytes + counts
 
     # Looking: nothing is changed. See Finder.
 
@@ -133,21 +82,7 @@ class Trajectories:
         """True when a response of ``session`` had to go, or could not be recorded. O(1); rarely true without that."""
         return session in self.losses.sessions
 
-    # Contexts in flight.
-
-    def pin(self, context: Context) -> None:
-        """Keep ``context`` until :meth:`unpin`; to be called once for each."""
-        for segment, _ in links(context):
-            segment.pins += 1
-            if segment.pins == 1:
-                self._ages.remove(segment)
-
-    def unpin(self, context: Context) -> None:
-        """Undo one :meth:`pin`; the context counts as used now."""
-        for segment, _ in links(context):
-            segment.pins -= 1
-            if segment.pins == 0:
-                self._append(segment)
+    # Requests under way.
 
     def begin(self, running: Running) -> None:
         """A request is on its way; to be given to :meth:`end`. Its session speaks there from now on."""
@@ -192,7 +127,7 @@ class Trajectories:
             context = asked, len(asked)
         else:
             if context is not None and isinstance(context[0], Prompt):
-                _confirm(context[0], doubt)
+                confirm(context[0], doubt)
             begin = self._prompt_end(context, prompt)
         response = self._response(context, begin, sampled, session, again, instead_of)
         if doubt is not None and session is not None:
@@ -215,89 +150,6 @@ class Trajectories:
             self.losses.sessions.add(session)
         for text in texts or (b"",):  # one mark at least: nobody can count all candidates any more
             self.losses.texts.add(text)
-
-    def _prompt(
-        self, context: Context, ids: bytes, text: bytes, doubt: str | None, giver: Giver | None
-    ) -> Prompt:
-        node = self._index.insert(text)
-        parent, kept = context if context is not None else (None, 0)
-        for segment in node.ends:
-            if (
-                isinstance(segment, Prompt)
-                and segment.parent is parent
-                and segment.kept == kept
-                and segment.ids == ids
-            ):
-                _confirm(segment, doubt)
-                if segment.giver is not None:  # else the tokenizer makes these tokens of the text
-                    segment.giver = segment.giver.with_another(giver.sessions) if giver is not None else None
-                return segment
-        prompt = Prompt(context, ids, node, doubt, giver)
-        self._index.attach(prompt, node)
-        self._add(prompt, _PROMPT_BYTES)
-        return prompt
-
-    def _prompt_end(self, context: Context, prompt: bytes) -> Node:
-        """The node at which ``prompt`` ends, of which ``context`` has all tokens."""
-        before = context[0].node if context is not None else None
-        if before is not None and before.depth == len(prompt) and text_of(before) == prompt:
-            return before
-        return self._index.insert(prompt)  # the context is cut, has a hidden tail, or was found by its ids
-
-    def _response(
-        self,
-        context: Context,
-        begin: Node,
-        sampled: Sampled,
-        session: str | None,
-        again: Response | None,
-        part: Response | None,
-    ) -> Response:
-        """``begin`` is where its prompt ends. ``part``: as ``instead_of`` of :meth:`record`."""
-        node = self._index.insert(sampled.text.encode(), begin)
-        if again is not None and again in node.ends and _is_all(again, context, sampled, session):
-            return again
-        if session is not None:
-            session = sys.intern(session)  # each request brings its own
-        end = self._index.insert(sampled.tail.encode(), node)
-        response = Response(
-            context,
-            sampled.ids,
-            node,
-            end=end,
-            visible=sampled.visible,
-            start=begin.depth,
-            logprobs=sampled.logprobs,
-            versions=sampled.versions,
-            session=session,
-            finish_reason=sampled.finish_reason,
-            doubt=sampled.doubt,
-            adapter=sampled.adapter,
-        )
-        self._index.attach(response, node)
-        if end is not node:
-            self._index.attach(response, end)
-        self._index.begin(response, begin)
-        self._index.cover(response)
-        self._starts.add(response)
-        if session is not None:
-            self._sessions.add(session, response)
-            if part is not None and part in part.node.ends and _is_beginning(part, response):
-                self._sessions.grew(session, part, response)
-        self._add(response, _RESPONSE_BYTES)
-        return response
-
-    def _add(self, segment: Segment, overhead: int) -> None:
-        if segment.parent is not None:
-            segment.parent.children += 1
-        self.segments += 1
-        self.tokens += len(segment)
-        self._payload_bytes += segment.size_bytes + overhead
-        self._append(segment)
-
-    def _append(self, segment: Segment) -> None:
-        segment.generation = self._generation
-        self._ages.append(segment)
 
     def withdraw(self, part: Response) -> None:
         """Forget ``part``, of which more is recorded by now, if nothing goes on from it."""
@@ -369,31 +221,6 @@ class Trajectories:
         if before is not None:
             before.continuation_lost = True
 
-    def _remove(self, segment: Segment) -> None:
-        self._ages.remove(segment)
-        self._sessions.unanswered.evicted(segment)
-        if isinstance(segment, Response):
-            self._remove_response(segment)
-        else:
-            self._index.detach(segment, segment.node)
-        if segment.parent is not None:
-            segment.parent.children -= 1
-        self.segments -= 1
-        self.tokens -= len(segment)
-        overhead = _RESPONSE_BYTES if isinstance(segment, Response) else _PROMPT_BYTES
-        self._payload_bytes -= segment.size_bytes + overhead
-
-    def _remove_response(self, response: Response) -> None:
-        begin = prompt_end(response)
-        self._index.uncover(response)
-        self._starts.remove(response)
-        if response.end is not response.node:
-            self._index.detach(response, response.end)
-        self._index.detach(response, response.node)
-        self._index.unbegin(response, begin)
-        if response.session is not None:
-            self._sessions.remove(response.session, response)
-
 
 def _give(context: Context, giver: Giver) -> None:
     """``giver`` gave all ids of ``context``, those that another client had given first, too."""
@@ -404,31 +231,3 @@ def _give(context: Context, giver: Giver) -> None:
         if told is segment.giver:  # then it gave the ids before that, too
             return
         segment.giver = told
-
-
-def _confirm(prompt: Prompt, doubt: str | None) -> None:
-    """Another answer tells of ``prompt``: one that does not contradict itself makes it a fact."""
-    if doubt is None:
-        prompt.doubt = None
-
-
-def _is_beginning(part: Response, response: Response) -> bool:
-    """True when the tokens of ``part`` are the first of ``response``, in one context."""
-    return (
-        (part.parent, part.kept) == (response.parent, response.kept)
-        and part.session == response.session
-        and response.ids.startswith(part.ids)
-    )
-
-
-def _is_all(known: Response, context: Context, sampled: Sampled, session: str | None) -> bool:
-    """True when ``known`` is all that was ``sampled``."""
-    return (
-        (known.parent, known.kept) == (context if context is not None else (None, 0))
-        and known.session == session
-        and known.ids == sampled.ids
-        and known.logprobs == sampled.logprobs
-        and known.versions == sampled.versions
-        and known.finish_reason == sampled.finish_reason
-        and (known.doubt, known.adapter) == (sampled.doubt, sampled.adapter)
-    )

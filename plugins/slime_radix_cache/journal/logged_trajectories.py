@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 
 from slime_journal.record_log import RecordLog
 from slime_radix_cache.index.losses import Losses
+from slime_radix_cache.index.segment_store import Sampled
 from slime_radix_cache.index.segments import Context, Giver, Prompt, Response, Segment, said_before
 from slime_radix_cache.index.sessions import Running
 from slime_radix_cache.index.text_index import text_of
 from slime_radix_cache.index.text_node import Node
 from slime_radix_cache.index.text_search import Around, Cut
-from slime_radix_cache.index.trajectories import Limits, Sampled, Trajectories
+from slime_radix_cache.index.trajectories import Limits, Trajectories
 from slime_radix_cache.journal.log_records import Answered, Asked, Gone, Record, Seen
 from slime_radix_cache.journal.unfinished import UnansweredSessions
 

@@ -1,0 +1,214 @@
+"""Recorded segments in all structures that lead to them, counted."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+from slime_radix_cache.index.ages import Ages
+from slime_radix_cache.index.segments import Context, Giver, Prompt, Response, Segment, Versions, links
+from slime_radix_cache.index.sessions import Sessions
+from slime_radix_cache.index.starts import Starts
+from slime_radix_cache.index.text_index import TextIndex, prompt_end, text_of
+from slime_radix_cache.index.text_node import Node
+
+__all__ = ["Sampled", "SegmentStore", "confirm"]
+
+# Memory of an object of each kind in CPython 3.11, with its parts but without packed values and text.
+_NODE_BYTES = 198
+_PROMPT_BYTES = 226
+_RESPONSE_BYTES = 636
+_SESSION_BYTES = 240
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """An engine's answer, ready to be kept.
+
+    ``ids`` and ``logprobs`` are packed (see Response). ``text`` is what the client saw; the first ``visible``
+    tokens spell it (-1: it ends inside a token), the others spell ``tail``. ``doubt``: why its record is not exact;
+    ``adapter``: the LoRA adapter that sampled it.
+    """
+
+    ids: bytes
+    logprobs: bytes | None
+    text: str
+    visible: int
+    tail: str
+    versions: Versions
+    finish_reason: str
+    doubt: str | None = None
+    adapter: str | None = None
+
+
+class SegmentStore:
+    """Adds and removes segments: ``_index`` by text, ``_starts`` by ids, ``_sessions`` by session, ``_ages`` by use.
+
+    A segment that is pinned has no age, and is not removed.
+    """
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.segments = 0
+        self._index = TextIndex()
+        self._starts = Starts()
+        self._ages = Ages()
+        self._sessions = Sessions()
+        self._payload_bytes = 0
+        self._generation = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory in use, text and bookkeeping included, as far as it can be counted."""
+        counts = self._index.nodes * _NODE_BYTES + len(self._sessions) * _SESSION_BYTES
+        return self._payload_bytes + self._index.size_bytes + counts
+
+    def pin(self, context: Context) -> None:
+        """Keep ``context`` until :meth:`unpin`; to be called once for each."""
+        for segment, _ in links(context):
+            segment.pins += 1
+            if segment.pins == 1:
+                self._ages.remove(segment)
+
+    def unpin(self, context: Context) -> None:
+        """Undo one :meth:`pin`; the context counts as used now."""
+        for segment, _ in links(context):
+            segment.pins -= 1
+            if segment.pins == 0:
+                self._append(segment)
+
+    def _prompt(
+        self, context: Context, ids: bytes, text: bytes, doubt: str | None, giver: Giver | None
+    ) -> Prompt:
+        node = self._index.insert(text)
+        parent, kept = context if context is not None else (None, 0)
+        for segment in node.ends:
+            if (
+                isinstance(segment, Prompt)
+                and segment.parent is parent
+                and segment.kept == kept
+                and segment.ids == ids
+            ):
+                confirm(segment, doubt)
+                if segment.giver is not None:  # else the tokenizer makes these tokens of the text
+                    segment.giver = segment.giver.with_another(giver.sessions) if giver is not None else None
+                return segment
+        prompt = Prompt(context, ids, node, doubt, giver)
+        self._index.attach(prompt, node)
+        self._add(prompt, _PROMPT_BYTES)
+        return prompt
+
+    def _prompt_end(self, context: Context, prompt: bytes) -> Node:
+        """The node at which ``prompt`` ends, of which ``context`` has all tokens."""
+        before = context[0].node if context is not None else None
+        if before is not None and before.depth == len(prompt) and text_of(before) == prompt:
+            return before
+        return self._index.insert(prompt)  # the context is cut, has a hidden tail, or was found by its ids
+
+    def _response(
+        self,
+        context: Context,
+        begin: Node,
+        sampled: Sampled,
+        session: str | None,
+        again: Response | None,
+        part: Response | None,
+    ) -> Response:
+        """``begin`` is where its prompt ends. ``part``: its beginning, which was recorded before."""
+        node = self._index.insert(sampled.text.encode(), begin)
+        if again is not None and again in node.ends and _is_all(again, context, sampled, session):
+            return again
+        if session is not None:
+            session = sys.intern(session)  # each request brings its own
+        end = self._index.insert(sampled.tail.encode(), node)
+        response = Response(
+            context,
+            sampled.ids,
+            node,
+            end=end,
+            visible=sampled.visible,
+            start=begin.depth,
+            logprobs=sampled.logprobs,
+            versions=sampled.versions,
+            session=session,
+            finish_reason=sampled.finish_reason,
+            doubt=sampled.doubt,
+            adapter=sampled.adapter,
+        )
+        self._index.attach(response, node)
+        if end is not node:
+            self._index.attach(response, end)
+        self._index.begin(response, begin)
+        self._index.cover(response)
+        self._starts.add(response)
+        if session is not None:
+            self._sessions.add(session, response)
+            if part is not None and part in part.node.ends and _is_beginning(part, response):
+                self._sessions.grew(session, part, response)
+        self._add(response, _RESPONSE_BYTES)
+        return response
+
+    def _add(self, segment: Segment, overhead: int) -> None:
+        if segment.parent is not None:
+            segment.parent.children += 1
+        self.segments += 1
+        self.tokens += len(segment)
+        self._payload_bytes += segment.size_bytes + overhead
+        self._append(segment)
+
+    def _append(self, segment: Segment) -> None:
+        segment.generation = self._generation
+        self._ages.append(segment)
+
+    def _remove(self, segment: Segment) -> None:
+        self._ages.remove(segment)
+        self._sessions.unanswered.evicted(segment)
+        if isinstance(segment, Response):
+            self._remove_response(segment)
+        else:
+            self._index.detach(segment, segment.node)
+        if segment.parent is not None:
+            segment.parent.children -= 1
+        self.segments -= 1
+        self.tokens -= len(segment)
+        overhead = _RESPONSE_BYTES if isinstance(segment, Response) else _PROMPT_BYTES
+        self._payload_bytes -= segment.size_bytes + overhead
+
+    def _remove_response(self, response: Response) -> None:
+        begin = prompt_end(response)
+        self._index.uncover(response)
+        self._starts.remove(response)
+        if response.end is not response.node:
+            self._index.detach(response, response.end)
+        self._index.detach(response, response.node)
+        self._index.unbegin(response, begin)
+        if response.session is not None:
+            self._sessions.remove(response.session, response)
+
+
+def confirm(prompt: Prompt, doubt: str | None) -> None:
+    """Another answer tells of ``prompt``: one that does not contradict itself makes it a fact."""
+    if doubt is None:
+        prompt.doubt = None
+
+
+def _is_beginning(part: Response, response: Response) -> bool:
+    """True when the tokens of ``part`` are the first of ``response``, in one context."""
+    return (
+        (part.parent, part.kept) == (response.parent, response.kept)
+        and part.session == response.session
+        and response.ids.startswith(part.ids)
+    )
+
+
+def _is_all(known: Response, context: Context, sampled: Sampled, session: str | None) -> bool:
+    """True when ``known`` is all that was ``sampled``."""
+    return (
+        (known.parent, known.kept) == (context if context is not None else (None, 0))
+        and known.session == session
+        and known.ids == sampled.ids
+        and known.logprobs == sampled.logprobs
+        and known.versions == sampled.versions
+        and known.finish_reason == sampled.finish_reason
+        and (known.doubt, known.adapter) == (sampled.doubt, sampled.adapter)
+    )
