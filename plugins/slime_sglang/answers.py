@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 __all__ = [
     "PER_TOKEN",
+    "News",
     "ids_in",
     "ids_of",
     "is_abort",
     "is_aborted",
+    "longer",
     "read_event",
     "sampled_ids",
     "with_missing",
@@ -99,3 +101,28 @@ def without_queued(before: str, text: str) -> str:
     if text == queued + whole:
         return whole
     return text if text.startswith(before) else before
+
+
+class News(NamedTuple):
+    """Content of an event: the ``ids`` that are new, or all of them; all text (``is_full``) or what is new.
+
+    ``again``: how many ids at its end were told before.
+    """
+
+    ids: list[int]
+    has_all: bool
+    is_full: bool
+    again: int = 0
+
+
+def longer(known: Any, told: Any, total: int, news: News) -> Any:
+    """``known`` and, behind it, the entries for new tokens in ``told``, which may have all ``total`` of them."""
+    new = len(news.ids)
+    if not (isinstance(known, list) and isinstance(told, list)):
+        return told
+    if len(told) == total and told[: len(known)] == known:
+        return told  # some servers send them cumulative beside deltas
+    if news.again and len(told) == new + total:
+        return told[new:]
+    known += told[:new] if len(told) == new + news.again else told
+    return known

@@ -12,11 +12,20 @@ beside cumulative counters. Aborts have shapes of their own (its ``TokenizerMana
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 
-from slime_sglang.answers import PER_TOKEN, ids_in, ids_of, is_abort, with_missing, without_queued
+from slime_sglang.answers import (
+    PER_TOKEN,
+    News,
+    ids_in,
+    ids_of,
+    is_abort,
+    longer,
+    with_missing,
+    without_queued,
+)
 
 __all__ = ["AnswerSoFar", "whole_answer"]
 
@@ -29,18 +38,6 @@ def whole_answer(event: dict[str, Any]) -> dict[str, Any]:
     so_far = AnswerSoFar()
     so_far.take(event)
     return so_far.answer
-
-
-class _News(NamedTuple):
-    """Content of an event: the ``ids`` that are new, or all of them; all text (``is_full``) or what is new.
-
-    ``again``: how many ids at its end were told before.
-    """
-
-    ids: list[int]
-    has_all: bool
-    is_full: bool
-    again: int = 0
 
 
 class AnswerSoFar:
@@ -181,7 +178,7 @@ class AnswerSoFar:
         self, event: dict[str, Any], meta: dict[str, Any], ids: list[int], text: str | None
     ) -> str:
         """The same for the usual event of an incremental stream: half of the work."""
-        self._append(meta, _News(ids, has_all=False, is_full=False))
+        self._append(meta, News(ids, has_all=False, is_full=False))
         self._event = event
         self._see_version(meta)
         self._see_request(meta)
@@ -206,7 +203,7 @@ class AnswerSoFar:
                 if told is not None and self._request.setdefault(figure, told) != told:
                     self.rewritten = True
 
-    def _see_mode(self, ids: list[int], news: _News, aborted: bool) -> None:
+    def _see_mode(self, ids: list[int], news: News, aborted: bool) -> None:
         """Note if the event repeats others. An abort may do so in any stream, but for those ``ids`` that are all."""
         if news.has_all:
             self.cumulative |= not aborted or (news.ids is ids and len(ids) > 1)
@@ -224,20 +221,20 @@ class AnswerSoFar:
 
     # Reading of an event, by its counter first: that always counts all tokens.
 
-    def _read(self, ids: list[int] | None, meta: dict[str, Any], text: str | None) -> _News:
+    def _read(self, ids: list[int] | None, meta: dict[str, Any], text: str | None) -> News:
         known, count = self._ids, meta.get("completion_tokens")
         if ids is None:  # no engine of today; older ones were cumulative
             repeats = text is not None and not self.incremental and text.startswith(self.text)
-            return _News([], has_all=False, is_full=repeats)
+            return News([], has_all=False, is_full=repeats)
         begins = ids[: len(known)] == known
         if begins and len(ids) == count:
-            return _News(ids, has_all=True, is_full=True)
+            return News(ids, has_all=True, is_full=True)
         if len(known) + len(ids) == count and not (begins and self._repeats_logprobs(ids, meta)):
-            return _News(ids, has_all=False, is_full=False)
+            return News(ids, has_all=False, is_full=False)
         # The counter is missing, or wrong.
         longer = len(ids) > len(known) or self.cumulative or (count is None and not self.incremental)
         has_all = begins and longer
-        return _News(ids, has_all=has_all, is_full=has_all)
+        return News(ids, has_all=has_all, is_full=has_all)
 
     def _repeats_logprobs(self, ids: list[int], meta: dict[str, Any]) -> bool:
         """True when an event has a logprob for each of ``ids`` and begins with those of all tokens before."""
@@ -246,7 +243,7 @@ class AnswerSoFar:
             return False
         return len(told) == len(ids) and len(known) == len(self._ids) and told[: len(known)] == known
 
-    def _read_abort(self, ids: list[int], meta: dict[str, Any], text: str | None) -> _News:
+    def _read_abort(self, ids: list[int], meta: dict[str, Any], text: str | None) -> News:
         known, count = self._ids, meta.get("completion_tokens")
         begins = ids[: len(known)] == known
         is_again = len(known) + len(ids) - 1 == count and ids[-1:] == (ids[-2:-1] or known[-1:])
@@ -254,24 +251,24 @@ class AnswerSoFar:
         was_waiting = "prompt_tokens" not in meta and "prompt_tokens" in self.meta
         has_all_text = was_waiting or self.cumulative
         if ids and begins and len(ids) == count and not (was_waiting and is_again):
-            return _News(ids, has_all=True, is_full=True)
+            return News(ids, has_all=True, is_full=True)
         is_delta = len(known) + len(ids) == count
         told = meta.get("output_token_logprobs") or []
         if ids and len(told) == count and (has_all_text or not is_delta):
             sampled = ids_of(told)
             if sampled[: len(known)] == known and sampled[-1] == ids[-1]:
-                return _News(sampled, has_all=True, is_full=True)
+                return News(sampled, has_all=True, is_full=True)
         if not ids:
             repeats = text is not None and text.startswith(self.text)
-            return _News([], has_all=False, is_full=has_all_text or repeats)
+            return News([], has_all=False, is_full=has_all_text or repeats)
         if is_delta:
-            return _News(ids, has_all=False, is_full=has_all_text)
+            return News(ids, has_all=False, is_full=has_all_text)
         if is_again:
-            return _News(ids[:-1], has_all=False, is_full=True, again=1)
+            return News(ids[:-1], has_all=False, is_full=True, again=1)
         has_all = begins and len(ids) > len(known)
-        return _News(ids, has_all=has_all, is_full=has_all or has_all_text)
+        return News(ids, has_all=has_all, is_full=has_all or has_all_text)
 
-    def _read_text(self, text: str | None, news: _News, aborted: bool) -> str:
+    def _read_text(self, text: str | None, news: News, aborted: bool) -> str:
         if text is None:
             return ""
         before, self._has_text = self.text, True
@@ -287,7 +284,7 @@ class AnswerSoFar:
             self.text = text
         return self.text[len(before) :]
 
-    def _append(self, told: dict[str, Any], news: _News) -> None:
+    def _append(self, told: dict[str, Any], news: News) -> None:
         """Put what an event has ``told`` of new tokens behind that of the ones before."""
         if self._is_shared:
             known = self.meta
@@ -298,16 +295,4 @@ class AnswerSoFar:
         self._ids += news.ids
         for name in PER_TOKEN:
             if told.get(name) is not None:
-                self._lists[name] = self._longer(self._lists.get(name, []), told[name], news)
-
-    def _longer(self, known: Any, told: Any, news: _News) -> Any:
-        """``known`` and, behind it, the entries for new tokens in ``told``, which may have all."""
-        total, new = len(self._ids), len(news.ids)
-        if not (isinstance(known, list) and isinstance(told, list)):
-            return told
-        if len(told) == total and told[: len(known)] == known:
-            return told  # some servers send them cumulative beside deltas
-        if news.again and len(told) == new + total:
-            return told[new:]
-        known += told[:new] if len(told) == new + news.again else told
-        return known
+                self._lists[name] = longer(self._lists.get(name, []), told[name], len(self._ids), news)
