@@ -1,22 +1,26 @@
-"""Registered workers that have not answered yet."""
+"""Workers that come and go: registered, asked about themselves until they answer, drained."""
 
 from __future__ import annotations
 
 import logging
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import anyio
 import httpx
 from anyio.abc import TaskGroup
 
+from router_core.errors import MixedWorkers
 from router_core.pool import WorkerPool
 from router_core.settings import Settings
-from router_core.workers import JOINING, Worker, auth_headers
+from router_core.workers import DRAINING, JOINING, Worker, WorkerType, auth_headers, worker_url
 
 __all__ = ["FIRST_LOOK_S", "Introduction", "Refusal", "Registration", "get", "unwell"]
 
 logger = logging.getLogger(__name__)
 
+#: Seconds between looks at a worker that is to leave.
+_DRAINED_S = 0.05
 #: Seconds that registering waits for a worker's first answer.
 FIRST_LOOK_S = 2.0
 _MAX_INFO_BYTES = 1 << 20
@@ -43,7 +47,7 @@ class Introduction(Protocol):
 
 
 class Registration:
-    """Waits for registered workers to answer. Without an ``introduction`` any answer will do."""
+    """Registers workers and waits until they answer. Without an ``introduction`` any answer will do."""
 
     def __init__(
         self,
@@ -61,7 +65,66 @@ class Registration:
         self._expected: dict[str, float] = {}  # until when, by the worker's id
         self._asking = anyio.Semaphore(_ASKED_AT_ONCE)
 
-    def expect(self, worker: Worker, trouble: str) -> None:
+    async def add(
+        self,
+        url: str,
+        *,
+        worker_type: WorkerType | None = None,
+        facts: dict[str, Any] | None = None,
+        labels: dict[str, str] | None = None,
+        api_key: str | None = None,
+    ) -> tuple[Worker, str | None]:
+        """Register a worker, or give a known one a fresh start; without a ``worker_type`` it stays of its own, and
+        it keeps the ``facts`` that are not given.
+
+        Returns it and what was wrong with its first answer (None: it is ready). A worker that does not
+        answer yet stays ``joining`` and is looked at again until it does. One that is no engine of ours is removed, and
+        what was wrong is a Refusal. Raises BadRequest and MixedWorkers.
+        """
+        url = worker_url(url)
+        known = next((worker for worker in self._pool if worker.url == url), None)
+        if known is not None and worker_type is None:
+            worker_type = known.worker_type
+        worker = self._pool.add(
+            Worker(url, worker_type or "regular", facts or {}, labels or {}, api_key=api_key)
+        )
+        trouble = await self.look_at(worker)
+        if trouble is not None and worker in self._pool:
+            logger.warning("worker %s does not answer yet: %s", worker.url, trouble)
+            self._expect(worker, trouble)
+        return worker, trouble
+
+    async def add_first(self, workers: Mapping[str, dict[str, Any]]) -> None:
+        """Register the ``workers`` that a router starts with, by URL; it returns when each was looked at once.
+
+        Those that a plugin remembers are registered already.
+        """
+        known = {worker.url for worker in self._pool}
+        async with anyio.create_task_group() as first:
+            for url, about in workers.items():
+                if url not in known:
+                    first.start_soon(self._add_first, url, about)
+
+    async def _add_first(self, url: str, about: dict[str, Any]) -> None:
+        try:
+            await self.add(url, **about)
+        except MixedWorkers as error:  # with those of a plugin that remembers them
+            logger.error("worker %s is not registered: %s", url, error)
+
+    def drain(self, worker: Worker) -> None:
+        """Give ``worker`` nothing new, and remove it when what it has in flight is done."""
+        worker = worker.server
+        self._pool.hold(worker, DRAINING, "it leaves when what it has in flight is done", "draining")
+        self._tasks.start_soon(self._leave_when_idle, worker)
+
+    async def _leave_when_idle(self, worker: Worker) -> None:
+        while worker in self._pool and DRAINING in worker.holds:
+            if not worker.load:
+                self._pool.remove(worker)
+            else:
+                await anyio.sleep(_DRAINED_S)
+
+    def _expect(self, worker: Worker, trouble: str) -> None:
         """``worker`` does not answer yet, because of ``trouble``: look at it until it does."""
         self._explain(worker, trouble)
         is_awaited = worker.id in self._expected

@@ -8,6 +8,7 @@ import logging
 import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
@@ -17,7 +18,7 @@ from anyio.abc import TaskGroup, TaskStatus
 
 from router_core.addresses import ANYWHERE, AddressRules, CheckedTransport
 from router_core.client import Watch
-from router_core.errors import HTTPError, MixedWorkers, PluginError
+from router_core.errors import HTTPError, PluginError
 from router_core.exchange import Exchange, SessionSource
 from router_core.fair_turns import FairThreads, FairTurns
 from router_core.hooks import Hooks, a_reply, failure
@@ -32,14 +33,24 @@ from router_core.settings import Settings
 from router_core.upstream.pool import Limits
 from router_core.weights import WeightUpdate, WeightVersions
 from router_core.worker_urls import WorkerUrls
-from router_core.workers import DRAINING, Worker, WorkerChange, WorkerType, worker_url
+from router_core.workers import Worker, WorkerChange
 
 __all__ = ["Router"]
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between looks at a worker that is to leave.
-_DRAINED_S = 0.05
+
+@dataclass(slots=True)
+class _Life:
+    """Resources of a router that serves; ``announcing``: a version of the weights is told to the plugins."""
+
+    tasks: TaskGroup
+    http: httpx.AsyncClient
+    clients: Watch
+    registration: Registration
+    started: anyio.Event = field(default_factory=anyio.Event)
+    stopping: anyio.Event = field(default_factory=anyio.Event)
+    announcing: anyio.Lock = field(default_factory=anyio.Lock)
 
 
 class Router:
@@ -81,13 +92,7 @@ class Router:
         self.long_work = FairTurns()
         #: And what cannot be cut into steps goes here.
         self.threads = FairThreads()
-        self._clients: Watch | None = None
-        self._started: anyio.Event | None = None
-        self._stopping: anyio.Event | None = None
-        self._tasks: TaskGroup | None = None
-        self._http: httpx.AsyncClient | None = None
-        self._announcing: anyio.Lock | None = None
-        self._registration: Registration | None = None
+        self._life: _Life | None = None
         for _, setup in self.hooks.setup:
             setup(self)
         #: The chain of senders: the proxy, and around it those of plugins.
@@ -112,27 +117,29 @@ class Router:
         return self.addresses.reachable(url, address)
 
     @property
+    def _serving(self) -> _Life:
+        assert self._life is not None, "the router is not serving: start background work in the lifespan hook"
+        return self._life
+
+    @property
     def clients(self) -> Watch:
         """Notices clients that hang up."""
-        assert self._clients is not None, "the router is not serving"
-        return self._clients
+        return self._serving.clients
 
     @property
     def started(self) -> anyio.Event:
         """Set when all lifespans are entered: a plugin that remembers workers has them again."""
-        assert self._started is not None, "the router is not serving"
-        return self._started
+        return self._serving.started
 
     @property
     def stopping(self) -> anyio.Event:
         """Set when the router was told to end: who waits for a place or for a pause to end waits no longer."""
-        assert self._stopping is not None, "the router is not serving"
-        return self._stopping
+        return self._serving.stopping
 
     def stop(self) -> None:
         """The router was told to end, and finishes what is in flight."""
-        if self._stopping is not None:
-            self._stopping.set()
+        if self._life is not None:
+            self._life.stopping.set()
 
     def _hung_up(self, exchange: Exchange) -> bool:
         """The client of ``exchange`` has gone; true when all the workers that it is with were told."""
@@ -142,22 +149,17 @@ class Router:
     @property
     def tasks(self) -> TaskGroup:
         """The task group for background work, open while the router serves."""
-        assert self._tasks is not None, (
-            "the router is not serving: start background work in the lifespan hook"
-        )
-        return self._tasks
+        return self._serving.tasks
 
     @property
     def registration(self) -> Registration:
-        """Asks workers about themselves."""
-        assert self._registration is not None, "the router is not serving"
-        return self._registration
+        """Registers workers, and asks them about themselves."""
+        return self._serving.registration
 
     @property
     def http(self) -> httpx.AsyncClient:
         """A client for what is rare: probes and control. It ignores the environment's proxies; set a timeout."""
-        assert self._http is not None, "the router is not serving"
-        return self._http
+        return self._serving.http
 
     def worker_transport(self, **options: Any) -> httpx.AsyncBaseTransport:
         """For an httpx client of workers: checks who they are, and shows who we are. ``options`` are httpx's.
@@ -176,38 +178,30 @@ class Router:
 
         try:
             async with (
-                httpx.AsyncClient(trust_env=False, transport=self.worker_transport()) as self._http,
-                anyio.create_task_group() as life,
+                httpx.AsyncClient(trust_env=False, transport=self.worker_transport()) as http,
+                anyio.create_task_group() as whole,
             ):
-                self._announcing = anyio.Lock()
-                self._clients = Watch(asyncio.get_running_loop(), self._hung_up)
-                self._started, self._stopping = anyio.Event(), anyio.Event()
                 ended = anyio.Event()
-                self._tasks = await life.start(_host_tasks, ended)
+                tasks = await whole.start(_host_tasks, ended)
                 introduction = self.components.find("introduction")
-                self._registration = Registration(
-                    self.pool, self.settings, self._http, self._tasks, introduction
-                )
+                registration = Registration(self.pool, self.settings, http, tasks, introduction)
+                clients = Watch(asyncio.get_running_loop(), self._hung_up)
+                life = self._life = _Life(tasks, http, clients, registration)
                 async with AsyncExitStack() as stack:
                     for _, lifespan in self.hooks.lifespan:
                         await stack.enter_async_context(lifespan(self))
-                    known = {worker.url for worker in self.pool}  # of a plugin that remembers them
-                    # The first request finds those that are up.
-                    async with anyio.create_task_group() as first:
-                        for url, about in self._first_workers.items():
-                            if url not in known:
-                                first.start_soon(self._add_first, url, about)
-                    self._started.set()
+                    await registration.add_first(self._first_workers)
+                    life.started.set()
                     try:
                         yield
                     finally:
-                        self._tasks.cancel_scope.cancel()
+                        tasks.cancel_scope.cancel()
                         with anyio.CancelScope(shield=True):
                             await ended.wait()
-                life.cancel_scope.cancel()
+                whole.cancel_scope.cancel()
         finally:
             self.proxy.close()
-            self._tasks = self._http = self._clients = self._registration = None
+            self._life = None
 
     # The way of a request.
 
@@ -300,57 +294,17 @@ class Router:
 
     # Workers.
 
-    async def add_worker(
-        self,
-        url: str,
-        *,
-        worker_type: WorkerType | None = None,
-        facts: dict[str, Any] | None = None,
-        labels: dict[str, str] | None = None,
-        api_key: str | None = None,
-    ) -> tuple[Worker, str | None]:
-        """Register a worker, or give a known one a fresh start; without a ``worker_type`` it stays of its own, and
-        it keeps the ``facts`` that are not given.
+    async def add_worker(self, url: str, **about: Any) -> tuple[Worker, str | None]:
+        """Register a worker, see :meth:`Registration.add`."""
+        return await self.registration.add(url, **about)
 
-        Returns it and what was wrong with its first answer (None: it is ready). A worker that does not
-        answer yet stays ``joining`` and is looked at again until it does. One that is no engine of ours is removed, and
-        what was wrong is a Refusal. Raises BadRequest and MixedWorkers.
-        """
-        url = worker_url(url)
-        known = next((worker for worker in self.pool if worker.url == url), None)
-        if known is not None and worker_type is None:
-            worker_type = known.worker_type
-        worker = self.pool.add(
-            Worker(url, worker_type or "regular", facts or {}, labels or {}, api_key=api_key)
-        )
-        trouble = await self.registration.look_at(worker)
-        if trouble is not None and worker in self.pool:
-            logger.warning("worker %s does not answer yet: %s", worker.url, trouble)
-            self.registration.expect(worker, trouble)
-        return worker, trouble
-
-    async def _add_first(self, url: str, about: dict[str, Any]) -> None:
-        try:
-            await self.add_worker(url, **about)
-        except MixedWorkers as error:  # with those of a plugin that remembers them
-            logger.error("worker %s is not registered: %s", url, error)
+    def drain_worker(self, worker: Worker) -> None:
+        """Give ``worker`` nothing new, and remove it when what it has in flight is done."""
+        self.registration.drain(worker)
 
     def start_with(self, url: str, **about: Any) -> None:
         """Register ``url`` when the router starts, as :meth:`add_worker` does with ``about``; to be called in setup."""
         self._first_workers[url] = about
-
-    def drain_worker(self, worker: Worker) -> None:
-        """Give ``worker`` nothing new, and remove it when what it has in flight is done."""
-        worker = worker.server
-        self.pool.hold(worker, DRAINING, "it leaves when what it has in flight is done", "draining")
-        self.tasks.start_soon(self._leave_when_idle, worker)
-
-    async def _leave_when_idle(self, worker: Worker) -> None:
-        while worker in self.pool and DRAINING in worker.holds:
-            if not worker.load:
-                self.pool.remove(worker)
-            else:
-                await anyio.sleep(_DRAINED_S)
 
     def _worker_changed(self, worker: Worker, change: WorkerChange) -> None:
         if change == "removed":
@@ -366,11 +320,10 @@ class Router:
 
     async def announce_weights(self, version: str, source: str) -> WeightUpdate | None:
         """The workers in use serve ``version`` now: tell the plugins, in order, once. None when that was known."""
-        assert self._announcing is not None, "the router is not serving"
         for worker in self.pool:  # now: when its turn has come they may be further
             if worker.in_use:  # of the others nobody knows
                 self.pool.set_version(worker, version)
-        async with self._announcing:
+        async with self._serving.announcing:
             update = self.weights.move(version, source)
             if update is not None:
                 logger.info("weights at version %s (was %s, by %s)", version, update.previous, source)
