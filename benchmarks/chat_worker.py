@@ -12,7 +12,7 @@ from benchmarks.stand_in import Chunk, StandIn, Template
 
 __all__ = ["NAME", "stand_ins"]
 
-#: How a client names a request within its last question: some proxies drop members that they do not know.
+#: The mark by which a client names a request within its last question: some proxies drop members that they do not know.
 NAME = "This is request {}."
 
 _NAME_OF = re.compile(rb"This is request ([^.]+)\.")

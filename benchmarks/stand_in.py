@@ -21,7 +21,7 @@ import httptools
 
 __all__ = ["FACTS", "Chunk", "Fixed", "StandIn", "Stream", "Template", "serving_stand_in"]
 
-#: What a worker tells those who probe it, by path.
+#: A worker's answers to probes, by path.
 FACTS: dict[str, bytes] = {
     "/health": b"{}",
     **dict.fromkeys(

@@ -23,7 +23,7 @@ __all__ = ["OWN_TIME", "OWN_TIME_UVLOOP", "Backend", "OwnTimeLoop", "OwnTimeUvlo
 Backend = tuple[str, dict[str, Any]]
 _Events = list[tuple[selectors.SelectorKey, int]]
 
-#: What uvloop waits at most in one go, so that it is not more that is counted when the machine does other work then.
+#: Seconds that uvloop waits at most in one go: no more are counted when the machine does other work then.
 _TICK_S = 0.01
 _SHORTEST_TICK_S = 0.001
 
@@ -133,6 +133,6 @@ class OwnTimeUvloop(uvloop.Loop):
         self._ticked_at, self._computed_s = now, computed_s
 
 
-#: What ``anyio_backend`` returns for them.
+#: Values of ``anyio_backend`` for them.
 OWN_TIME: Backend = ("asyncio", {"loop_factory": OwnTimeLoop})
 OWN_TIME_UVLOOP: Backend = ("asyncio", {"loop_factory": OwnTimeUvloop})

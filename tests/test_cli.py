@@ -247,7 +247,7 @@ def test_command_line_overrides_environment_which_overrides_file(
 
 
 def test_a_bad_value_in_the_environment_is_told(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    # What Kubernetes puts there for a service that is named slime-router.
+    # Kubernetes puts this there for a service that is named slime-router.
     monkeypatch.setenv("SLIME_ROUTER_PORT", "tcp://10.96.0.1:30000")
     assert line_of(capsys) == "argument --port: invalid int value: 'tcp://10.96.0.1:30000'"
 

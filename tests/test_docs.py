@@ -292,7 +292,7 @@ async def test_each_documented_route_answers_as_documented(start: Start) -> None
         spoken = await running.client.post("/generate", json={"text": "Hi", "session_id": "s"})
         assert spoken.status_code == 200
         messages = [{"role": "user", "content": "Hi"}]
-        # What any of the routes may want.
+        # Values that any of the routes may want.
         wanted = {"url": url, "weight_version": "7", "text": "Hi", "messages": messages}
         for method, path in documented_routes():
             registered, _ = await running.router.add_worker(url)

@@ -110,7 +110,7 @@ class Tokens:
         except jwt.MissingRequiredClaimError as error:
             raise _invalid_token(f"it does not say {error.claim}") from None
         except Exception:
-            # Which of those for odd keys and claims are PyJWT's own differs between its versions.
+            # PyJWT's versions differ in which errors of odd keys and claims are their own.
             raise _invalid_token("its signature is wrong, or its key cannot be used") from None
 
     def _level(self, claims: Mapping[str, Any]) -> Level:

@@ -20,7 +20,7 @@ from slime_engine.language import ModelTokenizer
 __all__ = ["Bound", "Grammar", "GrammarKind", "Grammars"]
 
 GrammarKind = Literal["json_schema", "regex", "ebnf"]
-#: Which language the text of the grammar is written in, and the text.
+#: The language of the grammar, and its text.
 Grammar = tuple[GrammarKind, str]
 BoolArray = npt.NDArray[np.bool_]
 

@@ -11,7 +11,7 @@ from router_core.flags import add_flags, flag, read_flags
 
 __all__ = ["Readmit", "Settings", "add_options"]
 
-#: Which weights a worker may come back with.
+#: The weights with which a worker may come back.
 Readmit = Literal["matching", "any"]
 
 

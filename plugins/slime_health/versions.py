@@ -119,7 +119,7 @@ class Versions:
             if watch.worker.said_version != worker.said_version:
                 self.questions.ask(watch, source)
 
-    # Which weights the fleet has.
+    # The weights of the fleet.
 
     async def settle(self, source: str = PROBES) -> None:
         """Move the fleet to the version on which its workers agree.
@@ -199,7 +199,7 @@ class Versions:
         if self._moved_to(router) is not None:
             router.tasks.start_soon(self.settle)
 
-    # Which workers are used.
+    # The workers in use.
 
     def _fit(self, router: Router, said: str | None) -> Fit:
         if self._settings.readmit == "any" or router.weights.differ() or router.pool.passthrough:

@@ -34,9 +34,9 @@ _FLAGS = (
     "--connect-timeout-secs", "1", "--request-timeout-secs", "5", "--stream-silence-timeout-secs", "5",
     "--control-timeout-s", "2", "--cb-timeout-duration-secs", "2",
 )  # fmt: skip
-#: How long the end may take: for recovering, for counts to become zero, for what was used to be given back.
+#: Seconds that the end may take: for recovering, for counts to become zero, for what was used to be given back.
 _SETTLED_S = 30.0
-#: How much longer than asked for it goes on until everything has happened that is to happen.
+#: Seconds more than asked for that it goes on until everything has happened that is to happen.
 _MORE_S = 90.0
 _MORE_FILES, _MORE_TASKS, _MORE_BYTES = 8, 4, 64 << 20
 _TRACEBACK = re.compile(r"^.*\n(?:  [+|] .*\n)*Traceback.*(?:\n[ \w].*)*", re.MULTILINE)

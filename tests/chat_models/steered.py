@@ -40,12 +40,12 @@ __all__ = [
 
 #: A text, in which special tokens written out are those tokens; or the very ids.
 Answer = str | tuple[int, ...]
-#: What may be said behind these tokens; with nothing to choose from, the model says what it likes.
+#: Texts that may be said behind these tokens; with nothing to choose from, the model says what it likes.
 Script = Callable[[list[int]], Sequence[Answer]]
 
 #: Added to the logits of what may come next: no temperature and no penalty makes up for it.
 _CERTAIN = 1000.0
-#: How much the model's own likes count among spellings; with 1 it would spell as it has learnt to.
+#: Weight of the model's own likes among spellings; with 1 it would spell as it has learnt to.
 _LIKES = 0.1
 
 _Rest = bytes | tuple[int, ...]

@@ -36,7 +36,7 @@ __all__ = [
 SYSTEM = "Ask before you answer."
 QUESTION = "Where shall I go, Zürich or São Paulo?"
 LAST_WORDS = "Stay at home: it rains “everywhere” ☔"
-#: What the model says, turn by turn. It spells its arguments as no client would.
+#: The model's answers, turn by turn. It spells its arguments as no client would.
 ANSWERS = (
     Words(
         "",
@@ -78,7 +78,7 @@ def clock(city: str) -> str:
     return f"23:59 in {city} ☾"
 
 
-#: What the tools say to the calls in ANSWERS.
+#: The tools' results of the calls in ANSWERS.
 RESULTS = (weather("Zürich", 2), weather("São Paulo", 3), clock("東京"))
 
 

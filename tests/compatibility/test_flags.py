@@ -16,7 +16,7 @@ from slime_sglang.gateway_flags import FLAGS, GatewayFlag
 
 #: The plugin that has flags of the gateway and is not loaded by default.
 PLUGINS = ("--plugin", "openai")
-#: Where ours means the same and begins elsewhere, what it begins with. The page on operations says why.
+#: Defaults of flags that mean the same with us and begin elsewhere. The page on operations says why.
 OTHER_DEFAULTS = {
     "--host": "127.0.0.1",
     "--policy": "least_inflight",
@@ -60,7 +60,7 @@ def test_each_flag_of_theirs_is_in_one_class(ours: dict[str, argparse.Action]) -
     real = {name for name in GATEWAY if name in ours and ours[name].dest != dests.get(name)}
     assert set(GATEWAY) == real | IDLE | REFUSED
     assert real & REFUSED == set()
-    # What a plugin has that is not always loaded is idle without it.
+    # Flags of a plugin that is not always loaded are idle without it.
     assert real & IDLE == {"--chat-template", "--reasoning-parser", "--tool-call-parser"}
 
 

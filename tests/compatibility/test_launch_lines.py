@@ -36,7 +36,7 @@ PAIRS = """--pd-disaggregation \\
   --prefill http://prefill1:8000 9000 --prefill http://prefill2:8000 none \\
   --decode http://decode1:8001 --decode http://decode2:8001"""
 
-#: What starts, and the flags of it that have no effect.
+#: Lines that start, and their flags that have no effect.
 LINES = {
     "regular": (
         f"python -m sglang_router.launch_router {WORKERS} --policy cache_aware --host 0.0.0.0 --port 30000",
@@ -142,7 +142,7 @@ LINES = {
     ),
 }
 
-#: What does not start, and the flag or value that is named.
+#: Lines that do not start, and the flag or value that is named.
 REFUSED = {
     "python -m sglang_router.launch_router --worker-urls grpc://127.0.0.1:20000"
     " --model-path meta-llama/Llama-3.1-8B-Instruct --reasoning-parser deepseek-r1": "grpc://127.0.0.1:20000",

@@ -28,7 +28,7 @@ from slime_engine.settings import Settings
 pytestmark = pytest.mark.anyio
 
 PROMPT = "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"
-#: What is asked for takes ten seconds.
+#: A request that takes ten seconds.
 SAMPLING = {"max_new_tokens": 1000, "ignore_eos": True}
 CHAT = {"messages": [{"role": "user", "content": "Why?"}], "max_tokens": 1000, "ignore_eos": True}
 

@@ -45,7 +45,7 @@ async def test_new_requests_wait_and_go_on_when_generation_does() -> None:
         for _ in range(3):
             await asked.waits()
         await asked.waits("/v1/completions")
-        # What does not generate passes, and the router's own routes too.
+        # Requests that do not generate pass, and those to the router's own routes.
         assert (await running.client.post("/tokenize", json={})).status_code == 200
         assert (await running.client.get("/health")).status_code == 200
         assert (await running.client.post("/flush_cache")).status_code == 200

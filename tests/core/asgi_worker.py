@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 __all__ = ["EVENTS", "app", "make_app"]
 
-#: What ``/events`` sends, one for each ``/next``.
+#: Pieces that ``/events`` sends, one for each ``/next``.
 EVENTS = [b"data: one\n\n", b"data: two\ndata: three\n\n", b"data: [DONE]\n\n"]
 
 

@@ -118,7 +118,7 @@ async def test_a_client_that_takes_nothing_is_cut_off_and_its_worker_is_free(
                 await left.wait()
             await until(lambda: router.proxy.open_connections == 0)
             await until(lambda: not any(worker.in_flight for worker in router.pool))
-            # What it finds when it looks at last is visibly not whole.
+            # The answer that it finds when it looks at last is visibly not whole.
             with pytest.raises(ValueError, match="without sending complete"):
                 content(await hear_all(raw))
     [line] = [record for record in caplog.records if record.levelno >= logging.WARNING]

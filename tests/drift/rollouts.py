@@ -34,7 +34,7 @@ TOOLS = [
     for name in ("weather", "time")
 ]
 
-#: What the model says in turn. Its spelling of arguments is nobody's else.
+#: The model's answers in turn. Its spelling of arguments is nobody's else.
 PLAIN = (
     Words("Two words, café.\n", thoughts="short"),
     Words("  indented 日本語 😀", thoughts="  they want\nmore  "),

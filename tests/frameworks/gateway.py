@@ -17,7 +17,7 @@ __all__ = ["CHAT", "COMPLETIONS", "Gateway", "Message", "assert_told_once", "log
 
 Message = dict[str, Any]
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-#: What the cumulative mode leaves out of an agent's request.
+#: Fields that the cumulative mode leaves out of an agent's request.
 _OF_CHATS = ("messages", "stream", "stream_options", "tools", "tool_choice")
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 
-#: What the sessions are served by.
+#: The server of the sessions.
 BACKEND = pytest.mark.parametrize("through_router", [True, False], ids=["router", "engine"])
 CALL = (
     "<think>\nA “plan” ☔.\n</think>\n\n"

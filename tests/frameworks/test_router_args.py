@@ -28,7 +28,7 @@ NOT_GIVEN = {
 }
 #: Without the prefix in the gateway, too.
 BARE = {"--host", "--port", "--worker-urls"}
-#: What a flag takes whose values have a form.
+#: Values for flags whose values have a form.
 WORDS = {
     "--worker-urls": ["http://127.0.0.1:1", "http://127.0.0.1:2"],
     "--prefill": ["http://127.0.0.1:1", "9000"],

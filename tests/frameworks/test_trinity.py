@@ -28,7 +28,7 @@ STREAMED = pytest.mark.parametrize("streamed", [False, True], ids=["whole", "str
 ROLLOUTS = 4
 
 
-#: What its models import of vLLM, for pictures, whatever the engine is.
+#: Names that its models import of vLLM, for pictures, whatever the engine is.
 VLLM = {
     "vllm": (),
     "vllm.config": ("ModelConfig",),

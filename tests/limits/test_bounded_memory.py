@@ -18,7 +18,7 @@ pytestmark = pytest.mark.anyio
 
 MIB = 1 << 20
 STREAM = 200 * MIB
-#: What may come on top of a process at rest: allocators round up, and a read is 256 KiB.
+#: Memory that may come on top of a process at rest: allocators round up, and a read is 256 KiB.
 GROWTH = 32 * MIB
 
 

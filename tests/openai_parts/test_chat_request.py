@@ -446,7 +446,7 @@ def test_messages_have_to_be_there() -> None:
         read_chat([])
 
 
-#: What may stand at the wrong place.
+#: Values that may stand at the wrong place.
 ODD: tuple[Any, ...] = (
     *(None, True, 0, -1, 0.5, 2**63, "", "x", [], [None], ["x"], [[]], [{}], {}),
     *({"x": 1}, {"type": ["x"]}, {"type": "function"}, {"type": "text"}),

@@ -140,7 +140,7 @@ def test_arguments_that_no_template_can_write_stay_text(arguments: str) -> None:
     assert as_object(arguments) is None
 
 
-#: What a template does to a content, by name.
+#: Changes of a content by a template, by name.
 TRIMMING = {
     "m.content": Trim(),
     "m.content | trim": Trim(None, None),

@@ -28,7 +28,7 @@ FAMILIES = list(WRITTEN)
 QWEN3 = REASONING_FORMATS["qwen3"]
 CUTS = st.lists(st.integers(0, 300), max_size=12)
 
-#: What formats have tags for, and what breaks them.
+#: Texts that formats have tags for, and texts that break them.
 FRAGMENTS = [
     "<think>", "</think>", "<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]",
     "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>",
@@ -88,7 +88,7 @@ def test_the_stream_equals_the_whole_however_the_text_is_split(
         assert message(read(family, *pieces, reasoning=reasoning, stop=stop)) == message(whole)
 
 
-#: What may be missing of a text: white space, tags, and what stands around the arguments in the JSON of a call.
+#: Parts that may be missing of a text: white space, tags, and what stands around the arguments in the JSON of a call.
 FRAME = [
     re.compile(each)
     for each in (

@@ -24,7 +24,7 @@ from slime_engine.settings import Settings
 
 __all__ = ["PROMPT", "Front", "Half", "Pairs", "disaggregated", "rows"]
 
-#: What is put before an engine.
+#: An application that is put before an engine.
 Front = Callable[[Starlette], ASGIApp]
 
 PROMPT = "<|im_start|>user\nTell me a short story.<|im_end|>\n<|im_start|>assistant\n"

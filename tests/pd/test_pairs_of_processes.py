@@ -96,7 +96,7 @@ async def test_processes_that_are_killed_cost_no_answer(start: Start, tmp_path: 
                     tasks.start_soon(ask, f"r{number}.")
                 await until(lambda: len(readers[0].entries()) >= 8)
                 readers[0].kill()  # while it reads
-                # What it held goes to the other reader, and to the other writer than at first.
+                # Its requests go to the other reader, and to the other writer than at first.
                 await until(lambda: len(readers[1].entries()) == 24)
                 await until(lambda: bool(writers[1].amid()))
                 await anyio.sleep(0.6)

@@ -39,7 +39,7 @@ _WORDS = (
     "☔",
 )
 _ABORT = {"type": "abort", "message": "new weights"}
-#: How an abort is told: as any other end, or as SGLang does out of its queue, or with nothing but the reason.
+#: Shapes of an abort: as any other end, or as SGLang does out of its queue, or with nothing but the reason.
 _SHAPES = ("plain", "queue", "bare")
 
 

@@ -111,7 +111,7 @@ class Judge:
         ]
         whole = is_spelt(fact.consumed, fact.prompt)
         fact.is_spelt = any(each) or whole
-        # What given tokens go on from is known by their text, which writes hidden ones out.
+        # The context of given tokens is known by their text, which writes hidden ones out.
         fact.is_surely_spelt = all(each) and (whole or not fact.asked.given)
 
     def anchors(self, fact: Fact, text: str, *, reading: bool) -> list[Anchor]:

@@ -84,7 +84,7 @@ class Model(RuleBasedStateMachine):
         self.version = 0
         self.clock = 0
 
-    # What is asked of the model.
+    # Questions to the model.
 
     def _in_order(self, text: str, session: str | None) -> list[Callable[[Response | None, int], bool]]:
         """Contexts to go on from, by their last response and how much of it there is.
@@ -243,7 +243,7 @@ class Model(RuleBasedStateMachine):
                 true.append((record.tokens.tolist(), record.loss_mask.tolist()))
         return true
 
-    # How a turn goes.
+    # The course of a turn.
 
     def _leave(self, text: str, session: str | None) -> None:
         prompt = text.encode()

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BORROWS", "CHATML", "Conversation", "Markup", "Stage", "acting", "routed", "stage_of", "staged"]
 
-#: How a client makes its next prompt out of what it got.
+#: Ways of a client to make its next prompt out of an answer.
 MANNERS = (
     *("template", "template", "template", "strip", "cut", "close"),
     *("append", "bare", "replace", "repeat", "ids"),

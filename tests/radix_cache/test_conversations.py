@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 
-#: How a client makes its next prompt out of what it got.
+#: Ways of a client to make its next prompt out of an answer.
 MANNERS = ("template", "strip", "cut", "append", "leave_early")
 
 

@@ -15,7 +15,7 @@ from slime_radix_cache.index.segments import Segment
 from slime_radix_cache.index.text_node import Node
 from slime_radix_cache.index.trajectories import Limits, Trajectories
 
-#: What was lost last is counted by its hash, and an int has 28 to 36 bytes. A leak would show 20,000 times.
+#: Late losses are counted by their hashes, and an int has 28 to 36 bytes. A leak would show 20,000 times.
 _HASHES_BYTES = 10_000
 
 

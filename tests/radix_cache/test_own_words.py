@@ -9,7 +9,7 @@ from radix_cache.toy import EOS, pack, sampled, trajectories, unpack
 from slime_radix_cache.index.segments import Response, context_ids
 from slime_radix_cache.index.trajectories import Trajectories
 
-#: What both were asked in the second turn; ``own`` then says ``b`` and ``a``, which nobody would write in two tokens.
+#: The second question to both; ``own`` then says ``b`` and ``a``, which nobody would write in two tokens.
 SECOND = "aabé"
 THIRD = "aabébaé"
 

@@ -265,7 +265,7 @@ async def test_every_session_of_many_conversations_is_one_exact_record(start: St
         for rollout in rollouts:
             path = f"/trajectories/{quote(rollout.name, safe='')}"
             *others, record = (await running.client.get(path)).json()["trajectories"]
-            # What was cut within its first token is in no later context: a leaf of its own.
+            # A response that was cut within its first token is in no later context: a leaf of its own.
             dropped = [entry for entry in map(entries.__getitem__, rollout.rids) if is_dropped(entry, record)]
             assert all(is_of(*pair) for pair in zip(others, dropped, strict=True))
             tokens, known = truth(rollout, entries)

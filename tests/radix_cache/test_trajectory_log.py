@@ -339,7 +339,7 @@ async def test_files_that_are_half_empty_are_written_again_without_what_has_gone
         assert len(files(directory)) < 8
         again = after_a_kill(kept, directory, limits)
         pictured = picture(again)
-        # What a session lost may be told for too long where its name was used again: then less is promised.
+        # Losses of a session may be told for too long where its name was used again: then less is promised.
         assert pictured.pop("incomplete") >= (expected := picture(kept)).pop("incomplete")
         assert pictured == expected
     kept.close()

@@ -31,7 +31,7 @@ DONE = b"data: [DONE]\n\n"
 ABORT = {"type": "abort", "message": "new weights"}
 LENGTH = {"type": "length", "length": 4}
 
-#: What a worker does: it sends a piece, or waits for something or so many seconds.
+#: A worker's script: it sends a piece, or waits for something or so many seconds.
 Step = bytes | float | anyio.Event
 #: Instead of a wait: it closes the connection.
 BREAKS = -1.0

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 FLAGS = ("--resume-aborted", "--abort-retry-wait-s", "0")
-#: What is sampled, and how it is to end with the last of it.
+#: Tokens that are sampled, and the end that the last of them is.
 ENDS: dict[str, tuple[str, dict[str, Any]]] = {
     "eos": ("the town<|im_end|>", {}),
     "other eos": ("the town<|endoftext|>", {"skip_special_tokens": False}),

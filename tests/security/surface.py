@@ -20,7 +20,7 @@ async def status(running: Running, line: str, key: str | None = None) -> int:
 
 
 OPEN = ["GET /health", "HEAD /health", "GET /liveness", "GET /readiness", "GET /health?a=b", "GET /%68ealth"]
-#: What the worker answers to whoever generates.
+#: The worker's answer to a generation.
 DATA = [
     *("POST /generate", "POST /generate?a=/update_weights_from_disk", "POST /v1/chat/completions"),
     *("POST /v1/completions", "POST /v1/embeddings", "GET /v1/models", "GET /v1/models/Qwen/Qwen3-0.6B"),
@@ -28,7 +28,7 @@ DATA = [
     *("POST /tokenize", "POST /detokenize", "POST /encode", "POST /classify", "POST /rerank", "POST /score"),
     *("GET /get_model_info", "POST http://elsewhere/generate", "POST /generate#/../flush_cache"),
 ]
-#: What a worker may take for control, whatever it makes of the spelling.
+#: Paths that a worker may take for control, whatever it makes of the spelling.
 CONTROL = [
     *("POST /update_weights_from_disk", "POST /load_lora_adapter", "POST /v1/load_lora_adapter"),
     *("POST /configure_logging", "POST /abort_request", "GET /flush_cache", "POST /flush_cache"),

@@ -54,7 +54,7 @@ async def test_access_of_each_caller_to_each_route(
     words = [word for name in flags for word in (FLAGS[name] or provider.flags)]
     closed = flags != ["--api-key"]  # something else than the traffic key opens control
     nobody = Level.OPEN if "--api-key" in flags else Level.TRAFFIC
-    #: What each may do, and the flag without which it is nobody.
+    #: The rights of each, and the flag without which it is nobody.
     callers: dict[str | None, tuple[Level, str]] = {
         None: (nobody, ""),
         "no key": (nobody, ""),

@@ -40,7 +40,7 @@ EVERYTHING = (
     *(part for name in PLUGINS for part in ("--plugin", name)),
 )
 
-#: Where Python runs, or code of ours or others lies.
+#: Paths of Python, and of code of ours and others.
 _INNARDS = re.compile(r'Traceback|File "|\.py\b|site-packages|/router_core/|/plugins/slime_|0x[0-9a-f]{8,}')
 
 MESSAGES = [{"role": "user", "content": LONG}]

@@ -8,7 +8,7 @@ import pytest
 
 from slime_sglang.request_fields import unknown_field
 
-#: What slime and SGLang's own clients send.
+#: Fields that slime and SGLang's own clients send.
 USUAL: dict[str, Any] = {
     "input_ids": [1, 2],
     "sampling_params": {"temperature": 1.0, "max_new_tokens": 8, "stop": ["a"], "no_stop_trim": True},

@@ -128,7 +128,7 @@ _VALUES = st.one_of(_scalars, _scalars, _strings, _lists, _objects, _nested, _nu
 
 _USER = b'[{"role":"user","content":"Hi"}]'
 _SAMPLING = b'{"max_new_tokens":1}'
-#: What these fields are lists of, where they are large and mean something.
+#: Items of these fields, where they are large lists and mean something.
 MEANT: Mapping[str, Sequence[bytes]] = {
     "text": (b'"a"', b'"a sample"', b'"<|im_start|>user\\nHi<|im_end|>\\n"'),
     "input_ids": (b"1", b"12345", b"[1]", b"[5,6,7]", b"99999999999"),
@@ -172,7 +172,7 @@ _LEAST: Mapping[str, Sequence[tuple[str, bytes]]] = {
     "/retrieve_from_messages_template": (("messages", _USER),),
     "/abort_request": (("rid", b'"a"'),),
 }
-#: What a worker is asked beside what the description tells of.
+#: Requests to a worker beside those that the description tells of.
 _PROXIED: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("POST", "/generate"): (
         *("text", "input_ids", "sampling_params", "rid", "session_id", "model", "stream", "lora_path", "n"),

@@ -20,7 +20,7 @@ def _laborious(path: str, *members: tuple[str, Part]) -> Asked:
 
 _GENERATE, _CHAT, _COMPLETIONS = "/generate", "/v1/chat/completions", "/v1/completions"
 _MESSAGE = b'{"role":"user","content":"a"}'
-#: What is known to take long when it is done in one go, with a megabyte of each.
+#: Bodies that take long when they are read in one go, with a megabyte of each.
 LABORIOUS: Mapping[str, Asked] = {
     "id lists": _laborious(_GENERATE, ("text", plain(b"null")), ("input_ids", items(b"[1]", 50_000))),
     "texts": _laborious(_GENERATE, ("text", items(b'"a sample"', 90_000))),

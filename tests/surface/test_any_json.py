@@ -52,11 +52,11 @@ _SETTINGS = settings(
 _PLUGINS = ("limits", "sessions", "state", "models", "radix_cache", "openai", "r3", "policies", "retries")
 #: Of a request that seems to hold the event loop up.
 _TRIES = 3
-#: What is undone after each case; until then nobody waits for it.
+#: Pauses, which are undone after each case; until then nobody waits for it.
 _PAUSES = ("/pause_generation", "/release_memory_occupation")
 _UNDONE = ("/continue_generation", "/resume_memory_occupation")
 
-#: What the engine says.
+#: The engine's answer.
 _WORD = "a"
 (_TOKEN,) = load_model().tokenizer.encode(_WORD)
 

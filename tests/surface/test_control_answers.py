@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 OPERATIONS = [(method, path) for method, path, one in operations() if one["tags"] == ["control"]]
-#: What any of the calls may want.
+#: Values that any of the calls may want.
 BODY = {"rank_offset": 0, "rid": "a", "weight_version": "7", "new_version": "7"}
 REFUSAL = (409, b'{"success": false, "message": "busy", "error": {"message": "busy"}}')
 NONSENSE = (200, b'{"success": false, "status": "down"}')

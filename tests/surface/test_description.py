@@ -147,7 +147,7 @@ def test_each_parameter_that_is_refused_is_named() -> None:
 
 
 USER = {"role": "user", "content": "Hi"}
-#: What else a request needs so that the parameter may be there.
+#: Other fields that a request needs so that the parameter may be there.
 NEEDS: dict[str, dict[str, Any]] = {
     "continue_final_message": {"messages": [USER, {"role": "assistant", "content": "Well"}]},
     "max_tokens": {"echo": True},

@@ -29,7 +29,7 @@ EXAMPLES = 25
 FEW = 4
 #: The embedded engine divides by it.
 LEAST_PENALTY = 1e-6
-#: What the embedded engine refuses: it is no half of a pair, has one rank, no processors, and a short context.
+#: Fields that the embedded engine refuses: it is no half of a pair, has one rank, no processors, and a short context.
 NO_SUCH_ENGINE = (
     *("bootstrap_host", "bootstrap_port", "bootstrap_room", "custom_logit_processor", "custom_params"),
     *("data_parallel_rank", "disagg_prefill_dp_rank", "return_hidden_states", "routed_dp_rank"),
@@ -64,7 +64,7 @@ CHECKS = [
     checks.response_schema_conformance,
     checks.unsupported_method,
 ]
-#: What is paused is continued after each case; until then nobody waits for it.
+#: A pause is undone after each case; until then nobody waits for it.
 PATIENCE = ("--pause-queue-timeout-s", "0.1")
 #: Operations whose answer depends on nothing that a fuzzer could not know.
 SELF_CONTAINED = (

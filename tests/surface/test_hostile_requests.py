@@ -22,7 +22,7 @@ pytestmark = pytest.mark.anyio
 
 POSTS = [path for method, path, _ in operations() if method == "POST" and path not in CALLS]
 USER = b'[{"role": "user", "content": "Hi"}]'
-#: What may not be left out, as it stands in the body; and the schema of that body.
+#: The field that may not be left out, as it stands in the body; and the schema of that body.
 LEAST: dict[str, tuple[dict[str, bytes], str]] = {
     "/v1/chat/completions": ({"messages": USER, "max_tokens": b"2"}, "ChatCompletionRequest"),
     "/v1/completions": ({"prompt": b'"Hi"', "max_tokens": b"2"}, "CompletionRequest"),
@@ -139,7 +139,7 @@ async def test_any_parameter_may_be_nested_deep(start: Start, path: str) -> None
                     assert answer.status_code == 200 or is_told(answer), f"{name}, {depth}: {answer.text}"
 
 
-#: Where in a chat anything may stand.
+#: Places in a chat at which anything may stand.
 ANYTHING = {
     "messages": [
         b'[{"role": "user", "content": "Hi", "annotations": %b}]',

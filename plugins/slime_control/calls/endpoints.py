@@ -7,8 +7,8 @@ from typing import Literal
 
 __all__ = ["CALLS", "Call"]
 
-#: Whether a worker that failed a call is kept from new requests, while others did it: never, when it was in use, or
-#: always (``weights``: whatever it serves now, it is not what the fleet serves).
+#: Workers that are kept from new requests when they failed a call that others did: none, those that were in use, or all
+#: (``weights``: whatever it serves now, it is not what the fleet serves).
 Aside = Literal["no", "in_use", "weights"]
 
 

@@ -18,7 +18,7 @@ from slime_control.calls.endpoints import Call
 
 __all__ = ["CONNECTIONS", "Answer", "FanOut", "json_in", "passed_on"]
 
-#: What is read of a worker's answer, and shown of one that is not JSON.
+#: Bytes that are read of a worker's answer, and characters that are shown of one that is not JSON.
 _MAX_ANSWER_BYTES = 1 << 20
 _SHOWN_CHARACTERS = 500
 #: A large body is sent in pieces of this size, so that a worker costs one piece of memory, not one body.

@@ -20,7 +20,7 @@ _SAMPLE = re.compile(
     rb"([0-9A-Za-z.+-]+(?:[ \t]+-?[0-9]+)?)"
 )
 _LABEL = re.compile(rb"[ \t]*([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*(\"(?:[^\"\\]|\\.)*\")[ \t]*(?:,|\Z)")
-#: What the samples of one metric are called beside its own name, by its type.
+#: Suffixes of the names of a metric's samples, by its type.
 _SUFFIXES = {
     b"histogram": (b"_bucket", b"_sum", b"_count"),
     b"summary": (b"_sum", b"_count"),

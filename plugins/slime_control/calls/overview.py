@@ -19,7 +19,7 @@ from slime_control.calls.metrics_text import CONTENT_TYPE, Family, families_in, 
 
 __all__ = ["QUESTIONS", "NoAnswer", "NoHealthyEngine", "Overview"]
 
-#: What it answers, to GET and HEAD.
+#: The paths that it answers, to GET and HEAD.
 QUESTIONS = frozenset(
     (
         "/engine_metrics", "/get_loads", "/get_model_info", "/get_server_info", "/get_weight_version",
@@ -36,7 +36,7 @@ _HEALTH_AT_ONCE = 8
 _METRICS_S = 4.0
 _METRICS_BYTES = 4 << 20
 _METRICS_TOTAL_BYTES = 64 << 20
-#: What a worker's settings hold that is nobody's business.
+#: Settings of a worker that are nobody's business.
 _SECRETS = ("admin_api_key", "api_key", "ssl_keyfile_password")
 
 Found = TypeVar("Found")
@@ -195,7 +195,7 @@ class Overview:
         late = {worker: f"no answer within {_HEALTH_S:g} s" for worker in workers if worker not in troubles}
         raise NoHealthyEngine(f"no worker answers /health_generate: {_listed({**troubles, **late})}")
 
-    # What engines say about themselves.
+    # Engines about themselves.
 
     async def _about(self, *paths: str) -> Reply:
         """All documents by worker, and, for clients that read it as one engine's, the first with the fleet's facts."""

@@ -12,7 +12,7 @@ from slime_control.pausing.gate import Gate
 
 __all__ = ["QuietPeriod"]
 
-#: What engines do beside everything else. During other calls SGLang generates for a probe no more than for anybody
+#: Calls beside which engines do everything else. During others SGLang generates for a probe no more than for anybody
 #: else, so probes wait as well, and get a 503 in the end.
 _BESIDE = frozenset(("/abort_request", "/flush_cache", "/start_profile", "/stop_profile"))
 

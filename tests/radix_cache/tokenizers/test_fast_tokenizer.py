@@ -145,7 +145,7 @@ async def test_a_difference_found_in_use_ends_it(
     assert encoder.as_dict()["is_fast"] is False
     assert caplog.text.count("fastokens is not used from now on") == 1
     assert found == right_ids(llama3, "umbrella stand 199")
-    # What was kept of before is not given again.
+    # Tokens that were kept from before are not given again.
     assert ids(await encoder.encode("umbrella stand", begins=True)) == right
 
 

@@ -29,7 +29,7 @@ from slime_engine.tokenizer import corpus_documents
 
 __all__ = ["VOCABULARIES", "Vocabulary"]
 
-#: What each of the small vocabularies has to be able to say.
+#: Texts that each of the small vocabularies has to be able to say.
 _MORE = [
     "Hello World  one\n\n\ttwo; isn't it , or . ?",
     "naïve Ångström x² ﬁ ①",
