@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 
 from router_core.admin import admin_routes
-from router_core.client import ClientGone, read_body, send_error
+from router_core.client import read_body, send_error
 from router_core.errors import (
     BadRequest,
     HTTPError,
@@ -145,7 +145,7 @@ class _App:
                 reply = await self._router.respond(exchange)
                 started = True
                 await relay(reply, scope["method"], send, client.end)
-        except ClientGone:
+        except ClientDisconnect:
             return
         except asyncio.CancelledError:
             if started:

@@ -9,12 +9,13 @@ from itertools import chain
 from types import TracebackType
 
 import anyio
+from starlette.requests import ClientDisconnect
 
 from router_core.errors import BadRequest, HTTPError, PayloadTooLarge, ShuttingDown, error_body
 from router_core.exchange import Exchange
 from router_core.types import Headers, Receive, Send
 
-__all__ = ["ClientGone", "Watch", "let_finish", "read_body", "send_error"]
+__all__ = ["Watch", "let_finish", "read_body", "send_error"]
 
 _JSON = (b"content-type", b"application/json")
 #: A request that takes longer, in seconds, is watched for a client that hangs up.
@@ -25,12 +26,8 @@ _LINGER_S = 2.0
 _DISCONNECT_GRACE_S = 2.0
 
 
-class ClientGone(Exception):
-    """The client closed its connection."""
-
-
 async def read_body(headers: Headers, receive: Receive, max_bytes: int) -> bytes:
-    """The whole request body. Raises PayloadTooLarge and ClientGone."""
+    """The whole request body. Raises PayloadTooLarge and ClientDisconnect."""
     for name, value in headers:
         if name == b"content-length":
             if not value.isdigit():
@@ -41,7 +38,7 @@ async def read_body(headers: Headers, receive: Receive, max_bytes: int) -> bytes
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise ClientGone
+            raise ClientDisconnect
         piece: bytes = message.get("body", b"")
         if pieces.tell() + len(piece) > max_bytes:
             raise _too_large(max_bytes)
