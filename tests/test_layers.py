@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
@@ -208,6 +209,20 @@ def test_plugins_do_not_know_each_other() -> None:
     ]
     assert plugins > set(LIBRARIES)
     assert not offences, told(offences)
+
+
+def test_plugins_import_public_names_of_the_core() -> None:
+    """Those that a module has in ``__all__``: they are the API, for plugins of others too."""
+    private = [
+        f"{path.relative_to(PLUGINS)}:{node.lineno} imports {alias.name} of {node.module}"
+        for path in sorted(PLUGINS.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module is not None
+        if node.module.partition(".")[0] == "router_core"
+        for alias in node.names
+        if alias.name not in importlib.import_module(node.module).__all__
+    ]
+    assert private == []
 
 
 @pytest.mark.parametrize("plugin", PARTS)
