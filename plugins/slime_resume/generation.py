@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -25,8 +25,6 @@ from slime_sglang import is_aborted, read_event, sampled_ids
 from slime_sglang.bodies import EVENTS, JSON, media_type, parsed
 
 __all__ = ["Aborts", "Generation", "Resumed"]
-
-T = TypeVar("T")
 
 
 class Resumed(NamedTuple):
@@ -140,83 +138,90 @@ class Generation:
             return _resumed(merged)
         better: Resumed | None = None
 
-        async def attempt() -> bool | None:
+        async def attempt(reply: Reply) -> bool:
             nonlocal better
-            body = await self._whole_answer(merged)
-            if body is None:
-                return None
+            try:
+                body = await reply.read()
+            finally:
+                self.rest(reply)
             try:
                 answer = read_event(parsed(body))
                 ids = sampled_ids(answer)
                 if merged is not None:
-                    merged.begin()
-                    news = merged.take(answer)
+                    merged.take(answer)
             except ValueError as error:
                 self._aborts.tally.unrecorded("answer_not_understood", error)
-                return None
+                return False
             if merged is None:
                 better = Resumed(answer, body, None)
-                progress = not is_aborted(answer)
-                if not progress and ids:
+                if is_aborted(answer) and ids:
                     keep(answer, None)
-            else:
-                progress = news > 0 or not is_aborted(answer)
-                better = _resumed(merged)
-            return progress or None
+                return not is_aborted(answer)
+            better = _resumed(merged)
+            return merged.has_grown or not is_aborted(better.answer)
 
         latest = output
         while is_aborted(latest):
             if sampled_ids(latest):
                 keep(latest, merged.doubt() if merged is not None else None)
-            going_on = merged is not None and bool(merged.ids)
-            if await self.try_again(latest, attempt, at_once=going_on) is None:
+            if not await self.resume(latest, merged, attempt):
                 break
             assert better is not None  # narrowing: an attempt has succeeded
             latest = better.answer
         return better
-
-    async def _whole_answer(self, merged: MergedResponse | None) -> bytes | None:
-        reply = await self.ask_again(*((merged.ids, merged.rid) if merged is not None else ((), None)))
-        if reply is None:
-            return None
-        try:
-            return await reply.read()
-        except HTTPError:
-            return None
-        finally:
-            self.rest(reply)
 
     def rest(self, reply: Reply) -> None:
         """``reply`` is of no use any more: nothing is held until the next attempt."""
         reply.close()
         self._exchange.release()
 
-    async def try_again(
-        self, aborted: dict[str, Any], attempt: Callable[[], Awaitable[T | None]], *, at_once: bool
-    ) -> T | None:
-        """Let ``attempt`` be made as often as :class:`Retries` say; None when nothing came of it.
+    async def resume(
+        self,
+        aborted: dict[str, Any],
+        merged: MergedResponse | None,
+        attempt: Callable[[Reply], Awaitable[bool]],
+    ) -> bool:
+        """Let attempts be made as often as :class:`Retries` say; True when one brought the response further.
 
-        ``at_once``: it goes on from tokens, so there is no need to wait.
+        They go on from the tokens of ``merged``, if it has any. ``attempt`` reads a reply, and returns True when it
+        brought something. Raises HTTPError when one breaks off in the middle, as any reply may.
         """
         self._exchange.release()
         if self._was_asked(aborted):
             self._aborts.tally.aborted("passed_on")
-            return None
-        result = await self._aborts.retries.run(self._watch, attempt, at_once=at_once)
-        outcome = "resumed" if at_once else "tried_again"
-        self._aborts.tally.aborted(outcome if result is not None else "passed_on")
-        return result
+            return False
+        going_on = merged is not None and bool(merged.ids)
 
-    async def ask_again(self, sampled: Sequence[int], rid: str | None) -> Reply | None:
-        """A worker's answer to the request, continued behind ``sampled`` as ``rid``; None when there was none.
+        async def attempted() -> bool:
+            reply = await self._ask_again(merged)
+            if reply is None:
+                return False
+            if merged is not None:
+                merged.begin()
+            try:
+                if await attempt(reply):
+                    return True
+            except HTTPError:
+                if merged is not None and merged.has_grown:
+                    raise
+            self.rest(reply)
+            return False
+
+        is_further = await self._aborts.retries.run(self._watch, attempted, at_once=going_on)
+        outcome = "resumed" if going_on else "tried_again"
+        self._aborts.tally.aborted(outcome if is_further else "passed_on")
+        return is_further
+
+    async def _ask_again(self, merged: MergedResponse | None) -> Reply | None:
+        """A worker's answer to the request, continued behind ``merged``, if that has tokens; None when there was none.
 
         The caller closes it. Raises NoUse.
         """
         if self._exchange.client_disconnected:
             raise NoUse
         request = self._exchange.request
-        if sampled:
-            document = continuation(request.json(), sampled, rid)
+        if merged is not None and merged.ids:
+            document = continuation(request.json(), merged.ids, merged.rid)
             request = Request(request.method, request.target, request.headers)
             request.replace_json(document)
         try:

@@ -100,6 +100,11 @@ class MergedResponse:
         """True when a finish reason other than an abort has come."""
         return self._reason is not None and self._reason.get("type") != "abort"
 
+    @property
+    def has_grown(self) -> bool:
+        """True when the attempt has brought the response further."""
+        return len(self.ids) > self._kept or self.ended
+
     def take(self, output: dict[str, Any]) -> int:
         """Take in what the attempt says, all of it so far or what is new. Returns the number of new tokens."""
         attempt = self._attempt

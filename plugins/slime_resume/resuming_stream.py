@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import anyio
 import orjson
 
-from router_core.errors import HTTPError
+from router_core.errors import HTTPError, WorkerBroke
 from router_core.reply import BodySource, Reply
-from slime_resume.continued_stream import ContinuedStream
 from slime_resume.contracts import StreamRecorder
 from slime_resume.generation import Generation
-from slime_resume.stream_end import rest_of
-from slime_sglang import is_aborted, sampled_ids, whole_answer
+from slime_resume.response_merger import MergedResponse
+from slime_sglang import is_aborted, read_event, sampled_ids, whole_answer
 from slime_sglang.bodies import parsed
-from slime_sglang.events import EventSplitter
+from slime_sglang.events import EventCutter, events_in
 
 __all__ = ["ResumingStream"]
 
@@ -22,141 +22,213 @@ __all__ = ["ResumingStream"]
 _ABORT = b'"abort"'
 _ENDS = (b"\n\n", b"\n\r\n")
 _DONE = b"[DONE]"
+_EVENT = b"data: %s\n\n"
+#: Seconds and bytes that an engine has to say that a stream is over.
+_END_S, _END_BYTES = 1.0, 1 << 16
 
 
 class ResumingStream:
     """Passes whole events on as they are, until one says ``abort``: that one is held, and another attempt is made.
 
-    When the tokens of the first attempt are kept, a ContinuedStream takes over. Otherwise the client must not
-    have seen any, and the next attempt is passed on like the first one.
+    When its tokens are kept, the events of further attempts are merged with what the client knows, cumulative or
+    incremental as that was. While that is unknown, nothing is told: it might be said twice. Otherwise the client must
+    not have seen any, and the next attempt is passed on like the first one.
     """
 
     def __init__(self, generation: Generation, source: BodySource, recorder: StreamRecorder) -> None:
         self._generation = generation
         self._recorder = recorder
-        self._reply = Reply(200, [], source)
-        self._torn: list[bytes] = []
-        self._seam = b""
-        self._ready = b""
-        self._abort = b""
-        self._continued: ContinuedStream | None = None
-        self._ended = False
+        self._merged: MergedResponse | None = None
+        self._tokens = self._characters = 0  # of it, those that the client was told
+        self._held = b""  # the bytes of an abort, and of what came behind it
+        self._listen_to(Reply(200, [], source))
 
-    @property
-    def finished(self) -> bool:
-        """See BodySource."""
-        return self._continued.finished if self._continued is not None else self._ended
+    def _listen_to(self, reply: Reply) -> None:
+        self._reply, self._cutter = reply, EventCutter()
+        self._aborted: dict[str, Any] | None = None
+        self._ready = b""
+        self.finished = False
 
     async def read(self) -> bytes:
         """See BodySource."""
-        while not self.finished:
-            if self._continued is not None:
-                return await self._continued.read()
-            if self._abort:
-                await self._resume()
+        while not self._ready and not self.finished:
+            if self._aborted is None:
+                await self._take_piece()
             else:
-                await self._pass_on()
-            if self._ready:
-                ready, self._ready = self._ready, b""
-                return ready
-        return b""
+                await self._resume(self._aborted)
+        ready, self._ready = self._ready, b""
+        return ready
 
     def close(self) -> None:
         """See BodySource."""
         self._reply.close()
-        if self._continued is not None:
-            self._continued.close()
 
-    async def _pass_on(self) -> None:
-        """Make ready what the next piece completes, up to an event that says abort."""
+    async def _take_piece(self) -> None:
         piece, last = await self._reply.next_piece()
-        if not last and not self._torn and piece.endswith(_ENDS[0]) and _ABORT not in piece:
-            self._ready = piece  # nearly always
-            return
-        self._torn.append(piece)
-        seam = self._seam + piece
-        self._seam = seam[-2:]
+        whole = self._cutter.feed(piece)
         if last:
-            whole, rest = b"".join(self._torn), b""
-        elif any(end in seam for end in _ENDS):
-            data = b"".join(self._torn)
-            end = max(data.rfind(end) + len(end) for end in _ENDS if end in data)
-            whole, rest = data[:end], data[end:]
+            whole += self._cutter.rest()
+        if self._merged is not None:
+            self._merge(self._merged, whole, last)
+        elif _ABORT in whole:
+            self._hold_abort(whole, last)
         else:
-            return
-        self._torn, self._seam = [rest] if rest else [], rest[-2:]
-        place = _abort_in(whole) if _ABORT in whole else -1
-        self._ended = last and place < 0
-        if place >= 0:
-            whole, self._abort = whole[:place], whole[place:] + rest
-        self._ready += whole
+            self._ready, self.finished = whole, last  # nearly always
 
-    async def _resume(self) -> None:
-        self._abort += await rest_of(self._reply)
-        try:
-            whole, may_try_again = self._look_at_abort()
-        except Exception as error:
-            self._recorder.failed(error)
-            may_try_again = False
-        if self._continued is not None:
-            return
-        if not may_try_again or await self._generation.try_again(whole, self._attempt, at_once=False) is None:
-            self._ready += _with_end(self._abort)
-            self._ended = True
+    def _hold_abort(self, whole: bytes, last: bool) -> None:
+        """Make ready what comes before an event in ``whole`` that says abort, if there is one."""
+        place, self._aborted = _find_abort(whole)
+        self._ready = whole[:place]
+        if self._aborted is not None:
+            self._held = whole[place:] + self._cutter.rest()
+        else:
+            self.finished = last
 
-    def _look_at_abort(self) -> tuple[dict[str, Any], bool]:
-        """All that was sampled until now, and whether it may be sampled again: the client has not seen any."""
+    def _merge(self, merged: MergedResponse, whole: bytes, last: bool) -> None:
+        """Make ready what is new in ``whole``, up to an abort."""
+        for data in events_in(whole):
+            event = _event_in(data) if data != _DONE and not merged.ended else None
+            if event is None:
+                self._ready += _EVENT % data
+                continue
+            news = _taken(merged, event)
+            if is_aborted(event) and not merged.ended:
+                if merged.ids:
+                    self._recorder.keep(merged.answer())
+                self._aborted = event
+                return
+            if merged.ended or (news and not (self._tokens and merged.incremental is None)):
+                self._tell(merged)
+            if merged.stopped or is_aborted(event):
+                self._end()  # the engine does not know
+                return
+        if last and self._tokens < len(merged.ids):
+            self._tell(merged)
+        self.finished = last
+
+    def _tell(self, merged: MergedResponse) -> None:
+        known = (self._tokens, self._characters) if self._tokens and merged.incremental else (0, 0)
+        self._ready += _EVENT % orjson.dumps(merged.event(*known))
+        self._tokens, self._characters = len(merged.ids), merged.text_length
+
+    def _end(self) -> None:
+        self.close()
+        self._ready += _EVENT % _DONE
+        self.finished = True
+
+    async def _resume(self, aborted: dict[str, Any]) -> None:
+        """Make further attempts; when none helps, end with the abort."""
+        self._held += await _rest_of(self._reply)
+        may_resume = True
+        if self._merged is None:
+            try:
+                aborted, may_resume = self._look_at_abort(aborted)
+            except Exception as error:
+                self._recorder.failed(error)
+                may_resume = False
+        merged = self._merged
+        if merged is not None and merged.ended:
+            self._tell(merged)
+            self._end()
+        elif not may_resume or not await self._generation.resume(aborted, merged, self._attempt):
+            self._ready = b""
+            if merged is not None:
+                self._tell(merged)
+                self._end()
+            else:
+                self._ready, self.finished = _with_end(self._held), True
+
+    def _look_at_abort(self, aborted: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+        """All that was sampled until now, and whether it may be gone on from, or sampled again."""
         told = self._recorder.so_far()
         so_far = told.copy()
-        so_far.take(_first_event(self._abort))
-        going_on = self._generation.goes_on and bool(so_far.ids)
+        so_far.take(aborted)
+        goes_on = self._generation.goes_on and bool(so_far.ids)
         self._recorder.keep(so_far.answer)
-        if going_on:
-            self._continued = ContinuedStream(self._generation, told, so_far, self._recorder)
-        return so_far.answer, not (told.ids or told.text)
+        if goes_on:
+            merged = self._generation.merge(so_far.answer)
+            merged.see_mode(so_far)
+            self._recorder.doubt = merged.doubt
+            self._tokens, self._characters = len(told.ids), len(told.text)
+            self._merged = merged
+        return so_far.answer, goes_on or not (told.ids or told.text)
 
-    async def _attempt(self) -> bool | None:
-        """Another stream; None when it ended, or was aborted, too, before it gave anything."""
-        reply = await self._generation.ask_again((), None)
-        if reply is None:
-            return None
-        self._reply = reply
-        aborted, self._abort = self._abort, b""
-        self._torn, self._seam = [], b""
-        try:
-            while not self._ready and not self._abort and not self._ended:
-                await self._pass_on()
-        except HTTPError:
-            self._ended = True
-        if self._ready:
-            self._recorder.begin_anew()
+    async def _attempt(self, reply: Reply) -> bool:
+        """Read ``reply`` until there is something to tell, or an end; True when it got further than the last one."""
+        self._listen_to(reply)
+        while not self._ready and self._aborted is None and not self.finished:
+            await self._take_piece()
+        merged = self._merged
+        if merged.has_grown if merged is not None else self._begins_anew():
             return True
-        if self._abort:
-            output = _read_alone(_first_event(self._abort))
-            if output is not None and sampled_ids(output):
+        if self._aborted is not None:
+            self._held += await _rest_of(reply)
+        return False
+
+    def _begins_anew(self) -> bool:
+        """True when the client is told another response, or the tokens of one are kept."""
+        if not self._ready:
+            output = _read_alone(self._aborted) if self._aborted is not None else None
+            if output is None or not sampled_ids(output):
+                return False  # an end, or an abort, before it gave anything
+            if not self._generation.goes_on:
                 self._recorder.begin_anew()
-                if self._generation.goes_on:
-                    return True
                 self._recorder.keep(output)
-            self._abort += await rest_of(reply)
-        else:
-            self._abort, self._ended = aborted, False
-        self._generation.rest(reply)
-        return None
+                return False
+        self._recorder.begin_anew()
+        return True
 
 
-def _abort_in(data: bytes) -> int:
-    """Return the offset in ``data``, whole events, of the first event that says abort; -1 when there is none."""
-    place = data.find(_ABORT)
-    while place >= 0:
-        start = max((data.rfind(end, 0, place) + len(end) for end in _ENDS if end in data[:place]), default=0)
+async def _rest_of(reply: Reply) -> bytes:
+    """Return the bytes behind the last event of a generation, ``[DONE]``, and close ``reply``.
+
+    One that is given up before its end is aborted at the engine, by a name that the next attempt has, too.
+    """
+    rest = bytearray()
+    with anyio.move_on_after(_END_S):
         try:
-            if is_aborted(_first_event(data[start:])):
-                return start
+            last = False
+            while not last and len(rest) < _END_BYTES:
+                piece, last = await reply.next_piece()
+                rest += piece
+        except HTTPError:
+            pass  # all that matters has come
+    reply.close()
+    return bytes(rest)
+
+
+def _find_abort(whole: bytes) -> tuple[int, dict[str, Any] | None]:
+    """The first event in ``whole`` that says abort, and its offset; the end of ``whole`` when there is none."""
+    place = whole.find(_ABORT)
+    while place >= 0:
+        start = max(
+            (whole.rfind(end, 0, place) + len(end) for end in _ENDS if end in whole[:place]), default=0
+        )
+        try:
+            event = _first_event(whole[start:])
         except orjson.JSONDecodeError:
-            pass  # no event of a generation
-        place = data.find(_ABORT, place + len(_ABORT))
-    return -1
+            event = None  # no event of a generation
+        if is_aborted(event):
+            return start, event
+        place = whole.find(_ABORT, place + len(_ABORT))
+    return len(whole), None
+
+
+def _taken(merged: MergedResponse, event: dict[str, Any]) -> int:
+    """As :meth:`MergedResponse.take`. Raises WorkerBroke."""
+    try:
+        return merged.take(event)
+    except ValueError as error:
+        raise WorkerBroke(f"a worker's stream is not understood: {error}", answered=True) from None
+
+
+def _event_in(data: bytes) -> dict[str, Any] | None:
+    """Return the generation's event in ``data``; None when it has none. Raises WorkerBroke when it makes no sense."""
+    try:
+        event = parsed(data)
+        return read_event(event) if "meta_info" in event else None
+    except (TypeError, ValueError) as error:
+        raise WorkerBroke(f"a worker's stream is not understood: {error}", answered=True) from None
 
 
 def _read_alone(event: Any) -> dict[str, Any] | None:
@@ -169,13 +241,11 @@ def _read_alone(event: Any) -> dict[str, Any] | None:
 
 def _with_end(data: bytes) -> bytes:
     """The first of the events in ``data``, whole ones, and the end that every stream has."""
-    events = EventSplitter().feed(data + b"\n\n")
-    if _DONE in events:
-        return data
-    return b"data: %s\n\ndata: %s\n\n" % (events[0], _DONE)
+    events = events_in(data + b"\n\n")
+    return data if _DONE in events else _EVENT % events[0] + _EVENT % _DONE
 
 
 def _first_event(data: bytes) -> Any:
     """Return the first event of ``data``, parsed; None when there is none."""
-    events = EventSplitter().feed(data + b"\n\n")
+    events = events_in(data + b"\n\n")
     return parsed(events[0]) if events else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from operator import not_
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_result, stop_after_attempt, wait_fixed
 
@@ -13,8 +13,6 @@ from slime_resume.interruptions import Interruptions, Watch
 __all__ = ["NoUse", "Retries"]
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 class NoUse(Exception):
@@ -29,10 +27,8 @@ class Retries:
         self._wait_s = wait_s
         self._interruptions = interruptions
 
-    async def run(
-        self, watch: Watch, attempt: Callable[[], Awaitable[T | None]], *, at_once: bool
-    ) -> T | None:
-        """Return the result of ``attempt``, repeated while it gives None. None: in vain, or not wanted.
+    async def run(self, watch: Watch, attempt: Callable[[], Awaitable[bool]], *, at_once: bool) -> bool:
+        """Repeat ``attempt`` until it returns True; False: in vain, or not wanted.
 
         ``at_once``: the first time without waiting, unless the engines are paused.
         """
@@ -40,7 +36,7 @@ class Retries:
         async def wait(wait_s: float) -> None:
             await self._interruptions.wait(watch, wait_s)
 
-        async def wanted() -> T | None:
+        async def wanted() -> bool:
             if self._interruptions.was_asked(watch):
                 raise NoUse
             return await attempt()
@@ -48,7 +44,7 @@ class Retries:
         retrying = AsyncRetrying(
             stop=stop_after_attempt(self._count),
             wait=wait_fixed(self._wait_s),
-            retry=retry_if_result(_nothing),
+            retry=retry_if_result(not_),
             retry_error_callback=_in_vain,
             sleep=wait,
         )
@@ -56,14 +52,11 @@ class Retries:
         try:
             return await retrying(wanted)
         except NoUse:
-            return None
+            return False
 
 
-def _nothing(result: object) -> bool:
-    return result is None
-
-
-def _in_vain(state: RetryCallState) -> None:
+def _in_vain(state: RetryCallState) -> bool:
     logger.warning(
         "a generation was aborted %d times in a row; its last answer stands", state.attempt_number + 1
     )
+    return False

@@ -2,34 +2,61 @@
 
 from __future__ import annotations
 
-__all__ = ["EventSplitter"]
+__all__ = ["EventCutter", "EventSplitter", "events_in"]
 
 _ENDS = (b"\n\n", b"\n\r\n")
 _SEAM_BYTES = 2
 
 
-class EventSplitter:
-    """Cuts a stream of bytes into the data of its events; an event may be torn anywhere, or share a piece."""
+def events_in(whole: bytes) -> list[bytes]:
+    """Return the data of the events that end in ``whole``. Comments and other fields are left out."""
+    if b"\r" in whole:
+        whole = whole.replace(b"\r\n", b"\n")
+    found = []
+    for event in whole.split(b"\n\n")[:-1]:
+        lines = [line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")]
+        if lines:
+            found.append(b"\n".join(lines))
+    return found
+
+
+class EventCutter:
+    """Cuts a stream of bytes behind whole events; an event may be torn anywhere, or share a piece."""
 
     def __init__(self) -> None:
-        self._pieces: list[bytes] = []
+        self._torn: list[bytes] = []
         self._seam = b""
 
-    def feed(self, piece: bytes) -> list[bytes]:
-        """The data of the events that ``piece`` completes. Comments and other fields are left out. O(bytes)."""
-        self._pieces.append(piece)
+    def feed(self, piece: bytes) -> bytes:
+        """All bytes up to the end of the last event that ``piece`` completes. O(bytes)."""
+        if not self._torn and piece.endswith(_ENDS[0]):
+            return piece  # nearly always
+        self._torn.append(piece)
         seam = self._seam + piece
         self._seam = seam[-_SEAM_BYTES:]
         if not any(end in seam for end in _ENDS):
-            return []  # an event may be very long: it is put together once
-        data = b"".join(self._pieces)
-        if b"\r" in data:
-            data = data.replace(b"\r\n", b"\n")
-        *events, rest = data.split(b"\n\n")
-        self._pieces = [rest]
-        found = []
-        for event in events:
-            lines = [line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")]
-            if lines:
-                found.append(b"\n".join(lines))
-        return found
+            return b""  # an event may be very long: it is put together once
+        data = self.rest()
+        end = max(data.rfind(end) + len(end) for end in _ENDS if end in data)
+        if end < len(data):
+            self._torn = [data[end:]]
+            self._seam = data[end:][-_SEAM_BYTES:]
+        return data[:end]
+
+    def rest(self) -> bytes:
+        """Take the bytes of the event that has not ended."""
+        rest = b"".join(self._torn)
+        self._torn, self._seam = [], b""
+        return rest
+
+
+class EventSplitter:
+    """Cuts a stream of bytes into the data of its events."""
+
+    def __init__(self) -> None:
+        self._cutter = EventCutter()
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """The data of the events that ``piece`` completes, as :func:`events_in`. O(bytes)."""
+        whole = self._cutter.feed(piece)
+        return events_in(whole) if whole else []
