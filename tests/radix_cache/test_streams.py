@@ -14,7 +14,7 @@ from slime_radix_cache.capture.streams import GenerationStream
 from slime_sglang import contradiction
 from slime_sglang.events import EventSplitter
 
-DATA = b': comment\n\ndata: {"a":1}\n\nevent: x\ndata: one\ndata:two\r\n\r\ndata: [DONE]\n\n'
+DATA = b': comment\n\ndata: {"a":1}\n\nevent: x\ndata: one\ndata:two\r\n\r\ndata: \r\r\n\r\ndata: [DONE]\n\n'
 
 
 @given(st.sets(st.integers(1, len(DATA) - 1)))
@@ -22,7 +22,7 @@ def test_events_are_the_same_wherever_the_bytes_are_torn(cuts: set[int]) -> None
     splitter = EventSplitter()
     edges = [0, *sorted(cuts), len(DATA)]
     found = [data for start, end in pairwise(edges) for data in splitter.feed(DATA[start:end])]
-    assert found == [b'{"a":1}', b"one\ntwo", b"[DONE]"]
+    assert found == [b'{"a":1}', b"one\ntwo", b"\r", b"[DONE]"]
 
 
 class Recorded:

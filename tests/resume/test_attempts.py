@@ -256,6 +256,18 @@ class TestAnAttemptThatIsNone:
         assert found == ([[5, 6, 7]] if resume else [[5], [6, 7]])
         assert not any(record.exc_info for record in caplog.records)
 
+    async def test_an_answer_without_tokens_or_end_is_no_progress(
+        self, start: Start, checkpoint: str, said: Said
+    ) -> None:
+        nothing = {"text": "", "output_ids": [], "meta_info": {}}
+        flags = ("--resume-aborted", "--abort-retries", "2")
+        async with rolling(start, checkpoint, *flags) as (running, attempts, _):
+            attempts.script += [json(said.output([5], ABORT)), json(nothing), json(nothing)]
+            whole = (await running.client.post("/generate", json={"text": PROMPT, "session_id": "s"})).json()
+            [leaf] = await leaves(running)
+        assert (whole["output_ids"], whole["meta_info"]["finish_reason"]) == ([5], ABORT)
+        assert (len(attempts.asked), tokens_of(leaf)) == (3, [5])
+
     async def test_a_resumed_stream_that_breaks_off_has_what_was_told(
         self, start: Start, checkpoint: str, said: Said
     ) -> None:
