@@ -5,9 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Collection
 from functools import partial
-from typing import Any, NamedTuple
-
-import orjson
+from typing import Any
 
 from router_core.errors import HTTPError
 from router_core.exchange import Exchange
@@ -21,18 +19,9 @@ from slime_resume.interruptions import Interruptions, Watch
 from slime_resume.response_merger import MergedResponse
 from slime_resume.retries import NoUse, Retries
 from slime_resume.stop_conditions import StopConditions
-from slime_sglang import is_aborted, read_event, sampled_ids
-from slime_sglang.bodies import EVENTS, JSON, media_type, parsed
+from slime_sglang.bodies import EVENTS, JSON, media_type
 
-__all__ = ["Aborts", "Generation", "Resumed"]
-
-
-class Resumed(NamedTuple):
-    """An answer instead of an aborted one, and encoded. ``doubt``: why it is no evidence, None if it may be."""
-
-    answer: dict[str, Any]
-    body: bytes
-    doubt: str | None
+__all__ = ["Aborts", "Generation"]
 
 
 class Aborts:
@@ -80,6 +69,7 @@ class Generation:
     def __init__(
         self, aborts: Aborts, exchange: Exchange, watch: Watch, began: float, *, resume: bool
     ) -> None:
+        self.tally = aborts.tally
         self._aborts = aborts
         self._exchange = exchange
         self._resume = resume
@@ -114,7 +104,7 @@ class Generation:
         merged.start_with(output)
         if merged.ended:
             self._exchange.release()
-            aborts.tally.aborted("completed")
+            self.tally.aborted("completed")
         return merged
 
     def _was_asked(self, aborted: dict[str, Any]) -> bool:
@@ -125,50 +115,6 @@ class Generation:
         if isinstance(rid, str):
             self._watch.rids.add(rid)
         return self._aborts.interruptions.was_asked(self._watch)
-
-    async def finish(
-        self, output: dict[str, Any], keep: Callable[[dict[str, Any], str | None], None]
-    ) -> Resumed | None:
-        """The answer to give instead of ``output``, which was aborted; None when there is none.
-
-        ``keep`` is called with each aborted answer that has tokens, since they are a fact, and a doubt about it.
-        """
-        merged = self.merge(output) if self.goes_on else None
-        if merged is not None and merged.ended:
-            return _resumed(merged)
-        better: Resumed | None = None
-
-        async def attempt(reply: Reply) -> bool:
-            nonlocal better
-            try:
-                body = await reply.read()
-            finally:
-                self.rest(reply)
-            try:
-                answer = read_event(parsed(body))
-                ids = sampled_ids(answer)
-                if merged is not None:
-                    merged.take(answer)
-            except ValueError as error:
-                self._aborts.tally.unrecorded("answer_not_understood", error)
-                return False
-            if merged is None:
-                better = Resumed(answer, body, None)
-                if is_aborted(answer) and ids:
-                    keep(answer, None)
-                return not is_aborted(answer)
-            better = _resumed(merged)
-            return merged.has_grown or not is_aborted(better.answer)
-
-        latest = output
-        while is_aborted(latest):
-            if sampled_ids(latest):
-                keep(latest, merged.doubt() if merged is not None else None)
-            if not await self.resume(latest, merged, attempt):
-                break
-            assert better is not None  # narrowing: an attempt has succeeded
-            latest = better.answer
-        return better
 
     def rest(self, reply: Reply) -> None:
         """``reply`` is of no use any more: nothing is held until the next attempt."""
@@ -188,7 +134,7 @@ class Generation:
         """
         self._exchange.release()
         if self._was_asked(aborted):
-            self._aborts.tally.aborted("passed_on")
+            self.tally.aborted("passed_on")
             return False
         going_on = merged is not None and bool(merged.ids)
 
@@ -209,7 +155,7 @@ class Generation:
 
         is_further = await self._aborts.retries.run(self._watch, attempted, at_once=going_on)
         outcome = "resumed" if going_on else "tried_again"
-        self._aborts.tally.aborted(outcome if is_further else "passed_on")
+        self.tally.aborted(outcome if is_further else "passed_on")
         return is_further
 
     async def _ask_again(self, merged: MergedResponse | None) -> Reply | None:
@@ -241,8 +187,3 @@ class Generation:
         if reply.status != 200 and reply.status < 500:
             raise NoUse
         return None
-
-
-def _resumed(merged: MergedResponse) -> Resumed:
-    answer = merged.answer()
-    return Resumed(answer, orjson.dumps(answer), merged.doubt())

@@ -18,6 +18,7 @@ from router_core.request import LARGE_BYTES, Request
 from slime_radix_cache.capture.requests import Ask, single
 from slime_radix_cache.capture.turns import Growing, Turn, Turns
 from slime_resume.generation import Generation
+from slime_resume.resumed_answer import resume_answer
 from slime_sglang import is_aborted
 from slime_sglang.bodies import parsed, without_experts
 
@@ -114,23 +115,12 @@ class WholeAnswers:
 
     async def _resumed(self, number: int, aborted: Any, generation: Generation) -> bytes | None:
         """Return a better answer than ``aborted``, as JSON; None when there is none. All of it is recorded."""
-        turn = self._turns[number]
-        response = Growing(self._recorder, turn)
+        response = Growing(self._recorder, self._turns[number])
         grows = generation.goes_on
-        kept: Any = None
 
-        def keep(answer: Any, doubt: str | None) -> None:
-            nonlocal kept
+        def record(answer: Any, doubt: str | None) -> None:
             if not grows:
                 response.begin_anew()
             response.record(answer, doubt)
-            kept = answer
 
-        better = await generation.finish(aborted, keep)
-        if better is None:
-            if kept is not aborted:
-                keep(aborted, None)
-            return None
-        if better.answer is not kept:
-            keep(better.answer, better.doubt)
-        return better.body
+        return await resume_answer(generation, aborted, record)
