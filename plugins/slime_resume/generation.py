@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Awaitable, Callable, Collection
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -17,15 +19,23 @@ from slime_resume.continuation import can_go_on, continuation
 from slime_resume.contracts import Spelling, Tally
 from slime_resume.interruptions import Interruptions, Watch
 from slime_resume.response_merger import MergedResponse
-from slime_resume.retries import NoUse, Retries
 from slime_resume.stop_conditions import StopConditions
 from slime_sglang.bodies import EVENTS, JSON, media_type
 
 __all__ = ["Aborts", "Generation"]
 
+logger = logging.getLogger(__name__)
+
+
+class _NoUse(Exception):
+    """Another attempt will not help: no client waits for it, or a worker refuses the request."""
+
 
 class Aborts:
-    """Makes a Generation of each request that may be tried again. ``resume``: go on from what was sampled."""
+    """Makes a Generation of each request that may be tried again: ``count`` times, after ``wait_s``.
+
+    ``resume``: it goes on from what was sampled.
+    """
 
     def __init__(
         self,
@@ -46,13 +56,13 @@ class Aborts:
         self.stop_conditions = StopConditions(tokenizer, eos_ids)
         self.spelling = spelling
         self.tally = tally
-        self.retries = Retries(count, wait_s, interruptions)
-        self._count = count
+        self.count = count
+        self.wait_s = wait_s
         self._resume = resume
 
     def begin(self, exchange: Exchange, rid: Any) -> Generation | None:
         """Begin the generation of ``exchange``, named ``rid``; None when aborts are passed on."""
-        if not self._count:
+        if not self.count:
             return None
         watch = self.interruptions.watch([rid] if isinstance(rid, str) else ())
         exchange.on_close(partial(self.interruptions.forget, watch))
@@ -127,21 +137,33 @@ class Generation:
         merged: MergedResponse | None,
         attempt: Callable[[Reply], Awaitable[bool]],
     ) -> bool:
-        """Let attempts be made as often as :class:`Retries` say; True when one brought the response further.
+        """Make attempts until one brings the response further than ``aborted``; False when none does.
 
         They go on from the tokens of ``merged``, if it has any. ``attempt`` reads a reply, and returns True when it
         brought something. Raises HTTPError when one breaks off in the middle, as any reply may.
         """
         self._exchange.release()
-        if self._was_asked(aborted):
-            self.tally.aborted("passed_on")
-            return False
         going_on = merged is not None and bool(merged.ids)
+        is_further = False
+        if not self._was_asked(aborted):
+            with suppress(_NoUse):
+                is_further = await self._try(merged, attempt, at_once=going_on)
+        outcome = "resumed" if going_on else "tried_again"
+        self.tally.aborted(outcome if is_further else "passed_on")
+        return is_further
 
-        async def attempted() -> bool:
+    async def _try(
+        self, merged: MergedResponse | None, attempt: Callable[[Reply], Awaitable[bool]], *, at_once: bool
+    ) -> bool:
+        """As :meth:`resume`; ``at_once``: without a wait before the first attempt, unless the engines are paused."""
+        interruptions, count = self._aborts.interruptions, self._aborts.count
+        for number in range(count):
+            await interruptions.wait(self._watch, 0 if at_once and not number else self._aborts.wait_s)
+            if interruptions.was_asked(self._watch):
+                return False
             reply = await self._ask_again(merged)
             if reply is None:
-                return False
+                continue
             if merged is not None:
                 merged.begin()
             try:
@@ -151,20 +173,16 @@ class Generation:
                 if merged is not None and merged.has_grown:
                     raise
             self.rest(reply)
-            return False
-
-        is_further = await self._aborts.retries.run(self._watch, attempted, at_once=going_on)
-        outcome = "resumed" if going_on else "tried_again"
-        self.tally.aborted(outcome if is_further else "passed_on")
-        return is_further
+        logger.warning("a generation was aborted %d times in a row; its last answer stands", count + 1)
+        return False
 
     async def _ask_again(self, merged: MergedResponse | None) -> Reply | None:
         """A worker's answer to the request, continued behind ``merged``, if that has tokens; None when there was none.
 
-        The caller closes it. Raises NoUse.
+        The caller closes it. Raises _NoUse.
         """
         if self._exchange.client_disconnected:
-            raise NoUse
+            raise _NoUse
         request = self._exchange.request
         if merged is not None and merged.ids:
             document = continuation(request.json(), merged.ids, merged.rid)
@@ -175,15 +193,13 @@ class Generation:
         except HTTPError:
             return None
         worker = self._exchange.worker
-        if (
-            worker is not None and worker.passthrough
-        ):  # it may speak any protocol, and has just taken others' place
-            self.rest(reply)
-            raise NoUse
+        if worker is not None and worker.passthrough:
+            self.rest(reply)  # it may speak any protocol, and has just taken others' place
+            raise _NoUse
         wanted = EVENTS if request.json().get("stream") else JSON
         if reply.status == 200 and media_type(reply) == wanted:
             return reply
         self.rest(reply)
         if reply.status != 200 and reply.status < 500:
-            raise NoUse
+            raise _NoUse
         return None
