@@ -147,12 +147,12 @@ class Generation:
         is_further = False
         if not self._was_asked(aborted):
             with suppress(_NoUse):
-                is_further = await self._try(merged, attempt, at_once=going_on)
+                is_further = await self._make_attempts(merged, attempt, at_once=going_on)
         outcome = "resumed" if going_on else "tried_again"
         self.tally.aborted(outcome if is_further else "passed_on")
         return is_further
 
-    async def _try(
+    async def _make_attempts(
         self, merged: MergedResponse | None, attempt: Callable[[Reply], Awaitable[bool]], *, at_once: bool
     ) -> bool:
         """As :meth:`resume`; ``at_once``: without a wait before the first attempt, unless the engines are paused."""

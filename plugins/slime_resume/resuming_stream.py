@@ -30,17 +30,19 @@ _END_S, _END_BYTES = 1.0, 1 << 16
 class ResumingStream:
     """Passes whole events on as they are, until one says ``abort``: that one is held, and another attempt is made.
 
-    When its tokens are kept, the events of further attempts are merged with what the client knows, cumulative or
-    incremental as that was. While that is unknown, nothing is told: it might be said twice. Otherwise the client must
-    not have seen any, and the next attempt is passed on like the first one.
+    When the generation goes on from tokens, the events of further attempts are merged with what the client knows,
+    cumulative or incremental as that was. While that is unknown, nothing is told: it might be said twice. Otherwise
+    the client must not have seen any token, and the next attempt is passed on like the first one.
     """
 
     def __init__(self, generation: Generation, source: BodySource, recorder: StreamRecorder) -> None:
         self._generation = generation
         self._recorder = recorder
         self._merged: MergedResponse | None = None
-        self._tokens = self._characters = 0  # of it, those that the client was told
-        self._held = b""  # the bytes of an abort, and of what came behind it
+        #: As much of it the client was told.
+        self._tokens = self._characters = 0
+        #: The bytes of an abort, and of what came behind it.
+        self._held = b""
         self._listen_to(Reply(200, [], source))
 
     def _listen_to(self, reply: Reply) -> None:
@@ -127,16 +129,15 @@ class ResumingStream:
                 self._recorder.failed(error)
                 may_resume = False
         merged = self._merged
-        if merged is not None and merged.ended:
+        is_over = merged.ended if merged is not None else not may_resume
+        if not is_over and await self._generation.resume(aborted, merged, self._attempt):
+            return
+        self._ready, self.finished = b"", True
+        if merged is not None:
             self._tell(merged)
             self._end()
-        elif not may_resume or not await self._generation.resume(aborted, merged, self._attempt):
-            self._ready = b""
-            if merged is not None:
-                self._tell(merged)
-                self._end()
-            else:
-                self._ready, self.finished = _with_end(self._held), True
+        else:
+            self._ready = _with_end(self._held)
 
     def _look_at_abort(self, aborted: dict[str, Any]) -> tuple[dict[str, Any], bool]:
         """All that was sampled until now, and whether it may be gone on from, or sampled again."""
