@@ -55,6 +55,7 @@ from slime_radix_cache.tokens.spelling import Spelling
 from slime_resume.generation import Aborts, Generation
 from slime_resume.interruptions import Interruptions
 from slime_resume.resuming_stream import ResumingStream
+from slime_resume.stop_conditions import StopConditions
 from slime_sglang.aborts import check_rid
 from slime_sglang.bodies import EVENTS, JSON, media_type
 from slime_sglang.generation import at_generation
@@ -145,12 +146,12 @@ class RadixCache:
         router.components.register("trajectories", self.retrieval)
         router.components.register("session_turns", SessionTurns(self._trajectories, spelling.text_of))
         self._aborts = Aborts(
-            router,
-            self._interruptions,
-            tokenizer,
-            eos_ids(tokenizer, settings.hf_checkpoint),
-            spelling,
-            self._tally,
+            router=router,
+            interruptions=self._interruptions,
+            tokenizer=tokenizer,
+            stop_conditions=StopConditions(tokenizer, eos_ids(tokenizer, settings.hf_checkpoint)),
+            spelling=spelling,
+            tally=self._tally,
             count=settings.abort_retries,
             wait_s=settings.abort_retry_wait_s,
             resume=settings.resume_aborted,

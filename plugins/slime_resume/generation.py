@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -31,34 +32,22 @@ class _NoUse(Exception):
     """Another attempt will not help: no client waits for it, or a worker refuses the request."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Aborts:
     """Makes a Generation of each request that may be tried again: ``count`` times, after ``wait_s``.
 
     ``resume``: it goes on from what was sampled.
     """
 
-    def __init__(
-        self,
-        router: Router,
-        interruptions: Interruptions,
-        tokenizer: Tokenizer,
-        eos_ids: Collection[int],
-        spelling: Spelling,
-        tally: Tally,
-        *,
-        count: int,
-        wait_s: float,
-        resume: bool,
-    ) -> None:
-        self.router = router
-        self.interruptions = interruptions
-        self.tokenizer = tokenizer
-        self.stop_conditions = StopConditions(tokenizer, eos_ids)
-        self.spelling = spelling
-        self.tally = tally
-        self.count = count
-        self.wait_s = wait_s
-        self._resume = resume
+    router: Router
+    interruptions: Interruptions
+    tokenizer: Tokenizer
+    stop_conditions: StopConditions
+    spelling: Spelling
+    tally: Tally
+    count: int
+    wait_s: float
+    resume: bool
 
     def begin(self, exchange: Exchange, rid: Any) -> Generation | None:
         """Begin the generation of ``exchange``, named ``rid``; None when aborts are passed on."""
@@ -66,7 +55,7 @@ class Aborts:
             return None
         watch = self.interruptions.watch([rid] if isinstance(rid, str) else ())
         exchange.on_close(partial(self.interruptions.forget, watch))
-        return Generation(self, exchange, watch, time.monotonic(), resume=self._resume)
+        return Generation(self, exchange, watch, time.monotonic())
 
 
 class Generation:
@@ -76,13 +65,10 @@ class Generation:
     gives the lease back, and whoever has a reply closes it.
     """
 
-    def __init__(
-        self, aborts: Aborts, exchange: Exchange, watch: Watch, began: float, *, resume: bool
-    ) -> None:
+    def __init__(self, aborts: Aborts, exchange: Exchange, watch: Watch, began: float) -> None:
         self.tally = aborts.tally
         self._aborts = aborts
         self._exchange = exchange
-        self._resume = resume
         self._began = began
         self._watch = watch
 
@@ -90,12 +76,12 @@ class Generation:
         """The same for one sequence of several, which ``exchange`` asks for alone. It must not outlive this one."""
         rid = exchange.request.json().get("rid")
         own = Watch(self._watch.asked, self._watch.paused, [rid] if isinstance(rid, str) else ())
-        return Generation(self._aborts, exchange, own, self._began, resume=self._resume)
+        return Generation(self._aborts, exchange, own, self._began)
 
     @property
     def goes_on(self) -> bool:
         """True when the tokens of an aborted attempt are kept, and the next one continues from them."""
-        return self._resume and can_go_on(self._exchange.request.json())
+        return self._aborts.resume and can_go_on(self._exchange.request.json())
 
     def merge(self, output: dict[str, Any]) -> MergedResponse:
         """A response that begins with ``output``, an aborted one, and is empty when it has to begin anew.

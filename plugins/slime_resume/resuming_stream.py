@@ -14,13 +14,12 @@ from slime_resume.generation import Generation
 from slime_resume.response_merger import MergedResponse
 from slime_sglang import is_aborted, read_event, sampled_ids, whole_answer
 from slime_sglang.bodies import parsed
-from slime_sglang.events import EventCutter, events_in
+from slime_sglang.events import EventCutter, events_in, last_end
 
 __all__ = ["ResumingStream"]
 
 #: In JSON this cannot stand inside a string: there the quotes would be escaped.
 _ABORT = b'"abort"'
-_ENDS = (b"\n\n", b"\n\r\n")
 _DONE = b"[DONE]"
 _EVENT = b"data: %s\n\n"
 #: Seconds and bytes that an engine has to say that a stream is over.
@@ -202,9 +201,7 @@ def _find_abort(whole: bytes) -> tuple[int, dict[str, Any] | None]:
     """The first event in ``whole`` that says abort, and its offset; the end of ``whole`` when there is none."""
     place = whole.find(_ABORT)
     while place >= 0:
-        start = max(
-            (whole.rfind(end, 0, place) + len(end) for end in _ENDS if end in whole[:place]), default=0
-        )
+        start = last_end(whole[:place])
         try:
             event = _first_event(whole[start:])
         except orjson.JSONDecodeError:

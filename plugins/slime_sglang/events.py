@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["EventCutter", "EventSplitter", "events_in"]
+__all__ = ["EventCutter", "EventSplitter", "events_in", "last_end"]
 
 _ENDS = (b"\n\n", b"\n\r\n")
 _SEAM_BYTES = 2
@@ -18,6 +18,11 @@ def events_in(whole: bytes) -> list[bytes]:
         if lines:
             found.append(b"\n".join(lines))
     return found
+
+
+def last_end(data: bytes) -> int:
+    """Return the offset behind the last event that ends in ``data``; 0 when none does."""
+    return max(data.rfind(end) + len(end) if end in data else 0 for end in _ENDS)
 
 
 class EventCutter:
@@ -37,7 +42,7 @@ class EventCutter:
         if not any(end in seam for end in _ENDS):
             return b""  # an event may be very long: it is put together once
         data = self.rest()
-        end = max(data.rfind(end) + len(end) for end in _ENDS if end in data)
+        end = last_end(data)
         if end < len(data):
             self._torn = [data[end:]]
             self._seam = data[end:][-_SEAM_BYTES:]
