@@ -38,7 +38,7 @@ class ResumingStream:
         self._generation = generation
         self._recorder = recorder
         self._merged: MergedResponse | None = None
-        #: As much of it the client was told.
+        #: Those of it that the client was told.
         self._tokens = self._characters = 0
         #: The bytes of an abort, and of what came behind it.
         self._held = b""
