@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from array import array
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -19,16 +18,13 @@ from router_core.exchange import Exchange
 from router_core.router import Router
 from router_core.types import Tokenizer
 from router_core.weights import WeightUpdate
-from router_core.workers import Worker
-from slime_journal.fingerprint import fingerprint
-from slime_journal.record_files import LogDirectory
-from slime_journal.record_log import RecordLog
 from slime_radix_cache.capture.given_prompts import GivenPrompts
 from slime_radix_cache.capture.open_streams import OpenStreams
 from slime_radix_cache.capture.recorder import StreamRecorder
 from slime_radix_cache.capture.requests import (
     MALFORMED,
     Ask,
+    handles_aborts,
     longest_ids,
     names,
     read_ask,
@@ -36,13 +32,10 @@ from slime_radix_cache.capture.requests import (
     size_of,
 )
 from slime_radix_cache.capture.turns import Turn, Turns
+from slime_radix_cache.capture.untouched import is_only_proxied, mark_untouched
 from slime_radix_cache.capture.whole_answers import WholeAnswers
-from slime_radix_cache.index.losses import Losses, Marks, opened
-from slime_radix_cache.index.text_search import Around, Cut
 from slime_radix_cache.index.trajectories import Limits, Trajectories
-from slime_radix_cache.journal.log_records import TRAJECTORIES
-from slime_radix_cache.journal.logged_trajectories import LoggedTrajectories
-from slime_radix_cache.journal.unfinished import SessionFile, UnansweredSessions, UnfinishedStreams
+from slime_radix_cache.journal.trajectory_log import TrajectoryLog
 from slime_radix_cache.retrieval.routes import Retrieval
 from slime_radix_cache.retrieval.session_turns import SessionTurns
 from slime_radix_cache.retrieval.templates import ChatTemplate
@@ -58,14 +51,11 @@ from slime_resume.resuming_stream import ResumingStream
 from slime_resume.stop_conditions import StopConditions
 from slime_sglang.aborts import check_rid
 from slime_sglang.bodies import EVENTS, JSON, media_type
-from slime_sglang.generation import at_generation
 
 __all__ = ["RadixCache"]
 
 logger = logging.getLogger(__name__)
 
-#: The mark of an answer whose tokens are not known.
-_NOT_EXACT = (b"x-slime-exact", b"false")
 #: A request with more is encoded in pieces.
 _MANY_TOKENS = 1 << 15
 #: Both of which SGLang takes for ``/generate``.
@@ -91,9 +81,7 @@ class RadixCache:
         self._settings = settings
         self._tally = Tally()
         self._interruptions = Interruptions()
-        self._logs: LogDirectory | None = None
-        self._logged: LoggedTrajectories | None = None
-        self._unfinished: UnfinishedStreams | None = None
+        self._log: TrajectoryLog | None = None
 
     @hookimpl
     def setup(self, router: Router) -> None:
@@ -116,7 +104,12 @@ class RadixCache:
         spelling = Spelling(tokenizer, encoder.abilities.lead)
         limits = Limits(settings.max_tokens, settings.max_bytes, settings.gc_threshold_k)
         around = encoder.abilities.special.around
-        self._trajectories = self._begin_trajectories(router, limits, spelling.cut, around)
+        if settings.trajectory_log is not None:
+            self._log = TrajectoryLog.open(settings.trajectory_log, tokenizer, limits, spelling.cut, around)
+            router.components.register("log_directory", self._log.directory)  # for logs of other plugins
+        self._trajectories = (
+            self._log.trajectories if self._log is not None else Trajectories(limits, spelling.cut, around)
+        )
         router.components.register("lost_sessions", self._trajectories.losses)
         router.components.register("ownership", self._trajectories)
         given_prompts = GivenPrompts(encoder, spelling)
@@ -157,28 +150,6 @@ class RadixCache:
             resume=settings.resume_aborted,
         )
 
-    def _begin_trajectories(self, router: Router, limits: Limits, cut: Cut, around: Around) -> Trajectories:
-        """Empty ones, or those of the log, of which other plugins may have one in ``"log_directory"``.
-
-        Raises StartupError.
-        """
-        path = self._settings.trajectory_log
-        if path is None:
-            return Trajectories(limits, cut, around)
-        self._logs = LogDirectory(path, "--trajectory-log")
-        router.components.register("log_directory", self._logs)
-        log = RecordLog(self._logs, TRAJECTORIES, fingerprint(router.components.get("tokenizer")))
-        sessions, texts = (opened(self._logs, f"lost-{name}.marks", Marks) for name in ("sessions", "texts"))
-        streams, asking = (
-            opened(self._logs, f"{name}.marks", SessionFile)
-            for name in ("running-streams", "unanswered-sessions")
-        )
-        self._unfinished = UnfinishedStreams(streams, sessions, texts)
-        unanswered = UnansweredSessions(asking, sessions)
-        losses = Losses(sessions, texts, asked=unanswered)
-        self._logged = LoggedTrajectories(limits, cut, log, around, losses, unanswered)
-        return self._logged
-
     @hookimpl
     @asynccontextmanager
     async def lifespan(self, router: Router) -> AsyncIterator[None]:
@@ -186,10 +157,10 @@ class RadixCache:
         events = router.components.find("control_events")
         if events is not None:
             self._interruptions.follow(events)
-        logged = self._logged
-        if logged is None:
+        if self._log is None:
             yield
             return
+        logged = self._log.trajectories
         logger.info("the log had %d segments with %d tokens", logged.segments, logged.tokens)
         router.tasks.start_soon(logged.tidy)
         try:
@@ -214,7 +185,7 @@ class RadixCache:
             "lost": {"sessions": losses.sessions.as_dict(), "texts": losses.texts.as_dict()},
             **self._tally.as_dict(),
             "tokenizer": self._encoder.as_dict(),
-            **({"log": self._logs.as_dict()} if self._logs is not None else {}),
+            **({"log": self._log.directory.as_dict()} if self._log is not None else {}),
         }
 
     @hookimpl
@@ -260,8 +231,7 @@ class RadixCache:
             if sum(turn.tokens for turn in turns) > _MANY_TOKENS:
                 await self._router.write_json(exchange)
         # Clients that send tokens handle aborts; slime and miles end each rollout by aborting all engines.
-        handles_aborts = _handles_aborts(exchange, ask)
-        generation = None if handles_aborts else self._aborts.begin(exchange, body.get("rid"))
+        generation = None if handles_aborts(exchange, ask) else self._aborts.begin(exchange, body.get("rid"))
         exchange.notes[NOTE] = _Noted(ask, turns, generation)
 
     async def _begin(self, exchange: Exchange, ask: Ask) -> list[Turn]:
@@ -290,8 +260,8 @@ class RadixCache:
         """Record the answer; a stream's when its last event passes."""
         noted: _Noted | None = exchange.notes.get(NOTE)
         reply = exchange.reply
-        if noted is None or reply is None or reply.status != 200 or _is_only_proxied(exchange.worker):
-            self._mark(exchange)
+        if noted is None or reply is None or reply.status != 200 or is_only_proxied(exchange.worker):
+            mark_untouched(exchange, self._trajectories, self._tally)
             return
         noted.turns = [sequence for turn in noted.turns for sequence in turn.sequences(noted.ask.copies)]
         if noted.ask.copies == 1:  # by now it has a name: the last plugin may have given one
@@ -300,8 +270,8 @@ class RadixCache:
         worker = exchange.worker.url if exchange.worker is not None else "unknown"
         kind = media_type(reply)
         if kind == EVENTS:
-            if self._unfinished is not None:
-                exchange.on_close(self._unfinished.begin(exchange.session))
+            if self._log is not None:
+                exchange.on_close(self._log.unfinished.begin(exchange.session))
             recorder = StreamRecorder(noted.turns, self._turns, self._tally, self._streams, worker)
             generation = noted.generation
             if generation is not None and len(noted.turns) == 1:
@@ -323,40 +293,7 @@ class RadixCache:
             self._tally.unrecorded("answer_not_understood", wrong, worker)
             self._turns.lose(noted.turns[0])
 
-    def _mark(self, exchange: Exchange) -> None:
-        """Say of an answer to a request that was passed on untouched that its tokens are not known; remember that."""
-        reply, request, worker = exchange.reply, exchange.request, exchange.worker
-        if reply is None or worker is None or reply.status >= 400:
-            return
-        is_known = at_generation(request)
-        # Another protocol may generate anywhere, as vLLM does at /inference/v1/generate.
-        if not is_known and not (_is_only_proxied(worker) and request.method == "POST"):
-            return
-        self._trajectories.lose(exchange.session)
-        if is_known and request.path != "/generate":  # whose reason was counted
-            self._tally.untouched(request.path)
-        if reply.header(_NOT_EXACT[0]) is None:
-            reply.headers = [*reply.headers, _NOT_EXACT]
-
     @hookimpl
     async def on_weight_update(self, update: WeightUpdate) -> None:
         """Forget what was not used under the last few weights."""
         self._trajectories.see_version(update.version)
-
-
-def _is_only_proxied(worker: Worker | None) -> bool:
-    """Return True when ``worker`` is no evidence: it may speak any protocol, and has just taken others' place."""
-    return worker is not None and worker.passthrough
-
-
-def _handles_aborts(exchange: Exchange, ask: Ask) -> bool:
-    """True when the client itself sent token ids, in a ``/generate``, a chat or a completion."""
-    if exchange.parent is None:
-        return ask.has_ids
-    try:
-        body = exchange.parent.request.json()
-    except BadRequest:
-        return False
-    if not isinstance(body, dict):
-        return False
-    return body.get("input_ids") is not None or (ask.has_ids and isinstance(body.get("prompt"), list | array))

@@ -11,10 +11,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from router_core.exchange import check_length
+from router_core.errors import BadRequest
+from router_core.exchange import Exchange, check_length
 from slime_sglang.request_fields import unknown_field
 
-__all__ = ["MALFORMED", "Ask", "longest_ids", "names", "read_ask", "rewritten", "single", "size_of"]
+__all__ = [
+    "MALFORMED",
+    "Ask",
+    "handles_aborts",
+    "longest_ids",
+    "names",
+    "read_ask",
+    "rewritten",
+    "single",
+    "size_of",
+]
 
 #: The reason to pass on a request that an engine will refuse.
 MALFORMED = "malformed"
@@ -195,3 +206,16 @@ def single(body: dict[str, Any], ask: Ask, number: int) -> dict[str, Any]:
         alone.pop("rid", None)  # of several samples each gets a new name
         alone["sampling_params"] = {**alone["sampling_params"], "n": 1}
     return alone
+
+
+def handles_aborts(exchange: Exchange, ask: Ask) -> bool:
+    """True when the client itself sent token ids, in a ``/generate``, a chat or a completion."""
+    if exchange.parent is None:
+        return ask.has_ids
+    try:
+        body = exchange.parent.request.json()
+    except BadRequest:
+        return False
+    if not isinstance(body, dict):
+        return False
+    return body.get("input_ids") is not None or (ask.has_ids and isinstance(body.get("prompt"), list | array))

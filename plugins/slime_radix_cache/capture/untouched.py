@@ -1,0 +1,34 @@
+"""Answers to requests that were passed on untouched: their tokens are not known, and they say so."""
+
+from __future__ import annotations
+
+from router_core.exchange import Exchange
+from router_core.workers import Worker
+from slime_radix_cache.index.trajectories import Trajectories
+from slime_radix_cache.tally import Tally
+from slime_sglang.generation import at_generation
+
+__all__ = ["is_only_proxied", "mark_untouched"]
+
+_NOT_EXACT = (b"x-slime-exact", b"false")
+
+
+def mark_untouched(exchange: Exchange, trajectories: Trajectories, tally: Tally) -> None:
+    """Say of the answer of ``exchange`` that its tokens are not known, and remember that in ``trajectories``."""
+    reply, request, worker = exchange.reply, exchange.request, exchange.worker
+    if reply is None or worker is None or reply.status >= 400:
+        return
+    is_known = at_generation(request)
+    # Another protocol may generate anywhere, as vLLM does at /inference/v1/generate.
+    if not is_known and not (is_only_proxied(worker) and request.method == "POST"):
+        return
+    trajectories.lose(exchange.session)
+    if is_known and request.path != "/generate":  # whose reason was counted
+        tally.untouched(request.path)
+    if reply.header(_NOT_EXACT[0]) is None:
+        reply.headers = [*reply.headers, _NOT_EXACT]
+
+
+def is_only_proxied(worker: Worker | None) -> bool:
+    """Return True when ``worker`` is no evidence: it may speak any protocol, and has just taken others' place."""
+    return worker is not None and worker.passthrough
