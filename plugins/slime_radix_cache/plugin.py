@@ -286,12 +286,10 @@ class RadixCache:
             except HTTPError:
                 raise
             except Exception as error:
-                self._tally.unrecorded("answer_not_understood", error, worker)
-                self._turns.lose(noted.turns[0])
+                self._turns.fail(noted.turns[0], error, worker=worker)
         else:
             wrong = ValueError(f"wanted JSON or events, got {kind.decode('latin-1')!r}")
-            self._tally.unrecorded("answer_not_understood", wrong, worker)
-            self._turns.lose(noted.turns[0])
+            self._turns.fail(noted.turns[0], wrong, worker=worker)
 
     @hookimpl
     async def on_weight_update(self, update: WeightUpdate) -> None:

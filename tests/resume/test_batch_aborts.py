@@ -30,6 +30,7 @@ LENGTH = 6
 class Engine:
     """Samples LENGTH tokens, its own for each attempt, and aborts sequences of ``aborted`` numbers after two.
 
+    The one of number ``nonsense`` has no list of ids.
     ``asked`` are the bodies it got, ``journal`` has ``(consumed, sampled, logprobs)`` of every sequence.
     """
 
@@ -39,6 +40,7 @@ class Engine:
         self.asked: list[dict[str, Any]] = []
         self.journal: list[tuple[list[int], list[int], list[float]]] = []
         self.version = 0
+        self.nonsense: int | None = None
         self.hold: anyio.Event | None = None
         self.app = Starlette(routes=[Route("/generate", self.generate, methods=["POST"])])
 
@@ -69,7 +71,7 @@ class Engine:
         reason: dict[str, Any] = {"type": "abort"} if cut else {"type": "length", "length": count}
         return {
             "text": self.tokenizer.decode(ids, skip_special_tokens=True),
-            "output_ids": ids,
+            "output_ids": "nonsense" if number == self.nonsense else ids,
             "meta_info": {
                 "finish_reason": reason,
                 "prompt_tokens": len(prompt),
@@ -143,6 +145,29 @@ async def test_each_aborted_sample_of_a_group_is_resumed(
             record = await retrieved(running, PROMPTS[0] + answer["text"])
             assert record["tokens"] == consumed + answer["output_ids"]
         assert (await running.client.get("/cache_stats")).json()["aborts"] == {"tried_again": 2}
+
+
+@pytest.mark.parametrize("resume", [False, True])
+async def test_nonsense_in_one_sequence_of_a_batch_stops_no_other(
+    start: Start, tokenizer: EngineTokenizer, checkpoint: str, resume: bool
+) -> None:
+    engine = Engine(tokenizer, 0, 1)
+    engine.nonsense = 0
+    more = ("--resume-aborted",) if resume else ()
+    async with serving(engine.app) as url, start(*flags(checkpoint, url, *more)) as running:
+        answers = await ask(running, text=PROMPTS, session_id="s")
+        assert [len(answer["meta_info"]["output_token_logprobs"]) for answer in answers] == [
+            2,
+            LENGTH,
+            LENGTH,
+        ]
+        for prompt, answer in zip(PROMPTS[1:], answers[1:], strict=True):
+            record = await retrieved(running, prompt + answer["text"])
+            assert record["tokens"] == tokenizer.encode(prompt) + answer["output_ids"]
+        body = {"text": PROMPTS[0] + answers[0]["text"]}
+        lost = (await running.client.post("/retrieve_from_text", json=body)).json()
+        assert (lost["exact"], lost["inexact_reason"]) == (False, "evicted")
+        assert not (await running.client.get("/trajectories/s")).json()["complete"]
 
 
 async def test_an_abort_that_was_asked_for_is_not_undone(

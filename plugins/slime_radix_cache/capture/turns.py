@@ -163,6 +163,11 @@ class Turns:
         turn.response = None
         self._trajectories.lose(turn.session, turn.prompt + told)
 
+    def fail(self, turn: Turn, error: Exception, *, answer: Any = None, worker: str | None = None) -> None:
+        """Count that the ``answer`` to ``turn`` was not understood, and remember that it is lost."""
+        self._tally.unrecorded("answer_not_understood", error, worker)
+        self.lose(turn, answer)
+
     def record(
         self,
         turn: Turn,

@@ -123,4 +123,8 @@ class WholeAnswers:
                 response.begin_anew()
             response.record(answer, doubt)
 
-        return await resume_answer(generation, aborted, record)
+        try:
+            return await resume_answer(generation, aborted, record)
+        except ValueError as error:  # others of its batch go on
+            self._recorder.fail(self._turns[number], error, answer=aborted)
+            return None
