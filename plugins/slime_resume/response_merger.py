@@ -97,8 +97,8 @@ class MergedResponse:
 
     @property
     def ended(self) -> bool:
-        """True when a finish reason other than an abort has come."""
-        return self._reason is not None and self._reason.get("type") != "abort"
+        """True when a finish reason has come that no other attempt would change."""
+        return self._reason is not None and not is_aborted({"meta_info": {"finish_reason": self._reason}})
 
     @property
     def has_grown(self) -> bool:

@@ -268,6 +268,26 @@ class TestAnAttemptThatIsNone:
         assert (whole["output_ids"], whole["meta_info"]["finish_reason"]) == ([5], ABORT)
         assert (len(attempts.asked), tokens_of(leaf)) == (3, [5])
 
+    @pytest.mark.parametrize("streams", [False, True])
+    async def test_a_fault_that_is_found_with_the_request_ends_it(
+        self, start: Start, checkpoint: str, said: Said, streams: bool
+    ) -> None:
+        fault = {"type": "abort", "message": "too long", "status_code": 400}
+        async with rolling(start, checkpoint, "--resume-aborted") as (running, attempts, _):
+            if streams:
+                attempts.script += [
+                    stream(said.event([5]), said.event([5], ABORT), DONE),
+                    stream(said.event([], fault, went=1), DONE),
+                ]
+                events = (await streamed(running)).split("\n\n")
+                last = orjson.loads(events[-3].removeprefix("data: "))
+                assert events[-2:] == ["data: [DONE]", ""]
+            else:
+                attempts.script += [json(said.output([5], ABORT)), json(said.output([], fault, went=1))]
+                last = (await running.client.post("/generate", json={"text": PROMPT})).json()
+        assert (last["output_ids"], last["meta_info"]["finish_reason"]) == ([5], fault)
+        assert len(attempts.asked) == 2
+
     async def test_a_resumed_stream_that_breaks_off_has_what_was_told(
         self, start: Start, checkpoint: str, said: Said
     ) -> None:
