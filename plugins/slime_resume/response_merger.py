@@ -157,8 +157,11 @@ class MergedResponse:
     def _is_spelt(self) -> bool:
         """True when the text of the attempt is that of its ids, but for a character that was begun before it."""
         ids, text, reason = self._attempt.ids, self._attempt.text, self._attempt.finish_reason
-        if not ids:  # only an abort comes before a token: an end without one has lost it
-            return not text and (reason is None or is_abort(self._attempt.meta))
+        if (
+            not ids
+        ):  # only an abort comes before a token: an end without one has lost it, and so has a count of some
+            meta = self._attempt.meta
+            return not text and not meta.get("completion_tokens") and (reason is None or is_abort(meta))
         if self._spelling.tail(ids, text, reason) is not None:
             return True
         text = text.lstrip(_BROKEN)

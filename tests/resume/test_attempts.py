@@ -268,6 +268,21 @@ class TestAnAttemptThatIsNone:
         assert (whole["output_ids"], whole["meta_info"]["finish_reason"]) == ([5], ABORT)
         assert (len(attempts.asked), tokens_of(leaf)) == (3, [5])
 
+    async def test_an_attempt_that_counts_a_token_and_tells_none_makes_the_answer_inexact(
+        self, start: Start, checkpoint: str, said: Said
+    ) -> None:
+        silent = said.output([], ABORT, went=1)
+        del silent["output_ids"], silent["meta_info"]["output_token_logprobs"]
+        silent["meta_info"]["completion_tokens"] = 1
+        async with rolling(start, checkpoint, "--resume-aborted") as (running, attempts, _):
+            attempts.script += [
+                json(said.output([5], ABORT)), json(silent), json(said.output([6, 7], LENGTH, went=1))
+            ]  # fmt: skip
+            whole = (await running.client.post("/generate", json={"text": PROMPT, "session_id": "s"})).json()
+            [leaf] = await leaves(running)
+        assert whole["output_ids"] == [5, 6, 7]
+        assert (leaf["exact"], leaf["inexact_reason"]) == (False, "engine_contradicts_itself")
+
     @pytest.mark.parametrize("streams", [False, True])
     async def test_a_fault_that_is_found_with_the_request_ends_it(
         self, start: Start, checkpoint: str, said: Said, streams: bool
