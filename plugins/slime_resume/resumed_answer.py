@@ -51,7 +51,7 @@ async def resume_answer(
         if merged is not None:
             latest, doubt = merged.answer(), merged.doubt()
             body = orjson.dumps(latest)
-            return merged.has_grown or not is_aborted(latest)
+            return merged.has_grown
         latest, body = answer, whole
         if is_aborted(answer) and has_tokens:
             keep()
