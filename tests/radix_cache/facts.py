@@ -347,9 +347,7 @@ def facts_of(attempts: Sequence[Attempt], reader: Detokenizer, asked: Asked, *, 
     chains: list[list[Attempt]] = []
     doubted: list[list[Attempt]] = []
     for attempt in (attempt for attempt in attempts if attempt.sampled):
-        fitting = [one for one in chains if resume and _continues(one[-1], attempt)]
-        # Two of one turn may have sampled alike so far; what goes on keeps its name.
-        before = next((one for one in fitting if one[-1].rid == attempt.rid), fitting[0] if fitting else None)
+        before = next((one for one in chains if resume and _continues(one[-1], attempt)), None)
         if before is not None:
             before.append(attempt)
             continue
@@ -373,8 +371,10 @@ def goes_on(before: Attempt, attempt: Attempt, *, resume: bool) -> bool:
 
 
 def _continues(before: Attempt, attempt: Attempt) -> bool:
+    """Two of one turn may have sampled alike so far; what goes on keeps its name, unless the engine changed it."""
     aborted = before.reason["type"] == "abort" and before.sampled
-    return bool(aborted) and attempt.consumed == before.consumed + before.sampled
+    is_named_so = before.lie == "id" or attempt.rid == before.rid
+    return bool(aborted) and is_named_so and attempt.consumed == before.consumed + before.sampled
 
 
 def _is_made_again(before: Attempt, attempt: Attempt) -> bool:
