@@ -84,7 +84,7 @@ class Generation:
         return self._aborts.resume and can_go_on(self._exchange.request.json())
 
     def merge(self, output: dict[str, Any]) -> MergedResponse:
-        """A response that begins with ``output``, an aborted one, and is empty when it has to begin anew.
+        """A response that begins with ``output``, an aborted one that has tokens.
 
         It has ended when the abort came with its last token.
         """
@@ -125,11 +125,11 @@ class Generation:
     ) -> bool:
         """Make attempts until one brings the response further than ``aborted``; False when none does.
 
-        They go on from the tokens of ``merged``, if it has any. ``attempt`` reads a reply, and returns True when it
+        They go on from ``merged``, if there is one. ``attempt`` reads a reply, and returns True when it
         brought something. Raises HTTPError when one breaks off in the middle, as any reply may.
         """
         self._exchange.release()
-        going_on = merged is not None and bool(merged.ids)
+        going_on = merged is not None
         is_further = False
         if not self._was_asked(aborted):
             with suppress(_NoUse):
@@ -163,14 +163,14 @@ class Generation:
         return False
 
     async def _ask_again(self, merged: MergedResponse | None) -> Reply | None:
-        """A worker's answer to the request, continued behind ``merged``, if that has tokens; None when there was none.
+        """A worker's answer to the request, continued behind ``merged``, if there is that; None when there was none.
 
         The caller closes it. Raises _NoUse.
         """
         if self._exchange.client_disconnected:
             raise _NoUse
         request = self._exchange.request
-        if merged is not None and merged.ids:
+        if merged is not None:
             document = continuation(request.json(), merged.ids, merged.rid)
             request = Request(request.method, request.target, request.headers)
             request.replace_json(document)

@@ -60,12 +60,12 @@ class MergedResponse:
         self._text = ""
 
     def start_with(self, output: dict[str, Any]) -> None:
-        """``output``, whole, is what the first attempt gave."""
+        """``output``, whole, is what the first attempt gave: some tokens, and an abort."""
         self._kept, self._attempt, self._attempt_rid = 0, AnswerSoFar(), _name(self._own_rid)
         self._attempt.take(output)
         meta = output["meta_info"]
         self.ids = list(self._attempt.ids)
-        self._text = self._attempt.text if self.ids else ""
+        self._text = self._attempt.text
         self._see_meta(output, meta)
         self._reason = self._ending(output, self.ids)
         if self._reason is None:
@@ -83,7 +83,7 @@ class MergedResponse:
 
     def begin(self) -> None:
         """Another attempt begins; what it samples comes after all that is here."""
-        self._doubt = self.doubt() if self.ids else None  # what begins anew has nothing of the attempt
+        self._doubt = self.doubt()
         self._kept = len(self.ids)
         self._attempt, self._attempt_rid = AnswerSoFar(), self.rid or _name(self._own_rid)
         self._spans_kept = self._spans
@@ -92,8 +92,8 @@ class MergedResponse:
 
     @property
     def rid(self) -> str | None:
-        """The name under which the engine goes on from tokens; None: the request's own, if it has one."""
-        return _name(self._first["meta_info"].get("id")) if self.ids else None
+        """The name under which the engine goes on; None: the request's own, if it has one."""
+        return _name(self._first["meta_info"].get("id"))
 
     @property
     def ended(self) -> bool:
@@ -157,9 +157,7 @@ class MergedResponse:
     def _is_spelt(self) -> bool:
         """True when the text of the attempt is that of its ids, but for a character that was begun before it."""
         ids, text, reason = self._attempt.ids, self._attempt.text, self._attempt.finish_reason
-        if (
-            not ids
-        ):  # only an abort comes before a token: an end without one has lost it, and so has a count of some
+        if not ids:  # an end without a token, or a count of some, has lost them: only an abort has none
             meta = self._attempt.meta
             return not text and not meta.get("completion_tokens") and (reason is None or is_abort(meta))
         if self._spelling.tail(ids, text, reason) is not None:

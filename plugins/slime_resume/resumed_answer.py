@@ -9,6 +9,7 @@ import orjson
 
 from router_core.reply import Reply
 from slime_resume.generation import Generation
+from slime_resume.response_merger import MergedResponse
 from slime_sglang import is_aborted, read_event, sampled_ids
 from slime_sglang.bodies import parsed
 
@@ -23,9 +24,8 @@ async def resume_answer(
     ``record`` gets each aborted answer that has tokens, since they are a fact, and then the last answer; with each a
     reason why it is no evidence, None if it may be.
     """
-    merged = generation.merge(aborted) if generation.goes_on else None
-    doubt = merged.doubt() if merged is not None else None
-    latest, body = aborted, None
+    merged: MergedResponse | None = None
+    latest, body, doubt = aborted, None, None
     recorded: dict[str, Any] | None = None
 
     def keep() -> None:
@@ -34,32 +34,39 @@ async def resume_answer(
             record(latest, doubt)
             recorded = latest
 
+    def take(answer: dict[str, Any], whole: bytes | None) -> bool:
+        """True when ``answer`` brings the response further. Until there is a token, each is one of its own."""
+        nonlocal merged, latest, body, doubt
+        if merged is None:
+            has_tokens = bool(sampled_ids(answer))
+            latest, body = answer, whole
+            if not is_aborted(answer) or not has_tokens:
+                return not is_aborted(answer)
+            if not generation.goes_on:
+                keep()
+                return False
+            merged = generation.merge(answer)
+            doubt = merged.doubt()
+            if not merged.ended:
+                return True
+        else:
+            merged.take(answer)
+        latest, doubt = merged.answer(), merged.doubt()
+        body = orjson.dumps(latest)
+        return merged.has_grown
+
     async def attempt(reply: Reply) -> bool:
-        nonlocal latest, body, doubt
         try:
             whole = await reply.read()
         finally:
             generation.rest(reply)
         try:
-            answer = read_event(parsed(whole))
-            has_tokens = bool(sampled_ids(answer))
-            if merged is not None:
-                merged.take(answer)
+            return take(read_event(parsed(whole)), whole)
         except ValueError as error:
             generation.tally.unrecorded("answer_not_understood", error)
             return False
-        if merged is not None:
-            latest, doubt = merged.answer(), merged.doubt()
-            body = orjson.dumps(latest)
-            return merged.has_grown
-        latest, body = answer, whole
-        if is_aborted(answer) and has_tokens:
-            keep()
-        return not is_aborted(answer)
 
-    if merged is not None and merged.ended:
-        latest = merged.answer()
-        body = orjson.dumps(latest)
+    take(aborted, None)
     while is_aborted(latest):
         if sampled_ids(latest):
             keep()

@@ -284,6 +284,29 @@ class TestAnAttemptThatIsNone:
         assert (leaf["exact"], leaf["inexact_reason"]) == (False, "engine_contradicts_itself")
 
     @pytest.mark.parametrize("streams", [False, True])
+    async def test_a_text_without_tokens_behind_an_empty_abort_is_passed_on_and_lost(
+        self, start: Start, checkpoint: str, said: Said, streams: bool
+    ) -> None:
+        """An abort out of the waiting queue has no tokens, so that what comes next is no continuation."""
+        silent = said.output([6, 7], LENGTH)
+        del silent["output_ids"], silent["meta_info"]["output_token_logprobs"]
+        asked = {"text": PROMPT, "session_id": "s"}
+        async with rolling(start, checkpoint, "--resume-aborted") as (running, attempts, _):
+            attempts.script += [json(said.output([5], LENGTH))]
+            await running.client.post("/generate", json=asked)
+            if streams:
+                event = b"data: %s\n\n" % orjson.dumps(silent)
+                attempts.script += [stream(said.event([], ABORT), DONE), stream(event, DONE)]
+                told = await streamed(running)
+                assert told.encode() == event + DONE
+            else:
+                attempts.script += [json(said.output([], ABORT)), json(silent)]
+                assert (await running.client.post("/generate", json=asked)).json() == silent
+            session = (await running.client.get("/trajectories/s")).json()
+        assert [tokens_of(leaf) for leaf in session["trajectories"]] == [[5]]
+        assert not session["complete"]
+
+    @pytest.mark.parametrize("streams", [False, True])
     async def test_a_fault_that_is_found_with_the_request_ends_it(
         self, start: Start, checkpoint: str, said: Said, streams: bool
     ) -> None:
