@@ -9,6 +9,7 @@
     │   └── MissingComponent
     └── HTTPError               one request fails with ``status``
         ├── BadRequest          400
+        │   └── TooManyValues
         ├── Aborted             400
         ├── WorkerRefused       400
         ├── Unauthorized        401
@@ -46,6 +47,7 @@ __all__ = [
     "SettingsError",
     "ShuttingDown",
     "StartupError",
+    "TooManyValues",
     "Unauthorized",
     "UnsupportedMediaType",
     "WorkerBroke",
@@ -91,6 +93,10 @@ class BadRequest(HTTPError):
     """The client's fault; asking again will not help."""
 
     status, type, code = 400, "invalid_request_error", "BAD_REQUEST"
+
+
+class TooManyValues(BadRequest):
+    """The body has so many strings, lists and objects that it is not parsed."""
 
 
 class Unauthorized(HTTPError):

@@ -10,7 +10,7 @@ from secrets import token_hex
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["ESCAPED", "NAME", "Cut", "InvalidJson", "Scan", "name_of", "no_escape"]
+__all__ = ["ESCAPED", "NAME", "Cut", "InvalidJson", "Scan", "TooManyValues", "name_of", "no_escape"]
 
 #: Stands for a long string, with its number behind it.
 NAME = token_hex(16)
@@ -24,7 +24,11 @@ _SEARCHED = 1 << 12
 
 
 class InvalidJson(ValueError):
-    """A document that is not JSON, or has too many values."""
+    """A document that is not JSON."""
+
+
+class TooManyValues(ValueError):
+    """A document of which Python's objects would take many times its own memory."""
 
 
 @dataclass(frozen=True, slots=True)

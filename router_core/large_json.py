@@ -19,15 +19,16 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from router_core.json_pieces import ESCAPED, Cut, InvalidJson, Scan
+from router_core.json_pieces import ESCAPED, Cut, InvalidJson, Scan, TooManyValues
 from router_core.long_strings import LongStrings
 
-__all__ = ["InvalidJson", "as_numpy", "dump", "parse"]
+__all__ = ["InvalidJson", "TooManyValues", "as_numpy", "dump", "parse"]
 
 #: Bytes of a piece: 0.3 ms of ids, 1.5 ms of the worst.
 _PIECE = 1 << 14
-#: Strings, lists and objects; more would take many times the memory of the document.
-_MAX_VALUES = 1 << 18
+#: Strings, lists and objects that any document may have, and that none may. Between them it may have one for so many
+#: of its bytes: what Python makes of each takes some hundred.
+_FEW_VALUES, _MAX_VALUES, _BYTES_PER_VALUE = 1 << 16, 1 << 18, 32
 #: Integers in a list that is worth an array.
 _LONG_LIST = 1 << 12
 #: The key of what was open before a piece. Nobody can know it, and put it into a document.
@@ -44,20 +45,37 @@ def as_numpy(value: Any) -> npt.NDArray[np.int32]:
 
 
 def parse(
-    body: bytes, *, max_values: int | None = _MAX_VALUES, packs: bool = True, piece: int = _PIECE
+    body: bytes, *, is_limited: bool = True, packs: bool = True, piece: int = _PIECE
 ) -> Generator[None, None, Any]:
     """Read ``body`` in pieces of some ``piece`` bytes; the value returned is what orjson would make of it.
 
-    But with ``packs`` a long list of integers is an ``array("i")``, with a ninth of the memory. Raises InvalidJson,
-    also for more than ``max_values`` strings, lists and objects.
+    But with ``packs`` a long list of integers is an ``array("i")``, with a ninth of the memory. Raises InvalidJson;
+    if it ``is_limited``, TooManyValues for a document that would take many times its own memory.
     """
-    scan, document = Scan(body, piece), _Document(max_values, packs=packs)
+    most = min(max(_FEW_VALUES, len(body) // _BYTES_PER_VALUE), _MAX_VALUES) if is_limited else None
+    cuts = yield from _cuts(body, piece, most)
+    document = _Document(packs=packs)
     start = 0
+    for cut in cuts:
+        yield from document.add(LongStrings(body, start, cut), cut, is_last=cut.end == len(body))
+        start = cut.end + 1
+        yield
+    return document.whole
+
+
+def _cuts(body: bytes, piece: int, most: int | None) -> Generator[None, None, list[Cut]]:
+    """Return all cuts of ``body``, the last one its end. Raises TooManyValues before anything is made of them."""
+    scan, cuts, values, start = Scan(body, piece), [], 0, 0
     while True:
         cut = yield from scan.next_cut(start)
-        yield from document.add(LongStrings(body, start, cut), cut, is_last=cut.end == len(body))
+        cuts.append(cut)
+        values += cut.values
+        if most is not None and values > most:
+            raise TooManyValues(
+                f"wanted at most {most} strings, lists and objects in a body of {len(body)} bytes, got more"
+            )
         if cut.end == len(body):
-            return document.whole
+            return cuts
         start = cut.end + 1
         yield
 
@@ -110,12 +128,10 @@ class _Container:
 class _Document:
     """The values of the pieces, put together. ``whole`` is complete after the last one."""
 
-    def __init__(self, max_values: int | None, *, packs: bool) -> None:
+    def __init__(self, *, packs: bool) -> None:
         self.whole: Any = None
-        self._max_values = max_values
         self._packs = packs
         self._open: list[_Container] = []
-        self._values = 0
         self._is_first = True
 
     def add(self, strings: LongStrings, cut: Cut, *, is_last: bool) -> Generator[None, None, None]:
@@ -123,9 +139,6 @@ class _Document:
         piece = strings.piece
         if is_last and (cut.kept or cut.opened):
             raise InvalidJson("unexpected end of data")
-        self._values += cut.values
-        if self._max_values is not None and self._values > self._max_values:
-            raise InvalidJson(f"more than {self._max_values} strings, lists and objects")
         first = max(cut.kept - 1, 0)
         made = self._read(piece, cut, first)
         if cut.strings:

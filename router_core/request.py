@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
 import orjson
 
-from router_core.errors import BadRequest
+from router_core.errors import BadRequest, TooManyValues
 from router_core.types import Headers
 
 __all__ = ["LARGE_BYTES", "Request"]
@@ -37,7 +38,8 @@ class Request:
         self._body = body
         self._json: Any = _UNREAD
         self._stale = False
-        self._invalid: str | None = None
+        #: Makes the error of a body that is no JSON. One that was raised would hold the body by its traceback.
+        self._invalid: Callable[[], BadRequest] | None = None
 
     @property
     def path(self) -> str:
@@ -78,12 +80,14 @@ class Request:
 
     def reading(self) -> Generator[None, None, None]:
         """Parse the body in pieces, a step each: long work, for :meth:`Router.read_json`."""
-        from router_core.large_json import InvalidJson, parse  # numpy, which not every router needs
+        from router_core import large_json  # numpy, which not every router needs
 
         try:
-            self._json = yield from parse(self._body)
-        except InvalidJson as error:
-            self._invalid = str(error)
+            self._json = yield from large_json.parse(self._body)
+        except large_json.TooManyValues as error:
+            self._invalid = partial(TooManyValues, str(error))
+        except large_json.InvalidJson as error:
+            self._invalid = partial(BadRequest, f"the body is not JSON that can be read: {error}")
 
     def json(self) -> Any:
         """The body as JSON, parsed once. Treat it as read-only; an edit goes through :meth:`replace_json`.
@@ -91,7 +95,7 @@ class Request:
         Where it was parsed as long work, a long list of integers is an ``array("i")``. Raises BadRequest.
         """
         if self._invalid is not None:
-            raise BadRequest(f"the body is not JSON that can be read: {self._invalid}")
+            raise self._invalid()
         if self._json is _UNREAD:
             try:
                 self._json = orjson.loads(self._body)

@@ -13,7 +13,7 @@ import numpy as np
 from starlette.routing import BaseRoute
 
 from router_core import hookimpl
-from router_core.errors import BadRequest, HTTPError
+from router_core.errors import BadRequest, HTTPError, TooManyValues
 from router_core.exchange import Exchange
 from router_core.router import Router
 from router_core.types import Tokenizer
@@ -202,6 +202,8 @@ class RadixCache:
             return
         try:
             body = await self._router.read_json(exchange)
+        except TooManyValues:  # it may have more sequences than are allowed
+            raise
         except BadRequest:
             self._tally.untouched(MALFORMED)
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from array import array
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from router_core.errors import BadRequest
-from router_core.large_json import InvalidJson, as_numpy, dump, parse
+from router_core.large_json import InvalidJson, TooManyValues, as_numpy, dump, parse
 from router_core.request import Request
 
 _LEAVES = st.one_of(
@@ -101,11 +102,30 @@ def test_a_list_with_anything_else_stays_a_list(stranger: Any, place: int) -> No
 
 
 @pytest.mark.parametrize(
-    "text", [b"[" + b"[]," * 300_000 + b"1]", b'["' + b'","' * 300_000 + b'"]', b"[" * 70_000]
+    ("text", "most"),
+    [
+        (b"[" + b"[]," * 70_000 + b"1]", 65_536),
+        (b'["' + b'","' * 70_000 + b'"]', 65_536),
+        (b"[" + b'{"a":"%b"},' % (b"x" * 40) * 80_000 + b"1]", 122_500),  # 49 bytes and 3 values each
+        (b'["' + (b"x" * 40 + b'","') * 300_000 + b'"]', 1 << 18),
+    ],
 )
-def test_json_that_takes_many_times_its_memory_is_refused(text: bytes) -> None:
-    with pytest.raises(InvalidJson, match=r"more than 262144|nested too deeply"):
+def test_json_that_takes_many_times_its_memory_is_refused_before_anything_is_made_of_it(
+    text: bytes, most: int
+) -> None:
+    tracemalloc.start()
+    with pytest.raises(TooManyValues, match=f"wanted at most {most} strings, lists and objects in a body of"):
         run(parse(text))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1 << 20
+    made, _ = run(parse(text, is_limited=False))
+    assert made == orjson.loads(text)
+
+
+def test_json_of_too_many_levels_is_refused() -> None:
+    with pytest.raises(InvalidJson, match="nested too deeply"):
+        run(parse(b"[" * 70_000))
 
 
 @pytest.mark.parametrize("letters", ["x", '\\"', "日本", "a😀\n", "line of a text\n", "\u0001é "])
@@ -169,12 +189,18 @@ def test_a_key_that_is_repeated_behind_a_long_list_has_its_last_value(number: in
         assert run(parse(text, piece=piece))[0] == {"a": 5, "b": 1}
 
 
-@pytest.mark.parametrize("body", [b"[" + b"[]," * (1 << 19) + b"[]]", b'{"a":' + b"1," * (1 << 20)])
-def test_a_large_body_that_was_found_to_be_none_is_not_searched_again(body: bytes) -> None:
+@pytest.mark.parametrize(
+    ("body", "fault"),
+    [
+        (b"[" + b"[]," * (1 << 19) + b"[]]", "wanted at most 65536 strings, lists and objects"),
+        (b'{"a":' + b"1," * (1 << 20), "the body is not JSON that can be read"),
+    ],
+)
+def test_a_large_body_that_was_found_to_be_none_is_not_searched_again(body: bytes, fault: str) -> None:
     """Nobody who asks for a name waits for a search: who reads it is told what is wrong."""
     request = Request("POST", b"/generate", [], body)
     assert not request.may_have(b"rid")
     run(request.reading())
     assert request.may_have(b"rid")
-    with pytest.raises(BadRequest, match="the body is not JSON that can be read"):
+    with pytest.raises(BadRequest, match=fault):
         request.json()

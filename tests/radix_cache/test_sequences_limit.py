@@ -49,6 +49,15 @@ async def test_too_many_are_refused_before_an_engine_is_asked(
         )
 
 
+async def test_more_prompts_than_are_parsed_are_refused(
+    start: Start, engine: ScriptedEngine, checkpoint: str
+) -> None:
+    async with routed(start, engine, checkpoint) as client:
+        answer = await client.running.client.post("/generate", json={"text": ["hi"] * 70_000})
+        assert (answer.status_code, engine.asked) == (400, [])
+        assert answer.json()["error"]["message"].startswith("wanted at most 65536 strings, lists and objects")
+
+
 async def test_allowed_number_of_sequences_is_sampled(
     start: Start, engine: ScriptedEngine, checkpoint: str
 ) -> None:

@@ -77,7 +77,7 @@ class WholeAnswers:
         if len(body) < LARGE_BYTES:
             return parsed(body)
         without = without_experts(body)
-        return await self._long_work.run(parse(without, max_values=None, packs=False), self._exchange.client)
+        return await self._long_work.run(parse(without, is_limited=False, packs=False), self._exchange.client)
 
     async def _record(self, answers: list[Any], aborted: Collection[int]) -> None:
         """Record those that were not ``aborted``. Of many, or long ones, others get the event loop in between."""
