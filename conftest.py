@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 
 import certifi
-import httpx
 import pytest
 import trustme
 from hypothesis import HealthCheck, settings
 
 from own_time import OWN_TIME, Backend
-from router_core.cli import build
-from router_core.serving import serving
-from routers import Running, Start
+from routers import Start
+from slime_testing import started
 
 # How long an example takes says nothing on a busy machine.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -42,19 +39,5 @@ def anyio_backend() -> Backend:
 @pytest.fixture
 def start() -> Start:
     """``async with start("--plugin", ...) as running:`` serves a router on a free port, as its command line would."""
-
-    @asynccontextmanager
-    async def started(*arguments: str, grace_s: float = 5.0) -> AsyncIterator[Running]:
-        router, app = build(arguments)
-        async with (
-            serving(
-                app,
-                grace_s=grace_s,
-                client_timeout_s=router.settings.client_timeout_s,
-                on_stop=router.stop,
-            ) as url,
-            httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as client,
-        ):
-            yield Running(router, url, client)
 
     return started

@@ -20,8 +20,8 @@ from router_core.router import Router
 from router_core.serving import serving
 from router_core.settings import Settings
 from router_core.types import Receive, Scope, Send
-from routers import Running
 from slime_sglang import SGLang
+from slime_testing import Running
 
 __all__ = ["Recording", "routing", "until"]
 

@@ -4,30 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 
-import httpx
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from router_core.router import Router
 from router_core.types import ASGIApp
+from slime_testing import Running
 
-__all__ = ["BARE", "HEALTH", "Running", "Start", "answering"]
+__all__ = ["BARE", "HEALTH", "Start", "answering"]
 
 #: No plugin but those that say who may register, and what workers are.
 BARE = ("--no-default-plugins", "--plugin", "auth", "--plugin", "sglang")
-
-
-@dataclass(frozen=True)
-class Running:
-    """A router that serves: its object, its base URL, and a client of it."""
-
-    router: Router
-    url: str
-    client: httpx.AsyncClient
 
 
 async def _healthy(_: Request) -> Response:

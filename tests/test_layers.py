@@ -58,7 +58,7 @@ LAYERS = (
 KNOW_THE_ROUTER = frozenset(("router_core.hooks", "router_core.hookspecs"))
 
 #: Packages that any plugin may import; each may import those before it.
-LIBRARIES = ("slime_journal", "slime_sglang", "slime_resume")
+LIBRARIES = ("slime_journal", "slime_sglang", "slime_resume", "slime_testing")
 
 #: Parts of large plugins, lowest first. A part imports from itself and from below; what is above them is not listed.
 PARTS = {

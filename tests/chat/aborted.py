@@ -17,7 +17,8 @@ TOKENIZER = QWEN3_PLAIN.tokenizer
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from routers import Running, Start
+    from routers import Start
+    from slime_testing import Running
 
 
 PROMPT = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"

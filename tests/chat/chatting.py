@@ -15,7 +15,8 @@ from chat_models.steered import Steered, by_text, speaking
 from slime_engine.journal import Journal, JournalEntry
 
 if TYPE_CHECKING:
-    from routers import Running, Start
+    from routers import Start
+    from slime_testing import Running
 
 __all__ = ["Chat", "chatting"]
 

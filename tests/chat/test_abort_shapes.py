@@ -12,7 +12,8 @@ from radix_cache.aborting import SHAPES, Shape
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from routers import Running, Start
+    from routers import Start
+    from slime_testing import Running
 
 pytestmark = pytest.mark.anyio
 

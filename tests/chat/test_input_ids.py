@@ -7,20 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 import pytest
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from chat.chatting import Chat, chatting
 from chat.remembered import ASK, is_continued, said, user
+from chat.scripted import scripted
 from chat_models.families import QWEN2_5, QWEN3, Family
 from drift.rollouts import TOOLS
-from router_core.serving import serving
 from slime_engine.journal import JournalEntry
 
 if TYPE_CHECKING:
-    from routers import Running, Start
+    from routers import Start
+    from slime_testing import FakeEngine
 
 pytestmark = pytest.mark.anyio
 
@@ -211,44 +208,22 @@ async def test_given_ids_of_the_turn_before_are_one_sample(start: Start) -> None
     assert sum(record["loss_mask"]) == sampled
 
 
-class Scripted:
-    """A worker that answers each ``/generate`` with ``answer``."""
-
-    def __init__(self, running: Running, answer: dict[str, Any]) -> None:
-        self.running, self.answer = running, answer
-        self.bodies: list[dict[str, Any]] = []
-
-    async def generate(self, request: Request) -> Response:
-        body = await request.json()
-        self.bodies.append(body)
-        data = orjson.dumps(self.answer)
-        if body["stream"]:
-            return Response(b"data: %b\n\ndata: [DONE]\n\n" % data, media_type="text/event-stream")
-        return Response(data, media_type="application/json")
-
-
-async def _asked(start: Start, answer: dict[str, Any], *bodies: dict[str, Any]) -> tuple[Scripted, list[Any]]:
-    """A router with its own defaults before a scripted worker, and what it answers."""
-    plugins = [part for name in ("engine", "radix_cache", "openai") for part in ("--plugin", name)]
-    async with start(*plugins) as running:
-        worker = Scripted(running, answer)
-        app = Starlette(routes=[Route("/generate", worker.generate, methods=["POST"])])
-        async with serving(app) as url:
-            for embedded in running.router.pool:
-                running.router.pool.remove(embedded)
-            await running.router.add_worker(url)
-            answers = []
-            for body in bodies:
-                path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
-                reply = await running.client.post(path, json=body)
-                assert reply.status_code == 200, reply.text
-                if body.get("stream"):
-                    *events, _ = reply.text.strip().split("\n\n")
-                    answers.append(orjson.loads(events[-1].removeprefix("data: ")))
-                else:
-                    answers.append(reply.json())
-            running.router.pool.remove(next(iter(running.router.pool)))
-    return worker, answers
+async def _asked(
+    start: Start, answer: dict[str, Any], *bodies: dict[str, Any]
+) -> tuple[FakeEngine, list[Any]]:
+    """An engine that has ``answer`` for each of ``bodies``, and for one more, and what the router makes of it."""
+    async with scripted(start, answer, *(answer for _ in bodies)) as (running, engine):
+        answers = []
+        for body in bodies:
+            path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+            reply = await running.client.post(path, json=body)
+            assert reply.status_code == 200, reply.text
+            if body.get("stream"):
+                *events, _ = reply.text.strip().split("\n\n")
+                answers.append(orjson.loads(events[-1].removeprefix("data: ")))
+            else:
+                answers.append(reply.json())
+    return engine, answers
 
 
 @STREAMED
@@ -266,11 +241,11 @@ async def test_an_abort_is_passed_on_to_a_client_that_gives_ids(start: Start, st
     asked = {"messages": [user("a")], "input_ids": [5, 6], "lora_path": "adapter", "stream": streamed}
     asked |= {"return_indexer_topk": True, "return_meta_info": True}
     without = {key: value for key, value in asked.items() if key != "return_meta_info"}
-    worker, (told, plain) = await _asked(
+    engine, (told, plain) = await _asked(
         start, {"text": "H", "output_ids": [39], "meta_info": meta}, asked, without
     )
-    assert len(worker.bodies) == 2, "each is asked once"
-    for body in worker.bodies:
+    assert len(engine.asked) == 2, "each is asked once"
+    for body in engine.asked:
         assert body["input_ids"] == [5, 6]
         assert (body["lora_path"], body["return_indexer_topk"]) == ("adapter", True)
         assert not body.keys() & {"messages", "return_meta_info"}
@@ -295,6 +270,6 @@ async def test_an_abort_of_a_completion_of_ids_is_passed_on(
     }
     asked = {"prompt": prompt, "stream": streamed, "return_meta_info": True}
     answer = {"text": "H", "output_ids": [39], "meta_info": meta}
-    worker, (told,) = await _asked(start, answer, asked)
-    assert len(worker.bodies) == 1, "it is asked once"
+    engine, (told,) = await _asked(start, answer, asked)
+    assert len(engine.asked) == 1, "it is asked once"
     assert told["choices"][0]["finish_reason"] == "abort"

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import orjson
 import pytest
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
 
 from chat.chatting import chatting
+from chat.scripted import scripted
 from chat_models.families import QWEN2_5
-from router_core.serving import serving
 
 if TYPE_CHECKING:
     import httpx
 
     from routers import Start
+    from slime_testing import FakeEngine
 
 pytestmark = pytest.mark.anyio
 
+#: "Hi", in the embedded engine's tokens.
+HI = [39, 72]
 HEADER = "x-slime-unknown-parameters"
 #: The path, and the least that a request has there.
 ROUTES: list[tuple[str, dict[str, Any]]] = [
@@ -35,44 +33,12 @@ EACH_ROUTE = pytest.mark.parametrize(("path", "least"), ROUTES, ids=["chat", "co
 STREAMED = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 
 
-@dataclass
-class Worker:
-    """Answers ``Hi`` to everything, and keeps what it was sent."""
-
-    client: httpx.AsyncClient
-    bodies: list[dict[str, Any]] = field(default_factory=list)
-
-    async def generate(self, request: Request) -> Response:
-        body = await request.json()
-        self.bodies.append(body)
-        meta: dict[str, Any] = {
-            "id": body.get("rid"),
-            "prompt_tokens": len(body["input_ids"]),
-            "completion_tokens": 2,
-            "finish_reason": {"type": "length", "length": 2},
-            "output_token_logprobs": [[-0.5, 39, None], [-0.25, 72, None]],
-            "hidden_states": [[0.5]],
-        }
-        answer = {"text": "Hi", "output_ids": [39, 72], "meta_info": meta}
-        if not body["stream"]:
-            return JSONResponse(answer)
-        return StreamingResponse(
-            iter((b"data: %b\n\n" % orjson.dumps(answer), b"data: [DONE]\n\n")),
-            media_type="text/event-stream",
-        )
-
-
 @asynccontextmanager
-async def working(start: Start, *flags: str) -> AsyncIterator[Worker]:
-    plugins = [part for name in ("engine", "radix_cache", "openai") for part in ("--plugin", name)]
-    async with start(*plugins, *flags) as running:
-        worker = Worker(running.client)
-        app = Starlette(routes=[Route("/generate", worker.generate, methods=["POST"])])
-        async with serving(app) as url:
-            for embedded in running.router.pool:
-                running.router.pool.remove(embedded)
-            await running.router.add_worker(url)
-            yield worker
+async def working(start: Start, *flags: str) -> AsyncIterator[tuple[httpx.AsyncClient, FakeEngine]]:
+    """A client, and an engine that answers ``Hi`` to it, twice."""
+    async with scripted(start, HI, HI, flags=flags) as (running, engine):
+        engine.meta["hidden_states"] = [[0.5]]
+        yield running.client, engine
 
 
 def choices_of(answer: httpx.Response) -> list[dict[str, Any]]:
@@ -88,27 +54,27 @@ async def test_by_default_they_are_named_and_without_effect(
     start: Start, path: str, least: dict[str, Any], stream: bool
 ) -> None:
     """An answer does not become inexact by what no engine ever saw."""
-    async with working(start) as worker:
+    async with working(start) as (client, engine):
         body = {**least, "return_token_ids": True, "stream": stream}
-        plain = await worker.client.post(path, json=body)
+        plain = await client.post(path, json=body)
         odd = {"max_token": 5, "kv_transfer_params": {"a": 1}, "truncate_prompt_tokens": 10, "text": "Ho"}
-        answer = await worker.client.post(path, json={**body, **odd})
+        answer = await client.post(path, json={**body, **odd})
     assert HEADER not in plain.headers
     assert answer.headers[HEADER] == "max_token, kv_transfer_params, truncate_prompt_tokens, text"
     assert [choices_of(each)[-1]["exact"] for each in (plain, answer)] == [True, True]
-    first, second = ({**body, "rid": None} for body in worker.bodies)
+    first, second = ({**body, "rid": None} for body in engine.asked)
     assert first == second
 
 
 @EACH_ROUTE
 async def test_they_may_be_refused(start: Start, path: str, least: dict[str, Any]) -> None:
-    async with working(start, "--unknown-parameters", "refuse") as worker:
-        answer = await worker.client.post(path, json={**least, "max_token": 5, "Stop": "x"})
-        known = await worker.client.post(path, json={**least, "max_tokens": 5, "max_token": None})
+    async with working(start, "--unknown-parameters", "refuse") as (client, engine):
+        answer = await client.post(path, json={**least, "max_token": 5, "Stop": "x"})
+        known = await client.post(path, json={**least, "max_tokens": 5, "max_token": None})
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (400, "max_token", "unknown_parameter")
     assert "'max_token', 'Stop'" in error["message"]
-    assert (known.status_code, len(worker.bodies)) == (200, 1)
+    assert (known.status_code, len(engine.asked)) == (200, 1)
 
 
 @EACH_ROUTE
@@ -117,16 +83,16 @@ async def test_they_may_go_to_the_engine(
     start: Start, path: str, least: dict[str, Any], stream: bool
 ) -> None:
     """A parameter that may have changed the answer makes it inexact by name; one that only asks for more does not."""
-    async with working(start, "--unknown-parameters", "pass") as worker:
+    async with working(start, "--unknown-parameters", "pass") as (client, engine):
         body = {**least, "return_token_ids": True, "stream": stream}
-        asks = await worker.client.post(path, json={**body, "return_something": True})
-        odd = await worker.client.post(path, json={**body, "mystery": {"x": [1]}, "text": "Ho"})
+        asks = await client.post(path, json={**body, "return_something": True})
+        odd = await client.post(path, json={**body, "mystery": {"x": [1]}, "text": "Ho"})
     assert [answer.headers[HEADER] for answer in (asks, odd)] == ["return_something", "mystery, text"]
     told = [choices_of(answer)[-1] for answer in (asks, odd)]
     assert [choice["inexact_reason"] for choice in told] == [None, "unknown_field:mystery"]
-    assert worker.bodies[0]["return_something"] is True
-    assert worker.bodies[1]["mystery"] == {"x": [1]}
-    assert "text" not in worker.bodies[1]
+    assert engine.asked[0]["return_something"] is True
+    assert engine.asked[1]["mystery"] == {"x": [1]}
+    assert "text" not in engine.asked[1]
 
 
 @EACH_ROUTE
@@ -143,13 +109,13 @@ async def test_fields_of_sglang_are_handed_on(
         "routed_dp_rank": 0,
         "routed_experts_start_len": 1,
     }
-    async with working(start) as worker:
+    async with working(start) as (client, engine):
         body = {**least, "return_token_ids": True, "stream": stream}
-        answer = await worker.client.post(path, json={**body, **harmless})
+        answer = await client.post(path, json={**body, **harmless})
         doubtful = {"custom_logit_processor": "p", "custom_params": {"x": 1}}
-        other = await worker.client.post(path, json={**body, **doubtful})
+        other = await client.post(path, json={**body, **doubtful})
     assert not {HEADER} & {*answer.headers, *other.headers}
-    first, second = worker.bodies
+    first, second = engine.asked
     assert harmless.items() <= first.items()
     assert (second["custom_logit_processor"], second["sampling_params"]["custom_params"]) == ("p", {"x": 1})
     told = [choices_of(each)[-1] for each in (answer, other)]
@@ -168,10 +134,10 @@ async def test_names_of_vllm_are_mapped(start: Start, path: str, least: dict[str
         "spaces_between_special_tokens": False,
         "stop": ["STOP"],
     }
-    async with working(start) as worker:
-        answer = await worker.client.post(path, json={**least, **vllm})
+    async with working(start) as (client, engine):
+        answer = await client.post(path, json={**least, **vllm})
     assert HEADER not in answer.headers
-    [body] = worker.bodies
+    [body] = engine.asked
     assert (body["rid"], body["extra_key"], body["priority"]) == ("mine", "sk", 3)
     assert "cache_salt" not in body
     sampling = body["sampling_params"]
@@ -207,7 +173,7 @@ async def test_a_stop_string_stays_in_the_text_under_vllms_name(start: Start) ->
 async def test_wrong_values_of_known_parameters_are_refused_in_every_mode(
     start: Start, mode: str, path: str, least: dict[str, Any], wrong: dict[str, Any]
 ) -> None:
-    async with working(start, "--unknown-parameters", mode) as worker:
-        answer = await worker.client.post(path, json={**least, **wrong})
+    async with working(start, "--unknown-parameters", mode) as (client, engine):
+        answer = await client.post(path, json={**least, **wrong})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, next(iter(wrong)))
-    assert worker.bodies == []
+    assert engine.asked == []

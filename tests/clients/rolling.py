@@ -15,8 +15,8 @@ from anyio.from_thread import BlockingPortal
 from chat_models.families import Call, Family, Words
 from chat_models.steered import Steered
 from deadlines import HANG_S
-from routers import Running
 from slime_engine.journal import JournalEntry
+from slime_testing import Running
 
 __all__ = [
     "ANSWERS",

@@ -14,7 +14,8 @@ pytest.importorskip("openai", reason="the SDK of OpenAI is not installed")
 
 from openai import AsyncOpenAI
 
-from routers import Running, Start
+from routers import Start
+from slime_testing import Running
 
 pytestmark = pytest.mark.anyio
 

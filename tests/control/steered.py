@@ -16,8 +16,8 @@ from starlette.routing import Route
 
 from plugged import routing
 from router_core.serving import serving
-from routers import Running
 from slime_control import Control, Settings
+from slime_testing import Running
 
 __all__ = ["Controlled", "Steered", "hung", "steering"]
 

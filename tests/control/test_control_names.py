@@ -19,11 +19,11 @@ from plugged import routing, until
 from router_core import Exchange
 from router_core import Request as Asked
 from router_core.serving import serving
-from routers import Running
 from slime_control import Control, Settings
 from slime_control.pausing.under_way import UnderWay, renamed_by_the_engine
 from slime_retries import Retries
 from slime_retries import Settings as RetrySettings
+from slime_testing import Running
 
 pytestmark = pytest.mark.anyio
 

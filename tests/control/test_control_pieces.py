@@ -15,8 +15,8 @@ from holding import is_torn, quarantine, ready, stale, tear
 from plugged import routing, until
 from router_core import Worker
 from router_core.weights import WeightVersions
-from routers import Running
 from slime_control import Control, Settings
+from slime_testing import Running
 
 pytestmark = pytest.mark.anyio
 

@@ -15,10 +15,10 @@ from control.slotted import SLOTS, Slotted, up
 from deadlines import HANG_S
 from own_time import OWN_TIME_UVLOOP, Backend
 from plugged import routing, until
-from routers import Running
 from slime_control import Control
 from slime_control import Settings as ControlSettings
 from slime_health import Health, Settings
+from slime_testing import Running
 
 pytestmark = pytest.mark.anyio
 

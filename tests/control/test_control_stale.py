@@ -14,8 +14,8 @@ from holding import is_torn, stale, tear
 from plugged import until
 from router_core.serving import serving
 from router_core.workers import JOINING
-from routers import Running
 from slime_sglang.facts import described
+from slime_testing import Running
 
 pytestmark = pytest.mark.anyio
 

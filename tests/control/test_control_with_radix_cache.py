@@ -14,7 +14,8 @@ from plugged import until
 from slime_control.client import RouterClient
 
 if TYPE_CHECKING:
-    from routers import Running, Start
+    from routers import Start
+    from slime_testing import Running
 
 pytestmark = pytest.mark.anyio
 

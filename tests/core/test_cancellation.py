@@ -23,7 +23,8 @@ from router_core.exchange import Exchange
 from router_core.proxy import relay
 from router_core.request import Request
 from router_core.types import Message
-from routers import BARE, Running, Start
+from routers import BARE, Start
+from slime_testing import Running
 
 pytestmark = [pytest.mark.anyio, on_both_loops]
 

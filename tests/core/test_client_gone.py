@@ -15,7 +15,8 @@ from core.servers import Script, Scripted, Wire, answer, dial, on_both_loops, sc
 from deadlines import HANG_S, until
 from holding import add_ready
 from router_core.workers import Worker
-from routers import BARE, Running, Start
+from routers import BARE, Start
+from slime_testing import Running
 
 pytestmark = [pytest.mark.anyio, on_both_loops]
 

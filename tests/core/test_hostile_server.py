@@ -16,7 +16,8 @@ from holding import add_ready
 from router_core.errors import WorkerBroke
 from router_core.upstream.pool import Limits, Upstream
 from router_core.workers import Worker
-from routers import BARE, Running, Start
+from routers import BARE, Start
+from slime_testing import Running
 
 pytestmark = [pytest.mark.anyio, on_both_loops]
 

@@ -20,7 +20,8 @@ from router_core.errors import BadRequest, SettingsError
 from router_core.serving import bind, serving
 from router_core.weights import WeightVersions
 from router_core.workers import worker_url
-from routers import BARE, Running, Start, answering
+from routers import BARE, Start, answering
+from slime_testing import Running
 
 REPLAYING = """
 class Replaying:

@@ -15,7 +15,8 @@ from holding import quarantine
 from plugged import Recording, routing
 from router_core import Exchange, hookimpl
 from router_core.serving import serving
-from routers import BARE, Running, Start
+from routers import BARE, Start
+from slime_testing import Running
 
 pytestmark = pytest.mark.anyio
 

@@ -24,7 +24,8 @@ from deadlines import HANG_S
 from holding import ready
 from router_core.cli import build
 from router_core.serving import serving
-from routers import BARE, Running, Start
+from routers import BARE, Start
+from slime_testing import Running
 
 pytestmark = [pytest.mark.anyio, on_both_loops]
 

@@ -17,7 +17,8 @@ from plugged import Recording
 from ports import free_port
 from router_core.serving import serving
 from router_core.types import ASGIApp
-from routers import Running, Start
+from routers import Start
+from slime_testing import Running
 
 LABELS = {"app": "engine"}
 

@@ -17,7 +17,8 @@ from drift.clients import CLIENTS
 from drift.rollouts import Plan, Rollout
 
 if TYPE_CHECKING:
-    from routers import Running, Start
+    from routers import Start
+    from slime_testing import Running
 
 pytestmark = pytest.mark.anyio
 

@@ -10,7 +10,8 @@ import orjson
 import pytest
 
 from deadlines import until
-from routers import Running, Start
+from routers import Start
+from slime_testing import Running
 
 REQUESTS = 1000
 PROMPT = "<|im_start|>user\nNumber {}: tell me about trains, 電車 and 🚂.<|im_end|>\n<|im_start|>assistant\n"

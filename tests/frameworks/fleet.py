@@ -21,8 +21,9 @@ from chat_models.families import QWEN3, Family, Words
 from chat_models.steered import Steered, by_text, speaking
 from deadlines import HANG_S
 from router_core.router import Router
-from routers import Running, Start
+from routers import Start
 from slime_engine.journal import JournalEntry
+from slime_testing import Running
 
 __all__ = ["ENDLESS", "Fleet", "Sample", "serving_fleet"]
 

@@ -31,7 +31,8 @@ from router_core.serving import serving
 from slime_engine.moe import routed_experts
 
 if TYPE_CHECKING:
-    from routers import Running, Start
+    from routers import Start
+    from slime_testing import Running
 
 pytestmark = pytest.mark.anyio
 

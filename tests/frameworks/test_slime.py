@@ -14,10 +14,11 @@ import orjson
 import pytest
 
 from router_core.serving import serving
-from routers import Running, Start
+from routers import Start
 from slime_engine.app import make_app
 from slime_engine.model import load_model
 from slime_engine.settings import Settings
+from slime_testing import Running
 
 pytestmark = pytest.mark.anyio
 

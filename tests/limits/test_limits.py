@@ -17,10 +17,11 @@ from plugged import routing, until
 from router_core import Reply, hookimpl
 from router_core.exchange import Exchange
 from router_core.request import Request
-from routers import BARE, Running, Start
+from routers import BARE, Start
 from slime_control import Control
 from slime_control import Settings as ControlSettings
 from slime_limits import Limits, RefilledSlots, Settings
+from slime_testing import Running
 
 pytestmark = [pytest.mark.anyio, on_both_loops]
 

@@ -13,7 +13,8 @@ from core.servers import Arrived, Wire, answer, scripted
 from plugged import until
 from router_core import Worker
 from router_core.workers import WorkerType
-from routers import Running, Start
+from routers import Start
+from slime_testing import Running
 
 __all__ = ["DROP", "HANG", "StandIn", "between", "refusal", "said", "stream"]
 

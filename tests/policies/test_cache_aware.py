@@ -12,8 +12,9 @@ import pytest
 from policies.asking import asking, ready
 from router_core import Exchange
 from router_core.serving import serving
-from routers import Running, Start, answering
+from routers import Start, answering
 from slime_policies import CacheAware, Settings
+from slime_testing import Running
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz "
 

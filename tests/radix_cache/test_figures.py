@@ -9,7 +9,6 @@ import pytest
 
 from radix_cache.claims import NEXT, PROMPT, STREAMED, ask, session_of
 from radix_cache.lies import LIES, NOTHING_LEFT, can_be_told, tell
-from radix_cache.scripted import ScriptedEngine
 
 if TYPE_CHECKING:
     from radix_cache.scripted import Client
@@ -21,26 +20,19 @@ MINE, LAST = [5, 6, 7], [8, 9]
 
 @STREAMED
 @pytest.mark.parametrize("lie", [*(one for one in LIES if one != NOTHING_LEFT), "logprob"])
-async def test_an_answer_with_a_wrong_figure_is_not_exact(
-    client: Client, monkeypatch: pytest.MonkeyPatch, lie: str, streamed: bool
-) -> None:
+async def test_an_answer_with_a_wrong_figure_is_not_exact(client: Client, lie: str, streamed: bool) -> None:
     """Nor is what goes on from it as its client does, with the text that it got."""
-    honest = ScriptedEngine.output
 
-    def output(
-        engine: ScriptedEngine, body: dict[str, Any], ids: list[int], logprobs: list[float], last: bool = True
-    ) -> dict[str, Any]:
-        told = honest(engine, body, ids, logprobs, last)
+    def edit(output: dict[str, Any], is_last: bool) -> None:
         if lie == "logprob":
-            told["meta_info"]["output_token_logprobs"][-1][0] = 0.5
+            output["meta_info"]["output_token_logprobs"][-1][0] = 0.5
         else:
-            assert not last or can_be_told(lie, told, named=True)
-            tell(lie, told, Random(1), last=last)
-        return told
+            assert not is_last or can_be_told(lie, output, named=True)
+            tell(lie, output, Random(1), last=is_last)
 
-    monkeypatch.setattr(ScriptedEngine, "output", output)
+    honest, client.engine.edit = client.engine.edit, edit
     await ask(client, PROMPT, MINE, "a", streamed=streamed, rid="mine")
-    monkeypatch.undo()
+    client.engine.edit = honest
     document = await session_of(client, "a")
     assert not document["complete"]
     reasons = {record["inexact_reason"] for record in document["trajectories"]}

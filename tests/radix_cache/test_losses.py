@@ -192,7 +192,7 @@ async def test_a_generation_by_another_route_leaves_a_mark(client: Client) -> No
     async def complete(_: Request) -> Response:
         return JSONResponse({"choices": [{"text": "yes"}]})
 
-    client.engine.app.router.routes.append(Route("/v1/{rest:path}", complete, methods=["POST"]))
+    client.engine.app.routes.insert(0, Route("/v1/{rest:path}", complete, methods=["POST"]))
     for session, path in (("a", "/v1/completions"), ("b", "/v1/chat/completions"), ("c", "/v1/models")):
         await ask(client, PROMPT, MINE, session)
         body = {"model": "m", "prompt": PROMPT, "messages": []}

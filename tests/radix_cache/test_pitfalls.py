@@ -221,8 +221,8 @@ async def test_pitfall_7_a_stream_passes_as_it_is_and_is_recorded(
     engine.script.append(ids)
     stream = await client.running.client.post("/generate", json={"text": PROMPT, "stream": True})
     assert stream.headers["content-type"].startswith("text/event-stream")
-    events = engine.events({"return_logprob": True, "stream": True}, *engine.sampled[-1])
-    assert stream.content == b"".join(b"data: %s\n\n" % event for event in events) + b"data: [DONE]\n\n"
+    events = [b"data: %s\n\n" % orjson.dumps(output) for output in engine.said[-1]]
+    assert stream.content == b"".join(events) + b"data: [DONE]\n\n"
     tokens, mask, logprobs = client.last()
     answer = await client.retrieve(PROMPT + "<think>😀</think>")
     assert (answer["tokens"], answer["loss_mask"], answer["exact"]) == (tokens, mask, True)

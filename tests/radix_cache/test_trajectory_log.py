@@ -23,7 +23,7 @@ from radix_cache.model import Model
 from radix_cache.toy import EOS, TOKENS, cut, encode, pack, sampled, spell
 from router_core.cli import build
 from router_core.errors import StartupError
-from routers import Running, Start
+from routers import Start
 from slime_journal.record_files import Header, LogDirectory
 from slime_journal.record_frames import Frames
 from slime_journal.record_log import RecordLog
@@ -34,6 +34,7 @@ from slime_radix_cache.index.text_node import Node
 from slime_radix_cache.index.trajectories import Limits, Trajectories
 from slime_radix_cache.journal.log_records import TRAJECTORIES, Answered, Asked, Gone, Seen
 from slime_radix_cache.journal.logged_trajectories import LoggedTrajectories
+from slime_testing import Running
 
 WORDS = [1, 2, 3, 4, 5, 6, 7, 8]
 FRAMES = Frames([Header, Asked, Answered, Gone, Seen])

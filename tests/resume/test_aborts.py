@@ -13,7 +13,8 @@ import pytest
 from radix_cache.scripted import ScriptedEngine, bits, routed
 
 if TYPE_CHECKING:
-    from routers import Running, Start
+    from routers import Start
+    from slime_testing import Running
 
 pytestmark = pytest.mark.anyio
 

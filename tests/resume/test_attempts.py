@@ -21,8 +21,9 @@ from ports import free_port
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from routers import Running, Start
+    from routers import Start
     from slime_engine.tokenizer import EngineTokenizer
+    from slime_testing import Running
 
 pytestmark = pytest.mark.anyio
 

@@ -19,7 +19,8 @@ from router_core.serving import serving
 from slime_engine.tokenizer import EngineTokenizer
 
 if TYPE_CHECKING:
-    from routers import Running, Start
+    from routers import Start
+    from slime_testing import Running
 
 pytestmark = pytest.mark.anyio
 

@@ -12,8 +12,8 @@ import anyio
 from core.servers import Arrived, Wire, answer, scripted
 from plugged import routing, until
 from router_core.workers import Worker
-from routers import Running
 from slime_retries import Retries, Settings
+from slime_testing import Running
 
 __all__ = ["DROP", "GARBAGE", "HANG", "STREAM_HEAD", "Moody", "nobody", "refused", "routed"]
 

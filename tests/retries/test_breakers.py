@@ -11,9 +11,9 @@ from holding import quarantine, ready, withheld
 from plugged import until
 from retries.moods import DROP, HANG, STREAM_HEAD, Moody, nobody, refused, routed
 from router_core import Worker
-from routers import Running
 from slime_retries import Thresholds
 from slime_retries.breaker import State
+from slime_testing import Running
 
 pytestmark = pytest.mark.anyio
 

@@ -19,11 +19,12 @@ from core.servers import Wire, answer, scripted
 from engine.served import served
 from plugged import until
 from retries.moods import Moody, refused
-from routers import BARE, Running, Start
+from routers import BARE, Start
 from slime_engine.journal_file import fold
 from slime_engine.model import load_model
 from slime_engine.settings import Settings as EngineSettings
 from slime_engine.tokenizer import corpus_documents, train_tokenizer
+from slime_testing import Running
 
 pytestmark = pytest.mark.anyio
 

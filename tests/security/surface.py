@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 
 from core.servers import talk
-from routers import Running
+from slime_testing import Running
 
 TRAFFIC, ADMIN = "traffic-key-0123456789", "admin-key-0123456789"
 

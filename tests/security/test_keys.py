@@ -25,9 +25,10 @@ from router_core.serving import serving
 from router_core.settings import Secret
 from router_core.types import Receive, Scope, Send
 from router_core.workers import Worker, auth_headers
-from routers import BARE, Running, Start
+from routers import BARE, Start
 from security.surface import ADMIN, CONTROL, DATA, OPEN, OWN, TRAFFIC, status
 from slime_auth.access import Keys, Level
+from slime_testing import Running
 
 pytestmark = pytest.mark.anyio
 

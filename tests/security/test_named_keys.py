@@ -11,8 +11,9 @@ import pytest
 from core.servers import Wire, answer, scripted
 from router_core.cli import build, main
 from router_core.settings import Secret
-from routers import BARE, Running, Start
+from routers import BARE, Start
 from slime_auth.access import Caller, Keys, Level, NamedKey
+from slime_testing import Running
 
 pytestmark = pytest.mark.anyio
 

@@ -14,7 +14,8 @@ import anyio.lowlevel
 import pytest
 
 from core.servers import Arrived, Scripted, Wire, answer, content, dial, on_both_loops, scripted, talk
-from routers import BARE, Running, Start
+from routers import BARE, Start
+from slime_testing import Running
 
 pytestmark = [pytest.mark.anyio, on_both_loops]
 

@@ -27,10 +27,11 @@ from plugged import until
 from ports import free_port
 from router_core.cli import build, main
 from router_core.errors import SettingsError, Unauthorized
-from routers import BARE, Running, Start
+from routers import BARE, Start
 from security.providers import AUDIENCE, IdentityProvider, providing, signing_key
 from slime_auth.jwks import _PAUSE_S, KeysUnavailable, Provider, SigningKeys, provider_url
 from slime_auth.tokens import Tokens
+from slime_testing import Running
 
 pytestmark = pytest.mark.anyio
 

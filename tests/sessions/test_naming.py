@@ -18,7 +18,8 @@ from routers import BARE
 if TYPE_CHECKING:
     import httpx
 
-    from routers import Running, Start
+    from routers import Start
+    from slime_testing import Running
 
 pytestmark = pytest.mark.anyio
 

@@ -20,7 +20,8 @@ from plugged import until
 from router_core.cli import build
 from router_core.errors import StartupError
 from router_core.serving import serving
-from routers import Running, Start
+from routers import Start
+from slime_testing import Running
 
 
 class Engine:

@@ -22,7 +22,8 @@ from surface.description import content_of, documents, key_of, operations
 if TYPE_CHECKING:
     import httpx
 
-    from routers import Running, Start
+    from routers import Start
+    from slime_testing import Running
 
 pytestmark = pytest.mark.anyio
 

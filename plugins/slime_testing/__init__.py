@@ -1,0 +1,8 @@
+"""For tests of plugins: a router that serves, and an engine that samples what a test wants. A library."""
+
+from __future__ import annotations
+
+from slime_testing.fake_engine import FakeEngine
+from slime_testing.running import Running, started
+
+__all__ = ["FakeEngine", "Running", "started"]
