@@ -153,13 +153,23 @@ class Audit:
         )
 
     def _check_own_rest(self, claim: _Claim, answer: dict[str, Any], rows: list[Row]) -> None:
-        """Check that the session's own part is as it said, with mask 0 behind it: known of others, or tokenised."""
+        """Check that the session's own part is as it said, with mask 0 behind it: known of others, or tokenised.
+
+        Others may have gone on from it by ids, which a text spells in another way than its client does.
+        """
         floor = self.judge.floor(claim.certainly_own)
         tokens = [row.token for row in rows]
         own = [
             (one.position, len(one.fact.consumed) + one.kept)
             for one in claim.own
             if one.position >= floor and one.fact.tells(rows, one.kept)
+        ]
+        own += [
+            (one.position, len(said.consumed) + kept)
+            for one in claim.every
+            if one.position >= floor
+            for said, kept in one.fact.contexts()
+            if said.session == claim.session and said.tells(rows, kept)
         ]
         if not floor:
             own.append((0, 0))

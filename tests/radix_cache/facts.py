@@ -259,6 +259,16 @@ class Fact:
                 self.ancestors |= parent.ancestors if kept else parent.ancestors - {parent}
         self.is_spelt, self.is_surely_spelt = True, True
 
+    def contexts(self) -> set[tuple[Fact, int]]:
+        """Return what its request may have gone on from, and what that went on from: ``(fact, tokens kept)``."""
+        found: set[tuple[Fact, int]] = set()
+        left = [self]
+        while left:
+            new = {(one, kept) for one, kept in left.pop().parents if one is not None} - found
+            found |= new
+            left += [one for one, _ in new]
+        return found
+
     def is_usable(
         self, session: str | None, *, surely: bool = False, seen: dict[Fact, bool] | None = None
     ) -> bool:
