@@ -6,10 +6,10 @@ import sys
 
 import anyio
 
-from router_core.serving import bind, run
 from router_core.types import ASGIApp, Message, Receive, Scope, Send
 from slime_engine.app import make_app
 from slime_engine.settings import Settings
+from slime_http.serving import bind, run
 
 #: SGLang's ``TokenizerManager._wait_one_response`` looks at the connection when nothing has come for so long.
 _NOTICED_S = 4.0

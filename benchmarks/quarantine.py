@@ -24,7 +24,7 @@ from benchmarks.report import Column, Report
 from router_core import Worker
 from router_core.cli import build
 from router_core.router import Router
-from router_core.serving import serving
+from slime_http.serving import serving
 
 _FLAGS = {
     "default flags": (),

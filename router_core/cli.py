@@ -26,9 +26,9 @@ from router_core.loader import DEFAULT_PLUGINS, Loaded, installed_plugins, load
 from router_core.logs import start_logging
 from router_core.request_ids import RequestIds
 from router_core.router import Router
-from router_core.serving import bind, run
 from router_core.settings import Settings, add_core_options
 from router_core.types import ASGIApp
+from slime_http.serving import bind, run
 
 __all__ = ["build", "command_line", "main"]
 

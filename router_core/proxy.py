@@ -14,8 +14,8 @@ from router_core.pool import WorkerPool
 from router_core.reply import Reply
 from router_core.request import Request
 from router_core.types import Send
-from router_core.upstream.pool import Limits, Upstream
 from router_core.workers import Worker, least_in_flight
+from slime_http.upstream import Limits, Upstream
 
 __all__ = ["Proxy", "relay"]
 

@@ -59,7 +59,7 @@ class Request:
 
     def writing(self) -> Generator[None, None, None]:
         """Encode the body in pieces, a step each: long work, for :meth:`Router.write_json`. Raises BadRequest."""
-        from router_core.large_json import dump  # numpy, which not every router needs
+        from slime_fairness.large_json import dump  # numpy, which not every router needs
 
         if self._stale and isinstance(self._json, dict):
             try:
@@ -80,7 +80,7 @@ class Request:
 
     def reading(self) -> Generator[None, None, None]:
         """Parse the body in pieces, a step each: long work, for :meth:`Router.read_json`."""
-        from router_core import large_json  # numpy, which not every router needs
+        from slime_fairness import large_json  # numpy, which not every router needs
 
         try:
             self._json = yield from large_json.parse(self._body)
@@ -161,7 +161,7 @@ class Request:
 
 
 def _as_numpy(value: Any) -> Any:
-    from router_core.large_json import as_numpy  # numpy, which not every router needs
+    from slime_fairness.large_json import as_numpy  # numpy, which not every router needs
 
     return as_numpy(value)
 

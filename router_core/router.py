@@ -20,7 +20,6 @@ from router_core.addresses import ANYWHERE, AddressRules, CheckedTransport
 from router_core.client import Watch
 from router_core.errors import HTTPError, PluginError
 from router_core.exchange import Exchange, SessionSource
-from router_core.fair_turns import FairThreads, FairTurns
 from router_core.hooks import Hooks, a_reply, failure
 from router_core.pool import WorkerPool
 from router_core.proxy import Proxy
@@ -30,10 +29,11 @@ from router_core.reply import Reply
 from router_core.request import Request
 from router_core.sender import Sender
 from router_core.settings import Settings
-from router_core.upstream.pool import Limits
 from router_core.weights import WeightUpdate, WeightVersions
 from router_core.worker_urls import WorkerUrls
 from router_core.workers import Worker, WorkerChange
+from slime_fairness.turns import FairThreads, FairTurns
+from slime_http.upstream import Limits
 
 __all__ = ["Router"]
 
@@ -174,7 +174,7 @@ class Router:
 
         Background work ends before the lifespans do, whose resources it uses; when it crashes, so does the router.
         """
-        import router_core.large_json  # noqa: F401  # numpy, which would hold up the first large body
+        import slime_fairness.large_json  # noqa: F401  # numpy, which would hold up the first large body
 
         try:
             async with (

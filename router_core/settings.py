@@ -12,8 +12,8 @@ from typing import Literal
 from router_core.errors import BadRequest, SettingsError
 from router_core.flags import add_flags, flag, read_flags
 from router_core.request_ids import add_request_id_options, request_id_headers
-from router_core.serving import CLIENT_TIMEOUT_S
 from router_core.workers import worker_url
+from slime_http.serving import CLIENT_TIMEOUT_S
 
 __all__ = ["Secret", "Settings", "add_core_options"]
 

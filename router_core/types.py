@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
+
+from slime_http.asgi import ASGIApp, Headers, Message, Receive, Scope, Send
 
 __all__ = [
     "ASGIApp",
@@ -14,15 +16,6 @@ __all__ = [
     "Send",
     "Tokenizer",
 ]
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-#: Header names (lower case) and values as they stood on the wire, in order, duplicates kept.
-Headers = list[tuple[bytes, bytes]]
 
 
 class Tokenizer(Protocol):

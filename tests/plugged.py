@@ -17,9 +17,9 @@ from deadlines import until
 from router_core.app import make_app
 from router_core.hooks import new_plugin_manager
 from router_core.router import Router
-from router_core.serving import serving
 from router_core.settings import Settings
 from router_core.types import Receive, Scope, Send
+from slime_http.serving import serving
 from slime_sglang import SGLang
 from slime_testing import Running
 

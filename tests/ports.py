@@ -6,7 +6,7 @@ import os
 import random
 from contextlib import suppress
 
-from router_core.serving import bind
+from slime_http.serving import bind
 
 __all__ = ["free_port"]
 

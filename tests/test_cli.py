@@ -16,7 +16,7 @@ from router_core import cli
 from router_core.cli import build, main
 from router_core.errors import PluginError
 from router_core.loader import DEFAULT_PLUGINS, installed_plugins
-from router_core.serving import bind
+from slime_http.serving import bind
 
 Capture = pytest.CaptureFixture[str]
 

@@ -22,10 +22,10 @@ from router_core.admin import admin_routes
 from router_core.cli import _LeftOut, build, command_line
 from router_core.hooks import hook_names
 from router_core.loader import DEFAULT_PLUGINS, installed_plugins
-from router_core.serving import serving
 from router_core.workers import WorkerState
 from routers import BARE, Start
 from slime_control.calls.endpoints import CALLS
+from slime_http.serving import serving
 
 ROOT = Path(__file__).parent.parent
 PAGES = [

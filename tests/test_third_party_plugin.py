@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from deadlines import HANG_S
 from ports import free_port
-from router_core.serving import serving
+from slime_http.serving import serving
 from wheels import ROOT, build_wheel
 
 EXAMPLE = ROOT / "examples" / "third_party_plugin"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router_core.serving import serving
-from slime_testing import FakeEngine, started
+from slime_testing import FakeEngine, serving, started
 
 
 @pytest.fixture

@@ -18,11 +18,11 @@ from tokenizers import Tokenizer
 
 from router_core.cli import build
 from router_core.errors import SettingsError
-from router_core.serving import serving
 from slime_demo.conversations import Conversation, conversations
 from slime_demo.report import as_dict, show
 from slime_demo.rollouts import FIRST_VERSION, Refused, Rollouts, checked
 from slime_demo.verdict import judge
+from slime_http.serving import serving
 
 __all__ = ["main"]
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from router_core.errors import SettingsError, StartupError
-from router_core.serving import bind, run, url_of
 from slime_engine.app import make_app
 from slime_engine.model import load_model
 from slime_engine.options import add_engine_options, settings_from
+from slime_http.serving import bind, run, url_of
 
 __all__ = ["main"]
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from router_core import Worker, hookimpl
 from router_core.router import Router
-from router_core.serving import serving
 from slime_engine.app import make_app
 from slime_engine.model import NgramModel, load_model
 from slime_engine.settings import Settings
+from slime_http.serving import serving
 
 __all__ = ["EnginePlugin"]
 

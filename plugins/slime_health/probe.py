@@ -8,9 +8,9 @@ import orjson
 from router_core import HTTPError, Worker
 from router_core.errors import WorkerTimeout, WorkerUnreachable
 from router_core.router import Router
-from router_core.upstream.pool import Limits, Upstream
 from router_core.weights import version_named
 from slime_health.judge import Unwell
+from slime_http.upstream import Limits, Upstream
 
 __all__ = ["Probe"]
 

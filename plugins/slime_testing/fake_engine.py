@@ -20,7 +20,7 @@ _JSON = "application/json"
 
 
 class FakeEngine:
-    """``app`` is to be served by :func:`router_core.serving.serving`; a test may add routes to it, at the front.
+    """``app`` is to be served by :func:`slime_testing.serving`; a test may add routes to it, at the front.
 
     It answers each ``/generate`` with the next of ``script``: token ids to sample, which need a ``tokenizer``; an
     answer as a dict, which is the only event of a stream; or a status and a body. A sequence that ends with ``eos``

@@ -10,7 +10,7 @@ import httpx
 
 from router_core.cli import build
 from router_core.router import Router
-from router_core.serving import serving
+from slime_http.serving import serving
 
 __all__ = ["Running", "started"]
 

@@ -10,7 +10,7 @@ import orjson
 
 from chat_models.families import QWEN3_PLAIN
 from radix_cache.aborting import AbortingEngine, Shape
-from router_core.serving import serving
+from slime_http.serving import serving
 
 TOKENIZER = QWEN3_PLAIN.tokenizer
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from router_core.serving import serving
+from slime_http.serving import serving
 from slime_testing import FakeEngine
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from chat.chatting import chatting
 from chat_models.families import LLAMA, QWEN2_5, QWEN3
 from deadlines import HANG_S
 from drift.rollouts import TOOLS
-from router_core.serving import serving
+from slime_http.serving import serving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -15,7 +15,7 @@ from chat.chatting import chatting
 from chat.remembered import ASK, is_continued, said, user
 from chat_models.families import LLAMA, MISTRAL, QWEN2_5
 from drift.rollouts import TOOLS
-from router_core.serving import serving
+from slime_http.serving import serving
 from slime_openai.prompts.history import History, Turn
 from slime_openai.requests.messages import Message
 

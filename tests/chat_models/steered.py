@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 
 from chat_models.families import Family
-from router_core.serving import serving
 from slime_engine.app import make_app
 from slime_engine.engine import EngineHost
 from slime_engine.journal import JournalEntry
 from slime_engine.language import FloatArray, LanguageModel, ModelTokenizer
 from slime_engine.settings import Settings
+from slime_http.serving import serving
 
 __all__ = [
     "Answer",

@@ -33,8 +33,8 @@ from clients.rolling import (
     weather,
 )
 from clients.schemas import bound_answers
-from router_core.serving import serving
 from routers import answering
+from slime_http.serving import serving
 
 pytestmark = pytest.mark.anyio
 

@@ -20,7 +20,7 @@ import pytest
 from control.steered import Controlled, Steered, steering
 from deadlines import HANG_S
 from ports import free_port
-from router_core.serving import serving
+from slime_http.serving import serving
 
 pytestmark = pytest.mark.anyio
 

@@ -27,7 +27,7 @@ from compatibility.launching import Launched, launched, our_words
 from deadlines import HANG_S
 from router_core.cli import build, main
 from router_core.errors import SettingsError
-from router_core.serving import serving
+from slime_http.serving import serving
 
 pytestmark = pytest.mark.anyio
 

@@ -15,8 +15,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from plugged import routing
-from router_core.serving import serving
 from slime_control import Control, Settings
+from slime_http.serving import serving
 from slime_testing import Running
 
 __all__ = ["Controlled", "Steered", "hung", "steering"]

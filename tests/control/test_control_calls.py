@@ -18,9 +18,9 @@ from plugged import until
 from ports import free_port
 from router_core import SettingsError, Worker
 from router_core.cli import build
-from router_core.serving import serving
 from slime_control.calls.endpoints import CALLS
 from slime_control.calls.fan_out import Answer, FanOut
+from slime_http.serving import serving
 
 if TYPE_CHECKING:
     from routers import Start

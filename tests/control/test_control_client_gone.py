@@ -18,12 +18,12 @@ import pytest
 from control.steered import Steered, hung, steering
 from plugged import until
 from router_core.request import Request
-from router_core.serving import serving
 from router_core.types import ASGIApp, Message, Receive, Scope, Send
 from routers import Start
 from slime_engine.app import make_app
 from slime_engine.model import load_model
 from slime_engine.settings import Settings
+from slime_http.serving import serving
 from slime_testing import Running
 
 pytestmark = pytest.mark.anyio

@@ -18,9 +18,9 @@ from starlette.routing import Route
 from plugged import routing, until
 from router_core import Exchange
 from router_core import Request as Asked
-from router_core.serving import serving
 from slime_control import Control, Settings
 from slime_control.pausing.under_way import UnderWay, renamed_by_the_engine
+from slime_http.serving import serving
 from slime_retries import Retries
 from slime_retries import Settings as RetrySettings
 from slime_testing import Running

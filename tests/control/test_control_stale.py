@@ -12,8 +12,8 @@ import pytest
 from control.steered import Steered, hung, steering
 from holding import is_torn, stale, tear
 from plugged import until
-from router_core.serving import serving
 from router_core.workers import JOINING
+from slime_http.serving import serving
 from slime_sglang.facts import described
 from slime_testing import Running
 

@@ -16,10 +16,10 @@ from starlette.routing import Route
 
 from deadlines import HANG_S
 from plugged import until
-from router_core.serving import serving
 from routers import Start, answering
 from slime_control.calls.endpoints import CALLS
 from slime_engine.model import load_model
+from slime_http.serving import serving
 from slime_testing import Running
 
 pytestmark = pytest.mark.anyio

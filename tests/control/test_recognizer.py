@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from control.steered import steering
 from plugged import until
-from router_core.serving import bind, serving, url_of
+from slime_http.serving import bind, serving, url_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

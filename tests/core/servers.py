@@ -17,7 +17,7 @@ from anyio.abc import AnyByteStream, SocketAttribute, SocketStream
 from anyio.streams.tls import TLSStream
 
 from own_time import OWN_TIME, OWN_TIME_UVLOOP
-from router_core.serving import bind
+from slime_http.serving import bind
 
 __all__ = [
     "Arrived",

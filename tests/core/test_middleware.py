@@ -16,9 +16,9 @@ from starlette.routing import Route
 from core.servers import Wire, answer, scripted
 from deadlines import HANG_S
 from router_core.router import Router
-from router_core.serving import serving
 from router_core.types import ASGIApp, Message, Receive, Scope, Send
 from routers import BARE, Start, answering
+from slime_http.serving import serving
 
 pytestmark = pytest.mark.anyio
 

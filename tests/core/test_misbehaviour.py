@@ -17,10 +17,10 @@ from deadlines import HANG_S
 from holding import ready
 from router_core.cli import build
 from router_core.errors import BadRequest, SettingsError
-from router_core.serving import bind, serving
 from router_core.weights import WeightVersions
 from router_core.workers import worker_url
 from routers import BARE, Start, answering
+from slime_http.serving import bind, serving
 from slime_testing import Running
 
 REPLAYING = """

@@ -14,8 +14,8 @@ from deadlines import HANG_S, until
 from holding import quarantine
 from plugged import Recording, routing
 from router_core import Exchange, hookimpl
-from router_core.serving import serving
 from routers import BARE, Start
+from slime_http.serving import serving
 from slime_testing import Running
 
 pytestmark = pytest.mark.anyio

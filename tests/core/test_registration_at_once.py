@@ -9,9 +9,9 @@ import pytest
 
 from plugged import until
 from router_core.registration import _ASKED_AT_ONCE
-from router_core.serving import serving
 from router_core.types import Receive, Scope, Send
 from routers import Start
+from slime_http.serving import serving
 
 pytestmark = pytest.mark.anyio
 

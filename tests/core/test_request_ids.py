@@ -18,12 +18,12 @@ from starlette.routing import Route
 from router_core.cli import build
 from router_core.errors import SettingsError
 from router_core.request_ids import DEFAULT_HEADERS
-from router_core.serving import serving
 from router_core.types import Receive, Scope, Send
 from routers import Start
 from slime_engine.app import make_app
 from slime_engine.model import load_model
 from slime_engine.settings import Settings
+from slime_http.serving import serving
 from slime_testing import Running
 
 pytestmark = pytest.mark.anyio

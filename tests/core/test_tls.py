@@ -23,8 +23,8 @@ from core.servers import Wire, answer, content, dial, on_both_loops, scripted, t
 from deadlines import HANG_S
 from holding import ready
 from router_core.cli import build
-from router_core.serving import serving
 from routers import BARE, Start
+from slime_http.serving import serving
 from slime_testing import Running
 
 pytestmark = [pytest.mark.anyio, on_both_loops]

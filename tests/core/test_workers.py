@@ -20,9 +20,9 @@ from core.servers import Wire, answer, scripted
 from holding import quarantine, ready, stale
 from plugged import until
 from ports import free_port
-from router_core.serving import bind, serving, url_of
 from router_core.workers import Worker, least_in_flight
 from routers import BARE, Start
+from slime_http.serving import bind, serving, url_of
 
 pytestmark = pytest.mark.anyio
 

@@ -15,9 +15,9 @@ import trustme
 from discovery.cluster import Cluster, Pod, a_pod
 from plugged import Recording
 from ports import free_port
-from router_core.serving import serving
 from router_core.types import ASGIApp
 from routers import Start
+from slime_http.serving import serving
 from slime_testing import Running
 
 LABELS = {"app": "engine"}

@@ -14,7 +14,7 @@ from compatibility.launching import launched, our_words
 from deadlines import HANG_S
 from discovery.cluster import Cluster, a_pod
 from plugged import Recording
-from router_core.serving import serving
+from slime_http.serving import serving
 
 REGULAR = """python -m sglang_router.launch_router \\
   --service-discovery \\

@@ -17,8 +17,8 @@ from discovery.cluster import Cluster, Pod, a_pod
 from discovery.conftest import LABELS, Discover
 from plugged import until
 from router_core.cli import build
-from router_core.serving import serving
 from routers import Start
+from slime_http.serving import serving
 from slime_kubernetes import Pod as Seen
 from slime_kubernetes import Settings, api
 from slime_kubernetes.api import Api

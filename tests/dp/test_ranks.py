@@ -21,12 +21,12 @@ from plugged import until
 from router_core import SettingsError, Worker
 from router_core.cli import build
 from router_core.pool import WorkerPool
-from router_core.serving import serving
 from routers import Start
 from slime_engine.app import make_app
 from slime_engine.engine import EngineHost
 from slime_engine.model import NgramModel
 from slime_engine.settings import Settings
+from slime_http.serving import serving
 from slime_sglang.ranks import ranks_told
 from slime_testing import Running
 

@@ -11,7 +11,6 @@ import httpx
 import orjson
 import pytest
 
-from router_core.serving import serving
 from router_core.types import ASGIApp, Message, Receive, Scope, Send
 from routers import BARE, Start
 from slime_control.calls.endpoints import CALLS
@@ -19,6 +18,7 @@ from slime_control.calls.one_engine import refusal
 from slime_control.calls.overview import QUESTIONS
 from slime_engine.app import make_app
 from slime_engine.settings import Settings
+from slime_http.serving import serving
 from slime_testing import Running
 
 PROMPT = "<|im_start|>user\nCount to five, in 日本語 too. 🎉<|im_end|>\n<|im_start|>assistant\n"

@@ -15,10 +15,10 @@ import httpx
 import pytest
 
 from deadlines import HANG_S
-from router_core.serving import serving
 from slime_engine.app import make_app
 from slime_engine.engine import EngineHost
 from slime_engine.settings import Settings
+from slime_http.serving import serving
 
 #: About 1.5 s of generation.
 STREAM = {

@@ -12,12 +12,12 @@ import httpx
 import orjson
 
 from deadlines import HANG_S
-from router_core.serving import serving
 from slime_engine.app import make_app
 from slime_engine.engine import EngineHost
 from slime_engine.model import NgramModel
 from slime_engine.scheduler import Scheduler
 from slime_engine.settings import Settings
+from slime_http.serving import serving
 
 #: A prompt after which the model writes an answer and mostly ends it within a few dozen tokens.
 CHAT = "<|im_start|>user\nTell me a short story.<|im_end|>\n<|im_start|>assistant\n"

@@ -13,10 +13,10 @@ import pytest
 
 from deadlines import HANG_S
 from engine.served import CHAT, served
-from router_core.serving import bind, url_of
 from slime_engine.journal_file import JournalFile, fold
 from slime_engine.model import NgramModel
 from slime_engine.settings import Settings
+from slime_http.serving import bind, url_of
 
 
 @pytest.mark.anyio

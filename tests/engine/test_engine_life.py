@@ -13,10 +13,10 @@ import pytest
 
 from deadlines import HANG_S
 from engine.served import CHAT, Serve
-from router_core.serving import serving
 from slime_engine.app import make_app
 from slime_engine.model import FloatArray, NgramModel
 from slime_engine.settings import Settings
+from slime_http.serving import serving
 
 pytestmark = pytest.mark.anyio
 

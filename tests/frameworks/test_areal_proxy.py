@@ -18,7 +18,7 @@ from openai import AsyncOpenAI
 from clients.rolling import ANSWERS, LAST_WORDS, QUESTION, RESULTS, SYSTEM, TOOLS
 from frameworks.agents import converse
 from frameworks.fleet import ENDLESS, Fleet, serving_fleet
-from router_core.serving import serving
+from slime_http.serving import serving
 
 if TYPE_CHECKING:
     from routers import Start

@@ -21,7 +21,7 @@ from responses_api_models.vllm_model.app import VLLMModel, VLLMModelConfig
 from clients.rolling import ANSWERS, LAST_WORDS, QUESTION, RESULTS, SYSTEM, TOOLS
 from frameworks.agents import converse
 from frameworks.fleet import ENDLESS, Fleet, serving_fleet
-from router_core.serving import serving
+from slime_http.serving import serving
 
 if TYPE_CHECKING:
     from routers import Start

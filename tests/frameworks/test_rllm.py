@@ -27,8 +27,8 @@ from frameworks.gateway import (
     logprobs_of,
     prompt_of,
 )
-from router_core.serving import serving
 from slime_engine.moe import routed_experts
+from slime_http.serving import serving
 
 if TYPE_CHECKING:
     from routers import Start

@@ -24,7 +24,7 @@ from rllm_model_gateway.server import create_app
 from clients.rolling import ANSWERS, QUESTION, SYSTEM, TOOLS
 from frameworks.agents import converse
 from frameworks.fleet import ENDLESS, Fleet, serving_fleet
-from router_core.serving import serving
+from slime_http.serving import serving
 
 if TYPE_CHECKING:
     from routers import Start

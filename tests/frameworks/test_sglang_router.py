@@ -20,10 +20,10 @@ import pytest
 
 from deadlines import HANG_S
 from ports import free_port
-from router_core.serving import serving
 from slime_engine.app import make_app
 from slime_engine.model import load_model
 from slime_engine.settings import Settings
+from slime_http.serving import serving
 from wheels import ROOT, build_wheel
 
 pytestmark = pytest.mark.anyio

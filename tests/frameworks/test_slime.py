@@ -13,11 +13,11 @@ import httpx
 import orjson
 import pytest
 
-from router_core.serving import serving
 from routers import Start
 from slime_engine.app import make_app
 from slime_engine.model import load_model
 from slime_engine.settings import Settings
+from slime_http.serving import serving
 from slime_testing import Running
 
 pytestmark = pytest.mark.anyio

@@ -14,9 +14,9 @@ from starlette.routing import Route
 
 from deadlines import until
 from router_core import Worker, hookimpl
-from router_core.serving import serving
 from router_core.workers import WorkerChange
 from routers import BARE
+from slime_http.serving import serving
 from slime_testing import Running
 
 __all__ = ["FAST", "ONLY", "Changes", "Patient", "serving_again", "the_worker", "until"]

@@ -17,9 +17,9 @@ from plugged import routing
 from router_core import Exchange
 from router_core.cli import main
 from router_core.request import Request as RouterRequest
-from router_core.serving import serving
 from routers import Start
 from slime_health import Health, Settings
+from slime_http.serving import serving
 
 pytestmark = pytest.mark.anyio
 

@@ -15,13 +15,13 @@ from control.steered import Controlled, Steered, steering
 from health.patient import Changes, until
 from own_time import OWN_TIME_UVLOOP, Backend
 from plugged import routing
-from router_core.serving import serving
 from slime_control import Control
 from slime_control import Settings as ControlSettings
 from slime_engine.app import make_app
 from slime_engine.model import load_model
 from slime_engine.settings import Settings as EngineSettings
 from slime_health import Health, Settings
+from slime_http.serving import serving
 
 pytestmark = pytest.mark.anyio
 

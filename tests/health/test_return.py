@@ -13,9 +13,9 @@ from holding import quarantine, tear
 from own_time import OWN_TIME_UVLOOP, Backend
 from plugged import routing
 from router_core import WeightUpdate, Worker, hookimpl
-from router_core.serving import serving
 from routers import Start
 from slime_health import Health, Settings
+from slime_http.serving import serving
 from slime_testing import Running
 
 pytestmark = pytest.mark.anyio

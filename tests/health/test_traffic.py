@@ -18,9 +18,9 @@ from core.servers import Wire, answer, dial, scripted
 from deadlines import HANG_S
 from health.patient import ONLY, Patient, the_worker, until
 from plugged import routing
-from router_core.serving import bind, serving
 from routers import Start
 from slime_health import Health, Settings
+from slime_http.serving import bind, serving
 from slime_testing import Running
 
 pytestmark = pytest.mark.anyio

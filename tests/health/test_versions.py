@@ -17,7 +17,6 @@ from health.patient import Changes, until
 from holding import stale, tear
 from plugged import routing
 from router_core import Exchange, WeightUpdate, Worker, hookimpl
-from router_core.serving import serving
 from routers import Start
 from slime_control import Control
 from slime_control import Settings as ControlSettings
@@ -25,6 +24,7 @@ from slime_engine.app import make_app
 from slime_engine.model import load_model
 from slime_engine.settings import Settings as EngineSettings
 from slime_health import Health, Settings
+from slime_http.serving import serving
 from slime_testing import Running
 
 pytestmark = pytest.mark.anyio

@@ -22,11 +22,11 @@ from plugged import Recording, until
 from ports import free_port
 from router_core.cli import build
 from router_core.errors import MissingComponent, SettingsError
-from router_core.serving import serving
 from routers import Start
 from slime_engine.app import make_app
 from slime_engine.model import load_model
 from slime_engine.settings import Settings as Engine
+from slime_http.serving import serving
 from slime_models import make_plugin
 from slime_sglang.facts import model_id
 from slime_testing import Running

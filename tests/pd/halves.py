@@ -14,13 +14,13 @@ from anyio.abc import TaskStatus
 from starlette.applications import Starlette
 
 from plugged import until
-from router_core.serving import serving
 from router_core.types import ASGIApp
 from routers import Start
 from slime_engine.app import make_app
 from slime_engine.engine import EngineHost
 from slime_engine.model import NgramModel
 from slime_engine.settings import Settings
+from slime_http.serving import serving
 from slime_testing import Running
 
 __all__ = ["PROMPT", "Front", "Half", "Pairs", "disaggregated", "rows"]

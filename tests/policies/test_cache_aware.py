@@ -11,8 +11,8 @@ import pytest
 
 from policies.asking import asking, ready
 from router_core import Exchange
-from router_core.serving import serving
 from routers import Start, answering
+from slime_http.serving import serving
 from slime_policies import CacheAware, Settings
 from slime_testing import Running
 

@@ -15,9 +15,9 @@ import holding
 from pd.stand_ins import StandIn, between
 from policies.asking import asking, ready
 from router_core import Exchange, Worker
-from router_core.serving import serving
 from router_core.types import Receive, Scope, Send
 from routers import Start, answering
+from slime_http.serving import serving
 from slime_policies import ConsistentHashing, PrefixHash, Settings
 from slime_policies.prompt_start import PromptStart
 from slime_policies.ring import WorkerRing

@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 from policies.asking import asking, ready
-from router_core.serving import serving
 from routers import Start, answering
+from slime_http.serving import serving
 from slime_policies import Manual, Settings
 
 GROUPS = Settings(assignment_mode="min_group", max_idle_secs=100)

@@ -8,8 +8,8 @@ import pytest
 from policies.asking import asking, ready
 from router_core import Exchange, Worker
 from router_core.cli import build, main
-from router_core.serving import serving
 from routers import Start, answering
+from slime_http.serving import serving
 from slime_policies import Policy, RoundRobin, Settings
 from slime_policies.contract import check_policy
 from slime_policies.plugin import POLICIES

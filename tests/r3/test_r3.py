@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from router_core.serving import serving
 from routers import BARE, Start
+from slime_http.serving import serving
 
 EXPERTS = base64.b64encode(bytes(range(256)) * 64).decode()
 # Spaces and a float spelt its own way: parsing and encoding again would not give these bytes back.

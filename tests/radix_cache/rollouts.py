@@ -28,8 +28,8 @@ from radix_cache.reading import Detokenizer
 from radix_cache.turns import Turn, parameters_of, say
 from radix_cache.worlds import CALM, World
 from router_core.cli import build
-from router_core.serving import serving
 from routers import BARE
+from slime_http.serving import serving
 from slime_radix_cache.tokens.checkpoint import eos_ids
 from slime_radix_cache.tokens.encoding import Encoder
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from router_core.serving import serving
 from routers import BARE
 from slime_engine.tokenizer import EngineTokenizer
+from slime_http.serving import serving
 from slime_testing import FakeEngine
 
 if TYPE_CHECKING:

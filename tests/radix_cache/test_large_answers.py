@@ -17,9 +17,9 @@ from starlette.routing import Route
 from radix_cache.scripted import Client, ScriptedEngine
 from router_core.exchange import Exchange
 from router_core.reply import Reply
-from router_core.serving import serving
 from routers import HEALTH
 from slime_engine.tokenizer import EngineTokenizer
+from slime_http.serving import serving
 from slime_radix_cache.capture.recorder import StreamRecorder
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ import orjson
 import pytest
 
 from radix_cache.scripted import Client, ScriptedEngine, bits, lifespan_free, routed
-from router_core.serving import serving
 from routers import BARE
+from slime_http.serving import serving
 from slime_radix_cache.capture.requests import names, read_ask
 
 if TYPE_CHECKING:

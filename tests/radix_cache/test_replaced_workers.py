@@ -17,7 +17,7 @@ from plugged import until
 from radix_cache.claims import PROMPT, STREAMED, ask, session_of
 from radix_cache.outputs import events, output
 from radix_cache.scripted import ScriptedEngine, routed
-from router_core.serving import serving
+from slime_http.serving import serving
 
 if TYPE_CHECKING:
     from routers import Start

@@ -15,8 +15,8 @@ from starlette.routing import Route
 
 from deadlines import until
 from radix_cache.scripted import bits
-from router_core.serving import serving
 from slime_engine.tokenizer import EngineTokenizer
+from slime_http.serving import serving
 
 if TYPE_CHECKING:
     from routers import Start

@@ -21,8 +21,8 @@ from router_core.cli import build
 from router_core.errors import HTTPError, SettingsError
 from router_core.request import Request
 from router_core.router import Router
-from router_core.serving import serving
 from routers import BARE, Start, answering
+from slime_http.serving import serving
 
 pytestmark = pytest.mark.anyio
 

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from router_core.serving import serving
+from slime_http.serving import serving
 
 __all__ = ["AUDIENCE", "IdentityProvider", "SigningKey", "providing", "signing_key"]
 

@@ -12,10 +12,10 @@ from core.servers import Wire, answer, on_both_loops, scripted
 from holding import ready
 from router_core.cli import build, main
 from router_core.errors import BadRequest, SettingsError, WorkerUnreachable
-from router_core.upstream.pool import Limits, Upstream
 from router_core.workers import worker_url
 from routers import BARE, Start
 from slime_auth.addresses import WorkerAddresses, is_loopback
+from slime_http.upstream import Limits, Upstream
 
 #: 169.254.169.254 and others that are never meant, in all the ways in which a resolver takes them.
 REFUSED = [

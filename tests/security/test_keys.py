@@ -21,13 +21,13 @@ from router_core import hookimpl
 from router_core.cli import build, main
 from router_core.errors import SettingsError
 from router_core.router import Router
-from router_core.serving import serving
 from router_core.settings import Secret
 from router_core.types import Receive, Scope, Send
 from router_core.workers import Worker, auth_headers
 from routers import BARE, Start
 from security.surface import ADMIN, CONTROL, DATA, OPEN, OWN, TRAFFIC, status
 from slime_auth.access import Keys, Level
+from slime_http.serving import serving
 from slime_testing import Running
 
 pytestmark = pytest.mark.anyio

@@ -21,9 +21,9 @@ from router_core.admin import admin_routes
 from router_core.cli import build
 from router_core.logs import start_logging
 from router_core.router import Router
-from router_core.serving import serving
 from router_core.settings import Settings
 from routers import BARE, Start
+from slime_http.serving import serving
 
 pytestmark = pytest.mark.anyio
 

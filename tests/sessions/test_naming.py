@@ -12,8 +12,8 @@ import pytest
 from plugged import Recording
 from router_core.cli import build
 from router_core.errors import SettingsError
-from router_core.serving import serving
 from routers import BARE
+from slime_http.serving import serving
 
 if TYPE_CHECKING:
     import httpx

@@ -12,9 +12,9 @@ from starlette.responses import Response
 
 from chat.chatting import chatting
 from plugged import Recording, until
-from router_core.serving import serving
 from routers import BARE
 from sessions.speaking import speak, talk
+from slime_http.serving import serving
 
 if TYPE_CHECKING:
     from routers import Start

@@ -11,8 +11,8 @@ import pytest
 
 from chat.chatting import chatting
 from plugged import Recording, until
-from router_core.serving import serving
 from sessions.speaking import samples_of, talk
+from slime_http.serving import serving
 from slime_radix_cache.retrieval.session_turns import SessionTurns
 from slime_sessions.created import CreatedSessions
 

@@ -19,8 +19,8 @@ from holding import drain, is_torn, quarantine
 from plugged import until
 from router_core.cli import build
 from router_core.errors import StartupError
-from router_core.serving import serving
 from routers import Start
+from slime_http.serving import serving
 from slime_testing import Running
 
 

@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from chat_models.families import QWEN3
 from chat_models.steered import by_text, speaking
-from router_core.serving import serving
+from slime_http.serving import serving
 from surface.description import content_of, documents, key_of, operations
 
 if TYPE_CHECKING:

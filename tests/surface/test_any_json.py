@@ -27,8 +27,8 @@ from starlette.routing import Route as Answering
 
 from router_core.cli import build
 from router_core.router import Router
-from router_core.serving import serving
 from slime_engine.model import load_model
+from slime_http.serving import serving
 from surface.any_json import Asked, asked
 from surface.laborious import BATCH, LABORIOUS
 from surface.loop_steps import MOST, LoopSteps

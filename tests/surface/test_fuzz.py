@@ -13,8 +13,8 @@ from anyio.from_thread import start_blocking_portal
 
 from deadlines import HANG_S
 from router_core.cli import build
-from router_core.serving import serving
 from slime_control.calls.endpoints import CALLS
+from slime_http.serving import serving
 from surface.description import DOCUMENT
 
 schemathesis = pytest.importorskip("schemathesis")

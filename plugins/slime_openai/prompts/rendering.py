@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from router_core.errors import SettingsError
-from router_core.fair_turns import FairThreads
 from router_core.types import Tokenizer
+from slime_fairness.turns import FairThreads
 from slime_openai.errors import InvalidRequest
 from slime_openai.prompts.template_traits import TemplateTraits, probe
 from slime_openai.requests.call_arguments import as_written

@@ -11,10 +11,10 @@ import anyio
 import orjson
 
 from router_core.exchange import Exchange
-from router_core.fair_turns import FairTurns
-from router_core.large_json import parse
 from router_core.reply import Reply
 from router_core.request import LARGE_BYTES, Request
+from slime_fairness.large_json import parse
+from slime_fairness.turns import FairTurns
 from slime_radix_cache.capture.requests import Ask, single
 from slime_radix_cache.capture.turns import Growing, Turn, Turns
 from slime_resume.generation import Generation

@@ -14,8 +14,8 @@ from starlette.routing import Route
 
 from router_core.errors import HTTPError
 from router_core.exchange import SessionSource, client_of, session_of
-from router_core.fair_turns import FairThreads, FairTurns
 from router_core.request import Request
+from slime_fairness.turns import FairThreads, FairTurns
 from slime_radix_cache.capture.given_prompts import GivenPrompts
 from slime_radix_cache.capture.open_streams import OpenStreams
 from slime_radix_cache.index.segments import Response

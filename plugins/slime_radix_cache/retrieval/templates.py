@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from router_core.errors import BadRequest
-from router_core.fair_turns import FairThreads
 from router_core.types import Tokenizer
+from slime_fairness.turns import FairThreads
 from slime_radix_cache.retrieval.question import Conversation
 
 __all__ = ["ChatTemplate"]

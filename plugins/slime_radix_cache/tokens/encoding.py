@@ -11,8 +11,8 @@ from typing import Any
 import tokenizers
 
 from router_core.errors import BadRequest
-from router_core.fair_turns import FairThreads
 from router_core.types import Tokenizer
+from slime_fairness.turns import FairThreads
 from slime_radix_cache.tokens.abilities import LOSSY, Abilities, examine
 from slime_radix_cache.tokens.backend import own_copy
 from slime_radix_cache.tokens.fast_tokenizer import Batch, ComparedTokenizer, fast_copy, reference_of

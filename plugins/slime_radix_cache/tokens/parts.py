@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import anyio
 
-from router_core.fair_turns import FairThreads
+from slime_fairness.turns import FairThreads
 
 __all__ = ["Part", "Parts", "cut"]
 

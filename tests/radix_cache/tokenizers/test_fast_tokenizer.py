@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from deadlines import HANG_S
 from radix_cache.tokenizers.conftest import Loaded
 from radix_cache.tokenizers.vocabularies import VOCABULARIES
-from router_core.fair_turns import FairThreads
+from slime_fairness.turns import FairThreads
 from slime_radix_cache.tokens.backend import own_copy
 from slime_radix_cache.tokens.encoding import Encoder
 from slime_radix_cache.tokens.fast_tokenizer import ComparedTokenizer, fast_copy, reference_of

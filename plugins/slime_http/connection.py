@@ -16,9 +16,9 @@ from typing import Protocol, cast
 
 import httptools
 
-from router_core.errors import WorkerBroke, WorkerTimeout
-from router_core.types import Headers
-from router_core.upstream.reply import UpstreamReply
+from slime_http.asgi import Headers
+from slime_http.errors import WorkerBroke, WorkerTimeout
+from slime_http.upstream_reply import UpstreamReply
 
 __all__ = ["PLAIN_CONNECTION", "Connection", "Limits", "Pool"]
 

@@ -21,9 +21,9 @@ import anyio
 import uvicorn
 import uvloop
 
-from router_core.errors import StartupError
-from router_core.protocol import Protocol
-from router_core.types import ASGIApp
+from slime_http.asgi import ASGIApp
+from slime_http.errors import StartupError
+from slime_http.server_protocol import Protocol
 
 __all__ = ["CLIENT_TIMEOUT_S", "bind", "run", "serving", "url_of"]
 

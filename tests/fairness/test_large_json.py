@@ -14,8 +14,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from router_core.errors import BadRequest
-from router_core.large_json import InvalidJson, TooManyValues, as_numpy, dump, parse
 from router_core.request import Request
+from slime_fairness.large_json import InvalidJson, TooManyValues, as_numpy, dump, parse
 
 _LEAVES = st.one_of(
     st.none(),

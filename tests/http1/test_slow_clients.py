@@ -19,12 +19,12 @@ from starlette.routing import Mount, Route
 
 from core.servers import Script, Wire, answer, content, dial, on_both_loops, scripted, talk
 from deadlines import until
-from router_core import serving as serving_module
 from router_core.cli import build
 from router_core.router import Router
-from router_core.serving import serving
 from router_core.types import ASGIApp, Receive, Scope, Send
 from routers import BARE
+from slime_http import serving as serving_module
+from slime_http.serving import serving
 
 pytestmark = [pytest.mark.anyio, on_both_loops]
 

@@ -9,7 +9,7 @@ import pytest
 import uvloop
 
 from deadlines import HANG_S
-from router_core.upstream.pool import Limits, Upstream
+from slime_http.upstream import Limits, Upstream
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from router_core.json_pieces import NAME, Cut, InvalidJson, name_of, no_escape
+from slime_fairness.json_pieces import NAME, Cut, InvalidJson, name_of, no_escape
 
 __all__ = ["LongStrings"]
 

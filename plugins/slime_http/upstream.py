@@ -12,11 +12,10 @@ import ssl
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
-from router_core.addresses import ANYWHERE
-from router_core.errors import BadRequest, WorkerBroke, WorkerUnreachable
-from router_core.types import Headers
-from router_core.upstream.connection import PLAIN_CONNECTION, Connection, Limits
-from router_core.upstream.reply import UpstreamReply
+from slime_http.asgi import Headers
+from slime_http.connection import PLAIN_CONNECTION, Connection, Limits
+from slime_http.errors import BadRequest, WorkerBroke, WorkerUnreachable
+from slime_http.upstream_reply import UpstreamReply
 
 __all__ = ["Limits", "Upstream"]
 
@@ -35,8 +34,12 @@ _RACE_S = 0.5
 _NOT_PASSED = ("CONNECT", "TRACE")
 
 
+def _anywhere(url: str, address: str) -> bool:
+    return True
+
+
 class Upstream:
-    """Requests to one worker."""
+    """Requests to one worker. ``reachable(url, address)``: whether it may be at the IP address of its connection."""
 
     def __init__(
         self,
@@ -45,7 +48,7 @@ class Upstream:
         tls: ssl.SSLContext | None = None,
         *,
         api_key: str | None = None,
-        reachable: Callable[[str, str], bool] = ANYWHERE.reachable,
+        reachable: Callable[[str, str], bool] = _anywhere,
     ) -> None:
         parts = urlsplit(url)
         self.url = url

@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from router_core.json_pieces import ESCAPED, Cut, InvalidJson, Scan, TooManyValues
-from router_core.long_strings import LongStrings
+from slime_fairness.json_pieces import ESCAPED, Cut, InvalidJson, Scan, TooManyValues
+from slime_fairness.long_strings import LongStrings
 
 __all__ = ["InvalidJson", "TooManyValues", "as_numpy", "dump", "parse"]
 

@@ -14,9 +14,9 @@ from core.servers import Scripted, Wire, answer, content, on_both_loops, scripte
 from deadlines import HANG_S
 from holding import add_ready
 from router_core.errors import WorkerBroke
-from router_core.upstream.pool import Limits, Upstream
 from router_core.workers import Worker
 from routers import BARE, Start
+from slime_http.upstream import Limits, Upstream
 from slime_testing import Running
 
 pytestmark = [pytest.mark.anyio, on_both_loops]

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import pytest
 
-from router_core.fair_turns import FairThreads, FairTurns
+from slime_fairness.turns import FairThreads, FairTurns
 
 pytestmark = pytest.mark.anyio
 
@@ -84,7 +84,7 @@ async def test_a_turn_comes_back_from_what_fails_or_is_cancelled() -> None:
 
 
 async def test_clients_get_threads_in_rotation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router_core.fair_turns._threads", lambda: 1)
+    monkeypatch.setattr("slime_fairness.turns._threads", lambda: 1)
     threads = FairThreads()
     told: list[str] = []
     go_on = threading.Event()

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from router_core.errors import WorkerBroke, WorkerTimeout
-from router_core.types import Headers
+from slime_http.asgi import Headers
+from slime_http.errors import WorkerBroke, WorkerTimeout
 
 __all__ = ["UpstreamReply"]
 

@@ -12,8 +12,8 @@ import pytest
 
 from core.servers import Wire, content, dial, on_both_loops, scripted
 from deadlines import HANG_S
-from router_core.upstream.pool import Limits, Upstream
 from routers import BARE, Start
+from slime_http.upstream import Limits, Upstream
 
 pytestmark = [pytest.mark.anyio, on_both_loops]
 
