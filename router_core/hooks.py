@@ -25,7 +25,7 @@ from router_core.workers import Worker, WorkerChange
 if TYPE_CHECKING:
     from router_core.router import Router
 
-__all__ = ["Hooks", "a_reply", "attribute_errors", "failure", "hook_names", "new_plugin_manager"]
+__all__ = ["Hooks", "attribute_errors", "failure", "hook_names", "new_plugin_manager"]
 
 logger = logging.getLogger(__name__)
 
@@ -119,6 +119,19 @@ class Hooks:
                 logger.exception("plugin %r failed in client_gone", plugin)
         return told
 
+    async def call_pre_request(self, exchange: Exchange) -> Reply | None:
+        """Each plugin in the order of the command line; the first reply is the answer, and the others are not asked."""
+        for plugin, function in self.pre_request:
+            try:
+                reply = await function(exchange)
+            except HTTPError:
+                raise
+            except Exception as error:
+                raise failure(plugin, "pre_request", error) from error
+            if reply is not None:
+                return _a_reply(plugin, "pre_request", reply)
+        return None
+
     async def call_post_response(self, exchange: Exchange) -> None:
         """Each plugin, the last one of the command line first."""
         for plugin, function in self.post_response:
@@ -169,7 +182,7 @@ class Hooks:
                 logger.exception("plugin %r failed in worker_changed", plugin)
 
 
-def a_reply(plugin: str, hook: str, reply: object) -> Reply:
+def _a_reply(plugin: str, hook: str, reply: object) -> Reply:
     """``reply``, which ``plugin`` has returned. Raises PluginFailed when it is none."""
     if not isinstance(reply, Reply):
         raise failure(plugin, hook, TypeError(f"wanted a router_core.Reply or None, got {reply!r}"))

@@ -15,7 +15,8 @@ from router_core.reply import Reply
 from router_core.request import Request
 from router_core.types import Send
 from router_core.workers import Worker, least_in_flight
-from slime_http.upstream import Limits, Upstream
+from slime_http.limits import Limits
+from slime_http.upstream import Upstream
 
 __all__ = ["Proxy", "relay"]
 

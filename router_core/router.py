@@ -8,19 +8,19 @@ import logging
 import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
 import httpx
 import pluggy
-from anyio.abc import TaskGroup, TaskStatus
+from anyio.abc import TaskGroup
 
 from router_core.addresses import ANYWHERE, AddressRules, CheckedTransport
 from router_core.client import Watch
-from router_core.errors import HTTPError, PluginError
+from router_core.errors import PluginError
 from router_core.exchange import Exchange, SessionSource
-from router_core.hooks import Hooks, a_reply, failure
+from router_core.hooks import Hooks
+from router_core.life import Life, background
 from router_core.pool import WorkerPool
 from router_core.proxy import Proxy
 from router_core.registration import Registration
@@ -33,24 +33,11 @@ from router_core.weights import WeightUpdate, WeightVersions
 from router_core.worker_urls import WorkerUrls
 from router_core.workers import Worker, WorkerChange
 from slime_fairness.turns import FairThreads, FairTurns
-from slime_http.upstream import Limits
+from slime_http.limits import Limits
 
 __all__ = ["Router"]
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Life:
-    """Resources of a router that serves; ``announcing``: a version of the weights is told to the plugins."""
-
-    tasks: TaskGroup
-    http: httpx.AsyncClient
-    clients: Watch
-    registration: Registration
-    started: anyio.Event = field(default_factory=anyio.Event)
-    stopping: anyio.Event = field(default_factory=anyio.Event)
-    announcing: anyio.Lock = field(default_factory=anyio.Lock)
 
 
 class Router:
@@ -92,7 +79,7 @@ class Router:
         self.long_work = FairTurns()
         #: And what cannot be cut into steps goes here.
         self.threads = FairThreads()
-        self._life: _Life | None = None
+        self._life: Life | None = None
         for _, setup in self.hooks.setup:
             setup(self)
         #: The chain of senders: the proxy, and around it those of plugins.
@@ -117,7 +104,7 @@ class Router:
         return self.addresses.reachable(url, address)
 
     @property
-    def _serving(self) -> _Life:
+    def _serving(self) -> Life:
         assert self._life is not None, "the router is not serving: start background work in the lifespan hook"
         return self._life
 
@@ -179,14 +166,12 @@ class Router:
         try:
             async with (
                 httpx.AsyncClient(trust_env=False, transport=self.worker_transport()) as http,
-                anyio.create_task_group() as whole,
+                background() as (tasks, end_tasks),
             ):
-                ended = anyio.Event()
-                tasks = await whole.start(_host_tasks, ended)
                 introduction = self.components.find("introduction")
                 registration = Registration(self.pool, self.settings, http, tasks, introduction)
                 clients = Watch(asyncio.get_running_loop(), self._hung_up)
-                life = self._life = _Life(tasks, http, clients, registration)
+                life = self._life = Life(tasks, http, clients, registration)
                 async with AsyncExitStack() as stack:
                     for _, lifespan in self.hooks.lifespan:
                         await stack.enter_async_context(lifespan(self))
@@ -195,10 +180,7 @@ class Router:
                     try:
                         yield
                     finally:
-                        tasks.cancel_scope.cancel()
-                        with anyio.CancelScope(shield=True):
-                            await ended.wait()
-                whole.cancel_scope.cancel()
+                        await end_tasks()
         finally:
             self.proxy.close()
             self._life = None
@@ -213,18 +195,8 @@ class Router:
         hooks = self.hooks
         if exchange.request.is_long_work:
             await self.read_ahead(exchange, *(() if self.session_sources else (b"session_id",)))
-        for plugin, pre_request in hooks.pre_request:
-            try:
-                reply = await pre_request(exchange)
-            except HTTPError:
-                raise
-            except Exception as error:
-                raise failure(plugin, "pre_request", error) from error
-            if reply is not None:
-                exchange.reply = a_reply(plugin, "pre_request", reply)
-                break
-        else:
-            exchange.reply = await self._forward(exchange, exchange.request)
+        reply = await hooks.call_pre_request(exchange)
+        exchange.reply = reply if reply is not None else await self._forward(exchange, exchange.request)
         if hooks.post_response:
             await hooks.call_post_response(exchange)
         return exchange.reply
@@ -262,9 +234,8 @@ class Router:
         return await self._forward(exchange, request)
 
     async def _forward(self, exchange: Exchange, request: Request) -> Reply:
-        sender = self.sender
-        sender.choose(exchange)
-        return await sender.send(exchange, request)
+        self.sender.choose(exchange)
+        return await self.sender.send(exchange, request)
 
     def generation(
         self, payload: dict[str, Any], *, session: str | None = None, parent: Exchange | None = None
@@ -298,10 +269,6 @@ class Router:
         """Register a worker, see :meth:`Registration.add`."""
         return await self.registration.add(url, **about)
 
-    def drain_worker(self, worker: Worker) -> None:
-        """Give ``worker`` nothing new, and remove it when what it has in flight is done."""
-        self.registration.drain(worker)
-
     def start_with(self, url: str, **about: Any) -> None:
         """Register ``url`` when the router starts, as :meth:`add_worker` does with ``about``; to be called in setup."""
         self._first_workers[url] = about
@@ -329,13 +296,3 @@ class Router:
                 logger.info("weights at version %s (was %s, by %s)", version, update.previous, source)
                 await self.hooks.on_weight_update(update)
         return update
-
-
-async def _host_tasks(ended: anyio.Event, *, task_status: TaskStatus[TaskGroup]) -> None:
-    """A task group in a task of its own, so that it can be ended before the context that it was opened in."""
-    try:
-        async with anyio.create_task_group() as tasks:
-            task_status.started(tasks)
-            await anyio.sleep_forever()
-    finally:
-        ended.set()

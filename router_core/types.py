@@ -7,15 +7,7 @@ from typing import Protocol
 
 from slime_http.asgi import ASGIApp, Headers, Message, Receive, Scope, Send
 
-__all__ = [
-    "ASGIApp",
-    "Headers",
-    "Message",
-    "Receive",
-    "Scope",
-    "Send",
-    "Tokenizer",
-]
+__all__ = ["ASGIApp", "Headers", "Message", "Receive", "Scope", "Send", "Tokenizer"]
 
 
 class Tokenizer(Protocol):

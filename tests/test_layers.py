@@ -40,6 +40,7 @@ LAYERS = (
     ("pool",),
     ("worker_urls",),
     ("client", "proxy", "registration"),
+    ("life",),
     ("router",),
     ("admin", "loader", "logs"),
     ("app",),

@@ -10,7 +10,8 @@ from router_core.errors import WorkerTimeout, WorkerUnreachable
 from router_core.router import Router
 from router_core.weights import version_named
 from slime_health.judge import Unwell
-from slime_http.upstream import Limits, Upstream
+from slime_http.limits import Limits
+from slime_http.upstream import Upstream
 
 __all__ = ["Probe"]
 

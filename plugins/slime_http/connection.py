@@ -11,45 +11,20 @@ import asyncio
 import math
 import select
 import ssl
-from dataclasses import dataclass
 from typing import Protocol, cast
 
 import httptools
 
 from slime_http.asgi import Headers
 from slime_http.errors import WorkerBroke, WorkerTimeout
+from slime_http.hop_by_hop import NOT_RETURNED, PLAIN_CONNECTION
+from slime_http.limits import Limits
 from slime_http.upstream_reply import UpstreamReply
 
-__all__ = ["PLAIN_CONNECTION", "Connection", "Limits", "Pool"]
+__all__ = ["Connection", "Pool"]
 
 #: Request bodies are handed to the transport in slices of this size, and wait while it is full.
 _SLICE = 256 * 1024
-
-# RFC 9110 section 7.6.1.
-_NOT_RETURNED = frozenset(
-    (b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-connection", b"te", b"trailer",
-     b"transfer-encoding", b"upgrade")
-)  # fmt: skip
-PLAIN_CONNECTION = frozenset((b"close", b"keep-alive"))
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Deadlines in seconds, sizes in bytes.
-
-    ``idle_s`` stays below the 5 s after which uvicorn, which most engines run on, closes an idle connection.
-    """
-
-    connect_s: float = 5.0
-    first_byte_s: float = 1800.0
-    silence_s: float = 300.0
-    idle_s: float = 4.0
-    head_bytes: int = 64 * 1024
-
-    @property
-    def tick_s(self) -> float:
-        """The seconds between two checks of the deadlines."""
-        return min(1.0, self.first_byte_s / 4, self.silence_s / 4, self.idle_s / 4)
 
 
 class Pool(Protocol):
@@ -216,11 +191,8 @@ class Connection(asyncio.Protocol):
                 reply.end()  # RFC 9112 section 6.3, rule 8: the body ends with the connection
             else:
                 when = "in the middle of its answer" if self._answered else "before answering"
-                reply.fail(
-                    WorkerBroke(
-                        f"worker {self._pool.url} closed the connection {when}", answered=self._answered
-                    )
-                )
+                what = f"worker {self._pool.url} closed the connection {when}"
+                reply.fail(WorkerBroke(what, answered=self._answered))
 
     def data_received(self, data: bytes) -> None:
         if self._reply is None:
@@ -276,7 +248,7 @@ class Connection(asyncio.Protocol):
         name = name.lower()
         if name == b"content-length":
             self._framed = True
-        elif name in _NOT_RETURNED:
+        elif name in NOT_RETURNED:
             if name == b"transfer-encoding":
                 # gzip and the like are for this hop only and were not asked for (no TE was sent)
                 if self._framed or value.strip().lower() != b"chunked":
@@ -309,14 +281,10 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         self._unparsed = 0
-        if (
-            self._reply is not None
-            and self._reply.put(body)
-            and not self._held
-            and self._transport is not None
-        ):
+        reply, transport = self._reply, self._transport
+        if reply is not None and reply.put(body) and not self._held and transport is not None:
             self._held = True
-            self._transport.pause_reading()
+            transport.pause_reading()
 
     def on_message_complete(self) -> None:
         if self._head_done:

@@ -13,21 +13,14 @@ from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from slime_http.asgi import Headers
-from slime_http.connection import PLAIN_CONNECTION, Connection, Limits
+from slime_http.connection import Connection
 from slime_http.errors import BadRequest, WorkerBroke, WorkerUnreachable
+from slime_http.hop_by_hop import NOT_SENT, PLAIN_CONNECTION
+from slime_http.limits import Limits
 from slime_http.upstream_reply import UpstreamReply
 
-__all__ = ["Limits", "Upstream"]
+__all__ = ["Upstream"]
 
-# RFC 9110 section 7.6.1; Proxy-* are for this hop only (section 11.7); Host and the length are written anew;
-# "100 Continue" was settled with the client. Names with an underscore are the same ones to a server that speaks CGI.
-_NOT_SENT = frozenset(
-    (
-        b"connection", b"content-length", b"content_length", b"expect", b"host", b"keep-alive", b"proxy-authenticate",
-        b"proxy-authorization", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"transfer_encoding",
-        b"upgrade",
-    )
-)  # fmt: skip
 #: Seconds within which a connection that the worker had closed before it got a request shows that it is dead.
 _RACE_S = 0.5
 #: The one makes a tunnel of a connection that is used again; the other would show the client what the router adds.
@@ -127,7 +120,7 @@ class Upstream:
         line_ends = 3  # of the request line, of Host, and of the empty line
         named: list[bytes] = []
         for name, value in headers:
-            if name not in _NOT_SENT:
+            if name not in NOT_SENT:
                 lines += (name, b": ", value, b"\r\n")
                 line_ends += 1
             elif name == b"connection" and value.lower() not in PLAIN_CONNECTION:

@@ -65,7 +65,7 @@ class PodWorkers:
             self._forget(pod.uid)
             worker = self._worker(pod.uid)
             if worker is not None and worker.state != "draining":
-                self._router.drain_worker(worker)
+                self._router.registration.drain(worker)
         elif pod.state == "serving" and self._joined.get(pod.uid) != (self._kind, pod.address):
             self._joined[pod.uid] = self._kind, pod.address
             self._router.tasks.start_soon(self._join, pod)

@@ -146,7 +146,7 @@ class _Workers:
         if drain not in ("true", "false", "1", "0", ""):
             raise BadRequest(f"drain: wanted true or false, got {drain[:40]!r}")
         if drain in ("true", "1"):
-            self._router.drain_worker(found)
+            self._router.registration.drain(found)
         else:
             self._router.pool.remove(found)
         return JSON({"status": "accepted", "worker_id": found.id, "url": found.url}, 202)

@@ -13,7 +13,8 @@ import pytest
 from core.servers import Wire, content, dial, on_both_loops, scripted
 from deadlines import HANG_S
 from routers import BARE, Start
-from slime_http.upstream import Limits, Upstream
+from slime_http.limits import Limits
+from slime_http.upstream import Upstream
 
 pytestmark = [pytest.mark.anyio, on_both_loops]
 

@@ -16,7 +16,8 @@ from holding import add_ready
 from router_core.errors import WorkerBroke
 from router_core.workers import Worker
 from routers import BARE, Start
-from slime_http.upstream import Limits, Upstream
+from slime_http.limits import Limits
+from slime_http.upstream import Upstream
 from slime_testing import Running
 
 pytestmark = [pytest.mark.anyio, on_both_loops]

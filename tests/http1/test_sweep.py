@@ -9,7 +9,8 @@ import pytest
 import uvloop
 
 from deadlines import HANG_S
-from slime_http.upstream import Limits, Upstream
+from slime_http.limits import Limits
+from slime_http.upstream import Upstream
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 

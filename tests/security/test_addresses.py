@@ -15,7 +15,8 @@ from router_core.errors import BadRequest, SettingsError, WorkerUnreachable
 from router_core.workers import worker_url
 from routers import BARE, Start
 from slime_auth.addresses import WorkerAddresses, is_loopback
-from slime_http.upstream import Limits, Upstream
+from slime_http.limits import Limits
+from slime_http.upstream import Upstream
 
 #: 169.254.169.254 and others that are never meant, in all the ways in which a resolver takes them.
 REFUSED = [

@@ -1,0 +1,26 @@
+"""How long a worker may take, and how large what it sends first may be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Limits"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Deadlines in seconds, sizes in bytes.
+
+    ``idle_s`` stays below the 5 s after which uvicorn, which most engines run on, closes an idle connection.
+    """
+
+    connect_s: float = 5.0
+    first_byte_s: float = 1800.0
+    silence_s: float = 300.0
+    idle_s: float = 4.0
+    head_bytes: int = 64 * 1024
+
+    @property
+    def tick_s(self) -> float:
+        """The seconds between two checks of the deadlines."""
+        return min(1.0, self.first_byte_s / 4, self.silence_s / 4, self.idle_s / 4)
