@@ -1,4 +1,4 @@
-"""How long a worker may take, and how large what it sends first may be."""
+"""Deadlines for the answer of a worker, and the largest head that it may send."""
 
 from __future__ import annotations
 

@@ -60,6 +60,7 @@ class Fact:
     ``ended``: an engine said that it ends there, so its last tokens may show nothing. ``lies``: the figures in which
     an engine contradicts itself. ``in_flight``: its answer has not ended, and the client has read ``heard`` of it.
     Without ``sampled``, it is only a request. ``gave_first``: the router knows whose the given ids are.
+    ``givers``: sessions that gave its tokens as the beginning of theirs.
     """
 
     number: int
@@ -83,6 +84,7 @@ class Fact:
             self.asked.session,
             self.asked.parameters,
         )
+        self.givers: set[str | None] = set()
         self.comes_from([])
         self._look()
 
@@ -274,8 +276,8 @@ class Fact:
     ) -> bool:
         """True when the tokens of its context may be sent for a text of ``session``.
 
-        Tokens that a client gave are its own spelling, unless the tokenizer spells the text so. ``seen``: what was
-        found for the same session. Ways to a fact are many more than facts.
+        Tokens that a client gave are its own spelling, unless the tokenizer spells the text so; several clients may
+        have given the same. ``seen``: what was found for the same session. Ways to a fact are many more than facts.
         """
         seen = {} if seen is None else seen
         if self not in seen:
@@ -285,6 +287,8 @@ class Fact:
     def _is_usable(self, session: str | None, surely: bool, seen: dict[Fact, bool]) -> bool:
         if session is not None and self.session == session and self.asked.given:
             return self.gave_first or not surely
+        if session in self.givers and not surely:
+            return True
         if not (self.is_surely_spelt if surely else self.is_spelt) and (
             session is None or session != self.session
         ):

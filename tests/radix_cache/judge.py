@@ -91,6 +91,8 @@ class Judge:
         assert found or afresh, (fact, anchors, self._own(fact.session), known)
         if given:
             self._look_at_spelling(fact)
+            for one, _ in fact.contexts():
+                one.givers.add(fact.session)
         self.know(fact)
         self.facts.append(fact)
 
