@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from chat.aborting import AbortingEngine, Shape
 from chat_models.families import QWEN3_PLAIN
-from radix_cache.aborting import AbortingEngine, Shape
 from slime_http.serving import serving
 
 TOKENIZER = QWEN3_PLAIN.tokenizer

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from chat.aborted import ALL, MESSAGES, PROMPT, TAPE, TOKENIZER, aborting, answer_of, engine_of, events_of
-from radix_cache.aborting import SHAPES, Shape
+from chat.aborting import SHAPES, Shape
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from radix_cache.continued import MODES, told
-from radix_cache.interrupted import InterruptedEngine, logprob_of
 from radix_cache.scripted import bits
+from resume.continued import MODES, told
+from resume.interrupted import InterruptedEngine, logprob_of
 
 if TYPE_CHECKING:
     from routers import Start

@@ -12,9 +12,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from deadlines import until
-from radix_cache.continued import MODES, PROMPT, told
-from radix_cache.interrupted import InterruptedEngine
 from radix_cache.scripted import ScriptedEngine, bits, routed
+from resume.continued import MODES, PROMPT, told
+from resume.interrupted import InterruptedEngine
 from slime_radix_cache.tokens.checkpoint import eos_ids
 from slime_resume.stop_conditions import StopConditions
 

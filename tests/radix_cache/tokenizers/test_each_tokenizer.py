@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from radix_cache.rollouts import staged
+from radix_cache.machine.rollouts import staged
 from slime_radix_cache.tokens.encoding import Encoder
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerFast
 
-from radix_cache.rollouts import CHATML, Markup
+from radix_cache.machine.rollouts import CHATML, Markup
 from slime_engine.tokenizer import corpus_documents
 
 __all__ = ["VOCABULARIES", "Vocabulary"]

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from radix_cache.adversary import Attempt
-from radix_cache.lies import NOTHING_LEFT
-from radix_cache.reading import Detokenizer, finish_reason
+from radix_cache.machine.adversary import Attempt
+from radix_cache.machine.lies import NOTHING_LEFT
+from radix_cache.machine.reading import Detokenizer, finish_reason
 
 __all__ = ["Anchor", "Asked", "Fact", "Row", "facts_of", "goes_on", "is_prompt"]
 

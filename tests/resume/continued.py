@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from radix_cache.interrupted import InterruptedEngine
+from resume.interrupted import InterruptedEngine
 from slime_http.serving import serving
 
 PROMPT = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"

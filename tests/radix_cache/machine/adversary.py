@@ -18,8 +18,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from radix_cache.lies import can_be_told, tell
-from radix_cache.reading import Detokenizer, finish_reason, stops_of
+from radix_cache.machine.lies import can_be_told, tell
+from radix_cache.machine.reading import Detokenizer, finish_reason, stops_of
 
 __all__ = ["Adversary", "Attempt", "Pause"]
 

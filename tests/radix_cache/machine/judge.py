@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
-from radix_cache.facts import Anchor, Asked, Fact
+from radix_cache.machine.facts import Anchor, Asked, Fact
 
 __all__ = ["Judge", "Said"]
 

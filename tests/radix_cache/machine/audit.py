@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from radix_cache.facts import Anchor, Fact, Row, is_prompt
-from radix_cache.judge import Judge
+from radix_cache.machine.facts import Anchor, Fact, Row, is_prompt
+from radix_cache.machine.judge import Judge
 
 __all__ = ["Audit"]
 

@@ -19,14 +19,14 @@ import numpy as np
 import orjson
 
 from deadlines import HANG_S
-from radix_cache.adversary import Adversary, Attempt, Pause
-from radix_cache.audit import Audit
-from radix_cache.facts import Fact, facts_of, goes_on
-from radix_cache.judge import Judge
-from radix_cache.lies import LIES, NOTHING_LEFT
-from radix_cache.reading import Detokenizer
-from radix_cache.turns import Turn, parameters_of, say
-from radix_cache.worlds import CALM, World
+from radix_cache.machine.adversary import Adversary, Attempt, Pause
+from radix_cache.machine.audit import Audit
+from radix_cache.machine.facts import Fact, facts_of, goes_on
+from radix_cache.machine.judge import Judge
+from radix_cache.machine.lies import LIES, NOTHING_LEFT
+from radix_cache.machine.reading import Detokenizer
+from radix_cache.machine.turns import Turn, parameters_of, say
+from radix_cache.machine.worlds import CALM, World
 from router_core.cli import build
 from routers import BARE
 from slime_http.serving import serving

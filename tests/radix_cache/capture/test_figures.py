@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from radix_cache.claims import NEXT, PROMPT, STREAMED, ask, session_of
-from radix_cache.lies import LIES, NOTHING_LEFT, can_be_told, tell
+from radix_cache.machine.lies import LIES, NOTHING_LEFT, can_be_told, tell
 
 if TYPE_CHECKING:
     from radix_cache.scripted import Client

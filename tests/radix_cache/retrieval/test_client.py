@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "plugins" / "radix_cache.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "plugins" / "radix_cache.md"
 PROMPT = "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"
 NEXT = "<|im_end|>\n<|im_start|>user\nAnd then?<|im_end|>\n<|im_start|>assistant\n"
 

@@ -11,14 +11,14 @@ import anyio
 import httpx
 import orjson
 
-from radix_cache.adversary import Adversary, Attempt
-from radix_cache.facts import Asked, Fact
-from radix_cache.reading import Detokenizer
+from radix_cache.machine.adversary import Adversary, Attempt
+from radix_cache.machine.facts import Asked, Fact
+from radix_cache.machine.reading import Detokenizer
+from radix_cache.machine.worlds import World
 from radix_cache.scripted import bits
-from radix_cache.worlds import World
 
 if TYPE_CHECKING:
-    from radix_cache.rollouts import Conversation
+    from radix_cache.machine.rollouts import Conversation
 
 __all__ = ["Heard", "Turn", "parameters_of", "say"]
 

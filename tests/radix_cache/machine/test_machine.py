@@ -2,7 +2,7 @@
 
 The suite plays some hundred conversations. To play at least 20,000 and to see what came of them::
 
-    SLIME_ROUTER_CONVERSATIONS=20000 pytest -s tests/radix_cache/test_machine.py
+    SLIME_ROUTER_CONVERSATIONS=20000 pytest -s tests/radix_cache/machine/test_machine.py
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from radix_cache.rollouts import BORROWS, CHATML, Conversation, acting, routed, stage_of
-from radix_cache.worlds import WORLDS, World
+from radix_cache.machine.rollouts import BORROWS, CHATML, Conversation, acting, routed, stage_of
+from radix_cache.machine.worlds import WORLDS, World
 from slime_engine.tokenizer import EngineTokenizer
 
 _CONVERSATIONS = int(os.environ.get("SLIME_ROUTER_CONVERSATIONS", "100"))
