@@ -42,8 +42,8 @@ ANYWHERE: AddressRules = _Anywhere()
 
 
 class CheckedTransport(httpx.AsyncHTTPTransport):
-    """httpx's transport for requests to workers: says nothing to a server at an address that no worker has, and takes
-    no cookies, which a client would show to all workers of the same host.
+    """httpx's transport for requests to workers. It sends nothing to a server at an address that no worker has. It
+    takes no cookies, which a client would show to all workers of the same host.
 
     ``reachable`` is :meth:`AddressRules.reachable`; ``options`` are those of httpx.
     """

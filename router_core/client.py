@@ -81,9 +81,9 @@ async def send_error(error: HTTPError, send: Send, unread: Receive | None = None
 class Watch:
     """Notices clients that hang up: ``with watch.cancelling(receive, exchange):`` cancels the block then, quietly.
 
-    ``on_disconnect`` is called first; when it returns True, the block has two seconds to end.
-    Most of what is proxied ends before a client could lose patience, so requests are looked at by one timer for
-    all of them, and only those that it meets get a task that waits for the client.
+    ``on_disconnect`` is called first; when it returns True, the block has two seconds to end. Most requests end before
+    a client could lose patience. So one timer looks at all of them, and only a request that it meets gets a task that
+    waits for its client.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_disconnect: Callable[[Exchange], bool]) -> None:

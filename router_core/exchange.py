@@ -30,12 +30,12 @@ class Exchange:
     """One request on its way through the hooks, a context manager that returns the worker's lease.
 
     ``session`` is that of the request unless it is given (a string, or None for none); ``sources`` as for
-    :func:`session_of`. ``parent`` is the client's exchange, for which a plugin made this one.
-    ``worker`` is the worker whose lease is held, ``reply`` what the client will get, ``notes`` a place for
-    plugins to keep what they know about this request (key: the plugin's own name). ``client_disconnected``: the client
-    has hung up or aborted the request, and nothing new may begin for it. ``worker_filter`` returns True for each
-    worker that may be asked, or raises an HTTPError; a plugin sets it before a worker is chosen. An exchange begins
-    with the ``client_disconnected`` and the ``worker_filter`` of its parent.
+    :func:`session_of`. ``parent`` is the client's exchange, for which a plugin made this one. ``worker`` is the worker
+    whose lease is held, ``reply`` what the client will get. In ``notes`` plugins keep what they know about this
+    request (key: the plugin's own name). ``client_disconnected``: the client has hung up or aborted the request, and
+    nothing new may begin for it. ``worker_filter`` returns True for each worker that may be asked, or raises an
+    HTTPError; a plugin sets it before a worker is chosen. An exchange begins with the ``client_disconnected`` and the
+    ``worker_filter`` of its parent.
     """
 
     __slots__ = (

@@ -1,9 +1,9 @@
 """All hooks. This is the page to read before writing a plugin.
 
-Synchronous hooks are called by pluggy. The two asynchronous ones on the path of a request are awaited one
-after the other, so a later plugin sees what an earlier one did. Plugins run in ``--plugin`` order;
-``post_response`` in reverse, like the layers of an onion; ``tryfirst`` and ``trylast`` move an implementation to an
-end of that order. An implementation may leave out arguments that it does not need. docs/hooks.md says more.
+Synchronous hooks are called by pluggy. The two asynchronous hooks on the path of a request are awaited plugin by
+plugin, so a later plugin sees what an earlier one did. Plugins run in ``--plugin`` order; ``post_response`` in
+reverse, like the layers of an onion; ``tryfirst`` and ``trylast`` move an implementation to an end of that order. An
+implementation may leave out arguments that it does not need. docs/hooks.md says more.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ def routes(router: Router) -> Sequence[BaseRoute]:  # type: ignore[empty-body]
 def asgi_middleware(app: ASGIApp, router: Router) -> ASGIApp:  # type: ignore[empty-body]
     """Wrap the whole application in ASGI middleware.
 
-    When: once, after ``routes``; the first plugin's is the outermost. It sees a request before its key is looked at,
-    and before a route is: what it makes of path and headers is what is authorized, routed and recorded. It passes
-    scopes of other types on. An exception ends the start; one while a request is served is a bare 500.
+    When: once, after ``routes``; the first plugin's is the outermost. It sees a request before its key and its route
+    are looked at. The path and headers that it passes on are authorized, routed and recorded. It passes scopes of
+    other types on. An exception ends the start; one while a request is served is a bare 500.
     """
 
 
@@ -130,9 +130,9 @@ def attempt_failed(worker: Worker, request: Request, error: HTTPError | None) ->
 def client_gone(exchange: Exchange) -> bool | None:
     """The client hung up while its request is with ``exchange.worker``.
 
-    When: right then, for requests that are older than 50 ms. True means that the worker was told to stop: then the
-    exchange goes on for up to two seconds, so that what was sampled is recorded. Without one it is cancelled
-    at once. An exception is logged.
+    When: right then, for requests that are older than 50 ms. True means that the worker was told to stop. Then the
+    exchange goes on for up to two seconds, and the sampled tokens are recorded. Without one it is cancelled at once.
+    An exception is logged.
     """
 
 

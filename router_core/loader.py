@@ -1,8 +1,8 @@
 """From names on the command line to plugins.
 
-``--plugin NAME`` is an entry point of the group ``slime_router``. ``--middleware-paths PATH`` is a dotted path
-to a plugin module, to a plugin factory, or to an ASGI middleware class: of slime's form
-``__init__(self, app, *, router)``, or of any other, ``__init__(self, app)``.
+``--plugin NAME`` is an entry point of the group ``slime_router``. ``--middleware-paths PATH`` is a dotted path to a
+plugin module, to a plugin factory, or to an ASGI middleware class. The class has slime's form, ``__init__(self, app,
+*, router)``, or the usual one, ``__init__(self, app)``.
 """
 
 from __future__ import annotations

@@ -74,8 +74,8 @@ class Registration:
         labels: dict[str, str] | None = None,
         api_key: str | None = None,
     ) -> tuple[Worker, str | None]:
-        """Register a worker, or give a known one a fresh start; without a ``worker_type`` it stays of its own, and
-        it keeps the ``facts`` that are not given.
+        """Register a worker, or give a known one a fresh start. Without a ``worker_type`` a known one keeps its own,
+        and it keeps the ``facts`` that are not given.
 
         Returns it and what was wrong with its first answer (None: it is ready). A worker that does not
         answer yet stays ``joining`` and is looked at again until it does. One that is no engine of ours is removed, and

@@ -103,8 +103,8 @@ class Worker:
 
     ``worker_type`` ``passthrough``: it is only proxied to, whatever protocol it speaks. Then all workers are.
 
-    A server with data-parallel ranks is one worker, and each of its ``ranks`` a choice of its own: a Worker that counts
-    what is in flight there, and whose ``server`` has all else. Of any other the ``server`` is the worker itself.
+    A server with data-parallel ranks is one worker, and each of its ``ranks`` a choice of its own. A rank is a Worker
+    that counts its requests in flight; its ``server`` has all else. Of any other the ``server`` is the worker itself.
     """
 
     url: str

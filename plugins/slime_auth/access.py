@@ -1,7 +1,7 @@
 """API keys, and the access level that each request needs.
 
-The raw path, as a worker will see it, decides. A forwarded path is data plane only when it is written letter for
-letter as one of the data plane's paths; any other, such as ``/%67enerate``, is control.
+The raw path, as a worker will see it, decides. A forwarded path is data plane only if it is, letter for letter, one of
+the data plane's paths. Any other, such as ``/%67enerate``, is control.
 """
 
 from __future__ import annotations

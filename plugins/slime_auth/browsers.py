@@ -1,7 +1,7 @@
 """Requests that web pages send: a router without keys is open to the programs of its machine, not to its browsers.
 
 A page of any site can send requests to 127.0.0.1 without reading the answers (an image, a form, ``fetch`` with
-``no-cors``), and can read them where its own name is made to mean 127.0.0.1 (DNS rebinding).
+``no-cors``). It can read them when its own name is made to mean 127.0.0.1 (DNS rebinding).
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ def make_plugin(options: argparse.Namespace) -> Control:
 
 
 class Control:
-    """Control calls are answered in ``pre_request``, as the last of all plugins: the others see each of them
-    on its way, as they would see one that is proxied, and its outcome when the exchange ends.
+    """Control calls are answered in ``pre_request``, as the last of all plugins. So the others see each call as they
+    see a proxied request, and its outcome when the exchange ends.
     """
 
     under_way: UnderWay  # from setup on

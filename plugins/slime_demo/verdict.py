@@ -68,8 +68,8 @@ def expected(turns: Sequence[Entry], decode: Decode) -> dict[str, list[Any]]:
 def _kept(turn: Entry, later: Sequence[int], decode: Decode) -> int:
     """Count the tokens sampled in ``turn`` that ``later`` keeps: all, or all but a tail that its text does not show.
 
-    A model may end with ``<|endoftext|>`` where the template goes on with ``<|im_end|>``, or the length limit may end
-    inside a character: each leaves such a tail. Raises ValueError when other tokens were not kept.
+    A model may end with ``<|endoftext|>`` where the template goes on with ``<|im_end|>``, or the length limit inside a
+    character. Each leaves such a tail. Raises ValueError when other tokens were not kept.
     """
     sampled = turn["output_ids"]
     pairs = zip(sampled, later, strict=False)

@@ -16,8 +16,8 @@ __all__ = ["Detokenizer", "IncrementalText"]
 class IncrementalText:
     """The text of one growing token list. The pieces, joined, are the text of the whole.
 
-    A piece may be empty: bytes of an unfinished character wait for the next token, and characters with
-    which a stop string may begin wait until that is decided, so that no text is ever taken back.
+    A piece may be empty, since no text is ever taken back. Bytes of an unfinished character wait for the next token;
+    characters with which a stop string may begin wait until that is decided.
     """
 
     def __init__(self, tokenizer: ModelTokenizer, params: SamplingParams) -> None:

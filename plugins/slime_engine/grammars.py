@@ -1,7 +1,7 @@
 """Grammars that bind an answer, by llguidance, which is one of SGLang's own grammar backends.
 
-``json_schema``, ``regex`` and ``ebnf`` of the sampling parameters. A token may be sampled when the grammar allows what
-it adds to the text; a token that ends the answer, when the text is complete.
+``json_schema``, ``regex`` and ``ebnf`` of the sampling parameters. A token may be sampled if the grammar allows what
+it adds to the text. A token that ends the answer is allowed when the text is complete.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Bound:
     def allowed(self, *, closing: bool) -> BoolArray:
         """By token id, whether it may come next. At least one may.
 
-        ``closing``: a tiny language model finds no end to strings and lists, so those that end the answer, or what is
-        open in it, are all that is allowed as soon as one of them is.
+        ``closing``: a tiny language model finds no end to strings and lists. So as soon as a token is allowed that
+        ends the answer, or something open in it, only such tokens are.
         """
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         allowed = np.unpackbits(bits, count=self._marks.size, bitorder="little").astype(np.bool_)

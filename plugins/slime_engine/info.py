@@ -33,8 +33,8 @@ _JOURNAL_CHUNK = 64
 def info_routes(host: EngineHost) -> list[Route]:
     """Everything that can be asked without changing the engine.
 
-    What it is (model, tokenizer, settings) is told as soon as it has loaded, to those as well who asked before: an
-    SGLang server does not listen until then.
+    Model, tokenizer and settings are told as soon as it has loaded, also to clients that asked before: an SGLang
+    server does not listen until then.
     """
 
     async def health(request: Request) -> Response:

@@ -1,7 +1,7 @@
 """A journal of the tokens that the engine consumed and sampled, written by the scheduler.
 
-The journal is an oracle for tests of everything in front of an engine: the scheduler fills it, token by
-token, and no reply ever passes through it. An entry is complete before its client can see the end.
+The journal is an oracle for tests of everything in front of an engine. The scheduler fills it, token by token, and no
+reply ever passes through it. An entry is complete before its client can see the end.
 """
 
 from __future__ import annotations

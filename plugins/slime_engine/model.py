@@ -1,8 +1,8 @@
 """The language model: interpolated trigrams over token ids, one set of weights per version string.
 
-Its probabilities are real ones: each step has a distribution over the whole vocabulary, nothing in it is
-zero, and ``logprobs`` gives, bit for bit, what the engine reported when it sampled. That makes it an
-oracle: whatever a router says was sampled can be checked against the model itself.
+Its probabilities are real ones: each step has a distribution over the whole vocabulary, and nothing in it is zero.
+``logprobs`` gives, bit for bit, what the engine reported when it sampled. That makes it an oracle: whatever a router
+says was sampled can be checked against the model itself.
 """
 
 from __future__ import annotations

@@ -214,8 +214,8 @@ def _truncate(probabilities: FloatArray, params: SamplingParams) -> None:
 def uniform(seed: int, position: int) -> float:
     """A number in [0, 1) that depends on nothing else, so a generation can be resumed or repeated.
 
-    ``position`` is the token's index in the whole context: a request that continues another's partial
-    output with the same seed continues as the other would have.
+    ``position`` is the token's index in the whole context. So a request that continues another's partial output with
+    the same seed continues as the other would have.
     """
     digest = hashlib.blake2b(struct.pack("<QQ", seed % (1 << 64), position), digest_size=8).digest()
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53

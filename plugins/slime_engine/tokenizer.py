@@ -1,7 +1,7 @@
 """The engine's tokenizer: a small byte-level BPE with Qwen3's markup, trained when it is made.
 
-Training is deterministic: every process gets the same vocabulary from the corpus of this package, so a
-router may load the directory that one engine wrote and talk to another.
+Training is deterministic: every process gets the same vocabulary from the corpus of this package. So a router may load
+the directory that one engine wrote and talk to another.
 """
 
 from __future__ import annotations

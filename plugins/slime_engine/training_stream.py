@@ -1,8 +1,8 @@
 """The token stream the model learns from: the corpus, tokenised less tidily than a tokenizer would.
 
-Real models sample tokens that their tokenizer would not produce for the same text. This one learns to:
-now and then a token of its training stream is cut in two, inside a UTF-8 character too, and markup such as
-``<think>`` is spelt out as ``<``, ``think``, ``>``.
+Real models sample tokens that their tokenizer would not produce for the same text. This one learns to. Now and then a
+token of its training stream is cut in two, inside a UTF-8 character too, and markup such as ``<think>`` is spelt out:
+``<``, ``think``, ``>``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Handover of a sequence from a prefill to a decode engine, over HTTP, in a room of the prefill engine.
 
-The decode engine asks the bootstrap address for its room; the prefill engine answers when its token is sampled, and is
+The decode engine asks the bootstrap address for its room. The prefill engine answers when its token is sampled, and is
 done with the sequence then. In a real engine the KV cache goes that way; here it is the token and what is known of it.
 """
 

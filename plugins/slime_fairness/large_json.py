@@ -1,9 +1,9 @@
 """Large JSON documents, read and written in pieces, between which an event loop serves others.
 
 orjson reads a megabyte of text in 1 ms, of token ids in 10 ms, and of nested lists in 90 ms, without a pause. So a
-large document is cut at commas: what is open at a cut is closed behind the piece and opened again before the next
-one, and what orjson makes of the pieces is put together. A long string is read by itself, and a name stands for it
-meanwhile.
+large document is cut at commas. Lists and objects that are open at a cut are closed behind the piece, and opened again
+before the next one. The parts that orjson makes of the pieces are put together. A long string is read by itself, and a
+name stands for it meanwhile.
 """
 
 from __future__ import annotations

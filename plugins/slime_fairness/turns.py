@@ -150,8 +150,8 @@ class FairThreads:
 class _Raised(NamedTuple):
     """An error out of a thread.
 
-    One that anyio raised would refer to its own future, in a cycle: a body of 20 MB that was refused would wait for the
-    garbage collector.
+    An exception that anyio raised would refer to its own future, in a cycle. A refused body of 20 MB would wait for
+    the garbage collector.
     """
 
     error: Exception

@@ -66,10 +66,9 @@ class Judge:
     """Counts failures and good probes in a row. It begins with a worker that is trusted.
 
     ``verified``: its weights were looked at since the last failure; until then its process may be another one.
-    ``may_be_another``: so it may, since nothing was heard of it for a while; a version that it names then is not one to
-    which it was updated.
-    ``vouched_at``: after how many moves of the fleet somebody answered for its weights, whatever it says: who
-    registered it, or who moved the fleet.
+    ``may_be_another``: another server may have its address, since nothing was heard of it for a while. A version that
+    it names then is not one to which it was updated. ``vouched_at``: after how many moves of the fleet somebody
+    answered for its weights, whatever it says: who registered it, or who moved the fleet.
     """
 
     failure_threshold: int

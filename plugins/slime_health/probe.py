@@ -19,8 +19,8 @@ _MAX_INFO_BYTES = 1 << 20
 
 
 class Probe:
-    """Over connections of its own, which traffic cannot fill: all questions of one look over one, if it is kept open,
-    and so to one process. None is kept for the next look. ``timeout_s`` is for each answer.
+    """It has connections of its own, which traffic cannot fill. All questions of one look go over one of them, if it
+    is kept open, and so to one process. None is kept for the next look. ``timeout_s`` is for each answer.
     """
 
     def __init__(self, router: Router, worker: Worker, timeout_s: float) -> None:

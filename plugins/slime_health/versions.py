@@ -232,8 +232,8 @@ class Versions:
     def _is_behind(self, router: Router, watch: Watch, *, is_news: bool) -> bool:
         """True when a worker in use is to be set aside since it has not the fleet's version.
 
-        One that says what engines say when they start was started anew. Any other one is set aside when another worker
-        stands in for it, and unless it has always said so since somebody answered for its weights.
+        One that says what engines say when they start was started anew. Any other worker
+        is set aside when another one stands in for it, unless somebody answered for its weights since the last move.
         """
         judge, said = watch.judge, watch.worker.said_version
         may_be_anew = is_news or not judge.verified

@@ -1,8 +1,8 @@
 """One HTTP/1.1 connection to a worker: an asyncio protocol, parsed by httptools (llhttp).
 
-This is the byte path, so it has no task, no lock and no cancel scope per request. Framing is RFC 9112 and strict:
-what could be read in two ways (both lengths, repeated lengths, other transfer codings, bytes after the end) breaks
-the connection instead of being passed on.
+This is the byte path, so it has no task, no lock and no cancel scope per request. Framing is RFC 9112 and strict. An
+answer that could be read in two ways (both lengths, repeated lengths, other transfer codings, bytes after the end)
+breaks the connection and is not passed on.
 """
 
 from __future__ import annotations

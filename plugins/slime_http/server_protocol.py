@@ -50,9 +50,9 @@ class _Flow(FlowControl):
 class Protocol(HttpToolsProtocol):
     """uvicorn's HTTP protocol, with limits for clients that send or take too much or too slowly, and errors as JSON.
 
-    ``client_timeout_s`` is the time for the head of a request, for each further piece of its body, and for a client
-    to take 64 KiB of what waits for it. A request that comes in one read, and an answer that is taken as it comes,
-    need no timer.
+    ``client_timeout_s`` is the time for the head of a request, and for each further piece of its body. It is also the
+    time for a client to take 64 KiB of what waits for it. A request that comes in one read, and an answer that is
+    taken as it comes, need no timer.
     """
 
     #: The request that is being answered; uvicorn's ``cycle`` is the newest one.

@@ -1,7 +1,7 @@
 """uvicorn, as this project uses it: in the running loop for tests and engines, or in the foreground.
 
-Both forms leave ``Server`` and ``Date`` headers to the application: a proxy that adds its own beside the
-worker's sends them twice, which breaks aiohttp clients.
+Both forms leave ``Server`` and ``Date`` headers to the application. A proxy that adds its own beside the worker's
+sends them twice, which breaks aiohttp clients.
 """
 
 from __future__ import annotations

@@ -78,8 +78,8 @@ class Upstream:
         """Send a request; returns when the reply's status and headers are there.
 
         A reused connection that dies at once, before the first byte of a reply, has lost the race with the worker's
-        keep-alive timer: the request is sent once more, on a fresh connection. Later a worker may have acted on it.
-        Raises WorkerUnreachable, which tells that nothing was sent, WorkerBroke and WorkerTimeout. On cancellation
+        keep-alive timer. Then the request is sent once more, on a fresh connection. Later a worker may have acted on
+        it. Raises WorkerUnreachable, which tells that nothing was sent, WorkerBroke and WorkerTimeout. On cancellation
         the connection is closed.
         """
         head = self._head(method, target, headers, len(body))

@@ -24,8 +24,8 @@ _HEADER_BYTES = 4096
 class LogKind:
     """The format of a log: the kinds of its records, which are NamedTuples, and the names of its files.
 
-    ``adds``: kinds of records of a thing that is there from then on, with a ``serial``, the serial of the ``parent``
-    without which it cannot be (0: none), and a ``size``. ``removes``: the kind that tells that ``serial``, of that
+    ``adds``: kinds of records that add a thing. Each has a ``serial``, the serial of the ``parent`` without which it
+    cannot be (0: none), and a ``size``. ``removes``: the kind that tells that ``serial``, of that
     ``size``, has gone. ``others``: kinds that have no such meaning here.
     ``name``: the suffix of its files. ``foreign``: the content of files written for another reader, for an error.
     ``what_to_move``: the files to be moved away to begin without all of it, "" for the directory.

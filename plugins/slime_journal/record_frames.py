@@ -1,8 +1,8 @@
 """Frames: the records of a log as bytes in a file.
 
 A *frame* is what one change wrote, with one system call: its length, its CRC-32, a CRC-32 of these two, and msgpack. A
-process that is killed leaves a beginning of a frame at most, which cannot be taken for a damaged one: there the
-second CRC is whole and wrong.
+process that is killed leaves at most the beginning of a frame. It cannot be taken for a damaged frame, whose second
+CRC is whole and wrong.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Logs: files to which each change is appended before its caller goes on.
 
 What was written stays when the process is killed: it is the kernel's by then. Only a power cut can take it, for no
-answer waits for a disk. A file is full at 64 MiB, and is written again without what has gone when that is half of what
-it has; so a log has about twice what is kept, and one file.
+answer waits for a disk. A file is full at 64 MiB. When half of its records have gone, it is written again without
+them; so a log has about twice what is kept, and one file.
 """
 
 from __future__ import annotations

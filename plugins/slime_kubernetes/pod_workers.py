@@ -28,7 +28,7 @@ class PodWorkers:
     ``joined`` has the pods that were registered, of all kinds, and where: each is once, so that one whose worker
     somebody removes stays away. A worker is ours while it has the uid of a pod among its labels; who registers it anew
     takes that away. Pods with one of the ``taken`` sets of labels are another's. Addresses go from pod to pod, and the
-    end of one may be told after the beginning of the next: who finds its address taken waits.
+    end of one may be told after the beginning of the next. A pod that finds its address taken waits.
     """
 
     def __init__(

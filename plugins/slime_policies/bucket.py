@@ -20,9 +20,9 @@ _REMEMBERED = 2048
 class Bucket:
     """Of prefill workers: each gets the requests of a range of lengths, so that no short one waits behind a long one.
 
-    The ranges are such that each worker would have got the same bytes of the last 2,048 requests, and are divided anew
-    every ``bucket_adjust_interval_secs``, and when twice as many are known. When the loads differ too much: fewest in
-    flight, as with ``cache_aware``.
+    The ranges are such that each worker would have got the same bytes of the last 2,048 requests. They are divided
+    anew every ``bucket_adjust_interval_secs``, and when twice as many are known. When the loads differ too much:
+    fewest in flight, as with ``cache_aware``.
     """
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:

@@ -1,8 +1,8 @@
 """Which beginnings of prompts a worker has seen: what is probably in its cache, for a few digests a prompt.
 
 A tree of characters, as the SGLang gateway has it, costs Python more than the rest of a request. Here a prompt is the
-bytes of the body from its key on, nothing is parsed, and it is cut at 128, 192, 256, 384, 512, 768 ... bytes: of each
-beginning a digest is kept. So a match is found to within a third, with 19 digests for 64 kB.
+bytes of the body from its key on, and nothing is parsed. A digest is kept of each of its beginnings of 128, 192, 256,
+384, 512, 768 ... bytes. So a match is found to within a third, with 19 digests for 64 kB.
 """
 
 from __future__ import annotations

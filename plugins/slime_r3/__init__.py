@@ -1,9 +1,9 @@
 """Routed experts for rollout routing replay (R3): ask every worker for them, and leave the answer alone.
 
-SGLang returns ``meta_info.routed_experts`` when a request says ``return_routed_experts`` and the server runs
-with ``--enable-return-routed-experts``: base64 of int32, ``[prompt + completion - 1, num_layers, top_k]``, which
-is 80 MB for a 32k-token sample of a 60-layer, top-8 model. The reply is never parsed here nor encoded again:
-it passes as a stream, byte for byte.
+SGLang returns ``meta_info.routed_experts`` when a request says ``return_routed_experts`` and the server runs with
+``--enable-return-routed-experts``. It is base64 of int32, ``[prompt + completion - 1, num_layers, top_k]``: 80 MB for
+a 32k-token sample of a 60-layer, top-8 model. The reply is never parsed here nor encoded again: it passes as a stream,
+byte for byte.
 """
 
 from __future__ import annotations

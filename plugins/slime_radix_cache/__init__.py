@@ -1,7 +1,7 @@
 """Text in, exact tokens out: the plugin ``radix_cache``.
 
-``/generate`` with text is sent on with token ids that are known to be right, what the engines answer is
-recorded, and ``/retrieve_from_text`` gives the exact tokens of a text back. See docs/plugins/radix_cache.md.
+``/generate`` with text is sent on with token ids that are known to be right. The engines' answers are recorded, and
+``/retrieve_from_text`` gives the exact tokens of a text back. See docs/plugins/radix_cache.md.
 """
 
 from __future__ import annotations

@@ -30,9 +30,9 @@ class NotExact(Exception):
 def fill_sample(sample: _SampleT, answer: Mapping[str, Any], *, allow_inexact: bool = False) -> _SampleT:
     """Fill ``sample`` with a retrieved ``answer``, or a record of a session; returns it. Raises NotExact.
 
-    ``sample`` is any object with slime's attributes. ``tokens`` are those of the whole text; ``response_length`` counts
-    those from the first sampled one on, and ``loss_mask`` and ``rollout_log_probs`` are of these, too (where tokens are
-    known without logprobs, and that is allowed, they are NaN). ``weight_versions`` has each version once, in order.
+    ``sample`` is any object with slime's attributes. ``tokens`` are those of the whole text; ``response_length``
+    counts those from the first sampled one on; ``loss_mask`` and ``rollout_log_probs`` have as many. A logprob is NaN
+    where the token is known without one, and that is allowed. ``weight_versions`` has each version once, in order.
     ``status`` is set when the end is known and the sample's class has a ``Status``; ``prompt`` and ``response`` when
     ``answer`` is a session's record.
     """

@@ -87,8 +87,8 @@ class Interruptions:
     async def wait(self, watch: Watch, wait_s: float) -> None:
         """Return when this generation may be tried again, or is not wanted any more.
 
-        That is after ``wait_s``, but while the engines are paused it is when they continue (or ``longest_pause_s``
-        have passed: a trainer may have died), and after a pause that explains the abort it is at once.
+        That is after ``wait_s``, and at once after a pause that explains the abort. While the engines are paused it is
+        when they continue, or after ``longest_pause_s``: a trainer may have died.
         """
         until = anyio.current_time() + wait_s
         longest = anyio.current_time() + self._longest_pause_s

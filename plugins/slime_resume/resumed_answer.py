@@ -21,8 +21,8 @@ async def resume_answer(
 ) -> bytes | None:
     """Return the answer to give instead of ``aborted``, as JSON; None when there is none.
 
-    ``record`` gets each aborted answer that has tokens, since they are a fact, and then the last answer; with each a
-    reason why it is no evidence, None if it may be.
+    ``record`` gets each aborted answer that has tokens, since they are a fact, and then the last answer. With each
+    comes the reason why it is no evidence, or None.
     """
     merged: MergedResponse | None = None
     latest, body, doubt = aborted, None, None

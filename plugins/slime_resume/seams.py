@@ -22,8 +22,8 @@ _WINDOW = 16
 class SeamlessText:
     """The text of a growing response of which an engine has spelt the beginning, by the engine's rules.
 
-    ``ids`` are its tokens so far, ``text`` is what the engine gave for them; it may have withheld the end, which could
-    have become a stop string.
+    ``ids`` are its tokens so far, ``text`` is what the engine gave for them. The engine may have withheld the end,
+    which could have become a stop string.
     """
 
     def __init__(

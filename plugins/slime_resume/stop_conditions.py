@@ -1,8 +1,8 @@
 """The finish reason and text of a response whose last token the engine did not look at.
 
-On an abort SGLang returns before it looks at the token that it has sampled in that step (``Req.check_finished``): an
-EOS, the end of a stop string or the last token allowed comes with the reason ``abort``. To go on behind it would put
-an EOS into the middle of a response.
+On an abort SGLang returns before it looks at the token of that step (``Req.check_finished``). So an EOS, the end of a
+stop string or the last token allowed comes with the reason ``abort``. To go on behind it would put an EOS into the
+middle of a response.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The beginning of an answer: as long as nothing of it was passed on, another worker can be asked.
 
-An engine sends the head of a stream once it has taken the request, which may still wait long: a stream has
-begun with its first piece. A whole answer is of use only when it is whole; unless it is large it is awaited.
+An engine sends the head of a stream once it has taken the request, which may still wait long. A stream has begun with
+its first piece. A whole answer is of use only when it is whole; unless it is large it is awaited.
 """
 
 from __future__ import annotations

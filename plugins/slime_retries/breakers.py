@@ -22,7 +22,7 @@ _OWNER = "circuit breaker"
 class Breakers:
     """A breaker for each worker that has failed since it last answered, in ``troubled``.
 
-    ``thresholds`` None: there never is one. An attempt is a request; each is counted once, and only for workers that
+    ``thresholds`` None: there never is one. An attempt is a request. Each is counted once, and only for workers that
     are ready: others get no requests anyway, or are not up yet.
     """
 

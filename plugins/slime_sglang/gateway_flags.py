@@ -1,8 +1,9 @@
 """Flags of the SGLang gateway without effect here: accepted or refused, so that a launch line carries over.
 
-Those of sglang-router 0.3.2. A flag that the core or a loaded plugin has is theirs. Of the others, what makes no
-difference to requests is taken, and a line at the start says why it has no effect; with a flag without which other
-things would happen, or others would get in, the router does not start. Their values are never told: some are secrets.
+Those of sglang-router 0.3.2. A flag that the core or a loaded plugin has is theirs. Of the others, a flag that makes
+no difference to requests is taken, and a line at the start says why it has no effect. With a flag without which
+requests are treated differently, or other clients get in, the router does not start. Their values are never told: some
+are secrets.
 """
 
 from __future__ import annotations

@@ -22,9 +22,9 @@ _JSON = "application/json"
 class FakeEngine:
     """``app`` is to be served by :func:`slime_testing.serving`; a test may add routes to it, at the front.
 
-    It answers each ``/generate`` with the next of ``script``: token ids to sample, which need a ``tokenizer``; an
-    answer as a dict, which is the only event of a stream; or a status and a body. A sequence that ends with ``eos``
-    stops there, any other one ends by its length. All other paths are answered with ``{}``.
+    It answers each ``/generate`` with the next of ``script``. That is a list of token ids to sample, which need a
+    ``tokenizer``; or an answer as a dict, the only event of a stream; or a status and a body. A sequence that ends
+    with ``eos`` stops there, any other one ends by its length. All other paths are answered with ``{}``.
 
     ``asked`` are the bodies that it got at ``/generate`` and ``headers`` those of the same requests, ``calls`` the
     others as ``(path, body)``.

@@ -1,7 +1,8 @@
 """Paths that would reach one engine of many, and what to do instead.
 
-SGLang's are those of ``http_server.py`` (0.5.15) that steer an engine, or ask for its own state; vLLM's are its control
-endpoints, which no engine behind the router has. What the router answers itself stands in ``calls`` and ``overview``.
+SGLang's are those of ``http_server.py`` (0.5.15) that steer an engine, or ask for its own state. vLLM's are its
+control endpoints, which no engine behind the router has. What the router answers itself stands in ``calls`` and
+``overview``.
 """
 
 from __future__ import annotations

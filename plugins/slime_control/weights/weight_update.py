@@ -1,8 +1,8 @@
 """State machine of weight updates that come in pieces: one event in, the next state and a list of effects out.
 
 Trainers name the version with each piece (slime), with one of them, or by ``/update_weight_version`` behind them
-(miles); most pause generation around all of them, and newer engines are told begin and end. Nothing says which piece is
-the last one. Pieces that name the same version are one update, whatever is between them.
+(miles). Most pause generation around all of them, and newer engines are told begin and end. Nothing says which piece
+is the last one. Pieces that name the same version are one update, whatever is between them.
 
 There is no router, clock or I/O here: the caller tells the time, and carries out all effects before the next event.
 Pieces are events by their kind, see :data:`~slime_control.calls.endpoints.PieceKind`. ``close``: generation is paused

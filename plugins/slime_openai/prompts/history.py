@@ -1,7 +1,7 @@
 """The conversations that the router has served, as the tree that they are.
 
-A turn is what one request added to a conversation and what the model answered, as tokens: the very ones that
-an engine consumed and sampled. Sub-agents and parallel branches of one session are branches of the tree.
+A turn is what one request added to a conversation, and the model's answer. Its tokens are those that an engine
+consumed and sampled. Sub-agents and parallel branches of one session are branches of the tree.
 """
 
 from __future__ import annotations

@@ -195,8 +195,8 @@ def _arguments(param: str, value: Any) -> str:
 def for_template(message: Message) -> dict[str, Any]:
     """``message`` as chat templates read it.
 
-    The content is always a string, for templates write None as ``None``; arguments are an object where they are
-    one that keeps every digit and key, for templates write ``arguments | tojson``.
+    The content is always a string, since templates write None as ``None``. Arguments are an object if that keeps every
+    digit and key, since templates write ``arguments | tojson``.
     """
     rendered: dict[str, Any] = {
         "role": _TEMPLATE_ROLES.get(message.role, message.role),

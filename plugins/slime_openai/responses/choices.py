@@ -22,8 +22,8 @@ class Choice:
     ``inexact_reason``: the verdict on it, once its last event was read. ``history``: what is told beside it of where
     the prompt came from.
 
-    The ids of tokens, and their logprobs, are told as soon as the engine gives them, although their text may have to
-    wait: no stop string, tag or half a character holds them back.
+    The ids of tokens and their logprobs are told as soon as the engine gives them. Their text may have to wait for a
+    stop string, a tag or the rest of a character; they do not.
     """
 
     def __init__(

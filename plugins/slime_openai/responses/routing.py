@@ -36,7 +36,7 @@ def routing_matrices(output: Output, start: int) -> list[str] | None:
 def _cut(encoded: str, begin: int, size: int) -> list[str]:
     """Pieces of ``size`` bytes of what ``encoded`` is, from byte ``begin`` on, each of them encoded.
 
-    Three bytes are four letters. So pieces may often be cut out of the text, which is ten times as fast, and matters:
+    Three bytes are four letters. So pieces may often be cut out of the text, which is ten times as fast. That matters:
     a long answer of a large model has 80 MB of it.
     """
     if begin % 3 == size % 3 == 0:

@@ -1,7 +1,7 @@
 """Streams that are still running: a client may act on what it was told before its stream has ended.
 
-An agent that stops reading behind ``</search>`` asks for its next turn at once, and that request may be here
-before the end of the old connection is noticed. What was streamed until then is recorded first.
+An agent that stops reading behind ``</search>`` asks for its next turn at once. That request may be here before the
+end of the old connection is noticed. What was streamed until then is recorded first.
 """
 
 from __future__ import annotations

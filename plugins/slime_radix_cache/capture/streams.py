@@ -21,9 +21,9 @@ _OF_A_SEQUENCE = {"text", "output_ids"}
 class GenerationStream:
     """One streamed ``/generate``: its bytes in, answers as of an unstreamed one out.
 
-    ``record(index, answer, took_back)`` is called for each sequence when its last event has come, so before the client
-    sees that event; and with what there is by :meth:`record_all`. ``took_back``: an event told other tokens, or another
-    text, than one before. ``fail(error)`` is called when something goes wrong; nothing is raised.
+    ``record(index, answer, took_back)`` is called for each sequence when its last event has come, before the client
+    sees that event. :meth:`record_all` calls it with what there is. ``took_back``: an event told other tokens, or
+    another text, than one before. ``fail(error)`` is called when something goes wrong; nothing is raised.
     """
 
     def __init__(self, record: Callable[[int, Any, bool], None], fail: Callable[[Exception], None]) -> None:

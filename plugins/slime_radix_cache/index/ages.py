@@ -10,8 +10,8 @@ __all__ = ["Ages"]
 class Ages:
     """All segments that may be evicted, oldest first. Every operation is O(1).
 
-    Whoever adds or refreshes a segment does the same to its ancestors right after it, so a segment is
-    always older than its parent, and the oldest one is a leaf.
+    A segment's ancestors are added or refreshed right after it. So a segment is always older than its parent, and the
+    oldest one is a leaf.
     """
 
     def __init__(self) -> None:

@@ -36,9 +36,9 @@ class Finder:
     def to_continue(self, text: bytes, session: str | None = None) -> Match:
         """The context to continue for ``text``; the text behind the match is to be tokenised.
 
-        Contexts that have the ``unknown`` prompts were left out: look again when it is known whether those are odd.
-        A session may have asked with the tokens of another one's context and by another text, which the tokenizer
-        normalises to the same: so there is a second look, by ids.
+        Contexts that have the ``unknown`` prompts were left out: look again when it is known whether those are odd. A
+        session may have asked with the tokens of another one's context by another text, which the tokenizer normalises
+        to the same. So there is a second look, by ids.
         """
         path = self._index.walk(text)
         check = SpellingCheck(session)
@@ -109,9 +109,9 @@ class Finder:
     ) -> ContextFilter:
         """Contexts that ``session`` may take where it has none of its own; ``spoken``: its responses on the way.
 
-        In its first request of a branch it may continue anybody's. From then on only what that one began with, and
-        always so where responses of the session are lost, or what it asked before a restart without an answer: nobody
-        knows any more what they began with.
+        Its first request of a branch may continue anybody's, its later ones only the context that the first began with.
+        If responses of the session are lost, or requests before a restart had no answer, no request is its first: the
+        context that those began with is not known any more.
         """
         if session is None:
             return anybodys(check)

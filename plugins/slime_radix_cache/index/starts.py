@@ -1,6 +1,6 @@
 """Responses by the ids before them: given ids lead there, also when their text differs.
 
-A text is no way from ids to their context: it may leave out special tokens that were sampled, and a tokenizer may
+A text does not lead from ids to their context. It may leave out special tokens that were sampled, and a tokenizer may
 compose what a client wrote apart (NFC).
 """
 

@@ -130,8 +130,8 @@ class Search:
     def _begun(self, ends: Collection[Segment]) -> int:
         """Count the contexts of responses that begin here and that neither end here nor are cut here.
 
-        A response whose hidden tail, a stop token perhaps, was left out; and what another text led to first: one that
-        writes such a token out, or one that does not.
+        One begins with a response whose hidden tail, a stop token perhaps, was left out. Or another text led to it
+        first, which writes such a token out where this one does not, or the reverse.
         """
         node = self._path.node
         begun = node.begins if self._is_at_node else ()
@@ -180,8 +180,8 @@ class Search:
     def _longer_cut(self, floor: int, fitting: ContextFilter, *, exhaustive: bool) -> Found | None:
         """A response that the text leaves on its way, cut where its last whole token ends beyond ``floor``.
 
-        Looks where the text ends first and then upwards: a response that left it earlier may have a
-        token's end later than one that left it last.
+        Looks where the text ends first, and then upwards. A response that left the text earlier may have a token's end
+        later than one that left it last.
         """
         best: Found | None = None
         spelt: list[tuple[int, bytes]] = []

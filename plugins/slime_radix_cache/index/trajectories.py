@@ -115,8 +115,8 @@ class Trajectories(SegmentStore):
 
         It consumed ``context``, which is pinned, and then ``prompt_ids``; the text of both is ``prompt``. ``giver``:
         the client that gave these ids. ``again``: what was recorded of the same sequence before; if that was all, it
-        stays. ``instead_of``: the beginning of this response, which is withdrawn unless somebody went on from it; not
-        the tokens of an attempt that was made anew, although they may be the same.
+        stays. ``instead_of``: the recorded beginning of this response, which is withdrawn unless somebody went on from
+        it. An attempt that was made anew is no such beginning, although its tokens may be the same.
         """
         doubt = CONTRADICTION if sampled.doubt == CONTRADICTION else None
         if giver is not None:

@@ -31,8 +31,9 @@ class _Replay:
 class LoggedTrajectories(Trajectories):
     """Begins with what ``log`` has, and owns it. Raises StartupError.
 
-    A segment is logged when it is added and when it goes. So the log has the order of both, nothing is decided anew
-    when it is read, and what was not evicted has its place in the tree again; limits hold from the next record on.
+    A segment is logged when it is added and when it goes. So the log has the order of both, and nothing is decided
+    anew when it is read. Whatever was not evicted has its place in the tree again; limits hold from the next record
+    on.
     """
 
     def __init__(

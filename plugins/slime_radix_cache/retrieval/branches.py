@@ -52,8 +52,8 @@ def branches(
     """The branches of ``responses``, which are all of one session, oldest first. O(their segments and text).
 
     A response that was continued is no leaf, even where only a part of it was kept. Nor is the beginning of a longer
-    one, also where nobody goes on from it: the request that was to do so failed, or is on its way. ``candidates``: how
-    many contexts a text may stand for. ``longer``: see Sessions.
+    one. This holds also if nothing goes on from it: the request that was to do so failed, or is on its way.
+    ``candidates``: how many contexts a text may stand for. ``longer``: see Sessions.
     """
     continued = continued_in(responses)
     continued |= {whole for part, whole in longer.items() if part in continued}

@@ -44,8 +44,8 @@ class SessionNotFound(HTTPError):
 class Retrieval:
     """Answers with exact tokens, or says that they are not. The component ``"trajectories"``.
 
-    Every answer is a pure read: it leaves no trace in the trajectories or their ages, but for what running streams
-    have told their clients already.
+    Every answer is a pure read. It leaves no trace in the trajectories or their ages, except that tokens which running
+    streams have told already are recorded.
     """
 
     def __init__(

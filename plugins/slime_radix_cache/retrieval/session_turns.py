@@ -39,8 +39,8 @@ class Turn:
 class TurnContext:
     """All that an engine consumed and sampled up to the end of one turn.
 
-    ``spans``: for each turn of the session in it ``(number, start, end, is_whole)``, in tokens; not whole where the
-    client kept a part of the response. ``sampled``: ``(key, start, end)`` of each response in it, also of other
+    ``spans``: ``(number, start, end, is_whole)`` of each turn of the session in it, in tokens. A turn is not whole if
+    the client kept a part of the response. ``sampled``: ``(key, start, end)`` of each response in it, also of other
     sessions; a key is the same in all contexts. ``inexact_reason``: None when the record is exact.
     """
 

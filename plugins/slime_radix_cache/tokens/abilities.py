@@ -3,8 +3,8 @@
 Three habits of tokenizers would make answers silently wrong. Some lose text (lower-casing, collapsed spaces): two
 texts have the same tokens, so no text leads back to them. Some put a space of their own before every text
 (SentencePiece), which is wrong for a text that goes on from other tokens. And some read a token differently at the
-beginning of a text than behind others. No loss are Unicode's canonical composition (NFC, as Qwen's have it) and a
-space at the very beginning: what is recorded is what was sent, and its key is the text as the client wrote it.
+beginning of a text than behind others. Unicode's canonical composition (NFC, as Qwen's have it) and a space at the
+very beginning are no loss. The tokens that were sent are recorded, and their key is the text as the client wrote it.
 """
 
 from __future__ import annotations
@@ -176,8 +176,8 @@ def _breaks(
 ) -> re.Pattern[str] | None:
     """Places that no token goes across.
 
-    What a model merges lies in one token in the end, so both sides are tokenised as if they stood alone; and what
-    cuts a text into words before that looks at one sign ahead. That is tried.
+    Whatever a model merges ends in one token, so both sides are tokenised as if they stood alone. The step before it,
+    which cuts a text into words, looks at one sign ahead. That is tried.
     """
     texts = [token.content for token in added]
     words = "\0".join(set(vocabulary).difference(texts))

@@ -53,9 +53,9 @@ class PromptTooLong(BadRequest):
 class Encoder:
     """Tokenises prompts.
 
-    Of a tokenizer of transformers it uses a copy of the Rust one inside: transformers sets truncation and padding
-    on the shared one, and only ``encode_batch_fast`` lets other threads run while it works. Any other tokenizer
-    is called as it is, and has to bear calls from two threads. ``abilities`` are what it was found to allow.
+    Of a tokenizer of transformers it uses a copy of the Rust one inside, since transformers sets truncation and
+    padding on the shared one. Only ``encode_batch_fast`` lets other threads run while it works. Any other tokenizer is
+    called as it is, and has to bear calls from two threads. ``abilities`` are what it was found to allow.
     ``max_tokens``: of one prompt.
     """
 

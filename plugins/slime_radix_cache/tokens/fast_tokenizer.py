@@ -74,8 +74,8 @@ def reference_of(own: tokenizers.Tokenizer) -> Batch:
 def fast_copy(own: tokenizers.Tokenizer) -> _Fast | None:
     """Return the faster tokenizer of the same vocabulary, or None with the reason logged.
 
-    It is None where ``fastokens`` is not installed, does not know the kind of vocabulary, or made other ids for one of
-    the texts that are compared. About 4 s for 150,000 tokens, 30 ms for 1,000; once in a process.
+    It is None if ``fastokens`` is not installed, does not know the kind of vocabulary, or made other ids of a text
+    that was compared. About 4 s for 150,000 tokens, 30 ms for 1,000; once in a process.
     """
     try:
         read = importlib.import_module("fastokens").Tokenizer.from_json_str

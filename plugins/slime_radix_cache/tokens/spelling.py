@@ -1,7 +1,7 @@
 """Which tokens spell which text: found by decoding and comparing, so that no tokenizer needs a special case.
 
-Decoding is a prefix sum: the text of ``ids[:k]`` grows with ``k``. Whatever is found by that rule is compared
-with the text before it is believed; a tokenizer that breaks the rule yields no cut, never a wrong one.
+Decoding is a prefix sum: the text of ``ids[:k]`` grows with ``k``. A cut that is found by that rule is compared with
+the text before it is believed. A tokenizer that breaks the rule yields no cut, never a wrong one.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _LONGEST_TRIMMED = 64
 class Spelling:
     """Compares the tokens of responses with the texts that engines gave for them.
 
-    ``lead``: see Abilities. With one, tokens may be read in two ways: behind others, as SGLang reads them, or as
-    the beginning of a text, as it reads them behind special tokens only.
+    ``lead``: see Abilities. With one, tokens may be read in two ways. SGLang reads them as the beginning of a text
+    behind special tokens only, and else as tokens behind others.
     """
 
     def __init__(self, tokenizer: Tokenizer, lead: Sequence[int] = ()) -> None:
@@ -61,8 +61,8 @@ class Spelling:
     def tail(self, ids: Sequence[int], text: str, reason: Any = None) -> tuple[int, str] | None:
         """``(visible, tail)`` of a response that reads ``text``: see Sampled. None when ``ids`` do not spell it.
 
-        A text may lack no more than its finish ``reason`` explains: a trimmed stop token or stop string, and whatever
-        an engine withholds while it has none, or when it aborts. Two decodings in the usual case.
+        A text may lack no more than its finish ``reason`` explains: a trimmed stop token or stop string, or the end
+        that an engine withholds before it has a reason, or when it aborts. Two decodings in the usual case.
         """
         for reading in self._readings:
             if (shown := reading.text(ids, True)) == text:

@@ -1,9 +1,9 @@
 """Parts that formats of tool calls share: tags that may begin a call, and calls written in JSON.
 
 A call begins when its name is that of a tool which may be called and its arguments have begun as a JSON object. Up to
-there it is held back, and what turns out to be no call is content, every character of it. From there it stays
-a call: its arguments are streamed as the model writes them, and what it breaks off or spells wrong the client gets to
-see in them, as with OpenAI's own models.
+there it is held back, and what turns out to be no call is content, every character of it. From there it stays a call,
+and its arguments are streamed as the model writes them. The client sees in them what the model breaks off or spells
+wrong, as with OpenAI's own models.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """``[TOOL_CALLS]``: Mistral's two formats.
 
-``[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]`` of tokenizer v3 (mistralai/Mistral-7B-Instruct-v0.3), and
-``[TOOL_CALLS]name[ARGS]{...}``, the tag before each call, of the later ones (Magistral, Devstral, Ministral 3); some
-have ``[CALL_ID]id`` between name and arguments (Mistral-Small-3.2). From their chat templates.
+Tokenizer v3 has ``[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]`` (mistralai/Mistral-7B-Instruct-v0.3). Later
+ones have ``[TOOL_CALLS]name[ARGS]{...}``, the tag before each call (Magistral, Devstral, Ministral 3). Some have
+``[CALL_ID]id`` between name and arguments (Mistral-Small-3.2). From their chat templates.
 """
 
 from __future__ import annotations
