@@ -27,6 +27,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from own_time import OWN_TIME
 from radix_cache.machine.rollouts import BORROWS, CHATML, Conversation, acting, routed, stage_of
 from radix_cache.machine.worlds import WORLDS, World
 from slime_engine.tokenizer import EngineTokenizer
@@ -260,7 +261,7 @@ def test_every_conversation_is_the_journals_or_says_why_not(
 ) -> None:
     outcomes: Counter[str] = Counter()
     counts: Counter[str] = Counter()
-    with start_blocking_portal("asyncio") as portal:
+    with start_blocking_portal(*OWN_TIME) as portal:
         given = {"portal": portal, "tokenizer": tokenizer, "checkpoint": checkpoint, "world": WORLDS[world]}
         machine = type("Given", (Rollouts,), {**given, "outcomes": outcomes, "counts": counts})
         while counts["conversations"] < _CONVERSATIONS / len(WORLDS):
