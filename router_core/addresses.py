@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
-import httpx
-
-__all__ = ["ANYWHERE", "AddressRules", "CheckedTransport"]
+__all__ = ["ANYWHERE", "AddressRules"]
 
 
 class AddressRules(Protocol):
@@ -39,38 +36,3 @@ class _Anywhere:
 
 #: Without a plugin that has rules, any server may.
 ANYWHERE: AddressRules = _Anywhere()
-
-
-class CheckedTransport(httpx.AsyncHTTPTransport):
-    """httpx's transport for requests to workers. It sends nothing to a server at an address that no worker has. It
-    takes no cookies, which a client would show to all workers of the same host.
-
-    ``reachable`` is :meth:`AddressRules.reachable`; ``options`` are those of httpx.
-    """
-
-    def __init__(self, reachable: Callable[[str, str], bool], **options: Any) -> None:
-        super().__init__(trust_env=False, **options)
-        self._reachable = reachable
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Raises httpx.ConnectError for such a server."""
-        url = f"{request.url.scheme}://{request.url.netloc.decode('ascii')}"
-
-        async def connected(event: str, info: dict[str, Any]) -> None:
-            if event == "connection.connect_tcp.complete":
-                stream = info["return_value"]
-                try:
-                    peer = stream.get_extra_info("server_addr")[0]
-                except (
-                    AttributeError,
-                    TypeError,
-                ):  # what uvloop has of a connection that was reset as it opened
-                    raise httpx.ConnectError(f"{url} closed the connection at once") from None
-                if not self._reachable(url, peer):
-                    await stream.aclose()
-                    raise httpx.ConnectError(f"{url} is at {peer}, an address that no worker has")
-
-        request.extensions = {**request.extensions, "trace": connected}
-        answer = await super().handle_async_request(request)
-        answer.headers.pop("set-cookie", None)
-        return answer

@@ -15,7 +15,7 @@ import httpx
 import pluggy
 from anyio.abc import TaskGroup
 
-from router_core.addresses import ANYWHERE, AddressRules, CheckedTransport
+from router_core.addresses import ANYWHERE, AddressRules
 from router_core.client import Watch
 from router_core.errors import PluginError
 from router_core.exchange import Exchange, SessionSource
@@ -33,6 +33,7 @@ from router_core.weights import WeightUpdate, WeightVersions
 from router_core.worker_urls import WorkerUrls
 from router_core.workers import Worker, WorkerChange
 from slime_fairness.turns import FairThreads, FairTurns
+from slime_http.checked_transport import CheckedTransport
 from slime_http.limits import Limits
 
 __all__ = ["Router"]
