@@ -19,7 +19,7 @@ _MAX_TOLD = 20
 class WorkerPool:
     """All registered workers; a server with data-parallel ranks is one.
 
-    ``kinds``: of each of these types there must be one for a request to be answered.
+    ``kinds``: a request needs a worker of each of these types.
     ``keeps_sessions``: a session stays with its worker; False when a policy is to be asked for each of its requests.
     Changed only by functions without ``await``: one event loop needs no lock, and a choice and its lease
     are one step.
@@ -34,6 +34,10 @@ class WorkerPool:
         self._sessions: OrderedDict[str, Worker] = OrderedDict()
         self._set_aside: set[Worker] = set()  # of which plugins were told
         self._on_change = on_change
+
+    def require(self, *kinds: WorkerType) -> None:
+        """A request needs a worker of each of ``kinds``: to be called in setup, by the plugin that asks several."""
+        self.kinds = kinds
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(list(self._workers.values()))

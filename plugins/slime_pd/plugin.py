@@ -35,7 +35,7 @@ class Disaggregation:
     @hookimpl
     def setup(self, router: Router) -> None:
         """Raises SettingsError for a worker that there may not be."""
-        router.pool.kinds = ("prefill", "decode")
+        router.pool.require("prefill", "decode")
         try:
             for url, port in self.settings.prefill:
                 router.addresses.check(url)
