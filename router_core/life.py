@@ -33,7 +33,7 @@ class Life:
 async def background() -> AsyncIterator[tuple[TaskGroup, Callable[[], Awaitable[None]]]]:
     """A task group for background work, and the function that cancels it and waits until it has ended.
 
-    What is opened after it can so be closed when no work uses it any more. When the work crashes, so does the block.
+    Call it before closing whatever the work uses. An exception of the work ends the block, too.
     """
     async with anyio.create_task_group() as whole:
         ended = anyio.Event()
