@@ -47,7 +47,7 @@ def new_plugin_manager() -> pluggy.PluginManager:
 
 
 def _in_order(manager: pluggy.PluginManager, hook: str) -> list[tuple[str, Callable[..., Any]]]:
-    """``(plugin name, function)`` of each implementation, in the order of registration; trylast after the others.
+    """``(plugin name, function)`` of each implementation: tryfirst, then in the order of registration, then trylast.
 
     Raises PluginError for one that the router could not call.
     """
@@ -73,7 +73,7 @@ def _misfit(hook: str, item: pluggy.HookImpl) -> str | None:
 
 
 def _takes(function: Callable[..., Any], takes: Sequence[str], offered: Sequence[str]) -> Callable[..., Any]:
-    """``function`` as one that is called with all arguments by position, whichever of them it wants."""
+    """``function`` as one that is called with all arguments by position, and gets those that it takes."""
     if tuple(takes) == tuple(offered):
         return function
     places = [offered.index(name) for name in takes]
@@ -81,10 +81,7 @@ def _takes(function: Callable[..., Any], takes: Sequence[str], offered: Sequence
 
 
 class Hooks:
-    """The implementations of a router's plugins, ready to be called. A hook that nobody implements is empty.
-
-    ``pre_request`` is awaited by the router itself: a coroutine in between costs each request.
-    """
+    """The implementations of a router's plugins, ready to be called. A hook that no plugin implements is empty."""
 
     def __init__(self, manager: pluggy.PluginManager) -> None:
         _refuse_unknown(manager)
@@ -183,7 +180,7 @@ class Hooks:
 
 
 def _a_reply(plugin: str, hook: str, reply: object) -> Reply:
-    """``reply``, which ``plugin`` has returned. Raises PluginFailed when it is none."""
+    """``reply`` of ``plugin``. Raises PluginFailed when it is no Reply."""
     if not isinstance(reply, Reply):
         raise failure(plugin, hook, TypeError(f"wanted a router_core.Reply or None, got {reply!r}"))
     return reply
@@ -199,7 +196,7 @@ def failure(plugin: str, hook: str, error: Exception) -> HTTPError:
 
 @contextmanager
 def attribute_errors(plugin: str, doing: str) -> Iterator[None]:
-    """Turn what a plugin raises while the router starts into a StartupError that names it."""
+    """Turn an error of a plugin while the router starts into a StartupError that names it, unless it is one."""
     try:
         yield
     except StartupError:

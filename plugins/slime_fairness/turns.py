@@ -49,7 +49,7 @@ class FairTurns:
         return Breaks(self, client)
 
     async def run(self, steps: Generator[None, None, T], client: Hashable) -> T:
-        """Take all of ``steps`` on the event loop, a turn each: one in a round of the loop, whoever works.
+        """Take all of ``steps`` on the event loop, a turn each: with one place, one in a round of the loop.
 
         Returns what ``steps`` returns.
         """
@@ -128,7 +128,7 @@ class Breaks:
 
 
 class FairThreads:
-    """Threads for work that no step cuts short, all cores but one: clients get them in rotation."""
+    """Threads for work that has no steps, one for each core but one. Clients get them in rotation."""
 
     def __init__(self) -> None:
         number = _threads()

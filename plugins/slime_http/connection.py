@@ -1,8 +1,8 @@
 """One HTTP/1.1 connection to a worker: an asyncio protocol, parsed by httptools (llhttp).
 
 This is the byte path, so it has no task, no lock and no cancel scope per request. Framing is RFC 9112 and strict. An
-answer that could be read in two ways (both lengths, repeated lengths, other transfer codings, bytes after the end)
-breaks the connection and is not passed on.
+answer that could be read in two ways (both lengths, repeated lengths, other transfer codings) breaks the connection
+and is not passed on. Bytes after the end only close it.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def held(self) -> bool:
-        """True while the worker is held back for a slow client: its silence is not its fault."""
+        """True while reading waits for a slow client: the worker's silence is no fault."""
         return self._held
 
     @property
@@ -133,8 +133,8 @@ class Connection(asyncio.Protocol):
     def quiet(self) -> bool:
         """True when nothing has come since the last answer, nor waits in the kernel for the event loop's next turn.
 
-        Bytes that nobody asked for, or the end: the one must not become the next request's answer, the other
-        would cost it a second attempt. Half a microsecond.
+        Unasked bytes must not become the next request's answer; a closed connection would cost it a second attempt.
+        Takes half a microsecond.
         """
         return self.open and not self._arrivals(0)
 
@@ -142,7 +142,7 @@ class Connection(asyncio.Protocol):
         """Close at once."""
         self._reply = None
         self._upload = None
-        self._pool.forget(self)  # now: the transport tells of its end at the loop's next turn only
+        self._pool.forget(self)  # now: connection_lost comes only at the loop's next turn
         if self._transport is not None:
             self._transport.abort()
 
@@ -264,7 +264,7 @@ class Connection(asyncio.Protocol):
         if 100 <= status < 200:
             if status == 101:
                 raise _Refused("switched protocols unasked")
-            return  # it counts as unparsed: no endless row of them
+            return  # no endless row of them: it counts as unparsed, and its headers as head bytes
         if not 200 <= status < 600:
             raise _Refused(f"answered with status {status}")
         self._unparsed = 0
