@@ -217,9 +217,11 @@ class Router:
 
         What is wrong with the body is raised there, not here.
         """
-        request = exchange.request
-        if request.is_long_work and (not names or any(request.may_have(name) for name in names)):
-            await self.long_work.run(request.reading(), exchange.client)
+        request, client = exchange.request, exchange.client
+        if request.is_long_work and (
+            not names or await self.long_work.run(request.searching(*names), client)
+        ):
+            await self.long_work.run(request.reading(), client)
 
     async def write_json(self, exchange: Exchange) -> None:
         """Encode what a plugin has put into the body of ``exchange``, a large one, as long work. Raises BadRequest."""

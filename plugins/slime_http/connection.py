@@ -90,10 +90,10 @@ class Connection(asyncio.Protocol):
         return reply
 
     def _pump(self) -> None:
-        while self._upload is not None and not self._upload_paused:
-            assert self._transport is not None  # narrowing: connected
+        if self._upload is not None and not self._upload_paused and self._transport is not None:
             self._transport.write(self._upload[:_SLICE])
             self._upload = self._upload[_SLICE:] or None
+            self._pool.loop.call_soon(self._pump)  # others first: a socket may take all that is written
 
     def pause_writing(self) -> None:
         self._upload_paused = True

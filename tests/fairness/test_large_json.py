@@ -189,6 +189,42 @@ def test_a_key_that_is_repeated_behind_a_long_list_has_its_last_value(number: in
         assert run(parse(text, piece=piece))[0] == {"a": 5, "b": 1}
 
 
+def searched(request: Request, *names: bytes) -> tuple[bool, int]:
+    """What a search in pieces finds, and in how many steps."""
+    steps, search = 0, request.searching(*names)
+    while True:
+        try:
+            next(search)
+        except StopIteration as end:
+            return end.value, steps
+        steps += 1
+
+
+LETTERS = 3_000_000
+
+
+@pytest.mark.parametrize("before", [LETTERS, *range((1 << 20) - 20, (1 << 20) + 4)])
+@pytest.mark.parametrize("key", [b'"session_id"', rb'"session_i\u0064"'])
+def test_a_name_is_found_wherever_it_stands(before: int, key: bytes) -> None:
+    """Also where one piece of the search ends and the next begins."""
+    body = b'{"a":"%b",%b:"b","c":"%b"}' % (b"a" * before, key, b"c" * (LETTERS - before))
+    request = Request("POST", b"/generate", [], body)
+    assert searched(request, b"rid", b"session_id")[0]
+    assert request.may_have(b"session_id")
+
+
+def test_names_that_are_not_there_are_searched_once_and_in_pieces() -> None:
+    request = Request("POST", b"/generate", [], b'{"text":"%b"}' % (b"a" * LETTERS))
+    found, steps = searched(request, b"rid", b"n")
+    assert not found
+    assert steps == 3
+    assert not request.may_have(b"rid")
+    assert not request.may_have(b"n")
+    request.add_field(b'"rid":"one"')
+    assert request.may_have(b"rid")
+    assert not request.may_have(b"n")
+
+
 @pytest.mark.parametrize(
     ("body", "fault"),
     [

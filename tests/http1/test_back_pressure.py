@@ -13,12 +13,14 @@ import pytest
 from core.servers import Wire, content, dial, on_both_loops, scripted
 from deadlines import HANG_S
 from routers import BARE, Start
+from slime_http.connection import Connection
 from slime_http.limits import Limits
 from slime_http.upstream import Upstream
 
 pytestmark = [pytest.mark.anyio, on_both_loops]
 
 MIB = 1 << 20
+SLICE = 256 * 1024
 PIECE = bytes(range(256)) * 256  # 64 KiB
 SIZE = 24 * MIB
 
@@ -174,3 +176,30 @@ async def test_both_directions_held_at_once_go_on(start: Start) -> None:
             await asyncio.get_running_loop().sock_sendall(raw, head + upload)
             await anyio.sleep(0.2)
             assert await read_all(raw) == upload
+
+
+class _Sink(asyncio.Transport):
+    """A transport that takes all at once, as the socket of a fast worker does."""
+
+    def __init__(self, end: socket.socket) -> None:
+        super().__init__({"socket": end})
+        self.writes: list[int] = []
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.writes.append(len(data))
+
+    def abort(self) -> None:
+        pass
+
+
+async def test_between_two_slices_of_an_upload_others_have_the_event_loop() -> None:
+    upstream = Upstream("http://127.0.0.1:1", Limits())
+    with socket.socket() as end:
+        sink, connection = _Sink(end), Connection(upstream)
+        connection.connection_made(sink)
+        connection.begin("POST", b"head", bytes(3 * SLICE + 1))
+        for slices in range(1, 4):
+            assert sink.writes == [4] + [SLICE] * slices
+            await asyncio.sleep(0)
+        assert sink.writes == [4, SLICE, SLICE, SLICE, 1]
+    upstream.close()
