@@ -190,7 +190,7 @@ def test_a_key_that_is_repeated_behind_a_long_list_has_its_last_value(number: in
 
 
 def searched(request: Request, *names: bytes) -> tuple[bool, int]:
-    """What a search in pieces finds, and in how many steps."""
+    """The result of a search in pieces, and the number of its steps."""
     steps, search = 0, request.searching(*names)
     while True:
         try:
