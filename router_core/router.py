@@ -217,11 +217,11 @@ class Router:
 
         What is wrong with the body is raised there, not here.
         """
-        request, client = exchange.request, exchange.client
+        request = exchange.request
         if request.is_long_work and (
-            not names or await self.long_work.run(request.searching(*names), client)
+            not names or await self.long_work.run(request.searching(*names), exchange.client)
         ):
-            await self.long_work.run(request.reading(), client)
+            await self.long_work.run(request.reading(), exchange.client)
 
     async def write_json(self, exchange: Exchange) -> None:
         """Encode what a plugin has put into the body of ``exchange``, a large one, as long work. Raises BadRequest."""
