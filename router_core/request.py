@@ -149,9 +149,7 @@ class Request:
         What is there stays byte for byte, and nothing is parsed. Raises BadRequest.
         """
         body = self._body
-        self._absent = self._absent and frozenset(
-            name for name in self._absent if b'"%b"' % name not in field
-        )
+        self._absent = self._absent and frozenset(n for n in self._absent if b'"%b"' % n not in field)
         if self._json is not _UNREAD:
             if isinstance(self._json, dict):
                 self._json = {**orjson.loads(b"{%b}" % field), **self._json}
