@@ -98,7 +98,7 @@ class ResumingStream:
                     self._recorder.keep(merged.answer())
                 self._aborted = event
                 return
-            if merged.ended or (news and not (self._tokens and merged.incremental is None)):
+            if merged.ended or (news and self._may_tell(merged)):
                 self._tell(merged)
             if merged.stopped or is_aborted(event):
                 self._end()  # the engine does not know
@@ -106,6 +106,14 @@ class ResumingStream:
         if last and self._tokens < len(merged.ids):
             self._tell(merged)
         self.finished = last
+
+    def _may_tell(self, merged: MergedResponse) -> bool:
+        """False while an event might say something twice, or take back text.
+
+        A broken character that the engine told is not certain until the next attempt has shown that it stays one.
+        """
+        is_mode_known = merged.incremental is not None or not self._tokens
+        return is_mode_known and merged.text_length >= self._characters
 
     def _tell(self, merged: MergedResponse) -> None:
         known = (self._tokens, self._characters) if self._tokens and merged.incremental else (0, 0)

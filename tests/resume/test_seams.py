@@ -111,3 +111,38 @@ async def test_a_stop_string_is_seen_wherever_it_was_cut(
         assert events[-1]["meta_info"]["finish_reason"] == {"type": "stop", "matched": "</search>"}
         assert events[-1]["meta_info"]["completion_tokens"] == len(before) + len(stop)
         assert len(engine.asked) == 2
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_broken_character_before_the_cut_is_told_once(
+    start: Start, tokenizer: EngineTokenizer, checkpoint: str, mode: str
+) -> None:
+    """No byte of a character begins with 0x97, so the engine tells U+FFFD for it at once."""
+    broken, tea = tokenizer.token_bytes.index(b"\x97"), tokenizer.encode_plain("茶")
+    for begun in range(len(tea)):
+        tape = [*tokenizer.encode("the town"), broken, *tea, *tokenizer.encode(" and the sea")]
+        cut = tape.index(broken) + 1 + begun
+        engine = InterruptedEngine(tokenizer, tape, [cut], incremental=mode == "incremental")
+        events = await told(start, engine, checkpoint, mode, max_new_tokens=len(tape))
+        pieces = [event["text"] for event in events]
+        assert ("".join(pieces) if mode == "incremental" else pieces[-1]) == "the town\ufffd茶 and the sea"
+        if mode == "cumulative":
+            assert all(later.startswith(earlier) for earlier, later in pairwise(pieces))
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_text_is_told_once_when_the_seam_decodes_from_inside_a_character(
+    start: Start, tokenizer: EngineTokenizer, checkpoint: str, mode: str
+) -> None:
+    """The tokens decoded at a seam read as the end of the text before it, but for their first character."""
+    broken, un = tokenizer.token_bytes.index(b"\x97"), tokenizer.encode(" un")
+    cup = [tokenizer.token_bytes.index(bytes([one])) for one in "🍵".encode()]
+    digits = tokenizer.encode("12345678901234")[: 14 - 2 * len(un)]
+    near = [*cup[-1:], *un, *digits, broken, *un]  # the 16 tokens that are decoded
+    tape = [*tokenizer.encode("the town"), *cup[:-1], *near, *tokenizer.encode(" and the sea")]
+    cut = len(tape) - len(tokenizer.encode(" and the sea"))
+    engine = InterruptedEngine(tokenizer, tape, [cut], incremental=mode == "incremental")
+    events = await told(start, engine, checkpoint, mode, max_new_tokens=len(tape))
+    pieces = [event["text"] for event in events]
+    text = "".join(pieces) if mode == "incremental" else pieces[-1]
+    assert text == f"the town🍵 un{tokenizer.decode(digits)}\ufffd un and the sea"
