@@ -165,6 +165,8 @@ async def relay(reply: Reply, method: str, send: Send, before_last: Callable[[],
     elif reply.body is not None and not bodiless and reply.header(b"content-length") is None:
         headers = [*headers, (b"content-length", b"%d" % len(reply.body))]
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    if not reply.arrived:  # a server keeps the head until the body begins
+        await send({"type": "http.response.body", "body": b"", "more_body": True})
     last = False
     while not last:
         piece, last = await reply.next_piece()

@@ -1,221 +1,275 @@
-"""uvicorn's HTTP protocol, as this project uses it: limits for what a client may send, and for how long it may take.
+"""The connection of a client: HTTP/1.1 requests in, one task of the application for each, answers out in order.
 
-Nothing here costs a request that comes in one piece and is read at once.
+uvicorn accepts connections, does TLS and runs the lifespan. A request that comes in one piece, and whose answer is
+taken as it comes, costs no timer, event or future here.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Sized
-from http import HTTPStatus
-from typing import Any
+from collections import deque
 
-import orjson
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+import httptools
+import uvicorn
+from uvicorn.server import ServerState
+
+from slime_http.asgi import ASGIApp
+from slime_http.request_head import NOWHERE, connection_scope, request_scope
+from slime_http.server_request import ServerRequest, error_answer
+from slime_http.write_flow import WriteFlow
 
 __all__ = ["Protocol"]
-
-logger = logging.getLogger(__name__)
 
 _MAX_HEAD_BYTES = 256 * 1024
 #: Requests that wait on one connection before it is read no further; what one read brings comes on top.
 _MAX_AHEAD = 16
-_FRAMING = (b"content-length", b"transfer-encoding")
 
 
-class _Nowhere(list[tuple[bytes, bytes]]):
-    """A sink for the trailer fields of a request: they are no headers (RFC 9110 section 6.5.1), and may be many."""
-
-    def append(self, _: tuple[bytes, bytes]) -> None:
-        pass
-
-
-_NOWHERE = _Nowhere()
-
-
-class _Flow(FlowControl):
-    """Reads no further while many requests wait on one connection: clients may send ahead, but not without end."""
-
-    def __init__(self, transport: asyncio.Transport, waiting: Sized) -> None:
-        super().__init__(transport)
-        self._waiting = waiting
-
-    def resume_reading(self) -> None:
-        if len(self._waiting) < _MAX_AHEAD:
-            super().resume_reading()
-
-
-class Protocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol, with limits for clients that send or take too much or too slowly, and errors as JSON.
+class Protocol(asyncio.Protocol):
+    """HTTP/1.1 on one connection, with limits for clients that send or take too much or too slowly.
 
     ``client_timeout_s`` is the time for the head of a request, and for each further piece of its body. It is also the
-    time for a client to take 64 KiB of what waits for it. A request that comes in one read, and an answer that is
-    taken as it comes, need no timer.
+    time for a client to take 64 KiB of what waits for it. Errors are JSON. ``config`` and ``server_state`` are
+    uvicorn's, which makes one instance for each connection.
     """
 
-    #: The request that is being answered; uvicorn's ``cycle`` is the newest one.
-    _served: RequestResponseCycle | None = None
-    _in_message = _in_head = False
-    #: Bytes in a row that are no body: those of a head, of trailers, of what may stand beside the size of a chunk.
-    _overhead = 0
-    _unsent = 0
-    _fault = "the request is not valid HTTP/1.1"
-    _reading: asyncio.TimerHandle | None = None
-    _writing: asyncio.TimerHandle | None = None
+    transport: asyncio.Transport
+    flow: WriteFlow
 
-    def __init__(self, *args: Any, client_timeout_s: float, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        app_state: dict[str, object],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        client_timeout_s: float,
+    ) -> None:
+        self._app: ASGIApp = config.loaded_app
+        self._state = app_state
+        self._connections, self._tasks = server_state.connections, server_state.tasks
+        self._loop = _loop or asyncio.get_running_loop()
         self._client_timeout_s = client_timeout_s
+        self._keep_alive_s = config.timeout_keep_alive
+        self._parser = httptools.HttpRequestParser(self)
+        # A request behind one with "Connection: close" is no error; it is not answered.
+        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        #: The request being answered, or the last one; the one being read, or read last; those in between.
+        self._served: ServerRequest | None = None
+        self._newest: ServerRequest | None = None
+        self._waiting: deque[ServerRequest] = deque()
+        self._in_message = self._in_head = False
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._url = b""
+        self._expects_continue = False
+        #: Bytes in a row that are no body: of a head, of trailers, of what may stand beside the size of a chunk.
+        self._overhead = 0
+        self._fault = "the request is not valid HTTP/1.1"
+        self._is_reading_paused = False
+        #: Event loop time by which the client must have sent more, if any; and whether it is for the rest of a request.
+        self._due: float | None = None
+        self._is_rest_due = False
+        self._timer: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's own
-        super().connection_made(transport)
-        self.flow = _Flow(transport, self.pipeline)
-        # uvicorn begins with this after an answer, and who never asks holds a connection as well.
-        self.timeout_keep_alive_task = self.loop.call_later(
-            self.timeout_keep_alive, self.timeout_keep_alive_handler
-        )
+    # Called by the event loop and by uvicorn.
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # no other is made
+        self.transport = transport
+        self._connections.add(self)  # type: ignore[arg-type]  # uvicorn only calls shutdown() of it
+        self._scope = connection_scope(transport)
+        self.flow = WriteFlow(transport, self._loop, self._client_timeout_s, self._scope["client"])
+        self._expect(self._keep_alive_s, rest=False)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        self._unset_keepalive_if_required()
-        for timer in (self._reading, self._writing):
-            if timer is not None:
-                timer.cancel()
-        served = self._served
-        if served is not None and not served.response_complete:
-            served.disconnected = True  # uvicorn tells the newest one
-            served.message_event.set()
-
-    # Methods called for each request name their base: super() would be more than half of what these limits cost.
+        self._connections.discard(self)
+        self._due = None
+        if self._timer is not None:
+            self._timer.cancel()
+        self.flow.end()
+        self._disconnect()
+        # All of them hold this: a circle would wait for the garbage collector.
+        self._served = self._newest = None
+        del self._parser
 
     def data_received(self, data: bytes) -> None:
         self._overhead += len(data)
-        HttpToolsProtocol.data_received(self, data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            if self._newest is not None:
+                self._newest.keep_alive = False  # it is answered in this protocol; behind it may be anything
+        except httptools.HttpParserError:
+            self._refuse(400, self._fault)
+            return
         if self.transport.is_closing():
             return
         # Within one read a head may be longer: httptools has it in memory by then.
         if self._overhead > _MAX_HEAD_BYTES:
             self._refuse(431, f"the request's headers are larger than {_MAX_HEAD_BYTES} bytes")
-        elif (self._in_message or self.cycle is None or self.cycle.response_complete) and (
-            self._reading is None or not self._in_head  # a head gets its time once
-        ):
-            self._await_more()
+        elif (self._in_message or self._is_idle) and not (self._is_rest_due and self._in_head):
+            self._expect(self._client_timeout_s, rest=True)  # a head gets its time once
+
+    def pause_writing(self) -> None:
+        self.flow.pause()
+
+    def resume_writing(self) -> None:
+        self.flow.resume()
+
+    def shutdown(self) -> None:
+        """Close the connection, after the answers to the requests that have come."""
+        if self._newest is None or self._newest.complete:
+            self.transport.close()
+        else:
+            self._newest.keep_alive = False
+
+    # Called by the parser.
 
     def on_message_begin(self) -> None:
         self._in_message = self._in_head = True
-        HttpToolsProtocol.on_message_begin(self)
+        if not self._is_rest_due:
+            self._due = None
+        self._url = b""
+        self._headers = []
+        self._expects_continue = False
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self._expects_continue = True
+        self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        if self.parser.should_upgrade() and any(
-            name in _FRAMING and value != b"0" for name, value in self.headers
-        ):
-            # httptools takes what follows for the other protocol: the body would be lost, or be the next request.
-            self._fault = (
-                "a request with a body may not ask for another protocol: leave out its Upgrade header"
-            )
-            raise ValueError(self._fault)
-        HttpToolsProtocol.on_headers_complete(self)
-        self.headers = _NOWHERE
-        if self.pipeline:
-            self.flow.resume_reading()  # uvicorn would read no further, and not see the client hang up
+        parser = self._parser
+        try:
+            scope = request_scope(self._scope, parser, self._url, self._headers)
+        except ValueError as error:
+            self._fault = str(error)
+            raise
+        scope["state"] = self._state.copy()
+        self._headers = NOWHERE
+        is_persistent = scope["http_version"] != "1.0" and parser.should_keep_alive()
+        request = ServerRequest(
+            self, self._app, scope, keep_alive=is_persistent, expects_continue=self._expects_continue
+        )
+        is_first = self._is_idle
+        self._newest = request
+        if is_first:
+            self._serve(request)
         else:
-            self._served = self.cycle
+            self._waiting.append(request)
+            if len(self._waiting) >= _MAX_AHEAD:
+                self._pause_reading()
 
     def on_body(self, body: bytes) -> None:
         self._overhead = 0
-        HttpToolsProtocol.on_body(self, body)
+        request = self._newest
+        assert request is not None  # narrowing: it has a head
+        if not request.complete and request.feed(body):
+            self._pause_reading()
 
     def on_message_complete(self) -> None:
-        self._in_message = False
+        self._in_message = self._is_rest_due = False
         self._overhead = 0
-        if self._reading is not None:
-            self._reading.cancel()
-            self._reading = None
-        HttpToolsProtocol.on_message_complete(self)
+        self._due = None
+        request = self._newest
+        assert request is not None  # narrowing: it has a head
+        if not request.complete:
+            request.feed_end()
 
-    def _unsupported_upgrade_warning(self) -> None:
-        self.cycle.keep_alive = False  # it is answered in this protocol; behind it may be anything
+    # Called by requests.
 
-    def _await_more(self) -> None:
-        """Give the client its time, from now on, for the rest of a request or for the next one."""
-        if self._reading is not None:
-            self._reading.cancel()
-        self._reading = self.loop.call_later(self._client_timeout_s, self._too_slow)
+    def read_on(self) -> None:
+        """See ClientConnection."""
+        if self._is_reading_paused and len(self._waiting) < _MAX_AHEAD:
+            self._is_reading_paused = False
+            self.transport.resume_reading()
 
-    def _too_slow(self) -> None:
-        self._reading = None
-        if self.transport.is_closing():
+    def answered(self, request: ServerRequest) -> None:
+        """See ClientConnection."""
+        if not request.keep_alive:
+            self._close()
+            return
+        if self._waiting:
+            self._serve(self._waiting.popleft())
+        elif self._is_rest_due:
+            self._expect(self._client_timeout_s, rest=True)  # for what it had begun meanwhile
+        elif not self._in_message:
+            self._expect(self._keep_alive_s, rest=False)
+        self.read_on()
+
+    def ended(self, request: ServerRequest) -> None:
+        """See ClientConnection."""
+        if request.task is not None:
+            self._tasks.discard(request.task)
+
+    @property
+    def _is_idle(self) -> bool:
+        """True when no request waits for an answer."""
+        return self._newest is None or self._newest.complete
+
+    def _serve(self, request: ServerRequest) -> None:
+        self._served = request
+        request.task = self._loop.create_task(request.run())
+        self._tasks.add(request.task)
+
+    def _pause_reading(self) -> None:
+        if not self._is_reading_paused:
+            self._is_reading_paused = True
+            self.transport.pause_reading()
+
+    # Clients that keep others waiting.
+
+    def _expect(self, seconds: float, *, rest: bool) -> None:
+        """Give the client its time, from now on, for the ``rest`` of a request or for another one.
+
+        A timer that is set goes off at its old time, and is set anew then.
+        """
+        self._is_rest_due = rest
+        self._due = due = self._loop.time() + seconds
+        if self._timer is None or self._timer.when() > due:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._loop.call_at(due, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._due is None or self.transport.is_closing():
+            return
+        if self._loop.time() < self._due:
+            self._timer = self._loop.call_at(self._due, self._look)
             return
         served = self._served
-        answering = served is not None and not served.response_complete
-        if self.flow.read_paused or (answering and (self._in_head or served is not self.cycle)):
-            self._await_more()  # it is not the client who keeps others waiting
+        is_answering = served is not None and not served.complete
+        if self._is_reading_paused or (is_answering and (self._in_head or served is not self._newest)):
+            self._expect(
+                self._client_timeout_s, rest=self._is_rest_due
+            )  # the client does not keep others waiting
         elif self._in_message:
             self._refuse(408, f"the request did not go on for {self._client_timeout_s:g} s")
         else:
             self._close()
 
-    def on_response_complete(self) -> None:
-        if self.pipeline:
-            self._served, _ = self.pipeline[-1]
-        HttpToolsProtocol.on_response_complete(self)
-        if self.transport.is_closing():
-            self._expect_taken()
-        elif self._reading is not None:
-            self._await_more()  # for what it had begun meanwhile
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._expect_taken()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        if self._writing is not None and not self.transport.is_closing():
-            self._writing.cancel()
-            self._writing = None
-
-    def _expect_taken(self) -> None:
-        self._unsent = self.transport.get_write_buffer_size()
-        if self._writing is None:
-            self._writing = self.loop.call_later(self._client_timeout_s, self._not_taken)
-
-    def _not_taken(self) -> None:
-        self._writing = None
-        if self._unsent - self.transport.get_write_buffer_size() >= HIGH_WATER_LIMIT:
-            self._expect_taken()  # of a large answer, slowly
-            return
-        logger.warning(
-            "a client takes its answer too slowly or not at all (--client-timeout-secs): %s", self.client
-        )
-        self.transport.abort()
-
-    def timeout_keep_alive_handler(self) -> None:
-        self._close()
-
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(400, self._fault)
-
     def _refuse(self, status: int, message: str) -> None:
+        """Answer by an error, unless the client would take it for a part of another answer, and close."""
         served = self._served
         in_body = self._in_message and not self._in_head
-        if served is None or not served.response_started or (served.response_complete and not in_body):
-            error = {"message": message, "type": "invalid_request_error", "code": f"HTTP_{status}"}
-            body = orjson.dumps({"error": error})
-            head = (
-                f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
-                f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
-            )
-            self.transport.write(head.encode() + body)
-        if served is not None:
-            served.disconnected = True  # it may not have begun yet, and is not to
-            served.message_event.set()
+        if served is None or not served.written or (served.complete and not in_body):
+            self.transport.write(error_answer(status, message))
+        self._disconnect()
         self._close()
+
+    def _disconnect(self) -> None:
+        """Answer none of the requests any more; those that have not begun are not begun."""
+        self._waiting.clear()
+        if self._served is not None:
+            self._served.disconnect()
 
     def _close(self) -> None:
         """Close the connection when the client has taken what waits for it, and has not too long for that."""
         if not self.transport.is_closing():
-            self._expect_taken()
+            self.flow.expect_taken()
             self.transport.close()

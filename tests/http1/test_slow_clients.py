@@ -318,17 +318,32 @@ async def test_a_body_that_stops_when_its_answer_has_begun_gets_no_second_answer
         length = (b"content-length", b"2")
         await send({"type": "http.response.start", "status": 200, "headers": [length]})
         if scope["path"] == "/half":
+            await send({"type": "http.response.body", "body": b"o", "more_body": True})
             await receive()
             assert (await receive())["type"] == "http.disconnect"
         else:
             await send({"type": "http.response.body", "body": b"ok"})
 
     async with serving(alone(hasty), client_timeout_s=TIMEOUT_S) as url:
-        for path, body in ((b"/", b"ok"), (b"/half", b"")):
+        for path, body in ((b"/", b"ok"), (b"/half", b"o")):
             with anyio.fail_after(SOON_S):
                 reply = await talk(url, (POST % 10).replace(b"/", path, 1) + b"half")
             assert reply.count(b"HTTP/1.1 ") == 1
             assert reply.partition(b"\r\n\r\n")[2] == body
+
+
+async def test_a_body_that_stops_before_anything_of_its_answer_is_written_is_a_408() -> None:
+    """A server keeps the head of an answer until the body begins."""
+
+    async def waiting(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    async with serving(alone(waiting), client_timeout_s=TIMEOUT_S) as url:
+        with anyio.fail_after(SOON_S):
+            reply = await talk(url, POST % 10 + b"half")
+        assert reply.startswith(b"HTTP/1.1 408 ")
 
 
 # Clients that send too much.

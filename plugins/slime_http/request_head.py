@@ -1,0 +1,63 @@
+"""The head of a request: from the parser's figures to an ASGI scope (ASGI 3.0, HTTP 2.3)."""
+
+from __future__ import annotations
+
+import asyncio
+from urllib.parse import unquote
+
+import httptools
+from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
+
+from slime_http.asgi import Headers, Scope
+
+__all__ = ["NOWHERE", "connection_scope", "request_scope"]
+
+_ASGI = {"version": "3.0", "spec_version": "2.3"}
+_FRAMING = (b"content-length", b"transfer-encoding")
+
+
+class _Nowhere(list[tuple[bytes, bytes]]):
+    """A sink for the trailer fields of a request: they are no headers (RFC 9110 section 6.5.1), and may be many."""
+
+    def append(self, _: tuple[bytes, bytes]) -> None:
+        pass
+
+
+NOWHERE = _Nowhere()
+
+
+def connection_scope(transport: asyncio.Transport) -> Scope:
+    """The part of the scope that is the same for all requests of a connection."""
+    return {
+        "type": "http",
+        "asgi": _ASGI,
+        "server": get_local_addr(transport),
+        "client": get_remote_addr(transport),
+        "scheme": "https" if is_ssl(transport) else "http",
+        "root_path": "",
+    }
+
+
+def request_scope(
+    connection: Scope, parser: httptools.HttpRequestParser, target: bytes, headers: Headers
+) -> Scope:
+    """The scope of a request whose head ``parser`` has read. Raises ValueError, and the parser's errors."""
+    if parser.should_upgrade() and any(name in _FRAMING and value != b"0" for name, value in headers):
+        # httptools takes what follows for the other protocol: the body would be lost, or be the next request.
+        raise ValueError(
+            "a request with a body may not ask for another protocol: leave out its Upgrade header"
+        )
+    url = httptools.parse_url(target)
+    raw_path = url.path
+    if not raw_path.isascii():
+        raise ValueError("the path has a byte that is not ASCII: write it as %XX")
+    path = raw_path.decode()
+    return {
+        **connection,
+        "http_version": parser.get_http_version(),
+        "method": parser.get_method().decode("ascii"),
+        "path": unquote(path) if "%" in path else path,
+        "raw_path": raw_path,
+        "query_string": url.query or b"",
+        "headers": headers,
+    }

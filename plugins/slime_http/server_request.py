@@ -1,0 +1,286 @@
+"""One request of a client, as an ASGI application sees it: ``receive`` and ``send`` (ASGI 3.0, HTTP 2.3).
+
+The head of an answer is written with the first part of its body, as ASGI asks: a whole answer is one write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from http import HTTPStatus
+from typing import Any, Protocol
+
+import orjson
+
+from slime_http.asgi import ASGIApp, Headers, Message, Scope
+from slime_http.write_flow import WriteFlow
+
+__all__ = ["ClientConnection", "ServerRequest", "error_answer"]
+
+logger = logging.getLogger(__name__)
+
+#: Bytes of a body that may wait for the application before the connection is read no further.
+_MAX_WAITING_BYTES = 64 * 1024
+#: A body of fewer bytes is copied behind its head, since one small write is cheaper than two buffers.
+_LARGE_BYTES = 64 * 1024
+_NO_BODY = (204, 304)
+_STATUS_LINES = {int(one): f"HTTP/1.1 {int(one)} {one.phrase}\r\n".encode() for one in HTTPStatus}
+#: RFC 9110 section 5.6.2.
+_TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_KNOWN_NAMES = frozenset(
+    b"cache-control connection content-encoding content-length content-type date server transfer-encoding"
+    b" vary x-request-id".split()
+)
+#: What may stand in the value of a header, RFC 9110 section 5.5.
+_IN_VALUES = bytes([0x09, *range(0x20, 0x7F), *range(0x80, 0x100)])
+_LAST_CHUNK = b"0\r\n\r\n"
+
+
+class ClientConnection(Protocol):
+    """The connection on which a request came."""
+
+    transport: asyncio.Transport
+    flow: WriteFlow
+
+    def read_on(self) -> None:
+        """Read further: the application waits for more of the body."""
+        ...
+
+    def answered(self, request: ServerRequest) -> None:
+        """The answer to ``request`` is written."""
+        ...
+
+    def ended(self, request: ServerRequest) -> None:
+        """The application has returned from ``request``."""
+        ...
+
+
+def error_answer(status: int, message: str) -> bytes:
+    """A whole answer with an error as JSON, after which the connection closes."""
+    kind = "invalid_request_error" if status < 500 else "internal_error"
+    body = orjson.dumps({"error": {"message": message, "type": kind, "code": f"HTTP_{status}"}})
+    head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    return _STATUS_LINES[status] + head.encode() + body
+
+
+class ServerRequest:
+    """A request and the answer to it.
+
+    ``keep_alive``: the connection stays open after the answer. ``started``: the application has given the head.
+    ``written``: a part of the answer has left. ``complete``: all of it has. ``disconnected``: nobody waits for it.
+    """
+
+    __slots__ = (
+        "_app",
+        "_body",
+        "_connection",
+        "_event",
+        "_expects_continue",
+        "_has_news",
+        "_head",
+        "_is_chunked",
+        "_is_head",
+        "_left",
+        "_more_body",
+        "_size",
+        "complete",
+        "disconnected",
+        "keep_alive",
+        "scope",
+        "started",
+        "task",
+        "written",
+    )
+
+    def __init__(
+        self,
+        connection: ClientConnection,
+        app: ASGIApp,
+        scope: Scope,
+        *,
+        keep_alive: bool,
+        expects_continue: bool,
+    ) -> None:
+        self._connection = connection
+        self._app = app
+        self.scope = scope
+        self.keep_alive = keep_alive
+        self.task: asyncio.Task[None] | None = None
+        self.started = self.written = self.complete = self.disconnected = False
+        self._expects_continue = expects_continue
+        #: The body that was not received yet, and whether there is something to tell the application.
+        self._body: list[bytes] = []
+        self._size = 0
+        self._more_body = True
+        self._has_news = False
+        #: Made by the first ``receive`` that has to wait. Those of plain requests have not.
+        self._event: asyncio.Event | None = None
+        #: The head of the answer until it is written.
+        self._head = b""
+        self._is_head = scope["method"] == "HEAD"
+        self._is_chunked = False
+        #: Bytes of the body to come, by Content-Length; None: until the connection closes.
+        self._left: int | None = 0
+
+    @property
+    def transport(self) -> asyncio.Transport:
+        """The transport of the connection."""
+        return self._connection.transport
+
+    # For the connection. None of these waits.
+
+    def feed(self, piece: bytes) -> bool:
+        """Take a ``piece`` of the body. True when so much of it waits that no more should be read."""
+        self._body.append(piece)
+        self._size += len(piece)
+        self._has_news = True
+        self._wake()
+        return self._size > _MAX_WAITING_BYTES
+
+    def feed_end(self) -> None:
+        """Take the end of the body."""
+        self._more_body = False
+        self._has_news = True
+        self._wake()
+
+    def disconnect(self) -> None:
+        """Tell the application that the client has gone, and write nothing more."""
+        self.disconnected = not self.complete
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._event is not None:
+            self._event.set()
+
+    async def run(self) -> None:
+        """Call the application. An answer that it does not give, or does not end, becomes an error."""
+        try:
+            result: Any = await self._app(self.scope, self.receive, self.send)  # type: ignore[func-returns-value]
+            if result is not None:
+                raise TypeError(f"an ASGI application returned {result!r}, wanted None")
+            if not (self.complete or self.disconnected):
+                logger.error("%s: the application returned before the end of its answer", self.scope["path"])
+                self._give_up(500, "internal error: no answer was given")
+        except asyncio.CancelledError:
+            self._give_up(503, "the server is shutting down")
+            raise
+        except Exception:
+            logger.exception("%s: the application failed", self.scope["path"])
+            self._give_up(500, "internal error; the log has the traceback")
+        finally:
+            self._connection.ended(self)
+
+    def _give_up(self, status: int, message: str) -> None:
+        """End an answer that is not complete: by an error while nothing is written, else by breaking it off."""
+        if self.complete or self.disconnected:
+            return
+        if not self.written:  # else the client sees that the body breaks off
+            self.started = self.written = True
+            self.transport.write(error_answer(status, message))
+        self.keep_alive = False
+        self._finish()
+
+    # For the application.
+
+    async def receive(self) -> Message:
+        """See ASGI: the next part of the body, or that the client has gone. After the answer it says so, too."""
+        if self._expects_continue:
+            self._expects_continue = False
+            if not (self._has_news or self.started or self.transport.is_closing()):
+                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        while not (self.disconnected or self.complete):
+            if self._has_news:
+                self._has_news = False
+                body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+                self._body.clear()
+                self._size = 0
+                return {"type": "http.request", "body": body, "more_body": self._more_body}
+            self._connection.read_on()
+            if self._event is None:
+                self._event = asyncio.Event()
+            self._event.clear()
+            await self._event.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        """See ASGI. Raises RuntimeError for a message that cannot come now, and for headers that cannot be sent.
+
+        It waits while the client takes less than is written. When the client has gone it does nothing.
+        """
+        flow = self._connection.flow
+        if flow.is_full and not self.disconnected:
+            await flow.drain()
+        if self.disconnected:
+            return
+        kind = message["type"]
+        if kind == "http.response.body" and self.started and not self.complete:
+            self._send_body(message.get("body", b""), not message.get("more_body", False))
+        elif kind == "http.response.start" and not self.started:
+            self._send_start(message["status"], message.get("headers", ()))
+            self.started = True
+        else:
+            raise RuntimeError(f"the ASGI message {kind!r} cannot be sent now")
+
+    def _send_start(self, status: int, headers: Headers) -> None:
+        parts = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status]
+        length = closes = None
+        for name, value in headers:
+            name = name.lower()
+            if name not in _KNOWN_NAMES and not _TOKEN.fullmatch(name):
+                raise RuntimeError(f"{name!r} cannot be the name of a header")
+            if name == b"content-length":
+                length = int(value)
+            elif name == b"transfer-encoding":
+                self._is_chunked = value.lower() == b"chunked"
+            elif name == b"connection" and b"close" in map(bytes.strip, value.lower().split(b",")):
+                closes = True
+                self.keep_alive = False
+            if value.translate(None, _IN_VALUES):
+                raise RuntimeError(f"the value of the header {name!r} has a control character in it")
+            parts += (name, b": ", value, b"\r\n")
+        if not (self.keep_alive or closes):
+            parts.append(b"connection: close\r\n")
+        if self._is_head or status in _NO_BODY:
+            self._is_chunked = False
+        elif length is not None and not self._is_chunked:
+            self._left = length
+        elif self.scope["http_version"] != "1.1":
+            self._left = None  # HTTP/1.0 has no chunks
+        elif not self._is_chunked:
+            self._is_chunked = True
+            parts.append(b"transfer-encoding: chunked\r\n")
+        parts.append(b"\r\n")
+        self._head = b"".join(parts)
+
+    def _send_body(self, body: bytes, is_last: bool) -> None:
+        if self._is_head:
+            body = b""
+        elif self._is_chunked:
+            if body:
+                body = b"%x\r\n%b\r\n" % (len(body), body)
+            if is_last:
+                body += _LAST_CHUNK
+        elif self._left is not None:
+            self._left -= len(body)
+            if self._left < 0:
+                raise RuntimeError("the body is longer than its Content-Length")
+            if is_last and self._left:
+                raise RuntimeError(f"the body is {self._left} bytes shorter than its Content-Length")
+        self._write(body)
+        if is_last:
+            self._finish()
+
+    def _write(self, data: bytes) -> None:
+        """Write ``data``, behind the head if that is still to be written."""
+        head, self._head = self._head, b""
+        self.written = True
+        if head and len(data) >= _LARGE_BYTES:
+            self.transport.writelines((head, data))
+        elif head or data:
+            self.transport.write(head + data)
+
+    def _finish(self) -> None:
+        self.complete = True
+        self._wake()
+        self._connection.answered(self)

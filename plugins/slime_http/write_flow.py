@@ -1,0 +1,84 @@
+"""Backpressure of a client: writing waits while it takes less than is written, and ends when it takes too little."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+__all__ = ["WriteFlow"]
+
+logger = logging.getLogger(__name__)
+
+#: Bytes that a client has to take of its answer in the time that it has.
+_MIN_TAKEN_BYTES = 64 * 1024
+
+
+class WriteFlow:
+    """The written side of one connection. ``timeout_s``: time to take 64 KiB of what waits, or the last bytes.
+
+    ``is_full``: the client takes less than is written. An answer that is taken as it comes needs no timer.
+    """
+
+    __slots__ = ("_client", "_drained", "_loop", "_timeout_s", "_timer", "_transport", "_unsent", "is_full")
+
+    def __init__(
+        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, timeout_s: float, client: object
+    ) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._timeout_s = timeout_s
+        self._client = client
+        self._unsent = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._drained: asyncio.Event | None = None
+        self.is_full = False
+
+    def pause(self) -> None:
+        """The transport holds more than it should."""
+        self.is_full = True
+        self.expect_taken()
+
+    def resume(self) -> None:
+        """The transport holds little again."""
+        self._open()
+        if not self._transport.is_closing():
+            self._cancel_timer()
+
+    def end(self) -> None:
+        """The connection is lost."""
+        self._open()
+        self._cancel_timer()
+
+    def _open(self) -> None:
+        self.is_full = False
+        if self._drained is not None:
+            self._drained.set()
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    async def drain(self) -> None:
+        """Return when the client has taken enough of what was written, or has gone."""
+        while self.is_full:
+            if self._drained is None:
+                self._drained = asyncio.Event()
+            self._drained.clear()
+            await self._drained.wait()
+
+    def expect_taken(self) -> None:
+        """Cut the client off unless it takes something in the time that it has."""
+        self._unsent = self._transport.get_write_buffer_size()
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._timeout_s, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._unsent - self._transport.get_write_buffer_size() >= _MIN_TAKEN_BYTES:
+            self.expect_taken()  # of a large answer, slowly
+            return
+        logger.warning(
+            "a client takes its answer too slowly or not at all (--client-timeout-secs): %s", self._client
+        )
+        self._transport.abort()
