@@ -1,4 +1,4 @@
-"""Which servers may be workers, as the core asks for it; a plugin has the rules."""
+"""The core's interface to the rules for worker addresses; a plugin has the rules."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["ANYWHERE", "AddressRules"]
 
 
 class AddressRules(Protocol):
-    """Which servers may be workers; the component ``"worker_addresses"``."""
+    """Rules for the servers that may be workers; the component ``"worker_addresses"``."""
 
     def check(self, url: str) -> None:
         """Refuse what ``url`` says by itself. Raises BadRequest."""

@@ -60,7 +60,7 @@ def setup(router: Router) -> None:
 def routes(router: Router) -> Sequence[BaseRoute]:  # type: ignore[empty-body]
     """Starlette routes that the plugin answers itself.
 
-    When: once, after ``setup``. They come before the proxy. A path that somebody has claimed is an error at start.
+    When: once, after ``setup``. They come before the proxy. A path that is claimed already is an error at start.
     """
 
 
@@ -130,9 +130,9 @@ def attempt_failed(worker: Worker, request: Request, error: HTTPError | None) ->
 def client_gone(exchange: Exchange) -> bool | None:
     """The client hung up while its request is with ``exchange.worker``.
 
-    When: right then, for requests that are older than 50 ms. True means that the worker was told to stop. Then the
-    exchange goes on for up to two seconds, and the sampled tokens are recorded. Without one it is cancelled at once.
-    An exception is logged.
+    When: right then, for requests that are older than 50 ms. Return True when the worker was told to stop. Then the
+    exchange goes on for up to two seconds, so that the sampled tokens are recorded. If no plugin returns True, the
+    exchange is cancelled at once. An exception is logged.
     """
 
 

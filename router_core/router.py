@@ -97,7 +97,7 @@ class Router:
 
     @property
     def addresses(self) -> AddressRules:
-        """Which servers may be workers: the component ``"worker_addresses"``; without one, any."""
+        """Rules for the servers that may be workers: the component ``"worker_addresses"``, else any server may."""
         rules: AddressRules | None = self.components.find("worker_addresses")
         return ANYWHERE if rules is None else rules
 
@@ -228,11 +228,11 @@ class Router:
         await self.long_work.run(exchange.request.writing(), exchange.client)
 
     async def ask_again(self, exchange: Exchange, request: Request) -> Reply:
-        """Send ``request`` to a worker once more for ``exchange``, whose lease moves there; no hook sees it.
+        """Send ``request`` to a worker once more for ``exchange``, by the chain of senders; its lease moves there.
 
-        For plugins that mend a reply, in ``post_response`` or while its body is read. The reply is the
-        caller's to close, the lease the exchange's; give it back by ``exchange.release()`` while nothing is under
-        way. Raises HTTPError.
+        For plugins that mend a reply, in ``post_response`` or while its body is read. ``pre_request`` and
+        ``post_response`` are not called; ``select_worker`` and ``attempt_failed`` are. The caller closes the reply, and
+        calls ``exchange.release()`` while nothing is under way. Raises HTTPError.
         """
         return await self._forward(exchange, request)
 

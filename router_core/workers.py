@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 WorkerType = Literal["regular", "prefill", "decode", "passthrough"]
-#: All but the last are those of holds; of several holds the first of these counts.
+#: States in order of precedence: of several holds, the first of these is shown.
 WorkerState = Literal["draining", "quarantined", "stale", "joining", "ready"]
 WorkerChange = Literal["added", "removed", "quarantined", "stale", "readmitted", "draining"]
 
@@ -74,7 +74,7 @@ def worker_url(text: str) -> str:
 
 
 class Hold(NamedTuple):
-    """Reason that a worker gets no requests. ``state``: its state then; ``"ready"``: as without the hold."""
+    """Reason that a worker gets no requests. ``state``: the state that the hold gives it; ``"ready"``: none."""
 
     reason: str
     state: WorkerState
@@ -85,26 +85,26 @@ class Worker:
     """One inference server.
 
     ``in_flight`` counts the requests that hold a lease on it, from the choice to the last byte.
-    ``holds``: why it gets no requests, by owner, see :meth:`WorkerPool.hold`; one without holds gets requests. They
-    make its ``state``:
+    ``holds``: reasons why it gets no requests, by owner, see :meth:`WorkerPool.hold`. A worker without holds gets
+    requests. The holds determine its ``state``:
 
     =============== ===========================================================================
-    ``draining``    gets nothing new, and leaves when what it has is done
+    ``draining``    gets no new requests, and is removed when those in flight have ended
     ``quarantined`` does not answer as it should
     ``stale``       its weights are not the fleet's, or it failed a control call
-    ``joining``     registered, has not answered yet
+    ``joining``     is registered, and has not answered yet
     ``ready``       none of these; it may be held all the same, as by an open circuit breaker
     =============== ===========================================================================
 
-    ``weight_version``: the weights that it is taken to have. ``said_version``: what it said of them last, by itself; an
-    engine that is never told the names of its updates goes on saying the same.
+    ``weight_version``: the version that the router assumes. ``said_version``: the version that the worker named last.
+    An engine that is not told the name of an update goes on naming the version before.
 
     ``facts``: what plugins know of it, by names of their own; each name belongs to one plugin.
 
-    ``worker_type`` ``passthrough``: it is only proxied to, whatever protocol it speaks. Then all workers are.
+    ``worker_type`` ``passthrough``: the router only proxies to it, in any protocol. Then all workers are passthrough.
 
-    A server with data-parallel ranks is one worker, and each of its ``ranks`` a choice of its own. A rank is a Worker
-    that counts its requests in flight; its ``server`` has all else. Of any other the ``server`` is the worker itself.
+    A server with data-parallel ranks is one worker, and each rank can be chosen. A rank is a Worker too: it counts its
+    own requests in flight, and its ``server`` has all else. ``server`` of any other worker is the worker itself.
     """
 
     url: str
@@ -137,7 +137,7 @@ class Worker:
 
     @property
     def kind(self) -> WorkerType:
-        """The type as which it is chosen: one that is only proxied to takes whole requests, as a regular one does."""
+        """The type by which it is chosen: a passthrough worker counts as regular, since it takes whole requests."""
         return "regular" if self.passthrough else self.worker_type
 
     @property
@@ -152,7 +152,7 @@ class Worker:
 
     @property
     def state(self) -> WorkerState:
-        """Of its holds the one that counts most; of a rank, its server's."""
+        """The state of the hold that takes precedence, ``ready`` without holds; of a rank, its server's."""
         hold = self._main_hold
         return "ready" if hold is None else hold.state
 
@@ -168,7 +168,7 @@ class Worker:
 
     @property
     def in_use(self) -> bool:
-        """It gets requests, or may get some without anything more being done to it: it is joining, or failed some."""
+        """True when it gets requests, or will by itself: while it is joining, or its circuit breaker is open."""
         return all(hold.state in ("joining", "ready") for hold in self.server.holds.values())
 
     @property
@@ -177,7 +177,7 @@ class Worker:
         return self.ranks or (self,)
 
     def split(self, size: int) -> None:
-        """It has ``size`` data-parallel ranks; with one it is a single choice. Those that it has stay."""
+        """Give it ``size`` data-parallel ranks; with one it is a single choice. Ranks below ``size`` are kept."""
         if len(self.choices) != size:
             known = self.ranks[: size if size > 1 else 0]  # with what is in flight there
             more = range(len(known), size if size > 1 else 0)

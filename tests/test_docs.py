@@ -310,10 +310,10 @@ async def test_each_documented_route_answers_as_documented(start: Start) -> None
         assert untold == [], f"{method} {path}"
 
 
-# the picture of the house
+# architecture
 
 
-def test_the_picture_of_the_house_has_each_package_and_module() -> None:
+def test_the_architecture_diagram_has_each_package_and_module() -> None:
     text = page("docs/architecture.md")
     packages = {path.parent.name for path in (ROOT / "plugins").glob("*/__init__.py")}
     assert set(re.findall(r"\bslime_\w+", text)) == packages
@@ -323,7 +323,7 @@ def test_the_picture_of_the_house_has_each_package_and_module() -> None:
     assert set(re.findall(r"slime_(\w+)", default)) == set(DEFAULT_PLUGINS) - {"sglang"}
 
 
-def test_the_picture_of_a_request_has_the_senders_in_their_order() -> None:
+def test_the_request_flow_has_the_senders_in_their_order() -> None:
     router, _ = build(["--pd-disaggregation", "--dp-aware"])
     found: list[str] = []
     sender: Any = router.sender

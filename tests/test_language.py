@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-_QUESTIONS = {"Who", "What", "Where", "How", "Whether", "That", "Why", "When"}
+_QUESTIONS = {"Who", "What", "Which", "Where", "How", "Whether", "That", "Why", "When"}
+#: The end of a question in the first line.
+_ASKS = re.compile(r"\?(\s|$)")
 
 
 def docstrings(path: Path) -> Iterator[tuple[int, str]]:
@@ -26,6 +29,6 @@ def test_docstrings_say_what_a_thing_is(directory: str) -> None:
         f"{path.relative_to(ROOT)}:{line}: {text.splitlines()[0]}"
         for path in sorted((ROOT / directory).rglob("*.py"))
         for line, text in docstrings(path)
-        if text.split()[0] in _QUESTIONS
+        if text.split()[0] in _QUESTIONS or _ASKS.search(text.splitlines()[0])
     ]
     assert found == []

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,23 @@ def test_the_core_imports_downwards() -> None:
     assert len(within) > 20
     # The package itself is what plugins import from; it is above every layer but the entry points of a process.
     offences = [each for each in within if height.get(each.of, len(LAYERS)) > height[each.by]]
+    assert not offences, told(offences)
+
+
+def test_the_core_imports_along_the_arrows_of_the_architecture_diagram() -> None:
+    diagram = (
+        (ROOT / "docs" / "architecture.md").read_text().partition("subgraph core")[2].partition(" end\n")[0]
+    )
+    boxes = [set(re.findall(r"\w+", box)) for box in re.findall(r"\w\[([^]]+· [^]]+)\]", diagram)]
+    arrows = re.findall(r"(\w+)(?:\[.*?\])? --> (\w+)", diagram)
+    assert len(boxes) == len(arrows) + 1
+    assert all(before[1] == after[0] for before, after in pairwise(arrows))
+    place = {f"router_core.{name}": number for number, box in enumerate(boxes) for name in box}
+    offences = [
+        each
+        for each in core_imports()
+        if each.by in place and each.of in place and place[each.of] < place[each.by]
+    ]
     assert not offences, told(offences)
 
 

@@ -13,7 +13,7 @@ __all__ = ["Guarded", "KeptFromPages"]
 
 
 class KeptFromPages:
-    """Does a web page ask what it may not?"""
+    """Refuses what web pages of other sites may not send, before the body is read."""
 
     def __init__(self, app: ASGIApp, pages: Pages) -> None:
         self._app = app
@@ -28,7 +28,7 @@ class KeptFromPages:
 
 
 class Guarded:
-    """Does a request show the key that it needs? Nothing of its body is read before."""
+    """Refuses requests without the key that they need, before their body is read."""
 
     def __init__(self, app: ASGIApp, guard: Guard, *, audit: bool) -> None:
         self._app = app

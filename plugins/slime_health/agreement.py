@@ -1,4 +1,4 @@
-"""Which version a fleet has, by what its workers say, and which of them stay behind. Without I/O."""
+"""The version on which the workers of a fleet agree, and the workers that stay behind. Without I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One look at a worker: is it well, and which weights does it have?"""
+"""One look at a worker: its health, and its weight version."""
 
 from __future__ import annotations
 

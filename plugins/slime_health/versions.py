@@ -207,7 +207,7 @@ class Versions:
         return fit(said, router.weights.current, router.weights.past)
 
     def _weigh(self, router: Router, watch: Watch, *, is_news: bool, is_probed: bool) -> None:
-        """It has said which weights it has: may it be used?"""
+        """Decide whether a worker that has said its weights may be used."""
         worker, judge = watch.worker, watch.judge
         fits = self._fit(router, worker.said_version)
         if worker.state == "ready":

@@ -1,4 +1,4 @@
-"""Which two workers a generation is given to."""
+"""Pairs of a prefill and a decode worker, one for each generation."""
 
 from __future__ import annotations
 

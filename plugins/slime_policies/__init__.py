@@ -1,4 +1,4 @@
-"""Which worker gets a request: ``--policy``."""
+"""Policies that choose the worker of a request: ``--policy``."""
 
 from slime_policies.cache_aware import CacheAware
 from slime_policies.consistent_hashing import ConsistentHashing

@@ -1,4 +1,4 @@
-"""Which beginnings of prompts a worker has seen: what is probably in its cache, for a few digests a prompt.
+"""Beginnings of prompts that a worker has seen, and probably has in its cache: a few digests a prompt.
 
 A tree of characters, as the SGLang gateway has it, costs Python more than the rest of a request. Here a prompt is the
 bytes of the body from its key on, and nothing is parsed. A digest is kept of each of its beginnings of 128, 192, 256,

@@ -1,4 +1,4 @@
-"""Which generations can go on from their own tokens, and what is sent so that they do."""
+"""Generations that can go on from their own tokens, and the requests that continue them."""
 
 from __future__ import annotations
 

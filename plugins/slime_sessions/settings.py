@@ -12,7 +12,7 @@ __all__ = ["Settings"]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Which fields name a session, beside those that are made for it."""
+    """Further fields that name a session, beside those that are made for it."""
 
     from_user: bool = False
     from_api_key: bool = False

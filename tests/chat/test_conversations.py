@@ -169,7 +169,7 @@ class Talk:
         return [_essence(each, family) for each in one] == [_essence(each, family) for each in other]
 
     def _check_parent(self, origin: str, heard: Heard, known: Sequence[Heard]) -> None:
-        """Which answer the prompt goes on from, and that it says so."""
+        """Check the answer that the prompt goes on from, and that it says so."""
         asked = heard.messages[:-1]
         place = max((place for place, each in enumerate(asked) if each["role"] == "assistant"), default=-1)
         taken = [

@@ -1,4 +1,4 @@
-"""Which turn is the one before, when several could be, or none quite is; and the end of a turn."""
+"""The turn before a prompt, when several could be, or none quite is; and the end of a turn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which version workers agree on, and who may be set aside."""
+"""The version that workers agree on, and the workers that may be set aside."""
 
 from __future__ import annotations
 

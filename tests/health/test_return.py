@@ -102,7 +102,7 @@ async def test_a_stale_worker_returns_when_the_fleet_moves_to_its_weights() -> N
 
 
 class Told:
-    """Which versions the fleet moved to."""
+    """Versions that the fleet moved to."""
 
     def __init__(self) -> None:
         self.versions: list[str] = []

@@ -1,4 +1,4 @@
-"""Which pair a generation is given to, and what follows when one of the two fails. The workers follow a script."""
+"""The pair that gets a generation, and what follows when one of the two fails. The workers follow a script."""
 
 from __future__ import annotations
 

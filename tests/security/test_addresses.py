@@ -1,4 +1,4 @@
-"""Which servers may be workers: no way into the router's network leads through a registration."""
+"""Addresses that workers may have: no registration opens a way into the router's network."""
 
 from __future__ import annotations
 

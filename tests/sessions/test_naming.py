@@ -1,4 +1,4 @@
-"""Which of a request's names is its session: one order, for what is recorded and for what is asked back."""
+"""The name of a request that is its session: one order, for what is recorded and for what is asked back."""
 
 from __future__ import annotations
 

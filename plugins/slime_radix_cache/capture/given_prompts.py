@@ -1,4 +1,4 @@
-"""Prompts that clients gave as ids: does the tokenizer spell their text so?"""
+"""Prompts that clients gave as ids, compared with the ids that the tokenizer makes of their text."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ What JSON has as a list with an entry for each token, the two others have as an 
 ``version_index``  ``<i4``  index into ``version_names``, -1 where the mask is 0
 =================  =======  =================================================
 
-``version_names`` is a list, with null for weights that the engine did not name. With ``version_index`` it stands for
-``generation_versions``, which neither has.
+``version_index`` and the list ``version_names`` (null: the engine named none) replace JSON's ``generation_versions``.
+The npz of a session concatenates each array: trajectory ``i`` is ``offsets[i]`` to ``offsets[i + 1]`` (``<i8``).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _Arrays = dict[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A format of answers. ``one``: a single answer; ``many``: a session's, with what is said of it."""
+    """A format of answers. ``one`` encodes one answer; ``many`` the fields of a session and all its answers."""
 
     media_type: str
     one: Callable[[Answer], bytes]

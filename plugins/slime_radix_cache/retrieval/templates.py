@@ -15,8 +15,8 @@ __all__ = ["ChatTemplate"]
 
 #: Conversations whose body has more bytes are rendered in a thread, so that streams go on meanwhile.
 _LONG_BODY = 4096
-#: Arguments of transformers' ``apply_chat_template`` that are no variables of a template. A client's own
-#: template would be code of a stranger's.
+#: Arguments of transformers' ``apply_chat_template`` that are no template variables, so a client may not set them.
+#: Its ``chat_template``, for one, would be untrusted code.
 _NOT_VARIABLES = frozenset(
     (
         "add_generation_prompt",

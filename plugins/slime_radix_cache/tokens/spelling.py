@@ -1,4 +1,4 @@
-"""Which tokens spell which text: found by decoding and comparing, so that no tokenizer needs a special case.
+"""Tokens matched with the text that they spell, by decoding and comparing: no tokenizer needs a special case.
 
 Decoding is a prefix sum: the text of ``ids[:k]`` grows with ``k``. A cut that is found by that rule is compared with
 the text before it is believed. A tokenizer that breaks the rule yields no cut, never a wrong one.

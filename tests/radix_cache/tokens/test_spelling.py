@@ -1,4 +1,4 @@
-"""Which tokens spell which text, with a real byte-level BPE."""
+"""Tokens matched with the text that they spell, with a real byte-level BPE."""
 
 from __future__ import annotations
 
