@@ -94,7 +94,7 @@ class RouterClient:
     async def update_weights_from_disk(
         self, model_path: str, *, weight_version: str | None = None, **fields: Any
     ) -> dict[str, Any]:
-        """New weights from a directory that all workers see. Without a version plugins do not hear of them."""
+        """Load weights from a directory that all workers see. Without a version the router asks the workers for it."""
         if weight_version is not None:
             fields["weight_version"] = weight_version
         return await self.call("/update_weights_from_disk", model_path=model_path, **fields)

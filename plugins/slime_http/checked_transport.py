@@ -11,10 +11,10 @@ __all__ = ["CheckedTransport"]
 
 
 class CheckedTransport(httpx.AsyncHTTPTransport):
-    """httpx's transport for requests to workers. It sends nothing to a server at an address that no worker has. It
-    takes no cookies, which a client would show to all workers of the same host.
+    """httpx's transport for requests to workers. It sends nothing to an address that no worker may have. It drops
+    ``Set-Cookie``, since httpx would send one worker's cookie to all workers of the same host.
 
-    ``reachable(url, address)``: whether a worker may be at that IP address. ``options`` are those of httpx.
+    ``reachable(url, address)`` returns True when a worker may be at that IP address. ``options`` are those of httpx.
     """
 
     def __init__(self, reachable: Callable[[str, str], bool], **options: Any) -> None:
@@ -22,7 +22,7 @@ class CheckedTransport(httpx.AsyncHTTPTransport):
         self._reachable = reachable
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Raises httpx.ConnectError for such a server."""
+        """Send ``request``. Raises httpx.ConnectError when the server's address is not ``reachable``."""
         url = f"{request.url.scheme}://{request.url.netloc.decode('ascii')}"
 
         async def connected(event: str, info: dict[str, Any]) -> None:

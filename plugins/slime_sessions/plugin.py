@@ -65,7 +65,7 @@ class Sessions:
     def routes(self, router: Router) -> Sequence[BaseRoute]:
         return SessionRoutes(router, self._created).all()
 
-    @hookimpl(tryfirst=True)  # it takes no slot
+    @hookimpl(tryfirst=True)  # before the plugins that record; `limits` comes first
     async def pre_request(self, exchange: Exchange) -> None:
         """Refuse requests of a deleted session: its samples will not be fetched. A name in place of a key ends here."""
         if self._created.has_deleted and exchange.parent is None:  # what it asked before goes on

@@ -30,9 +30,9 @@ _SAMPLE = (
 
 
 class Said(NamedTuple):
-    """A turn was added: see Turn. ``parent``: its serial, 0 for none; ``messages``: its ``count``.
+    """A turn was added; fields as in Turn. ``parent``: the serial of the turn's parent, 0 for none.
 
-    ``content``, ``reasoning`` and ``calls`` (name, arguments and id of each) are its reply.
+    ``messages``: its ``count``. ``content``, ``reasoning`` and ``calls`` (name, arguments and id of each): its reply.
     """
 
     serial: int
@@ -58,7 +58,7 @@ class Said(NamedTuple):
 
 
 class Gone(NamedTuple):
-    """A turn of this ``size`` had to make room."""
+    """A turn of this ``size`` was evicted."""
 
     serial: int
     size: int
@@ -83,7 +83,7 @@ def size_of(asked: bytes, sampled: bytes) -> int:
 
 
 def reader(tokenizer: Tokenizer, template: str, traits: TemplateTraits) -> str:
-    """Return the identity of the log's readers: they share these ids, ``template`` and keys of conversations."""
+    """Return a name that is equal for readers with the same tokenizer, ``template`` and conversation keys."""
     start = beginning([{"name": "time"}], {"b": 1, "a": None})
     known = keys(start, _SAMPLE, traits)[-1] + answers_of(_SAMPLE, traits) + repr(traits).encode()
     digest = blake2b(known + template.encode(), digest_size=8).hexdigest()

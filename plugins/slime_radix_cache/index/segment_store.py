@@ -64,7 +64,7 @@ class SegmentStore:
         return self._payload_bytes + self._index.size_bytes + counts
 
     def pin(self, context: Context) -> None:
-        """Keep ``context`` until :meth:`unpin`; to be called once for each."""
+        """Protect ``context`` from eviction until :meth:`unpin`, which must follow once for each call."""
         for segment, _ in links(context):
             segment.pins += 1
             if segment.pins == 1:
@@ -114,7 +114,7 @@ class SegmentStore:
         again: Response | None,
         part: Response | None,
     ) -> Response:
-        """``begin`` is where its prompt ends. ``part``: its beginning, which was recorded before."""
+        """Add ``sampled``; ``begin``: the node at which its prompt ends, ``part``: its recorded beginning."""
         node = self._index.insert(sampled.text.encode(), begin)
         if again is not None and again in node.ends and _is_all(again, context, sampled, session):
             return again
@@ -187,7 +187,7 @@ class SegmentStore:
 
 
 def confirm(prompt: Prompt, doubt: str | None) -> None:
-    """Another answer tells of ``prompt``: one that does not contradict itself makes it a fact."""
+    """Drop the doubt of ``prompt``, which another answer confirms; not if that answer has a ``doubt`` itself."""
     if doubt is None:
         prompt.doubt = None
 

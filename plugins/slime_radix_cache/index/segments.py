@@ -43,18 +43,17 @@ Versions: TypeAlias = tuple[tuple[str | None, int], ...]
 Context: TypeAlias = "tuple[Segment, int] | None"
 
 _ID_BYTES = 4
-#: Givers of one prompt that are remembered: for others the tokenizer is asked.
+#: Sessions remembered as givers of one prompt; for any other session the tokenizer decides.
 _GIVERS = 64
 
 
 class Segment:
     """Tokens that entered a context in one step.
 
-    ``kept``: how many tokens of ``parent`` precede it. ``ids``: packed int32. ``node``: where the text up to
-    its visible end lies in the index. ``doubt``: the ``inexact_reason`` of all that has it; None for a fact. A
-    segment of a contradictory answer is never continued. The other fields belong to the cache: ``children`` counts
-    segments that continue it, ``pins`` contexts in flight, ``generation`` is that of its last use, ``older`` and
-    ``newer`` are its neighbours by age.
+    ``kept``: how many tokens of ``parent`` precede it. ``ids``: packed int32. ``node``: the end of its visible text
+    in the index. ``doubt``: why records with this segment are inexact, or None. Only a contradiction makes it no fact;
+    then it is never continued. The other fields belong to the cache: ``children`` counts segments that continue it,
+    ``pins`` contexts in flight; ``generation`` is that of its last use; ``older`` and ``newer`` are neighbours by age.
     """
 
     __slots__ = ("children", "doubt", "generation", "ids", "kept", "newer", "node", "older", "parent", "pins")
@@ -95,7 +94,7 @@ class Giver(NamedTuple):
     is_odd: bool | None = None
 
     def with_another(self, sessions: tuple[str, ...]) -> Giver:
-        """``sessions`` gave them, too."""
+        """This giver with ``sessions`` added: they gave the same ids."""
         new = [one for one in sessions if one not in self.sessions]
         return (
             self._replace(sessions=(*self.sessions, *new)) if new and len(self.sessions) < _GIVERS else self
@@ -120,7 +119,7 @@ class Prompt(Segment):
 class Response(Segment):
     """Tokens that an engine sampled: loss mask 1.
 
-    ``logprobs``: packed float64, or float32 where every value is one; None when the engine sent none.
+    ``logprobs``: packed float32 where that loses nothing, else float64; None when the engine sent none.
     ``visible``: tokens that the text shows, the hidden tail left out; -1 when the text ends inside a token.
     ``end``: where visible text plus decoded hidden tail lies in the index, ``node`` when there is no tail.
     ``start``: bytes of text before the response. ``before``: digest of the ids before it.
@@ -177,7 +176,7 @@ class Response(Segment):
 
     @property
     def reach(self) -> Node:
-        """The node at which the text ends that the response may be cut in."""
+        """The node up to which a text may cut the response."""
         return self.node if self.visible >= 0 else self.end
 
     @property
@@ -198,7 +197,7 @@ class Response(Segment):
         return np.frombuffer(self.logprobs, np.float64 if self.has_wide_logprobs else np.float32, length)
 
     def packed_logprobs(self, length: int, *, wide: bool) -> bytes:
-        """The first ``length`` logprobs as float64, or as float32 if they are; NaN for those that were not sent."""
+        """The first ``length`` logprobs: float64 when ``wide``, else float32; NaN where none was sent."""
         if self.logprobs is None or wide != self.has_wide_logprobs:
             return self.logprob_array(length).astype(np.float64 if wide else np.float32).tobytes()
         return self.logprobs[: length * (8 if wide else 4)]

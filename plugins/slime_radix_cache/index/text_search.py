@@ -24,8 +24,8 @@ Around: TypeAlias = "Callable[[bytes, int], int | None]"
 #: A context, and where it ends.
 Found: TypeAlias = "tuple[tuple[Segment, int], int]"
 
-#: Of responses that are not the session's own: ways to spell a text that are cut, at most, in search of the longest
-#: cut; and responses that are looked at. Of its own all are.
+#: Limits of the search for the longest cut among responses of other sessions: spellings that are cut, and responses
+#: that are looked at. A session's own responses are searched without limits.
 _CUTS_TRIED = 32
 _LOOKED_AT = 1024
 #: Bytes of ids behind a cut on which it depended: of the token that it would have gone through, and of those that may
@@ -71,9 +71,9 @@ class Search:
         return with_all_said(lambda since: longest(since=since), lambda said: said.start)
 
     def longest(self, fitting: ContextFilter, since: float = 0, *, exhaustive: bool = False) -> Found | None:
-        """The longest one, and where it ends. Of prompts only those whose last response begins ``since`` there.
+        """The longest ``fitting`` context, and where it ends. ``exhaustive``: look at all responses, without limits.
 
-        ``exhaustive``: of responses that begin there all are looked at.
+        A context that ends with a prompt counts only if its last response begins at ``since`` or later.
         """
         found: Found | None = None
         floor = 0
@@ -130,8 +130,8 @@ class Search:
     def _begun(self, ends: Collection[Segment]) -> int:
         """Count the contexts of responses that begin here and that neither end here nor are cut here.
 
-        One begins with a response whose hidden tail, a stop token perhaps, was left out. Or another text led to it
-        first, which writes such a token out where this one does not, or the reverse.
+        Such a context leaves out the hidden tail of a response, perhaps a stop token. Or it was recorded for another
+        text, which writes such a token out where this text does not, or the reverse.
         """
         node = self._path.node
         begun = node.begins if self._is_at_node else ()
@@ -151,7 +151,7 @@ class Search:
         )
 
     def _cuts(self, ends: Collection[Segment]) -> tuple[int, bool]:
-        """Responses that go on behind the text and have a token's end there; and whether there may be more."""
+        """Count the responses that continue after the text and have a token's end there; True if there may be more."""
         count = 0
         passing = [one for one in self._path.node.through if one.start < len(self._text) and one not in ends]
         for response in passing[:_CUTS_TRIED]:
@@ -178,10 +178,10 @@ class Search:
         return None
 
     def _longer_cut(self, floor: int, fitting: ContextFilter, *, exhaustive: bool) -> Found | None:
-        """A response that the text leaves on its way, cut where its last whole token ends beyond ``floor``.
+        """The response whose cut, after a whole token, covers most of the text; None if not more than ``floor`` bytes.
 
-        Looks where the text ends first, and then upwards. A response that left the text earlier may have a token's end
-        later than one that left it last.
+        It looks at the end of the text first, and then upwards. A response that differs from the text earlier may have
+        a later token's end in common with it than one that differs later.
         """
         best: Found | None = None
         spelt: list[tuple[int, bytes]] = []
@@ -220,10 +220,10 @@ class Search:
 def with_all_said(
     longest: Callable[[float], Found | None], begins: Callable[[Response], float]
 ) -> Found | None:
-    """The longest one of a session, unless that is a prompt without what the session has said there since.
+    """The longest context of a session; one that ends with a prompt must include the session's last response there.
 
-    Others may have sent a text of which it has sampled a part. ``longest(since)`` takes prompts only if their last
-    response ``begins`` there or later, so with infinity none of them.
+    Another client may have sent a text of which the session has sampled a part. ``longest(since)`` takes contexts that
+    end with a prompt only if their last response ``begins`` at ``since`` or later; with infinity it takes none of them.
     """
     found = longest(0)
     if found is None or isinstance(found[0][0], Response):

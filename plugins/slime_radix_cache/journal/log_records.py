@@ -11,7 +11,7 @@ __all__ = ["TRAJECTORIES", "Answered", "Asked", "Gone", "Record", "Seen"]
 
 
 class Asked(NamedTuple):
-    """A prompt segment was consumed: ``ids`` behind the first ``kept`` tokens of segment ``parent`` (0: none).
+    """A prompt segment was consumed: ``ids`` after the first ``kept`` tokens of segment ``parent`` (0: none).
 
     Its text is the first ``shared`` bytes of the parent's, and then ``text``. ``giver``: the sessions of
     the clients that gave the ids. ``doubt`` as in Segment. Earlier versions wrote neither.
@@ -32,7 +32,7 @@ class Asked(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """A response was sampled; ``start``: where in the text it begins. The other fields as in Asked and Sampled.
+    """A response was sampled; it begins at byte ``start`` of the text. The other fields are those of Asked and Sampled.
 
     ``parts``: the segments that are only a beginning of it.
     """
@@ -60,10 +60,10 @@ class Answered(NamedTuple):
 
 
 class Gone(NamedTuple):
-    """A segment of this ``size`` was evicted, or withdrawn since all of it is told elsewhere.
+    """A segment of this ``size`` was evicted, or withdrawn since another segment has all of it.
 
-    ``session``: the one that lost something by it; ``before``: the last that is left of it there (0: nothing). That
-    it has lost something is in the marks too.
+    ``session``: the session that lost a response by it, which its marks record too; ``before``: the serial of its last
+    response before that one (0: none is left).
     """
 
     serial: int

@@ -23,9 +23,9 @@ logger = logging.getLogger(__name__)
 #: Ids of several texts, with or without BOS and the like.
 Batch = Callable[[Sequence[str], bool], list[Sequence[int]]]
 
-#: One call in so many is made to both. With 100 us for 200 characters that is 1 us a call.
+#: One call in this many is compared. With 100 us for 200 characters this costs 1 us a call on average.
 _COMPARED_EVERY = 101
-#: Characters of a text that both encode then: the slower one takes 3 ms for them.
+#: Characters of a text that are compared: the slower tokenizer takes 3 ms for them.
 _COMPARED_CHARACTERS = 1 << 12
 #: A text of fewer characters is not handed to the tokenizer's own threads, which costs more than they save.
 _SHORT = 1 << 12
@@ -61,7 +61,7 @@ class _Fast(Protocol):
 
 
 def reference_of(own: tokenizers.Tokenizer) -> Batch:
-    """Return the ids that the ``tokenizers`` library makes."""
+    """Return a function that encodes texts with the ``tokenizers`` library."""
 
     def batch(texts: Sequence[str], framed: bool) -> list[Sequence[int]]:
         if len(texts) == 1 and len(texts[0]) < _SHORT:
@@ -72,10 +72,10 @@ def reference_of(own: tokenizers.Tokenizer) -> Batch:
 
 
 def fast_copy(own: tokenizers.Tokenizer) -> _Fast | None:
-    """Return the faster tokenizer of the same vocabulary, or None with the reason logged.
+    """Return the faster tokenizer of the same vocabulary, or None.
 
-    It is None if ``fastokens`` is not installed, does not know the kind of vocabulary, or made other ids of a text
-    that was compared. About 4 s for 150,000 tokens, 30 ms for 1,000; once in a process.
+    It is None if ``fastokens`` is not installed. It is None, and the reason is logged, if ``fastokens`` cannot read the
+    vocabulary or makes other ids of a text. About 4 s for 150,000 tokens, 30 ms for 1,000; once in a process.
     """
     try:
         read = importlib.import_module("fastokens").Tokenizer.from_json_str
@@ -120,7 +120,7 @@ class ComparedTokenizer:
 
     @property
     def is_fast(self) -> bool:
-        """True until a difference is found: what was encoded before may be wrong then."""
+        """True until ``fast`` makes other ids or fails; ids that it made before may then be wrong."""
         return self._fast is not None
 
     def __call__(self, texts: Sequence[str], framed: bool) -> list[Sequence[int]]:
