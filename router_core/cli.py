@@ -7,11 +7,13 @@ A start that fails says so in one line; ``PYTHONDEVMODE=1`` adds the traceback f
 from __future__ import annotations
 
 import argparse
+import difflib
 import logging
 import ssl
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any, NoReturn
@@ -33,6 +35,7 @@ from slime_http.serving import bind, run
 __all__ = ["build", "command_line", "main"]
 
 logger = logging.getLogger(__name__)
+_NOT_LOADED = "{0} belongs to the plugin {1!r}, which is not loaded: add --plugin {1}"
 
 
 class _Parser(configargparse.ArgumentParser):  # type: ignore[misc]  # the library has no types
@@ -55,21 +58,13 @@ def _parser() -> _Parser:
         "--config", is_config_file_arg=True, metavar="FILE", help="a file of flags, one 'name = value' a line"
     )
     parser.add_argument(
-        "--plugin",
-        action="append",
-        default=[],
-        metavar="NAME",
+        "--plugin", action="append", default=[], metavar="NAME",
         help="load an installed plugin; may be repeated",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--middleware-paths",
-        "--slime-router-middleware-paths",
-        nargs="*",
-        action="extend",
-        default=[],
-        metavar="PATH",
-        help="dotted paths of plugins, or of ASGI middleware classes",
-    )
+        "--middleware-paths", "--slime-router-middleware-paths", nargs="*", action="extend", default=[],
+        metavar="PATH", help="dotted paths of plugins, or of ASGI middleware classes",
+    )  # fmt: skip
     parser.add_argument(
         "--no-default-plugins", action="store_true", help=f"do without {', '.join(DEFAULT_PLUGINS)}"
     )
@@ -97,22 +92,32 @@ def _refuse_left_out(parser: configargparse.ArgumentParser, loaded: Loaded) -> N
     """
     for name in DEFAULT_PLUGINS:
         if all(source.name != name for source in loaded.sources):
-            own = argparse.ArgumentParser(add_help=False)
-            load([name], ()).add_options(own)
-            for action in own._actions:
+            for action in _flags_of(name):
                 flags = [flag for flag in action.option_strings if flag not in parser._option_string_actions]
                 if flags and action.help is not argparse.SUPPRESS:
                     # A switch takes what ConfigArgParse takes for one in the environment and in files.
                     kind = _LeftOutSwitch if action.nargs == 0 else _LeftOut
                     given = {} if action.nargs == 0 else {"nargs": action.nargs}
-                    parser.add_argument(
-                        *flags,
-                        action=kind,
-                        const=name,
-                        default=argparse.SUPPRESS,
-                        help=argparse.SUPPRESS,
-                        **given,
-                    )
+                    given |= {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+                    parser.add_argument(*flags, action=kind, const=name, **given)
+
+
+def _flags_of(plugin: str) -> list[argparse.Action]:
+    """The flags that ``plugin`` adds. Raises StartupError."""
+    own = argparse.ArgumentParser(add_help=False)
+    load([plugin], ()).add_options(own)
+    return own._actions
+
+
+def _unknown(name: str, parser: argparse.ArgumentParser, loaded: Loaded) -> str:
+    """The message about ``name``, which is no flag: the plugin whose flag it is, else the most similar flags."""
+    for plugin in sorted(installed_plugins().keys() - {source.name for source in loaded.sources}):
+        with suppress(StartupError):
+            if any(name in action.option_strings for action in _flags_of(plugin)):
+                return _NOT_LOADED.format(name, plugin)
+    known = [flag for flag, of in parser._option_string_actions.items() if of.help is not argparse.SUPPRESS]
+    similar = ", ".join(difflib.get_close_matches(name, known)) or "none"
+    return f"unknown flag or value {name!r}; similar flags: {similar} (--help shows all)"
 
 
 class _LeftOut(argparse.Action):
@@ -120,9 +125,7 @@ class _LeftOut(argparse.Action):
 
     def __call__(self, *_: object) -> NoReturn:
         name = f"{self.option_strings[0]} ({self.env_var})"  # type: ignore[attr-defined]  # ConfigArgParse sets it
-        raise SettingsError(
-            f"{name} is for the plugin {self.const!r}, which is not loaded: --plugin {self.const}"
-        )
+        raise SettingsError(_NOT_LOADED.format(name, self.const))
 
 
 class _LeftOutSwitch(_LeftOut, argparse._StoreTrueAction):
@@ -147,10 +150,8 @@ class _Wanted:
         parser, loaded = command_line(arguments)
         options, unknown = parser.parse_known_args(list(arguments))
         if unknown:
-            shown = (action for action in parser._actions if action.help is not argparse.SUPPRESS)
-            known = sorted(flag for action in shown for flag in action.option_strings)
-            name = unknown[0].partition("=")[0]  # not the value: of a key, misspelt, it is a secret
-            raise SettingsError(f"unknown flag or value {name!r}; known: {', '.join(known)}")
+            # Without the value: of a key, misspelt, it is a secret.
+            raise SettingsError(_unknown(unknown[0].partition("=")[0], parser, loaded))
         return cls(Settings.from_options(options), options, loaded)
 
     def build(self) -> tuple[Router, ASGIApp]:
@@ -202,13 +203,9 @@ def _serve(arguments: Sequence[str]) -> int:
     tls = {"ssl_certfile": settings.tls_cert_path, "ssl_keyfile": settings.tls_key_path}
     try:
         run(
-            app,
-            sock,
-            grace_s=settings.shutdown_grace_s,
-            client_timeout_s=settings.client_timeout_s,
-            on_stop=router.stop,
-            **tls,
-        )
+            app, sock, grace_s=settings.shutdown_grace_s, client_timeout_s=settings.client_timeout_s,
+            on_stop=router.stop, **tls,
+        )  # fmt: skip
     except ssl.SSLError as error:
         raise SettingsError(f"--tls-cert-path and --tls-key-path cannot be used: {error}") from None
     return 0

@@ -65,11 +65,12 @@ class Proxy:
         if exchange.worker_filter is not None:
             workers = [worker for worker in workers if exchange.may_go_to(worker.server)]
             if not workers:
-                raise NoWorker("none of the workers that can take requests may have this one")
+                told = self._pool.standings()
+                raise NoWorker(f"no ready worker is eligible for this request's model or filter: {told}")
         if but:
             workers = [worker for worker in workers if worker.server not in but]
             if not workers:
-                raise NoWorker("every worker was tried")
+                raise NoWorker("every eligible worker has failed this request")
         session = exchange.session
         worker = self._pool.of_session(session) if session is not None else None
         if worker is None or worker.server in but or not exchange.may_go_to(worker.server):

@@ -90,7 +90,7 @@ class Registration:
         )
         trouble = await self.look_at(worker)
         if trouble is not None and worker in self._pool:
-            logger.warning("worker %s does not answer yet: %s", worker.url, trouble)
+            logger.warning("worker %s is not ready yet: %s", worker.url, trouble)
             self._expect(worker, trouble)
         return worker, trouble
 
@@ -138,7 +138,7 @@ class Registration:
         try:
             while worker in self._pool and JOINING in worker.holds:
                 if anyio.current_time() >= self._expected[worker.id]:
-                    reason = f"it has not answered within {limit_s:g} s of its registration"
+                    reason = f"it was not ready within {limit_s:g} s of its registration"
                     self._pool.hold(worker, JOINING, reason, "quarantined")
                 await anyio.sleep(settings.worker_startup_check_s)
                 trouble = await self.look_at(worker)
@@ -150,7 +150,7 @@ class Registration:
 
     def _explain(self, worker: Worker, trouble: str) -> None:
         if JOINING in worker.holds and worker.state == "joining":
-            self._pool.hold(worker, JOINING, f"it has not answered yet ({trouble})", "joining")
+            self._pool.hold(worker, JOINING, f"it is not ready yet ({trouble})", "joining")
 
     async def look_at(self, worker: Worker) -> str | None:
         """Ask ``worker`` about itself; None when it gave any answer, else what was wrong.

@@ -26,16 +26,15 @@ class ComponentRegistry:
             raise PluginError(f"component {name!r} is registered twice")
         self._components[name] = component
 
-    def get(self, name: str) -> Any:
-        """The component ``name``. Raises MissingComponent."""
+    def get(
+        self, name: str, cure: str = "load the plugin that offers it, earlier on the command line"
+    ) -> Any:
+        """The component ``name``. Raises MissingComponent, whose message ends with the ``cure``."""
         try:
             return self._components[name]
         except KeyError:
             known = ", ".join(sorted(self._components)) or "none"
-            raise MissingComponent(
-                f"component {name!r} is not there (registered: {known}); "
-                "the plugin that offers it must be loaded, and come earlier on the command line"
-            ) from None
+            raise MissingComponent(f"component {name!r} is missing (registered: {known}); {cure}") from None
 
     def find(self, name: str) -> Any | None:
         """The component ``name``, or None."""

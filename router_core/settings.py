@@ -78,17 +78,17 @@ class Settings:
     )  # fmt: skip
     worker_startup_timeout_s: float = flag(
         "--worker-startup-timeout-secs", default=1800.0, above=0, metavar="S",
-        help="how long a worker that was registered is waited for",
+        help="how long a registered worker may take to answer before it is quarantined",
     )  # fmt: skip
     worker_startup_check_s: float = flag(
         "--worker-startup-check-interval", default=1.0, above=0, metavar="S",
-        help="time between two looks at a worker that is waited for",
+        help="time between two checks of a registered worker that has not answered yet",
     )  # fmt: skip
     log_level: str = flag(
-        "--log-level", default="info", choices=["debug", "info", "warn", "error"], help="how much to tell"
+        "--log-level", default="info", choices=["debug", "info", "warn", "error"], help="lowest level to log"
     )
     log_dir: str | None = flag(
-        "--log-dir", metavar="DIR", help="also log to slime-router.log in here, a new one each day"
+        "--log-dir", metavar="DIR", help="also log to DIR/slime-router.log, a new file each day"
     )
     cors_allowed_origins: tuple[str, ...] = flag(
         "--cors-allowed-origins", default=(), nargs="*", action="extend", metavar="ORIGIN",
@@ -132,7 +132,8 @@ class Settings:
             if a_path is not None and not Path(a_path).is_file():
                 raise SettingsError(f"{name}: no such file: {a_path}")
         if (settings.tls_cert_path is None) != (settings.tls_key_path is None):
-            raise SettingsError("--tls-cert-path and --tls-key-path go together")
+            given, missing = ("cert", "key") if settings.tls_key_path is None else ("key", "cert")
+            raise SettingsError(f"--tls-{given}-path is given without --tls-{missing}-path; give both")
         return settings
 
     def worker_tls(self) -> ssl.SSLContext:

@@ -56,7 +56,8 @@ def line_of(capsys: Capture, *arguments: str) -> str:
         (["--request-timeout-secs", "nan"], "--request-timeout-secs: wanted a number above 0, got nan"),
         (["--health-failure-threshold", "0"], "--health-failure-threshold: wanted 1 or more, got 0"),
         (["--tls-cert-path", "/nowhere"], "--tls-cert-path: no such file: /nowhere"),
-        (["--tls-cert-path", __file__], "--tls-cert-path and --tls-key-path go together"),
+        (["--tls-cert-path", __file__], "--tls-cert-path is given without --tls-key-path; give both"),
+        (["--tls-key-path", __file__], "--tls-key-path is given without --tls-cert-path; give both"),
         (["--ca-cert-paths", __file__], "the certificates for workers cannot be used: "),
         (["--client-cert-path", __file__], "the certificates for workers cannot be used: "),
         (["--client-key-path", "/nowhere"], "--client-key-path: no such file: /nowhere"),
@@ -74,11 +75,19 @@ def test_a_choice_is_told_with_the_known_ones(capsys: Capture) -> None:
     assert "least_inflight" in line
 
 
-def test_an_unknown_flag_is_told_with_the_known_ones(capsys: Capture) -> None:
+def test_an_unknown_flag_is_told_with_similar_ones(capsys: Capture) -> None:
     line = line_of(capsys, "--wroker-urls", "http://127.0.0.1:1")
-    assert line.startswith("unknown flag or value '--wroker-urls'; known: --")
-    assert "--worker-urls" in line
-    assert "--health-check-endpoint" in line  # of a plugin that is loaded
+    assert line.startswith("unknown flag or value '--wroker-urls'; similar flags: --worker-urls, --")
+    assert "--health-check-endpoint" in line_of(capsys, "--health-check-endpiont", "/")  # a plugin's
+    line = line_of(capsys, "--zzz=secret")
+    assert line == "unknown flag or value '--zzz'; similar flags: none (--help shows all)"
+
+
+@pytest.mark.parametrize(("flag", "plugin"), [("--hf-checkpoint", "radix_cache"), ("--state-dir", "state")])
+def test_flag_of_an_installed_plugin_names_the_plugin(flag: str, plugin: str, capsys: Capture) -> None:
+    line = f"{flag} belongs to the plugin {plugin!r}, which is not loaded: add --plugin {plugin}"
+    assert line_of(capsys, flag, "/x") == line
+    assert line_of(capsys, f"{flag}=/x") == line
 
 
 def test_flags_are_not_abbreviated(capsys: Capture) -> None:
@@ -104,7 +113,7 @@ def test_flag_of_an_omitted_default_plugin_names_the_plugin(
     """A router that nobody asks for the key that it was given would be worse than none."""
     name, _, value = flag.partition("=")
     variable = f"SLIME_ROUTER_{name[2:].upper().replace('-', '_')}"
-    line = f"{name} ({variable}) is for the plugin {plugin!r}, which is not loaded: --plugin {plugin}"
+    line = f"{name} ({variable}) belongs to the plugin {plugin!r}, which is not loaded: add --plugin {plugin}"
     assert line_of(capsys, "--no-default-plugins", *flag.split("=")) == line
     assert line_of(capsys, "--no-default-plugins", flag) == line
     assert line_of(capsys, "--no-default-plugins", "--cors-allowed-origins", "http://a", flag) == line
@@ -231,7 +240,9 @@ def test_flags_come_from_a_file(tmp_path: Path) -> None:
 def test_an_unknown_name_in_a_file_is_told(tmp_path: Path, capsys: Capture) -> None:
     file = tmp_path / "router.conf"
     file.write_text("prot = 7\n")
-    assert line_of(capsys, "--config", str(file)).startswith("unknown flag or value '--prot'; known: ")
+    assert line_of(capsys, "--config", str(file)).startswith(
+        "unknown flag or value '--prot'; similar flags: "
+    )
 
 
 def test_command_line_overrides_environment_which_overrides_file(

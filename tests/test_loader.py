@@ -312,7 +312,7 @@ SOURCES = {
     "async_hook": ("@hookimpl\nasync def routes(router): ...", "routes must not be an async function"),
     "needs_a_component": (
         "@hookimpl\ndef setup(router): router.components.get('tokeniser')",
-        "component 'tokeniser' is not there (registered: ",
+        "component 'tokeniser' is missing (registered: ",
     ),
     "options_in_the_class": (
         "def make_plugin(options): return P()\nclass P:\n  @hookimpl\n  def add_options(self, parser): ...",

@@ -19,14 +19,14 @@ def test_a_component_is_found_under_its_name() -> None:
 
 def test_a_missing_component_is_told_with_the_known_ones() -> None:
     registry = ComponentRegistry()
-    with pytest.raises(MissingComponent, match=r"component 'tokenizer' is not there \(registered: none\)"):
+    with pytest.raises(MissingComponent, match=r"component 'tokenizer' is missing \(registered: none\)"):
         registry.get("tokenizer")
     registry.register("b", 1)
     registry.register("a", 2)
-    with pytest.raises(
-        MissingComponent, match=r"registered: a, b\); the plugin that offers it must be loaded"
-    ):
+    with pytest.raises(MissingComponent, match=r"registered: a, b\); load the plugin that offers it"):
         registry.get("tokenizer")
+    with pytest.raises(MissingComponent, match=r"registered: a, b\); give --hf-checkpoint PATH"):
+        registry.get("tokenizer", "give --hf-checkpoint PATH")
 
 
 def test_a_name_is_given_once() -> None:

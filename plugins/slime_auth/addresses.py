@@ -100,6 +100,13 @@ class _Target:
         return cls(parts.scheme, host, parts.port or (443 if parts.scheme == "https" else 80), _literal(host))
 
 
+def _refusal(url: str, address: str, target: _Target) -> BadRequest:
+    return BadRequest(
+        f"worker {url} is at {address}, a link-local, multicast, cloud metadata or other reserved address;"
+        f" to allow it, add {target.host} to --allow-worker"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Pattern:
     """One value of ``--allow-worker``. Either ``network`` or ``name`` is set, or none for any host."""
@@ -184,9 +191,7 @@ class WorkerAddresses:
         if self.patterns and not any(pattern.matches(target) for pattern in self.patterns):
             raise BadRequest(f"worker {url} is none of those that --allow-worker names")
         if not self._tolerates(target, target.address):
-            raise BadRequest(
-                f"worker {url} is an address that no worker has; if this one has, name it by --allow-worker"
-            )
+            raise _refusal(url, target.host, target)
         self._check_own(url, target.port, target.address)
 
     def _check_own(self, url: str, port: int, address: Address | None) -> None:
@@ -211,9 +216,7 @@ class WorkerAddresses:
             return
         for *_, at in found:
             if not self.reachable(url, str(at[0])):
-                raise BadRequest(
-                    f"worker {url} is at {at[0]}, an address that no worker has (--allow-worker)"
-                )
+                raise _refusal(url, str(at[0]), target)
             self._check_own(url, target.port, ip_address(str(at[0])))
 
     def reachable(self, url: str, address: str) -> bool:

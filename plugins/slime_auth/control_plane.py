@@ -32,9 +32,10 @@ class ControlPlane:
         issuer: str | None = options.jwt_issuer
         audience: str | None = options.jwt_audience
         if (issuer is None) != (audience is None) or "" in (issuer, audience):
-            raise SettingsError("--jwt-issuer and --jwt-audience go together, and neither can be empty")
+            given, missing = ("issuer", "audience") if not audience else ("audience", "issuer")
+            raise SettingsError(f"--jwt-{given} is given without --jwt-{missing}; give both, neither empty")
         if issuer is None and (options.jwt_jwks_uri is not None or options.jwt_role_mapping):
-            raise SettingsError("--jwt-jwks-uri and --jwt-role-mapping are for --jwt-issuer")
+            raise SettingsError("--jwt-jwks-uri and --jwt-role-mapping need --jwt-issuer")
         provider = None if issuer is None else _provider(issuer, options.jwt_jwks_uri)
         return cls(
             keys=tuple(options.control_plane_api_keys),
@@ -88,16 +89,15 @@ def add_control_plane_options(parser: argparse.ArgumentParser) -> None:
         " better given as SLIME_ROUTER_CONTROL_PLANE_API_KEYS",
     )
     parser.add_argument(
-        "--control-plane-audit-enabled",
-        action="store_true",
+        "--control-plane-audit-enabled", action="store_true",
         help="log a line for each call that controls workers or engines",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--jwt-issuer", metavar="URL", help="let in whom this OpenID provider has given a token"
+        "--jwt-issuer", metavar="URL", help="OpenID provider whose tokens authenticate callers"
     )
-    parser.add_argument("--jwt-audience", metavar="NAME", help="whom such a token must be for")
+    parser.add_argument("--jwt-audience", metavar="NAME", help="required aud claim of a token")
     parser.add_argument(
-        "--jwt-jwks-uri", metavar="URL", help="where the provider's keys are, if it does not say so itself"
+        "--jwt-jwks-uri", metavar="URL", help="URL of the provider's keys (default: as its discovery says)"
     )
     parser.add_argument(
         "--jwt-role-mapping",
@@ -106,5 +106,5 @@ def add_control_plane_options(parser: argparse.ArgumentParser) -> None:
         type=_role,
         default=[],
         metavar="THEIRS=ROLE",
-        help="which roles of the provider's are admin or user (default: those that are called so)",
+        help="the provider's roles that count as admin or user (default: the roles admin and user)",
     )

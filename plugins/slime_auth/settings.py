@@ -61,15 +61,11 @@ def add_auth_options(parser: argparse.ArgumentParser) -> None:
         help="the only workers there may be: [scheme://]host[:port], host a name with * and ?, or a network",
     )
     parser.add_argument(
-        "--api-key",
-        type=Secret,
-        metavar="KEY",
-        help="what clients must show; better given as SLIME_ROUTER_API_KEY, since everybody sees a command line",
-    )
+        "--api-key", type=Secret, metavar="KEY",
+        help="key for traffic; set it as SLIME_ROUTER_API_KEY, since ps shows command lines",
+    )  # fmt: skip
     parser.add_argument(
-        "--admin-api-key",
-        type=Secret,
-        metavar="KEY",
-        help="what whoever controls workers and engines must show; better given as SLIME_ROUTER_ADMIN_API_KEY",
-    )
+        "--admin-api-key", type=Secret, metavar="KEY",
+        help="key for calls that control workers or engines; set it as SLIME_ROUTER_ADMIN_API_KEY",
+    )  # fmt: skip
     add_control_plane_options(parser)

@@ -25,17 +25,18 @@ _FLAGS: dict[str, tuple[type, str]] = {
     "journal-size": (int, "sequences that GET /journal remembers (default 100000)"),
     "disaggregation-mode": (
         str,
-        "null, or the half of each generation that the engine does: prefill, decode",
+        "the part of each generation that the engine does (default null: all of it)",
     ),
     "dp-size": (int, "data-parallel ranks that it says it has (default 1)"),
-    "journal-file": (str, "append the journal to this file too, before anybody is answered"),
+    "journal-file": (str, "append the journal to this file too, before a client is answered"),
 }
+_METAVARS = {"disaggregation-mode": "{null,prefill,decode}", "journal-file": "FILE"}
 
 
 def add_engine_options(parser: argparse.ArgumentParser, prefix: str = "") -> None:
     """Add a flag for each field of Settings that a user may set, named ``--<prefix><field>``."""
     for name, (kind, explanation) in _FLAGS.items():
-        metavar = {int: "N", float: "X", str: "NAME"}[kind]
+        metavar = _METAVARS.get(name, {int: "N", float: "X", str: "NAME"}[kind])
         parser.add_argument(f"--{prefix}{name}", type=kind, default=None, metavar=metavar, help=explanation)
     parser.add_argument(
         f"--{prefix}incremental-streaming-output",
@@ -45,7 +46,7 @@ def add_engine_options(parser: argparse.ArgumentParser, prefix: str = "") -> Non
     parser.add_argument(
         f"--{prefix}script",
         metavar="FILE",
-        help="which answer to which prompt, in JSON Lines; other prompts are answered by the model",
+        help="JSON Lines with answers to given prompts; the model answers all other prompts",
     )
 
 

@@ -30,14 +30,12 @@ class CheckedTransport(httpx.AsyncHTTPTransport):
                 stream = info["return_value"]
                 try:
                     peer = stream.get_extra_info("server_addr")[0]
-                except (
-                    AttributeError,
-                    TypeError,
-                ):  # what uvloop has of a connection that was reset as it opened
+                except (AttributeError, TypeError):  # uvloop, of a connection that was reset as it opened
                     raise httpx.ConnectError(f"{url} closed the connection at once") from None
                 if not self._reachable(url, peer):
                     await stream.aclose()
-                    raise httpx.ConnectError(f"{url} is at {peer}, an address that no worker has")
+                    cure = f"add {request.url.host} to --allow-worker"
+                    raise httpx.ConnectError(f"{url} is at {peer}, a reserved address: {cure}")
 
         request.extensions = {**request.extensions, "trace": connected}
         answer = await super().handle_async_request(request)

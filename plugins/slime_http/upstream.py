@@ -126,7 +126,7 @@ class Upstream:
             elif name == b"connection" and value.lower() not in PLAIN_CONNECTION:
                 named += [token.strip().lower() for token in value.split(b",")]
             elif name == b"transfer-encoding" and value.lower() != b"chunked":
-                raise BadRequest("wanted a body in no transfer coding but chunked")
+                raise BadRequest(f"Transfer-Encoding: wanted chunked, got {value[:80].decode('latin-1')}")
         if named:
             rest = [pair for pair in headers if pair[0] not in named and pair[0] != b"connection"]
             return self._head(method, target, rest, length)
@@ -157,10 +157,8 @@ class Upstream:
                 )
         except TimeoutError:
             self._connections.discard(connection)
-            raise WorkerUnreachable(
-                f"worker {self.url} did not accept a connection within {self.limits.connect_s:g} s",
-                status=504,
-            ) from None
+            told = f"worker {self.url} did not accept a connection within {self.limits.connect_s:g} s"
+            raise WorkerUnreachable(told, status=504) from None
         except (OSError, UnicodeError) as error:  # the second: a name that no resolver takes
             self._connections.discard(connection)
             raise WorkerUnreachable(f"worker {self.url} cannot be reached: {_reason(error)}") from None
@@ -176,7 +174,8 @@ class Upstream:
             raise WorkerUnreachable(f"worker {self.url} closed the connection at once")
         if not self._reachable(self.url, peer):
             connection.abort()
-            raise WorkerUnreachable(f"worker {self.url} is at {peer}, an address that no worker has")
+            cure = f"add {self._host} to --allow-worker"
+            raise WorkerUnreachable(f"worker {self.url} is at {peer}, a reserved address: {cure}")
         return connection
 
     # The pool: last in, first out, so that surplus connections grow old and go.

@@ -99,32 +99,30 @@ class _Labelled(argparse.Action):
 @hookimpl
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--service-discovery",
-        action="store_true",
-        help="register the pods that --selector names, as they come",
-    )
+        "--service-discovery", action="store_true",
+        help="register the pods that --selector matches as workers, as they come",
+    )  # fmt: skip
     parser.add_argument(
         "--selector", nargs="+", action=_Labelled, default={}, metavar="KEY=VALUE",
-        help="the labels of pods that are workers, all of them",
+        help="labels that a pod must have, all of them, to be a worker",
     )  # fmt: skip
     parser.add_argument(
         "--prefill-selector", nargs="+", action=_Labelled, default={}, metavar="KEY=VALUE",
-        help="with --pd-disaggregation: the labels of those that prefill",
+        help="with --pd-disaggregation: labels of the prefill workers' pods",
     )  # fmt: skip
     parser.add_argument(
         "--decode-selector", nargs="+", action=_Labelled, default={}, metavar="KEY=VALUE",
-        help="with --pd-disaggregation: the labels of those that decode",
+        help="with --pd-disaggregation: labels of the decode workers' pods",
     )  # fmt: skip
     parser.add_argument(
         "--service-discovery-port", type=int, default=80, metavar="PORT",
-        help="where such a pod listens (default: %(default)s)",
+        help="port at which the discovered pods listen (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--service-discovery-namespace",
-        metavar="NAME",
-        help="where to look for pods, unless in all namespaces",
-    )
+        "--service-discovery-namespace", metavar="NAME",
+        help="namespace of the pods (default: all namespaces)",
+    )  # fmt: skip
     parser.add_argument(
         "--service-account-dir", type=Path, default=_ACCOUNT, metavar="DIR",
-        help="where the token and the ca.crt for the Kubernetes API are (default: %(default)s)",
+        help="directory with the token and the ca.crt for the Kubernetes API (default: %(default)s)",
     )  # fmt: skip

@@ -24,14 +24,14 @@ class Settings:
     )  # fmt: skip
     queue_size: int = flag(
         "--queue-size", default=100, at_least=0, metavar="N",
-        help="how many may wait beyond that limit, 0: none",
+        help="requests that may wait for a free slot of --max-concurrent-requests, 0: none",
     )  # fmt: skip
     queue_timeout_s: float = flag(
-        "--queue-timeout-secs", default=60.0, above=0, metavar="S", help="longest wait for that limit"
+        "--queue-timeout-secs", default=60.0, above=0, metavar="S", help="longest wait for a free slot"
     )
     refill_per_s: int | None = flag(
         "--rate-limit-tokens-per-second", type=int, at_least=0, metavar="N",
-        help="let in N more each second, however many of that limit go on (default: 0)",
+        help="make --max-concurrent-requests a token bucket, refilled with N tokens a second (default: 0)",
     )  # fmt: skip
 
     @classmethod

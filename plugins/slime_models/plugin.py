@@ -56,7 +56,7 @@ class Models:
 
         Raises MissingComponent when workers are not asked for their models.
         """
-        introduction: Introduction = router.components.get("introduction")
+        introduction: Introduction = router.components.get("introduction", "add --plugin sglang")
         if "trajectories" in router.components:
             raise SettingsError(
                 "--enable-igw: the tokens of all models would be recorded as those of one, that of --hf-checkpoint;"
@@ -94,7 +94,7 @@ class Models:
     def _refuse(self, model: str, models: Sequence[str]) -> NoReturn:
         pool = self._router.pool
         if not len(pool) or any(model_id(worker) is None and worker.state == "joining" for worker in pool):
-            raise NoWorker(f"no worker of the model {model!r} is there yet")
+            raise NoWorker(f"no worker serves the model {model!r} yet (registered: {pool.standings()})")
         raise ModelNotFound(f"no worker serves the model {model!r}; known: {', '.join(models) or 'none'}")
 
     def _served(self) -> list[str]:

@@ -55,7 +55,7 @@ class OpenAI:
         """Look up what ``radix_cache`` offers: a tokenizer, and exact tokens of what goes through ``/generate``."""
         settings = self._settings
         self._pool = router.pool
-        encoder = router.components.get("encoder")
+        encoder = router.components.get("encoder", "add --plugin radix_cache before --plugin openai")
         tokenizer = router.components.get("tokenizer")
         verdicts = router.components.get("verdicts")
         renderer = Renderer(tokenizer, settings.chat_template, router.threads)

@@ -59,7 +59,8 @@ class Pairs:
     def _offered(self, exchange: Exchange, kind: WorkerType) -> Sequence[Worker]:
         workers = [worker for worker in self._pool.usable(kind) if exchange.may_go_to(worker.server)]
         if not workers:
-            raise NoWorker(f"none of the {kind} workers that can take requests may have this one")
+            told = self._pool.standings()
+            raise NoWorker(f"no ready {kind} worker is eligible for this request's model or filter: {told}")
         return workers
 
     def _prefill(self, exchange: Exchange, prefills: Sequence[Worker], avoided: Sequence[Worker]) -> Worker:

@@ -68,15 +68,15 @@ def _url(flag: str, url: str) -> str:
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.add_argument(
-        "--pd-disaggregation",
-        action="store_true",
+        "--pd-disaggregation", action="store_true",
         help="give each generation to a prefill and a decode worker",
-    )
+    )  # fmt: skip
     parser.add_argument(
         "--prefill", nargs="+", action="append", metavar="URL [PORT]",
         help="a prefill worker, and its bootstrap port (or none); may be repeated",
     )  # fmt: skip
     parser.add_argument("--decode", action="append", metavar="URL", help="a decode worker; may be repeated")
     parser.add_argument(
-        "--mini-lb", action="store_true", help="as the gateway's for debugging: with --policy random"
-    )
+        "--mini-lb", action="store_true",
+        help="as --policy random; needs --pd-disaggregation, --prefill and --decode",
+    )  # fmt: skip

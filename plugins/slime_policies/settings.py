@@ -40,27 +40,28 @@ class Settings:
     pairs: bool = False
     bucket_adjust_interval_secs: float = flag(
         "--bucket-adjust-interval-secs", default=5.0, above=0, finite=False, metavar="S",
-        help="bucket: time between two divisions (default: %(default)g)",
+        help="bucket: time between two adjustments of the length ranges (default: %(default)g)",
     )  # fmt: skip
     cache_threshold: float = flag(
         "--cache-threshold", default=0.3, at_least=0, at_most=1, metavar="RATIO",
-        help="cache_aware: the known part that is worth going where it is known",
+        help="cache_aware: share of the prompt, 0 to 1, that a worker must have seen to be preferred",
     )  # fmt: skip
     balance_abs_threshold: int = flag(
         "--balance-abs-threshold", default=64, at_least=0, metavar="N",
-        help="cache_aware: a difference in load that is too large, if ...",
+        help="cache_aware, bucket: loads are unbalanced when they differ by more than N requests and"
+        " by more than --balance-rel-threshold",
     )  # fmt: skip
     balance_rel_threshold: float = flag(
         "--balance-rel-threshold", default=1.5, at_least=1, metavar="FACTOR",
-        help="cache_aware: ... it is also such a factor",
+        help="cache_aware, bucket: factor by which loads must differ, too; see --balance-abs-threshold",
     )  # fmt: skip
     max_tree_size: int = flag(
         "--max-tree-size", default=1 << 26, at_least=1, metavar="BYTES",
-        help="cache_aware: prompts that are remembered for each worker",
+        help="cache_aware: size of the prompts that are remembered for each worker",
     )  # fmt: skip
     assignment_mode: str = flag(
         "--assignment-mode", choices=ASSIGNMENT_MODES, default="random",
-        help="manual: where a session begins",
+        help="manual: how the worker of a new session is chosen",
     )  # fmt: skip
     max_idle_secs: float = flag(
         "--max-idle-secs", default=14400.0, above=0, finite=False, metavar="S",
@@ -68,11 +69,11 @@ class Settings:
     )  # fmt: skip
     prefix_token_count: int = flag(
         "--prefix-token-count", default=256, at_least=1, metavar="N",
-        help="prefix_hash: tokens of a prompt that decide",
+        help="prefix_hash: tokens at the beginning of the prompt that are hashed",
     )  # fmt: skip
     prefix_hash_load_factor: float = flag(
         "--prefix-hash-load-factor", default=1.25, at_least=1, metavar="FACTOR",
-        help="prefix_hash: largest load, in means of all loads",
+        help="prefix_hash: largest load of the chosen worker, as a multiple of the mean load",
     )  # fmt: skip
 
     @classmethod
@@ -81,7 +82,7 @@ class Settings:
         pairs = bool(vars(options).get("pd_disaggregation"))  # a flag of another plugin, as the next one
         names = [options.policy, options.prefill_policy, options.decode_policy]
         if vars(options).get("mini_lb"):
-            names = ["random"] * 3
+            names = ["random", None, None]
         policy, prefill, decode = names
         settings = read_flags(
             cls, options, policy=policy, prefill_policy=prefill, decode_policy=decode, pairs=pairs
@@ -108,13 +109,11 @@ def unbalanced(workers: Sequence[Worker], settings: Settings) -> bool:
 def add_policy_options(parser: argparse.ArgumentParser, policies: list[str], for_prefill: list[str]) -> None:
     """Add the flags to ``parser``."""
     parser.add_argument(
-        "--policy",
-        choices=policies,
-        default=Settings().policy,
-        help="who gets a request whose session has no worker yet (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--prefill-policy", choices=[*policies, *for_prefill], help="of prefill workers (default: --policy)"
-    )
-    parser.add_argument("--decode-policy", choices=policies, help="of decode workers (default: --policy)")
+        "--policy", choices=policies, default=Settings().policy,
+        help="how a worker is chosen; a session keeps its worker, except with consistent_hashing"
+        " (default: %(default)s)",
+    )  # fmt: skip
+    for kind, choices in (("prefill", [*policies, *for_prefill]), ("decode", policies)):
+        told = f"policy of {kind} workers (default: --policy)"
+        parser.add_argument(f"--{kind}-policy", choices=choices, help=told)
     add_flags(parser, Settings)

@@ -91,7 +91,8 @@ class RadixCache:
         self._pool = router.pool
         if settings.hf_checkpoint:
             router.components.register("tokenizer", load_tokenizer(settings.hf_checkpoint))
-        tokenizer: Tokenizer = router.components.get("tokenizer")
+        cure = "give --hf-checkpoint PATH, or put --plugin engine before --plugin radix_cache"
+        tokenizer: Tokenizer = router.components.get("tokenizer", cure)
         encoder = Encoder(
             tokenizer,
             add_special_tokens=settings.add_special_tokens,

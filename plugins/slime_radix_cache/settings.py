@@ -52,11 +52,11 @@ class Settings:
     )  # fmt: skip
     abort_retries: int = flag(
         "--abort-retries", default=5, at_least=0, metavar="N",
-        help="how often a generation from text that an engine aborted is tried again, 0 for never",
+        help="how often a generation from text is tried again after an engine aborted it, 0 for never",
     )  # fmt: skip
     abort_retry_wait_s: float = flag(
         "--abort-retry-wait-s", default=30.0, at_least=0, metavar="SECONDS",
-        help="wait before that, unless the engines are paused: then until they continue",
+        help="wait before an aborted generation is tried again; while engines are paused, until they continue",
     )  # fmt: skip
     resume_aborted: bool = flag(
         "--resume-aborted", default=False,
@@ -64,7 +64,7 @@ class Settings:
     )  # fmt: skip
     trajectory_log: Path | None = flag(
         "--trajectory-log", type=Path, metavar="DIR",
-        help="log what is recorded there, and begin with what it has: then a router that is killed loses nothing",
+        help="log all recorded answers in DIR; a router that starts with DIR restores them, also after SIGKILL",
     )  # fmt: skip
     verbose: bool = flag("--verbose", default=False, help="log a line for each turn that is recorded")
 

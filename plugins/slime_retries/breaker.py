@@ -24,15 +24,15 @@ class Thresholds:
     )  # fmt: skip
     successes: int = flag(
         "--cb-success-threshold", default=3, at_least=1, metavar="N",
-        help="successes in a row that close it again",
+        help="successes in a row that close a half-open circuit breaker",
     )  # fmt: skip
     timeout_s: float = flag(
         "--cb-timeout-duration-secs", default=60.0, above=0, metavar="S",
-        help="how long it stays open before the worker is tried again (default: %(default)g)",
+        help="how long a circuit breaker stays open before the worker is tried again (default: %(default)g)",
     )  # fmt: skip
     window_s: float = flag(
         "--cb-window-duration-secs", default=120.0, above=0, metavar="S",
-        help="time within which these failures must fall (default: %(default)g)",
+        help="time within which the failures of --cb-failure-threshold must fall (default: %(default)g)",
     )  # fmt: skip
 
 

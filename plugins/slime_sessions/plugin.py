@@ -22,14 +22,14 @@ __all__ = ["Sessions", "add_options", "make_plugin"]
 @hookimpl
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--session-from-user",
-        action="store_true",
-        help='the body\'s "user" names the session of a request that names none otherwise',
-    )
+        "--session-from-user", action="store_true",
+        help='take "user" of the body as the name of the session, in requests that name none otherwise',
+    )  # fmt: skip
     parser.add_argument(
         "--session-from-api-key",
         action="store_true",
-        help="so does the key in Authorization: Bearer KEY, unless it is one that opens something",
+        help="take KEY of Authorization: Bearer KEY as the name of the session, unless it is a key of the router"
+        " or of a worker",
     )
 
 

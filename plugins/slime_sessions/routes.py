@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 import anyio.to_thread
 import orjson
@@ -95,9 +96,7 @@ class SessionRoutes:
                 raise BadRequest(f'"session_id" must be a string, got {type(name).__name__}')
             check_name(name, 'wanted "session_id"')
         if document.get("sampling_params"):  # of rllm's gateway, which writes them into each request
-            raise BadRequest(
-                '"sampling_params" of a session are not applied here: send them with each request'
-            )
+            raise BadRequest('"sampling_params" of a session have no effect: send them with each request')
         session = self._created.create(name)
         return JSON({"session_id": session})
 
@@ -131,7 +130,7 @@ class SessionRoutes:
             if is_lossy:
                 raise InexactSession(
                     f"something of session {session!r} is lost, or could not be recorded as exact: a sample would"
-                    " be missing or too short (GET /trajectories/{session} has what is kept)"
+                    f" be missing or too short (GET /trajectories/{quote(session)} has what is kept)"
                 )
             agent = wanted.metadata or {}
             metadata: dict[str, Any] = {
@@ -140,7 +139,7 @@ class SessionRoutes:
                 "complete": True,
                 **({"agent": agent} if wanted.metadata is not None else {}),
             }
-            samples = samples_of(source, turns, max_seq_len=wanted.max_seq_len, retries=wanted.retries)
+            samples = samples_of(source, session, turns, wanted.max_seq_len, retries=wanted.retries)
             empty = None if samples else "all_truncated" if committed(turns) else "no_records"
             shown = {key: value for key, value in agent.items() if key not in _OWN_KEYS}
             return encode(samples, metadata, empty, reward=agent.get("reward"), agent=shown)
@@ -170,7 +169,7 @@ class SessionRoutes:
 
 
 def _not_found(session: str) -> SessionNotFound:
-    return SessionNotFound(f"no session {session!r:.200}: nothing is kept of it, and nobody created it")
+    return SessionNotFound(f"no session {session!r:.200}: deleted, or neither created nor recorded")
 
 
 async def _written(turns: Sequence[Turn], write: Callable[[], bytes]) -> bytes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
@@ -56,9 +57,9 @@ class _Path:
 
 
 def samples_of(
-    source: SessionTurns, turns: Sequence[Turn], *, max_seq_len: int | None = None, retries: bool = False
+    source: SessionTurns, session: str, turns: Sequence[Turn], max_seq_len: int | None, *, retries: bool
 ) -> list[Sample]:
-    """The samples of the committed ``turns`` of a session, those with most turns first. O(their tokens).
+    """The samples of the committed ``turns`` of ``session``, those with most turns first. O(their tokens).
 
     Raises InexactSession.
     """
@@ -69,15 +70,14 @@ def samples_of(
         if context.inexact_reason is not None:
             raise InexactSession(
                 f"the tokens of turn {leaf.number} are not exact: {context.inexact_reason}"
-                " (GET /trajectories/{session} has what is known)"
+                f" (GET /trajectories/{quote(session)} has what is known)"
             )
         end, status = _kept(context, by_number, max_seq_len)
         if end:
             paths.append(_Path(leaf, context, end, status))
     trained: dict[Hashable, int] = {}
-    samples = [
-        _sample(source, path, trained) for path in paths
-    ]  # oldest leaf first: it trains on what they share
+    # Oldest leaf first: it trains on what they share.
+    samples = [_sample(source, path, trained) for path in paths]
     samples.sort(key=lambda sample: (len(sample.leaf["path_node_ids"]), sample.leaf["node_id"]), reverse=True)
     return [sample for sample in samples if sample.loss_mask.any()]
 

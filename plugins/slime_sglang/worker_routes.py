@@ -159,7 +159,7 @@ def _accepted(worker: Worker, more: dict[str, str]) -> Response:
 
 
 def _warning(url: str, trouble: str) -> dict[str, str]:
-    return {"warning": f"{url} did not answer ({trouble}); it joins when it does"}
+    return {"warning": f"{url} is not ready yet ({trouble}); it joins when it is"}
 
 
 def _checked(content: dict[str, Any]) -> dict[str, Any]:

@@ -31,7 +31,8 @@ class StateDirectory:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self.close()
-            raise StartupError(f"--state-dir: another router keeps its state in {path}") from None
+            told = f"another router keeps its state in {path}; stop it, or give another --state-dir"
+            raise StartupError(f"--state-dir: {told}") from None
 
     def read(self) -> Snapshot:
         """Return the saved snapshot; an empty one in a new directory. Raises StartupError."""

@@ -174,7 +174,7 @@ async def _join(router: Router, saved: SavedWorker, behind: list[Worker]) -> Non
     if saved.state == "joining":
         return  # it is awaited, as before
     if trouble is not None:
-        reason = f"it did not answer when the router started: {trouble}"
+        reason = f"it was not ready when the router started: {trouble}"
         router.pool.hold(worker, "health", reason, "quarantined")
         router.pool.release(worker, JOINING)
     elif router.weights.differ():

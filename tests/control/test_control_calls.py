@@ -366,7 +366,9 @@ async def test_ranks_begin_where_those_of_the_worker_before_end() -> None:
             assert worker.bodies(path) == [base | {"rank_offset": offset}]
         answer = await running.client.post(path, json=base | {"world_size": 7})
         assert answer.status_code == 400
-        assert "the ranks of the workers end at 7" in answer.json()["error"]["message"]
+        told = answer.json()["error"]["message"]
+        assert "world_size: wanted at least 8 for the ranks of all workers" in told
+        assert "got 7; raise it" in told
         answer = await running.client.post(path, json=base | {"rank_offset": "1"})
         assert answer.status_code == 400
     assert all(len(worker.got) == 1 for worker in workers)

@@ -214,7 +214,7 @@ async def test_late_worker_is_quarantined_until_it_answers(start: Start) -> None
         await running.client.post("/workers", json={"url": f"http://127.0.0.1:{port}"})
         [worker] = running.router.pool
         await until(lambda: worker.state == "quarantined")
-        assert "has not answered within 0.2 s" in (worker.reason or "")
+        assert "was not ready within 0.2 s" in (worker.reason or "")
         async with serving(Engine("late").app, port=port):
             await until(lambda: worker.state == "ready")
 
@@ -363,13 +363,13 @@ async def test_a_worker_that_is_not_up_is_told_and_joins_when_it_is(start: Start
         reply = await running.client.post(route, json={"url": url})
         assert reply.status_code in (200, 202)
         assert url in reply.json()["warning"]
-        assert "joins when it does" in reply.json()["warning"]
+        assert reply.json()["warning"].endswith("; it joins when it is")
         assert await urls(running.client) == [url]
         assert (await running.client.get("/readiness")).status_code == 503
         refused = await running.client.get("/work")
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "NO_WORKER")
         said = refused.json()["error"]["message"]
-        assert f"{url} regular joining: it has not answered yet (ConnectError" in said
+        assert f"{url} regular joining: it is not ready yet (ConnectError" in said
         [shown] = (await running.client.get("/workers")).json()["workers"]
         assert shown["reason"] in said
         assert [worker.in_flight for worker in running.router.pool] == [0]

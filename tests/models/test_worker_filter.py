@@ -45,7 +45,7 @@ async def test_policies_and_sessions_get_only_workers_of_the_filter() -> None:
         assert {await asked("2", "s") for _ in range(3)} == {moved}
         refused = await running.client.post("/generate", headers={"x-rack": "3"})
         assert refused.status_code == 503
-        assert "may have this one" in refused.json()["error"]["message"]
+        assert "eligible for this request's model or filter: http://" in refused.json()["error"]["message"]
 
 
 async def test_failed_request_is_retried_only_at_workers_of_the_filter() -> None:

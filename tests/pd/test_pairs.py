@@ -455,7 +455,7 @@ WRONG = {
     "--prefill ftp://a:1": "--prefill: wanted a worker URL",
     "--decode a": "--decode: wanted a worker URL",
     "--prefill http://a:1 --decode http://a:1": "http://a:1 is named twice",
-    "--prefill http://169.254.169.254": "--prefill and --decode: worker http://169.254.169.254 is an address",
+    "--prefill http://169.254.169.254": "--prefill and --decode: worker http://169.254.169.254 is at 169.254.",
     "--mini-lb": "--mini-lb: wanted --pd-disaggregation, --prefill and --decode with it",
 }
 
@@ -482,6 +482,12 @@ def test_flags_without_effect_are_told(line: str, told: str, caplog: pytest.LogC
     with caplog.at_level(logging.WARNING):
         build(line.split())
     assert caplog.messages == [told]
+
+
+def test_mini_lb_alone_warns_of_no_other_flag(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING), pytest.raises(SettingsError, match="--mini-lb: wanted"):
+        build(["--mini-lb"])
+    assert caplog.messages == []
 
 
 def test_the_flags_of_a_policy_count_for_either_half(caplog: pytest.LogCaptureFixture) -> None:
@@ -545,5 +551,5 @@ async def test_a_pair_that_a_plugin_forbids_is_not_made(
     async with between(start, *pair(), flags=flags) as running:
         answer = await running.client.post("/generate", json={"text": "a"})
         assert answer.status_code == 503
-        said_so = "none of the decode workers that can take requests may have this one"
-        assert answer.json()["error"]["message"] == said_so
+        said_so = "no ready decode worker is eligible for this request's model or filter: http://"
+        assert answer.json()["error"]["message"].startswith(said_so)

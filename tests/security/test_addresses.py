@@ -150,7 +150,7 @@ def test_patterns_add_up() -> None:
         "http://169.254.7.1:80",
         "https://169.254.7.1:30000",
     ):  # any host, but this one not insisted on
-        with pytest.raises(BadRequest, match="an address that no worker has"):
+        with pytest.raises(BadRequest, match=r"to allow it, add 169\.254\.7\.1 to --allow-worker"):
             insisting.check(url)
 
 
@@ -250,6 +250,7 @@ async def test_a_name_that_leads_to_such_an_address_is_refused(
             reply = await running.client.post("/workers", json={"url": url})
             assert reply.status_code == 400
             assert leads_to in reply.json()["error"]["message"]
+            assert "to allow it, add rebound.example to --allow-worker" in reply.json()["error"]["message"]
         assert len(running.router.pool) == 0
     await WorkerAddresses.parse(["rebound.example"]).admit("http://rebound.example:1")
     with pytest.raises(BadRequest):
@@ -268,7 +269,7 @@ async def test_a_name_that_does_not_resolve_yet_is_let_in(
 
 
 class Nowhere(WorkerAddresses):
-    """Takes loopback for an address that no worker has: of those that are none, no test can listen there."""
+    """Takes loopback for a reserved address: no test can listen at a real one."""
 
     def reachable(self, url: str, address: str) -> bool:
         return address != "127.0.0.1"
@@ -286,7 +287,7 @@ async def test_a_server_at_such_an_address_is_told_nothing() -> None:
 
     async with scripted(listen) as server:
         upstream = Upstream(server.url, Limits(), reachable=Nowhere().reachable)
-        told = r"127\.0\.0\.1, an address that no worker has"
+        told = r"127\.0\.0\.1, a reserved address: add 127\.0\.0\.1 to --allow-worker"
         with anyio.fail_after(5), pytest.raises(WorkerUnreachable, match=told):
             await upstream.request("POST", b"/generate", [(b"authorization", b"secret")], b"body")
         await anyio.sleep(0.05)
@@ -310,12 +311,12 @@ async def test_a_name_that_moves_is_caught_when_it_is_connected_to(
     async with scripted(listen) as server, start(*BARE) as running:
         worker, trouble = await running.router.add_worker(server.url)
         assert trouble is not None
-        assert "an address that no worker has" in trouble
+        assert "127.0.0.1, a reserved address" in trouble
         assert (worker.state, bytes(heard)) == ("joining", b"")
         ready(running.router.pool, worker)  # its name led elsewhere once
         reply = await running.client.post("/generate", content=b"body")
         assert reply.status_code == 502
-        assert "an address that no worker has" in reply.json()["error"]["message"]
+        assert "127.0.0.1, a reserved address" in reply.json()["error"]["message"]
         assert bytes(heard) == b""
         assert running.router.proxy.open_connections == 0
 

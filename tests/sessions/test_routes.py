@@ -144,6 +144,9 @@ async def test_a_deleted_session_is_gone_and_asks_nothing_more(start: Start) -> 
         await talk(chat, "/sessions/other", "Why?")
         before = (await chat.running.client.get("/cache_stats")).json()
         assert (await chat.running.client.delete(f"/sessions/{name}")).status_code == 204
+        shown = await chat.running.client.get(f"/sessions/{name}")
+        told = f"no session {name!r}: deleted, or neither created nor recorded"
+        assert (shown.status_code, shown.json()["error"]["message"]) == (404, told)
         after = (await chat.running.client.get("/cache_stats")).json()
         assert after["tokens"] < before["tokens"]
         assert after["evictions"]["deleted"] >= 2

@@ -141,6 +141,7 @@ async def test_a_session_with_a_loss_has_no_samples(start: Start) -> None:
         status, error = await refused(chat, "a")
         assert (status, error["code"]) == (422, "INEXACT_SESSION")
         assert "lost" in error["message"]
+        assert error["message"].endswith("(GET /trajectories/a has what is kept)")
         assert (await chat.running.client.get("/sessions/a")).json()["metadata"]["complete"] is False
 
 
@@ -155,6 +156,18 @@ async def test_tokens_without_logprobs_are_no_sample(start: Start) -> None:
         assert (record["exact"], record["inexact_reason"]) == (False, "no_logprobs")
         pairs = record["response"]["choices"][0]["meta_info"]["output_token_logprobs"]
         assert [pair[0] for pair in pairs] == [None] * len(pairs)
+
+
+async def test_refusal_names_the_path_of_the_session(start: Start) -> None:
+    """Percent-encoded, so that it can be copied."""
+    async with start(*RECORDING) as running:
+        body = {"text": "Hi", "return_logprob": False, "sampling_params": {"max_new_tokens": 2}}
+        await running.client.post("/generate", json=body, headers={"x-session-id": "my run/{session}"})
+        answer = await running.client.post("/sessions/my%20run/%7Bsession%7D/samples")
+        assert answer.status_code == 422
+        path = "/trajectories/my%20run/%7Bsession%7D"
+        assert answer.json()["error"]["message"].endswith(f"(GET {path} has what is known)")
+        assert (await running.client.get(path)).status_code == 200
 
 
 async def test_a_turn_that_still_runs_is_not_in_a_sample(start: Start) -> None:

@@ -50,7 +50,7 @@ def given_bodies(request: Request, pool: WorkerPool) -> dict[Worker, bytes] | No
         raise BadRequest(f'beside "workers" nothing else can stand, got {others}')
     bodies = {pool.find(worker_url(url)): _written(body) for url, body in given.items()}
     if len(bodies) < len(given):
-        raise BadRequest('a worker stands in "workers" twice')
+        raise BadRequest(f'"workers": wanted each worker once, got {", ".join(given)[:200]}')
     return bodies
 
 
@@ -110,7 +110,8 @@ def offset_bodies(base: dict[str, Any], sizes: Sequence[tuple[Worker, int]]) -> 
     if isinstance(world, int) and world < offset:
         told = ", ".join(f"{worker.url} has {size}" for worker, size in sizes)
         raise BadRequest(
-            f"world_size is {world}, but the ranks of the workers end at {offset - 1} ({told}): nobody would meet"
+            f"world_size: wanted at least {offset} for the ranks of all workers ({told}), got {world}; raise it,"
+            ' or send a body for each worker: {"workers": {url: body}}'
         )
     return bodies
 

@@ -192,7 +192,7 @@ def passed_on(headers: Headers) -> Headers:
         if name == b"connection":
             own.update(token.strip().lower() for token in value.split(b","))
         elif name == b"transfer-encoding" and value.lower() != b"chunked":
-            raise BadRequest("wanted a body in no transfer coding but chunked")
+            raise BadRequest(f"Transfer-Encoding: wanted chunked, got {value[:80].decode('latin-1')}")
     # White space around a value is none of it (RFC 9110 section 5.5); httpx would tell the value as it refuses it.
     return [(name, value.strip(b" \t")) for name, value in headers if name not in own]
 

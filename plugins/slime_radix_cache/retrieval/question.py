@@ -65,10 +65,9 @@ class Conversation:
             if not isinstance(message, dict) or not isinstance(message.get("role"), str):
                 raise BadRequest(f'"messages"[{number}] must be an object with a string "role"')
         tools = document.get("tools")
-        if tools is not None and not (
-            isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
-        ):
-            raise BadRequest('"tools" must be a list of objects')
+        odd = [tool for tool in tools if not isinstance(tool, dict)] if isinstance(tools, list) else [tools]
+        if tools is not None and odd:
+            raise BadRequest(f'"tools" must be a list of objects, got {_kind(odd[0])}')
         variables = document.get("chat_template_kwargs")
         if variables is not None and not isinstance(variables, dict):
             raise BadRequest(f'"chat_template_kwargs" must be an object, got {_kind(variables)}')
@@ -81,7 +80,7 @@ def read_object(request: Request, key: str) -> dict[str, Any]:
     """The body as a JSON object; ``key`` is what it has to have, for the message. Raises BadRequest."""
     document = request.json()
     if not isinstance(document, dict):
-        raise BadRequest(f'wanted a JSON object with "{key}"')
+        raise BadRequest(f'wanted a JSON object with "{key}", got {_kind(document)}')
     return document
 
 

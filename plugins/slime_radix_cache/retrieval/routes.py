@@ -137,9 +137,9 @@ class Retrieval:
         responses = self._trajectories.responses_of(session)
         if not responses:
             why = (
-                "what it was answered had to make room, or was not recorded (/cache_stats says why)"
+                "its responses were evicted or not recorded (GET /cache_stats says why)"
                 if self._trajectories.has_lost(session)
-                else "it was not answered yet"
+                else "no response is recorded under this name; check the name"
             )
             raise SessionNotFound(f"nothing is kept of session {session!r}: {why}")
         about = {"session_id": session, "complete": not self._trajectories.has_lost(session)}

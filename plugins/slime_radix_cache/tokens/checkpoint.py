@@ -20,13 +20,16 @@ _END_OF_MESSAGE = "<|eom_id|>"
 
 def load_tokenizer(path: str) -> Tokenizer:
     """Load the tokenizer at ``path`` by transformers. Raises SettingsError."""
+    if path.startswith(("/", ".", "~")) and not Path(path).exists():
+        wanted = "a directory with tokenizer files, or a Hugging Face model name"
+        raise SettingsError(f"--hf-checkpoint {path}: no such directory; wanted {wanted}")
     from transformers import AutoTokenizer  # heavy, and only needed with --hf-checkpoint
 
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(path)
     except Exception as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise SettingsError(f"--hf-checkpoint {path}: no tokenizer to be loaded: {first}") from error
+        raise SettingsError(f"--hf-checkpoint {path}: cannot load a tokenizer: {first}") from error
     loaded: Tokenizer = tokenizer  # its annotations are wider than what it does
     return loaded
 

@@ -230,8 +230,8 @@ def _check_part(part: Part) -> None:
     """Raises BadRequest when tokenising ``part`` would take too much memory."""
     if len(part.text) > _LONGEST_PART:
         raise BadRequest(
-            f"the prompt has {len(part.text)} characters at a stretch in which no place is known to end a token, such"
-            f" as the space between two words; wanted at most {_LONGEST_PART}"
+            f"wanted at most {_LONGEST_PART} characters in a row without a place to split them for tokenising, such as"
+            f" a space, got {len(part.text)}; break them up, or send input_ids"
         )
 
 

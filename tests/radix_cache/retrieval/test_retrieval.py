@@ -79,13 +79,13 @@ class TestMessages:
             ({"messages": [{"content": "hi"}]}, '"messages"[0] must be an object with a string "role"'),
             ({"messages": ["hi"]}, '"messages"[0]'),
             ({"messages": [{"role": "user", "content": 5}]}, "the chat template refuses these messages: "),
-            ({"messages": MESSAGES, "tools": {}}, '"tools" must be a list of objects'),
-            ({"messages": MESSAGES, "tools": ["x"]}, '"tools" must be a list of objects'),
+            ({"messages": MESSAGES, "tools": {}}, '"tools" must be a list of objects, got dict'),
+            ({"messages": MESSAGES, "tools": ["x"]}, '"tools" must be a list of objects, got str'),
             ({"messages": MESSAGES, "add_generation_prompt": 1}, '"add_generation_prompt" must be true'),
             ({"messages": MESSAGES, "chat_template_kwargs": []}, "must be an object"),
             ({"messages": MESSAGES, "chat_template_kwargs": {"chat_template": "x"}}, "must not have"),
             ({"messages": MESSAGES, "session_id": 5}, '"session_id" must be a string'),
-            ([], 'wanted a JSON object with "messages"'),
+            ([], 'wanted a JSON object with "messages", got an empty list'),
         ],
     )
     async def test_invalid_request_gets_one_clear_error(self, client: Client, body: Any, said: str) -> None:
