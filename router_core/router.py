@@ -197,7 +197,10 @@ class Router:
         if exchange.request.is_long_work:
             await self.read_ahead(exchange, *(() if self.session_sources else (b"session_id",)))
         reply = await hooks.call_pre_request(exchange)
-        exchange.reply = reply if reply is not None else await self._forward(exchange, exchange.request)
+        if reply is None:
+            self.sender.choose(exchange)
+            reply = await self.sender.send(exchange, exchange.request)
+        exchange.reply = reply
         if hooks.post_response:
             await hooks.call_post_response(exchange)
         return exchange.reply
@@ -234,9 +237,6 @@ class Router:
         ``post_response`` are not called; ``select_worker`` and ``attempt_failed`` are. The caller closes the reply, and
         calls ``exchange.release()`` while nothing is under way. Raises HTTPError.
         """
-        return await self._forward(exchange, request)
-
-    async def _forward(self, exchange: Exchange, request: Request) -> Reply:
         self.sender.choose(exchange)
         return await self.sender.send(exchange, request)
 
