@@ -27,6 +27,8 @@ class WorkerPool:
 
     def __init__(self, on_change: Callable[[Worker, WorkerChange], None]) -> None:
         self._workers: dict[str, Worker] = {}
+        #: The workers are only proxied to: no plugin takes or changes a request.
+        self.passthrough = False
         self._routable: tuple[Worker, ...] = ()
         self._usable: dict[WorkerType, tuple[Worker, ...]] = {}
         self.kinds: tuple[WorkerType, ...] = ("regular",)
@@ -83,12 +85,6 @@ class WorkerPool:
         self._recount()
         self._on_change(worker, "added")
         return worker
-
-    @property
-    def passthrough(self) -> bool:
-        """The workers are only proxied to: no plugin takes or changes a request. O(1)."""
-        first = next(iter(self._workers.values()), None)  # all are alike
-        return first is not None and first.passthrough
 
     def _expect_alike(self, worker: Worker) -> None:
         wanted = worker.passthrough
@@ -152,6 +148,8 @@ class WorkerPool:
         self._recount()
 
     def _recount(self) -> None:
+        first = next(iter(self._workers.values()), None)  # all are alike
+        self.passthrough = first is not None and first.passthrough
         free = [worker for worker in self._workers.values() if not worker.holds]
         for kind in self.kinds:
             ready = [worker for worker in free if worker.kind == kind]

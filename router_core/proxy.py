@@ -13,7 +13,7 @@ from router_core.exchange import Exchange
 from router_core.pool import WorkerPool
 from router_core.reply import Reply
 from router_core.request import Request
-from router_core.types import Send
+from router_core.types import Headers, Send
 from router_core.workers import Worker, least_in_flight
 from slime_http.limits import Limits
 from slime_http.upstream import Upstream
@@ -100,9 +100,12 @@ class Proxy:
         except asyncio.CancelledError:
             self._on_failure(worker, request, None)
             raise
+        # The client of an answer without a length gets it without one as well.
+        if answer.complete and answer.sized and not _is_stream(answer.headers):
+            return Reply(answer.status, answer.headers, answer.take())
         if not answer.complete:
             answer.watch(partial(self._on_failure, worker, request))
-        return Reply(answer.status, answer.headers, answer, arrived=answer.complete)
+        return Reply(answer.status, answer.headers, answer)
 
     async def ask(self, worker: Worker, request: Request) -> Reply:
         """Ask ``worker``, registered or not, for no client: nothing is counted and no hook is called.
@@ -152,25 +155,29 @@ class Proxy:
         return [*self._upstreams.values(), *self._leaving]
 
 
+def _is_stream(headers: Headers) -> bool:
+    return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
+
+
 async def relay(reply: Reply, method: str, send: Send, before_last: Callable[[], None]) -> None:
     """Pass ``reply`` on, piece by piece as it comes; ``send`` waits while the client is slow.
 
     ``before_last`` is called before the last piece is sent: whoever watches the client can stop.
     Raises what reading the reply raises, possibly after the start was sent.
     """
-    headers = reply.headers
-    bodiless = method == "HEAD" or reply.status in _NO_BODY
-    if reply.status in _NO_BODY:
-        # No body follows, and uvicorn would wait for as many bytes as a Content-Length promises.
+    headers, status, body = reply.headers, reply.status, reply.body
+    bodiless = method == "HEAD" or status in _NO_BODY
+    if status in _NO_BODY:
+        # No body follows, and a server would wait for as many bytes as a Content-Length promises.
         headers = [pair for pair in headers if pair[0] != b"content-length"]
-    elif reply.body is not None and not bodiless and reply.header(b"content-length") is None:
-        headers = [*headers, (b"content-length", b"%d" % len(reply.body))]
-    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-    if not reply.arrived:  # a server keeps the head until the body begins
+    elif body is not None and not bodiless and reply.header(b"content-length") is None:
+        headers = [*headers, (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    if body is None:  # a server keeps the head until the body begins
         await send({"type": "http.response.body", "body": b"", "more_body": True})
     last = False
     while not last:
-        piece, last = await reply.next_piece()
+        piece, last = (await reply.next_piece()) if body is None else (reply.whole() or b"", True)
         if last:
             before_last()
         await send(

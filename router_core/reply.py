@@ -49,26 +49,17 @@ class Tap(Protocol):
 
 
 class Reply:
-    """The reply to the client: whole (``bytes``) or a stream that is passed on as it comes.
+    """The reply to the client: whole (``bytes``) or a stream that is passed on as it comes."""
 
-    ``arrived``: all of the body is surely here, so nothing can break any more.
-    """
+    __slots__ = ("_body", "_ended", "_source", "_taps", "headers", "status")
 
-    __slots__ = ("_body", "_ended", "_source", "_taps", "arrived", "headers", "status")
-
-    def __init__(
-        self, status: int, headers: Headers, body: bytes | BodySource = b"", *, arrived: bool = False
-    ) -> None:
+    def __init__(self, status: int, headers: Headers, body: bytes | BodySource = b"") -> None:
         self.status = status
         self.headers = headers
         self._taps: list[Tap] = []
         self._ended = False
-        self._body: bytes | None
-        self._source: BodySource | None
-        if isinstance(body, bytes):
-            self._body, self._source, self.arrived = body, None, True
-        else:
-            self._body, self._source, self.arrived = None, body, arrived
+        self._body: bytes | None = body if isinstance(body, bytes) else None
+        self._source: BodySource | None = None if isinstance(body, bytes) else body
 
     @classmethod
     def from_json(cls, value: Any, status: int = 200, headers: Iterable[tuple[bytes, bytes]] = ()) -> Reply:
@@ -77,7 +68,7 @@ class Reply:
 
     @property
     def body(self) -> bytes | None:
-        """The whole body, or None while the reply is an unread stream."""
+        """The whole body: all of it is here, and nothing can break any more. None while there is an unread stream."""
         return self._body
 
     def header(self, name: bytes) -> bytes | None:
@@ -101,7 +92,7 @@ class Reply:
                     raise WorkerBroke(
                         f"a worker's reply is larger than the {max_bytes} bytes that a plugin takes"
                     )
-            self._body, self._source, self.arrived = whole.getvalue(), None, True
+            self._body, self._source = whole.getvalue(), None
         return self._body
 
     def replace_body(self, body: bytes | BodySource) -> None:
@@ -109,9 +100,9 @@ class Reply:
         self.headers = [pair for pair in self.headers if pair[0] != b"content-length"]
         if isinstance(body, bytes):
             self._close_source()
-            self._body, self._source, self.arrived = body, None, True
+            self._body, self._source = body, None
         else:
-            self._body, self._source, self.arrived = None, body, False
+            self._body, self._source = None, body
 
     def pass_through(self, wrap: Callable[[BodySource], BodySource]) -> None:
         """Send what ``wrap`` makes of the stream, and closes with it. Does nothing when the reply is a whole one."""
@@ -127,23 +118,28 @@ class Reply:
 
         Raises what :meth:`BodySource.read` raises.
         """
-        if self._body is not None:
-            piece, last = self._body, True
-        else:
-            source = self._source
-            assert source is not None  # narrowing: a reply has one of the two
-            piece = await source.read()
-            last = source.finished or not piece
+        if (whole := self.whole()) is not None:
+            return whole, True
+        source = self._source
+        assert source is not None  # narrowing: a reply has one of the two
+        piece = await source.read()
+        last = source.finished or not piece
         if self._taps:
-            if piece:
-                self._show(piece)
-            if last:
-                self._end(True)
+            self._show(piece, last)
         return piece, last
 
-    def _show(self, piece: bytes) -> None:
-        for tap in self._taps:
-            tap.feed(piece)
+    def whole(self) -> bytes | None:
+        """All of the body, shown to the taps first; None while there is an unread stream."""
+        if self._taps and self._body is not None:
+            self._show(self._body, True)
+        return self._body
+
+    def _show(self, piece: bytes, last: bool) -> None:
+        if piece:
+            for tap in self._taps:
+                tap.feed(piece)
+        if last:
+            self._end(True)
 
     def _end(self, complete: bool) -> None:
         if not self._ended:
@@ -165,4 +161,5 @@ class Reply:
     def close(self) -> None:
         """Give up what was not passed on. Idempotent."""
         self._close_source()
-        self._end(False)
+        if self._taps:
+            self._end(False)

@@ -32,7 +32,7 @@ class Request:
     ``target`` is path and query as on the wire; ``headers`` keep order and duplicates.
     """
 
-    __slots__ = ("_absent", "_body", "_invalid", "_json", "_stale", "headers", "method", "target")
+    __slots__ = ("_absent", "_body", "_escaped", "_invalid", "_json", "_stale", "headers", "method", "target")
 
     def __init__(self, method: str, target: bytes, headers: Headers, body: bytes = b"") -> None:
         self.method = method
@@ -41,8 +41,9 @@ class Request:
         self._body = body
         self._json: Any = _UNREAD
         self._stale = False
-        #: Keys that a search has not found.
+        #: Keys that a search has not found, and whether there may be letters in another spelling; None: unknown.
         self._absent = _NONE
+        self._escaped: bool | None = None
         #: Makes the error of a body that is no JSON. One that was raised would hold the body by its traceback.
         self._invalid: Callable[[], BadRequest] | None = None
 
@@ -116,7 +117,13 @@ class Request:
         """
         if self._json is not _UNREAD or self._invalid is not None:
             return True
-        return name not in self._absent and (b'"%b"' % name in self._body or _has_escapes(self._body))
+        if name in self._absent:
+            return False
+        if self._body.find(b'"%b"' % name) >= 0:  # faster than ``in``
+            return True
+        if self._escaped is None:
+            self._escaped = _has_escapes(self._body)
+        return self._escaped
 
     def searching(self, *names: bytes) -> Generator[None, None, bool]:
         """Search the body for ``names`` in pieces, a step each. Returns True when :meth:`may_have` says so of any.

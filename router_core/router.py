@@ -189,10 +189,7 @@ class Router:
     # The way of a request.
 
     async def respond(self, exchange: Exchange) -> Reply:
-        """Take ``exchange`` through hooks and worker; the reply is the exchange's, and ends with it.
-
-        Raises HTTPError.
-        """
+        """Take ``exchange`` through hooks and worker; the reply ends with the exchange. Raises HTTPError."""
         hooks = self.hooks
         if exchange.request.is_long_work:
             await self.read_ahead(exchange, *(() if self.session_sources else (b"session_id",)))

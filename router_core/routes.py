@@ -55,5 +55,5 @@ def parsed_object(body: bytes) -> dict[str, Any]:
 
 
 def shown(value: object) -> str:
-    """``value`` as far as it fits into a message; of what may be nested, what it is."""
+    """The repr of ``value``, cut to fit into a message; for a dict or a list, the name of its type."""
     return type(value).__name__ if isinstance(value, dict | list) else repr(value)[:80]

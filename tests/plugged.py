@@ -27,11 +27,12 @@ __all__ = ["Recording", "routing", "until"]
 
 
 class Recording:
-    """A worker that keeps what it got, and answers with its name, or in ``pieces`` at ``/stream``."""
+    """A worker that keeps what it got, and answers with its name, or in ``pieces`` at ``streaming``."""
 
     def __init__(self, name: str = "worker", pieces: Sequence[bytes] = (b"one ", b"two ", b"three")) -> None:
         self.name = name
         self.pieces = pieces
+        self.streaming = "/stream"
         self.requests: list[tuple[str, dict[str, str], bytes]] = []
         any_path = Route("/{path:path}", self._answer, methods=["GET", "POST"])
         self._app = Starlette(routes=[Route("/model_info", self._introduce), any_path])
@@ -44,7 +45,7 @@ class Recording:
 
     async def _answer(self, request: Request) -> Response:
         self.requests.append((request.url.path, dict(request.headers), await request.body()))
-        if request.url.path == "/stream":
+        if request.url.path == self.streaming:
             return StreamingResponse(self._stream())
         return JSONResponse({"worker": self.name})
 

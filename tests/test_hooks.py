@@ -862,12 +862,15 @@ async def test_a_plugins_own_generation_goes_through_the_other_plugins() -> None
 
 
 async def test_a_generation_that_is_not_read_gives_its_lease_and_connection_back() -> None:
-    async with routing({}, Recording(pieces=[b"x" * 1000] * 10_000)) as running:
+    worker = Recording(pieces=[b"x" * 1000] * 10_000)
+    worker.streaming = "/generate"
+    async with routing({}, worker) as running:
         router = running.router
         async with router.generate({}) as reply:
             assert reply.body is None
             assert sum(worker.in_flight for worker in router.pool) == 1
         assert [worker.in_flight for worker in router.pool] == [0]
+        assert router.proxy.busy_connections == 0
 
 
 # implementations that could not be called

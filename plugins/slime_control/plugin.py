@@ -105,25 +105,20 @@ class Control:
                 abort_sender.close()
                 self._router = self._fleet = self._abort_sender = self._overview = None
 
-    @property
-    def _passthrough(self) -> bool:
-        """The workers are only proxied to, and know none of the calls."""
-        return self._router is not None and self._router.pool.passthrough
-
     async def _end_of_waiting(self, router: Router) -> None:
         await router.stopping.wait()
         self.gate.end()
 
     @hookimpl(trylast=True)
     async def pre_request(self, exchange: Exchange) -> Reply | None:
-        request = exchange.request
-        if self._passthrough:
+        request, router = exchange.request, self._router
+        if router is not None and router.pool.passthrough:
             if request.path in CALLS:
                 raise not_steered(request.path)
             return await self._of_fleet(request)
         if generates(request):
-            if request.is_long_work and self._router is not None:
-                await self._router.read_ahead(exchange, b"rid", b"n")
+            if request.is_long_work and router is not None:
+                await router.read_ahead(exchange, b"rid", b"n")
             if self.gate.closed:
                 reply = await self._pass(exchange)
                 if reply is not None:
@@ -136,8 +131,8 @@ class Control:
             return await self._of_fleet(request)
         if request.method not in call.methods:
             return _wrong_method(call.methods)
-        if request.is_long_work and self._router is not None:
-            await self._router.read_ahead(exchange, *names_read(request))
+        if request.is_long_work and router is not None:
+            await router.read_ahead(exchange, *names_read(request))
         if path == "/abort_request" and (prefix := abort_prefix(request)) is not None:
             self.events.abort(prefix)
         return await self._finished(call, request)

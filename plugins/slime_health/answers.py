@@ -18,10 +18,13 @@ _EVENT = b"data:"
 _LARGE = 1 << 13
 
 
-def named_in(piece: bytes) -> str | None:
-    """The last version that ``piece`` of an answer names. O(bytes), 0.1 to 0.3 us for each 1,000."""
+def named_in(piece: bytes, expected: bytes) -> str | None:
+    """The last version that ``piece`` of an answer names, unless that is what is ``expected``.
+
+    O(bytes), 0.1 to 0.3 us for each 1,000.
+    """
     place = _found_in(piece)
-    return _version_at(piece, place) if place >= 0 else None
+    return _version_at(piece, place) if place >= 0 and not piece.startswith(expected, place) else None
 
 
 class NamedVersion:

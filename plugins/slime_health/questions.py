@@ -45,12 +45,11 @@ class Questions:
         self.router: Router | None = None
 
     def listen(self, watch: Watch, exchange: Exchange, reply: Reply) -> None:
-        """Note the version that ``reply`` names. Costs 1.5 us, and 0.1 to 0.3 us for each 1,000 bytes."""
-        named = partial(self._named, watch, exchange)
+        """Note the version that ``reply`` names. Costs 1 us, and 0.1 to 0.3 us for each 1,000 bytes."""
         if reply.body is None:
-            reply.tap(NamedVersion(named, watch.expected))
-        elif (version := named_in(reply.body)) is not None:
-            named(version)
+            reply.tap(NamedVersion(partial(self._named, watch, exchange), watch.expected))
+        elif (version := named_in(reply.body, watch.expected)) is not None:
+            self._named(watch, exchange, version)
 
     def _named(self, watch: Watch, exchange: Exchange, version: str) -> None:
         if exchange.worker is not None:  # another one may have gone on with it

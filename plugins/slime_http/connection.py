@@ -66,7 +66,7 @@ class Connection(asyncio.Protocol):
         self._unparsed = 0
         self._head_done = False
         self._message_done = False
-        self._framed = False
+        self._framed = self._sized = False
         self._ended = False
         self._keep_alive = False
         self._named: list[bytes] = []
@@ -247,7 +247,7 @@ class Connection(asyncio.Protocol):
             return  # a trailer field: hop-by-hop here, since no client asked for it with TE
         name = name.lower()
         if name == b"content-length":
-            self._framed = True
+            self._framed = self._sized = True
         elif name in NOT_RETURNED:
             if name == b"transfer-encoding":
                 # gzip and the like are for this hop only and were not asked for (no TE was sent)
@@ -273,7 +273,7 @@ class Connection(asyncio.Protocol):
         if self._named:
             headers = [pair for pair in headers if pair[0] not in self._named]
         assert self._reply is not None  # narrowing: data is parsed only while a reply is awaited
-        self._reply.start(status, headers)
+        self._reply.start(status, headers, sized=self._sized)
         if self._method == "HEAD":
             # The parser cannot be told that no body follows a HEAD, so this connection is not used again.
             self._message_done = True
@@ -293,7 +293,7 @@ class Connection(asyncio.Protocol):
         else:  # 1xx: for this hop only
             self._headers = []
             self._named = []
-            self._framed = False
+            self._framed = self._sized = False
 
 
 class _Refused(Exception):

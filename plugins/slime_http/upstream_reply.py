@@ -31,7 +31,10 @@ class Source(Protocol):
 
 
 class UpstreamReply:
-    """A worker's reply: status and headers are there, the body comes. Hop-by-hop headers are gone."""
+    """A worker's reply: status and headers are there, the body comes. Hop-by-hop headers are gone.
+
+    ``sized``: its headers tell the length. ``complete``: all of it has come.
+    """
 
     __slots__ = (
         "_chunks",
@@ -43,13 +46,14 @@ class UpstreamReply:
         "_waiter",
         "complete",
         "headers",
+        "sized",
         "status",
     )
 
     def __init__(self, source: Source, loop: asyncio.AbstractEventLoop) -> None:
         self.status = 0
         self.headers: Headers = []
-        self.complete = False
+        self.complete = self.sized = False
         self._on_failure: OnFailure | None = None
         self._loop = loop
         self._source: Source | None = source
@@ -75,12 +79,17 @@ class UpstreamReply:
                 return b""
             self._waiter = self._loop.create_future()
             await self._waiter
+        data = self.take()
+        if self._source is not None:
+            self._source.resume_reply()
+        return data
+
+    def take(self) -> bytes:
+        """Return everything that has come since the last call: all of the body when it is ``complete``."""
         chunks = self._chunks
         data = chunks.popleft() if len(chunks) == 1 else b"".join(chunks)
         chunks.clear()
         self._size = 0
-        if self._source is not None:
-            self._source.resume_reply()
         return data
 
     async def head(self) -> None:
@@ -101,8 +110,8 @@ class UpstreamReply:
 
     # The connection's side.
 
-    def start(self, status: int, headers: Headers) -> None:
-        self.status, self.headers = status, headers
+    def start(self, status: int, headers: Headers, *, sized: bool) -> None:
+        self.status, self.headers, self.sized = status, headers, sized
         self._wake()
 
     def put(self, data: bytes) -> bool:

@@ -48,7 +48,7 @@ class Retrying:
             else:  # fast path: no breaker tracks a failure
                 inner.choose(exchange)
                 outcome = reply = await inner.send(exchange, request)
-                if not reply.arrived or reply.status >= 500 or breakers.troubled:
+                if reply.body is None or reply.status >= 500 or breakers.troubled:
                     await self._begun(exchange, request, reply)
         except HTTPError as error:
             outcome = error
@@ -87,7 +87,7 @@ class Retrying:
         assert exchange.worker is not None  # narrowing: it has answered
         worker = exchange.worker.server
         try:
-            if reply.status not in TEMPORARY and not reply.arrived and changes_nothing(request):
+            if reply.status not in TEMPORARY and reply.body is None and changes_nothing(request):
                 await begun(reply)
         except BaseException:
             reply.close()

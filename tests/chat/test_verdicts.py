@@ -52,7 +52,7 @@ def judge(monkeypatch: pytest.MonkeyPatch, lost: set[str]) -> Judge:
     ours = {"verdicts": judge, "lost_sessions": lost}
     get = ComponentRegistry.get
 
-    def got(registry: ComponentRegistry, name: str) -> Any:
+    def got(registry: ComponentRegistry, name: str, cure: str = "") -> Any:
         judge.components = registry
         return ours[name] if name in ours else get(registry, name)
 

@@ -27,7 +27,7 @@ from slime_health.answers import NamedVersion, named_in
     ],
 )
 def test_version_in_an_answer(body: bytes, version: str | None) -> None:
-    assert named_in(body) == version
+    assert named_in(body, b"?") == version
 
 
 @given(
@@ -37,9 +37,9 @@ def test_version_in_an_answer(body: bytes, version: str | None) -> None:
 def test_no_text_passes_for_a_version(text: str, version: str) -> None:
     tricky = f'{text}"weight_version":"9"{text}'
     escaped = orjson.dumps({"text": tricky, "list": [tricky]})
-    assert named_in(escaped) is None
+    assert named_in(escaped, b"?") is None
     if version.isprintable():
-        assert named_in(orjson.dumps({"weight_version": version, "text": tricky})) == version
+        assert named_in(orjson.dumps({"weight_version": version, "text": tricky}), b"?") == version
 
 
 def heard(*pieces: bytes, expected: str = "7") -> list[str]:

@@ -57,7 +57,7 @@ class GenerationStream:
             self._try_record(index)
 
     def forget(self) -> None:
-        """Let go of the listeners, which have this: a circle would wait for the garbage collector."""
+        """Let go of the listeners: they refer to this stream, and a cycle would wait for the garbage collector."""
         self._record = lambda index, answer, took_back: None
         self._fail = lambda error: None
 
@@ -89,7 +89,7 @@ class GenerationStream:
         answer.take(event)
         self._answers[index] = answer
         is_last = event["meta_info"].get("finish_reason") is not None
-        if not is_abort(event["meta_info"]):  # which repeats only some
+        if not is_abort(event["meta_info"]):  # an abort repeats only part of what came before
             self._compare(index, data, is_last=is_last)
         if is_last:
             self._ended.add(index)
