@@ -96,7 +96,7 @@ async def test_a_long_text_is_cut_between_words(tokenizer: EngineTokenizer) -> N
 
 
 async def test_a_text_without_a_place_to_cut_is_refused_when_it_is_large(tokenizer: EngineTokenizer) -> None:
-    with pytest.raises(BadRequest, match="no place is known to end a token"):
+    with pytest.raises(BadRequest, match="wanted at most 1048576 characters in a row without a place"):
         await Encoder(tokenizer).encode("\u65e5" * 1_100_000, begins=True)
 
 
