@@ -36,6 +36,11 @@ class Recording:
         any_path = Route("/{path:path}", self._answer, methods=["GET", "POST"])
         self._app = Starlette(routes=[Route("/model_info", self._introduce), any_path])
 
+    @property
+    def bodies(self) -> list[bytes]:
+        """The bodies of ``requests``."""
+        return [body for _, _, body in self.requests]
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
 
