@@ -27,12 +27,13 @@ __all__ = ["Recording", "routing", "until"]
 
 
 class Recording:
-    """A worker that keeps what it got, and answers with its name, or in ``pieces`` at ``/stream``."""
+    """A worker that keeps what it got, and answers with its name, or in ``pieces`` at ``/stream``, after ``hold``."""
 
     def __init__(self, name: str = "worker", pieces: Sequence[bytes] = (b"one ", b"two ", b"three")) -> None:
         self.name = name
         self.pieces = pieces
         self.requests: list[tuple[str, dict[str, str], bytes]] = []
+        self.hold: anyio.Event | None = None
         any_path = Route("/{path:path}", self._answer, methods=["GET", "POST"])
         self._app = Starlette(routes=[Route("/model_info", self._introduce), any_path])
 
@@ -49,6 +50,8 @@ class Recording:
 
     async def _answer(self, request: Request) -> Response:
         self.requests.append((request.url.path, dict(request.headers), await request.body()))
+        if self.hold is not None:
+            await self.hold.wait()
         if request.url.path == "/stream":
             return StreamingResponse(self._stream())
         return JSONResponse({"worker": self.name})
