@@ -91,7 +91,7 @@ class FakeEngine:
         if body.get("stream"):
             events = [(place, event) for place, outputs in enumerate(sequences) for event in outputs]
             numbered = [{"index": place, **event} if several else event for place, event in events]
-            return StreamingResponse(self._stream(numbered), media_type="text/event-stream")
+            return StreamingResponse(self._stream(numbered, self.hold), media_type="text/event-stream")
         whole = [outputs[-1] for outputs in sequences]
         return Response(orjson.dumps(whole if several else whole[0]), media_type=_JSON)
 
@@ -153,13 +153,13 @@ class FakeEngine:
             },
         }
 
-    async def _stream(self, outputs: list[dict[str, Any]]) -> AsyncIterator[bytes]:
+    async def _stream(self, outputs: list[dict[str, Any]], hold: anyio.Event | None) -> AsyncIterator[bytes]:
         events = [b"data: %s\n\n" % orjson.dumps(output) for output in outputs]
         events.append(b"data: [DONE]\n\n")
-        if self.hold is not None:
+        if hold is not None:
             for event in events[: self.hold_after]:
                 yield event
-            await self.hold.wait()
+            await hold.wait()
             del events[: self.hold_after]
         data = b"".join(events[: self.events_sent])
         for start in range(0, len(data), self.pieces):
