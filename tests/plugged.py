@@ -27,15 +27,21 @@ __all__ = ["Recording", "routing", "until"]
 
 
 class Recording:
-    """A worker that keeps what it got, and answers with its name, or in ``pieces`` at ``streaming``."""
+    """A worker that keeps what it got, and answers with its name, or in ``pieces`` at ``streaming``, after ``hold``."""
 
     def __init__(self, name: str = "worker", pieces: Sequence[bytes] = (b"one ", b"two ", b"three")) -> None:
         self.name = name
         self.pieces = pieces
         self.streaming = "/stream"
         self.requests: list[tuple[str, dict[str, str], bytes]] = []
+        self.hold: anyio.Event | None = None
         any_path = Route("/{path:path}", self._answer, methods=["GET", "POST"])
         self._app = Starlette(routes=[Route("/model_info", self._introduce), any_path])
+
+    @property
+    def bodies(self) -> list[bytes]:
+        """The bodies of ``requests``."""
+        return [body for _, _, body in self.requests]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
@@ -45,6 +51,8 @@ class Recording:
 
     async def _answer(self, request: Request) -> Response:
         self.requests.append((request.url.path, dict(request.headers), await request.body()))
+        if self.hold is not None:
+            await self.hold.wait()
         if request.url.path == self.streaming:
             return StreamingResponse(self._stream())
         return JSONResponse({"worker": self.name})

@@ -263,7 +263,7 @@ async def test_hook_sender() -> None:
     async with routing({"twice": Twice(), "never": Never()}, *workers) as running:
         assert made == ["never", "twice"]
         last = (await running.client.post("/twice", content=b"body")).json()["worker"]
-        bodies = {worker.name: [body for _, _, body in worker.requests] for worker in workers}
+        bodies = {worker.name: worker.bodies for worker in workers}
         assert bodies == {"a": [b"body"], "b": [b"body"]}
         assert last in bodies
         assert (await running.client.get("/once")).status_code == 200  # which the core does

@@ -1,4 +1,4 @@
-"""An engine with SGLang's HTTP protocol that samples what a test wants, and keeps a journal."""
+"""A fake engine with SGLang's HTTP protocol: a test decides what it samples, and reads its journal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import anyio
 import orjson
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from router_core.types import Tokenizer
@@ -17,30 +17,38 @@ from router_core.types import Tokenizer
 __all__ = ["FakeEngine"]
 
 _JSON = "application/json"
+#: Ids to sample; an output, those of a stream, or those of each sequence; a status and a body.
+Answer = list[int] | dict[str, Any] | list[dict[str, Any]] | list[list[dict[str, Any]]] | tuple[int, bytes]
 
 
 class FakeEngine:
-    """``app`` is to be served by :func:`slime_testing.serving`; a test may add routes to it, at the front.
+    """A worker with SGLang's protocol; a test serves ``app``, and may add routes to it at the front.
 
-    It answers each ``/generate`` with the next of ``script``. That is a list of token ids to sample, which need a
-    ``tokenizer``; or an answer as a dict, the only event of a stream; or a status and a body. A sequence that ends
-    with ``eos`` stops there, any other one ends by its length. All other paths are answered with ``{}``.
+    Each ``/generate`` takes the next answer of ``script``. After its end, ``rest(body)`` makes the answer, which is
 
-    ``asked`` are the bodies that it got at ``/generate`` and ``headers`` those of the same requests, ``calls`` the
-    others as ``(path, body)``.
-    ``consumed`` and ``sampled`` are the journal: the ids of each prompt, and those sampled for it with their logprobs.
-    ``said`` are the outputs for each, of which an answer is the last.
+    - a list of token ids to sample, which need a ``tokenizer``. A sequence whose last id is ``eos`` stops there;
+    - an output, or the outputs of a stream, of which the last is the whole answer;
+    - a list of such lists, one for each sequence of a batch; or
+    - a status and a body.
 
-    ``meta`` is put over every ``meta_info``, None values taking keys away; ``edit(output, is_last)`` may change each
-    output, which has all of the sequence so far. With ``incremental`` the events of a stream
-    are deltas. A stream is sent in ``pieces`` of that many bytes, and breaks off after ``events_sent`` events. Answers
-    wait for ``delay``, and streams for ``hold`` after ``hold_after`` events.
+    Other paths get the status and the body in ``answers``, or ``{}``.
+
+    ``asked`` has the bodies of ``/generate`` and ``headers`` their headers; ``calls`` has the other requests as
+    ``(path, body)``. ``consumed`` and ``sampled`` are the journal: the ids of each prompt, and the ids sampled for it
+    with their logprobs. ``said`` has the outputs of each sequence.
+
+    ``meta`` is put over every ``meta_info``; a value of None removes its key. ``edit(output, is_last)`` may change each
+    output before ``incremental`` makes it a delta. A stream is sent in ``pieces`` of that many bytes, and breaks off
+    after ``events_sent`` events. Answers wait for ``delay``, which ``/abort_request`` sets; streams wait for ``hold``
+    after ``hold_after`` events.
     """
 
     def __init__(self, tokenizer: Tokenizer | None = None, *, eos: int | None = None) -> None:
         self.tokenizer = tokenizer
         self.eos = eos
-        self.script: list[list[int] | dict[str, Any] | tuple[int, bytes]] = []
+        self.script: list[Answer] = []
+        self.rest: Callable[[dict[str, Any]], Answer] = _script_ended
+        self.answers: dict[str, tuple[int, bytes]] = {}
         self.asked: list[dict[str, Any]] = []
         self.headers: list[Mapping[str, str]] = []
         self.calls: list[tuple[str, bytes]] = []
@@ -60,26 +68,39 @@ class FakeEngine:
         self.app = Starlette(routes=[generate, Route("/{path:path}", self._call, methods=["GET", "POST"])])
 
     async def _call(self, request: Request) -> Response:
-        self.calls.append((request.url.path, await request.body()))
-        return JSONResponse({})
+        path = request.url.path
+        self.calls.append((path, await request.body()))
+        if path == "/abort_request" and self.delay is not None:
+            self.delay.set()
+        status, content = self.answers.get(path, (200, b"{}"))
+        return Response(content, status, media_type=_JSON)
 
     async def _generate(self, request: Request) -> Response:
         body = orjson.loads(await request.body())
         self.asked.append(body)
         self.headers.append(request.headers)
-        if not self.script:
-            return JSONResponse({"error": {"message": "the script of the fake engine is at its end"}}, 500)
-        answer = self.script.pop(0)
+        answer = self.script.pop(0) if self.script else self.rest(body)
         if self.delay is not None:
             await self.delay.wait()
         if isinstance(answer, tuple):
             status, content = answer
             return Response(content, status, media_type=self.media_type)
-        outputs = [answer] if isinstance(answer, dict) else list(self._outputs(body, answer))
-        self.said.append(outputs)
+        sequences = self._sequences(body, answer)
+        self.said += sequences
+        several = isinstance(answer, list) and isinstance(answer[0], list)
         if body.get("stream"):
-            return StreamingResponse(self._stream(outputs), media_type="text/event-stream")
-        return Response(orjson.dumps(outputs[-1]), media_type=_JSON)
+            events = [(place, event) for place, outputs in enumerate(sequences) for event in outputs]
+            numbered = [{"index": place, **event} if several else event for place, event in events]
+            return StreamingResponse(self._stream(numbered, self.hold), media_type="text/event-stream")
+        whole = [outputs[-1] for outputs in sequences]
+        return Response(orjson.dumps(whole if several else whole[0]), media_type=_JSON)
+
+    def _sequences(self, body: dict[str, Any], answer: Any) -> list[list[dict[str, Any]]]:
+        if isinstance(answer, dict):
+            return [[answer]]
+        if isinstance(answer[0], int):
+            return [list(self._outputs(body, answer))]
+        return [*answer] if isinstance(answer[0], list) else [answer]
 
     def _outputs(self, body: dict[str, Any], ids: list[int]) -> Iterator[dict[str, Any]]:
         """Yield what is told after each of ``ids`` for a stream; else only the last, the whole answer."""
@@ -91,12 +112,11 @@ class FakeEngine:
         logprobs = [-(place + token) / 7 for place, token in enumerate(ids)]
         self.consumed.append(prompt)
         self.sampled.append((ids, logprobs))
+        sampled = list(zip(logprobs, ids, strict=True))
         streams = bool(body.get("stream"))
         told = ""
         for end in range(1 if streams else len(ids), len(ids) + 1):
-            output = self._output(
-                tokenizer, body, len(prompt), ids[:end], logprobs[:end], last=end == len(ids)
-            )
+            output = self._output(tokenizer, body, len(prompt), sampled[:end], end == len(ids))
             self.edit(output, end == len(ids))
             if end < len(ids):
                 output["text"] = output["text"].rstrip("\ufffd")
@@ -108,15 +128,9 @@ class FakeEngine:
             yield output
 
     def _output(
-        self,
-        tokenizer: Tokenizer,
-        body: dict[str, Any],
-        prompt_tokens: int,
-        ids: list[int],
-        logprobs: list[float],
-        *,
-        last: bool,
+        self, tokenizer: Tokenizer, body: dict[str, Any], prompt_tokens: int, sampled: list[Any], last: bool
     ) -> dict[str, Any]:
+        ids = [token for _, token in sampled]
         parameters = body.get("sampling_params") or {}
         stopped = ids[-1] == self.eos
         shown = ids[:-1] if stopped and not parameters.get("no_stop_trim") else ids
@@ -129,9 +143,7 @@ class FakeEngine:
             "completion_tokens": len(ids),
         }
         if body.get("return_logprob"):
-            meta["output_token_logprobs"] = [
-                [value, token, None] for value, token in zip(logprobs, ids, strict=True)
-            ]
+            meta["output_token_logprobs"] = [[value, token, None] for value, token in sampled]
         meta |= self.meta
         return {
             "text": tokenizer.decode(shown, skip_special_tokens=parameters.get("skip_special_tokens", True)),
@@ -141,17 +153,21 @@ class FakeEngine:
             },
         }
 
-    async def _stream(self, outputs: list[dict[str, Any]]) -> AsyncIterator[bytes]:
+    async def _stream(self, outputs: list[dict[str, Any]], hold: anyio.Event | None) -> AsyncIterator[bytes]:
         events = [b"data: %s\n\n" % orjson.dumps(output) for output in outputs]
         events.append(b"data: [DONE]\n\n")
-        if self.hold is not None:
+        if hold is not None:
             for event in events[: self.hold_after]:
                 yield event
-            await self.hold.wait()
+            await hold.wait()
             del events[: self.hold_after]
         data = b"".join(events[: self.events_sent])
         for start in range(0, len(data), self.pieces):
             yield data[start : start + self.pieces]
+
+
+def _script_ended(_body: dict[str, Any]) -> Answer:
+    return 500, b'{"error":{"message":"the script of the fake engine is at its end"}}'
 
 
 def _unchanged(_output: dict[str, Any], _is_last: bool) -> None:

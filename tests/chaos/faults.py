@@ -11,7 +11,7 @@ from typing import Literal
 
 import aiohttp
 
-from chaos.fleet import Engine, Watch, until
+from chaos.fleet import EngineProcess, Watch, until
 from chaos.relay import TROUBLES, Trouble
 
 __all__ = ["KINDS", "Fault", "Faults", "Kind", "pause"]
@@ -47,7 +47,7 @@ class Faults:
         self.done: list[Fault] = []
         self.wrong: list[tuple[str, str]] = []
 
-    async def run(self, engine: Engine, number: int, over: asyncio.Event) -> None:
+    async def run(self, engine: EngineProcess, number: int, over: asyncio.Event) -> None:
         """Trouble for ``engine`` until it is ``over``; then it is well."""
         random = Random(f"{self._seed} {engine.name}")
         for kind in _kinds(engine, number, random):
@@ -70,12 +70,12 @@ class Faults:
         restarts = (fault.restarted_at for fault in self.done)
         return any(at is not None and began <= at <= ended for at in restarts)
 
-    def _under_way(self, engine: Engine) -> set[str]:
+    def _under_way(self, engine: EngineProcess) -> set[str]:
         """Return the rids that the engine works on, without those that an earlier kill hit."""
         killed = [fault.hit for fault in self.done if fault.kind == _KILLED and fault.engine == engine.name]
         return engine.journal.unfinished().difference(*killed)
 
-    async def _kill(self, engine: Engine, fault: Fault, random: Random) -> None:
+    async def _kill(self, engine: EngineProcess, fault: Fault, random: Random) -> None:
         was_ready = await until(lambda: self._watch.state(engine.url) == "ready", 5)
         fault.began = asyncio.get_running_loop().time()
         engine.program.kill()
@@ -89,7 +89,7 @@ class Faults:
         fault.restarted_at = asyncio.get_running_loop().time()
         await self._revive(engine)
 
-    async def _revive(self, engine: Engine) -> None:
+    async def _revive(self, engine: EngineProcess) -> None:
         """Start it again, with its first weights, and wait until it serves."""
         engine.program.start()
         for _ in range(600):
@@ -98,7 +98,7 @@ class Faults:
             await asyncio.sleep(0.1)
         self.wrong.append(("no engine", f"{engine.name} does not start"))
 
-    async def _stop(self, engine: Engine, fault: Fault, random: Random) -> None:
+    async def _stop(self, engine: EngineProcess, fault: Fault, random: Random) -> None:
         engine.program.send(signal.SIGSTOP)
         fault.hit = self._under_way(engine)
         try:
@@ -106,7 +106,7 @@ class Faults:
         finally:
             engine.program.send(signal.SIGCONT)
 
-    async def _spoil(self, engine: Engine, fault: Fault, trouble: Trouble, random: Random) -> None:
+    async def _spoil(self, engine: EngineProcess, fault: Fault, trouble: Trouble, random: Random) -> None:
         relay = engine.relay
         assert relay is not None, "only a relay does this"
         everything = random.random() < 0.3
@@ -119,7 +119,7 @@ class Faults:
             fault.hit = set(relay.hit) - before
 
 
-def _kinds(engine: Engine, number: int, random: Random) -> Iterator[Kind]:
+def _kinds(engine: EngineProcess, number: int, random: Random) -> Iterator[Kind]:
     kinds: list[Kind] = [_KILLED, _STOPPED]
     if engine.relay is not None:
         half = len(TROUBLES) // 2 * (number % 2)  # two relays begin with other halves

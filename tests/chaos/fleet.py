@@ -16,14 +16,14 @@ from chaos.processes import Program
 from chaos.relay import Relay
 from ports import free_port
 
-__all__ = ["FIRST", "Engine", "Trainer", "Update", "Watch", "until"]
+__all__ = ["FIRST", "EngineProcess", "Trainer", "Update", "Watch", "until"]
 
 #: The weights with which an engine starts, and comes back.
 FIRST = "1"
 
 
-class Engine:
-    """An embedded engine; ``url`` is where the router reaches it: directly, or through ``relay``."""
+class EngineProcess:
+    """An embedded engine in its own process; ``url`` is where the router reaches it: directly, or through ``relay``."""
 
     def __init__(self, name: str, directory: Path, *, relayed: bool) -> None:
         self.name = name

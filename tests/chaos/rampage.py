@@ -15,7 +15,7 @@ import anyio
 from chaos.asking import DEADLINE_S, Crowd
 from chaos.conversations import Conversation, opening
 from chaos.faults import KINDS, Faults
-from chaos.fleet import FIRST, Engine, Trainer, Watch, until
+from chaos.fleet import FIRST, EngineProcess, Trainer, Watch, until
 from chaos.oracle import Oracle
 from chaos.processes import Program
 from chaos.report import Report, Use
@@ -50,7 +50,9 @@ class Rampage:
         self._seconds, self._seed, self._size = seconds, seed, crowd
         self._tokenizer: EngineTokenizer = load_model().tokenizer
         self._tokenizer.save(directory / "tokenizer")
-        self.engines = [Engine(f"engine{number}", directory, relayed=number > 1) for number in range(4)]
+        self.engines = [
+            EngineProcess(f"engine{number}", directory, relayed=number > 1) for number in range(4)
+        ]
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         workers = ["--worker-urls", *(engine.url for engine in self.engines)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from chat.aborting import AbortingEngine, Shape
+from aborting_engine import AbortingEngine, Shape
 from chat_models.families import QWEN3_PLAIN
 from slime_http.serving import serving
 
@@ -62,6 +62,4 @@ async def answer_of(running: Running, path: str, **body: Any) -> Any:
 
 
 def engine_of(shape: Shape, mode: str, *cuts: int | None) -> AbortingEngine:
-    engine = AbortingEngine(TOKENIZER, TAPE, shape, incremental=mode == "incremental")
-    engine.cuts = list(cuts)
-    return engine
+    return AbortingEngine(TOKENIZER, TAPE, cuts, shape, incremental=mode == "incremental")

@@ -51,6 +51,11 @@ class Chat:
         assert lines[-1] == "[DONE]"
         return [orjson.loads(line) for line in lines[:-1]]
 
+    async def replace_engine(self, url: str) -> None:
+        """Let the worker at ``url`` answer from now on."""
+        await self.running.client.post("/remove_worker", params={"url": self.engine.url})
+        await self.running.client.post("/add_worker", params={"url": url})
+
     async def trajectories(self, session: str) -> list[dict[str, Any]]:
         """The records of a session."""
         document = (await self.running.client.get(f"/trajectories/{session}")).json()

@@ -18,7 +18,7 @@ __all__ = ["scripted"]
 
 @asynccontextmanager
 async def scripted(
-    start: Start, *script: list[int] | dict[str, Any], flags: tuple[str, ...] = ()
+    start: Start, *script: list[int] | dict[str, Any] | list[dict[str, Any]], flags: tuple[str, ...] = ()
 ) -> AsyncIterator[tuple[Running, FakeEngine]]:
     """The embedded engine's tokenizer and template are those of the fake one, which answers with ``script``."""
     plugins = [part for name in ("engine", "radix_cache", "openai") for part in ("--plugin", name)]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from aborting_engine import SHAPES, Shape, logprob_of
 from chat.aborted import ALL, MESSAGES, PROMPT, TAPE, TOKENIZER, aborting, answer_of, engine_of, events_of
-from chat.aborting import SHAPES, Shape
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,7 +41,7 @@ def assert_recorded(record: dict[str, Any], ids: list[int]) -> None:
     """It has exactly ``ids`` behind its prompt, with the logprobs that the engine gave for them."""
     assert (record["inexact_reason"], sampled(record)) == (None, ids)
     size = len(ids)
-    assert record["rollout_logp"][-size:] == [-(place + 1) / 7 for place in range(size)]
+    assert record["rollout_logp"][-size:] == [logprob_of(place) for place in range(size)]
 
 
 def ids_of(choices: list[dict[str, Any]]) -> list[int]:
@@ -68,7 +69,7 @@ async def test_a_chat_stream_that_is_aborted_says_everything_once(
     assert "".join(choice["delta"].get("content") or "" for choice in choices) == SAID
     assert (ids_of(choices), choices[-1]["exact"]) == (TAPE[:CUT], True)
     told = [entry["logprob"] for choice in choices for entry in (choice["logprobs"] or {}).get("content", ())]
-    assert told == [-(place + 1) / 7 for place in range(CUT)]
+    assert told == [logprob_of(place) for place in range(CUT)]
     assert_recorded(record, TAPE[:CUT])
 
 
@@ -95,7 +96,7 @@ async def test_a_completion_stream_that_is_aborted_says_everything_once(
 async def test_aborted_streams_of_several_sequences_are_recorded_whole(
     start: Start, tmp_path: Path, shape: Shape, mode: str, body: dict[str, Any]
 ) -> None:
-    engine = engine_of(shape, mode, CUT)
+    engine = engine_of(shape, mode, CUT, CUT)
     async with aborting(start, tmp_path, engine) as running:
         await events_of(running, "/generate", **body)
         found = await records(running)
@@ -168,7 +169,7 @@ async def test_a_resumed_generation_is_one_whatever_its_aborts_look_like(
 async def test_an_aborted_answer_of_several_sequences_is_resumed_whole(
     start: Start, tmp_path: Path, shape: Shape, path: str
 ) -> None:
-    engine = engine_of(shape, "whole", CUT, 5)
+    engine = engine_of(shape, "whole", CUT, CUT, 5)
     body: dict[str, Any] = (
         {"n": 2, "messages": MESSAGES} if path != "/generate" else {"text": [PROMPT, PROMPT + "a"]}
     )
@@ -217,12 +218,16 @@ async def test_a_batch_of_one_is_passed_on_or_resumed_alone(
     assert_recorded(record, told["output_ids"])
 
 
+def shift_index(by: int, event: dict[str, Any], _is_last: bool) -> None:
+    event["index"] = int(event["meta_info"]["id"][-1]) + by
+
+
 @pytest.mark.parametrize("first", [-1, 1])
 async def test_events_of_sequences_that_nobody_asked_for_are_nobodys(
     start: Start, tmp_path: Path, first: int
 ) -> None:
-    engine = engine_of("running", "cumulative", CUT)
-    engine.first_index = first
+    engine = engine_of("running", "cumulative", CUT, CUT)
+    engine.edit = partial(shift_index, first)
     async with aborting(start, tmp_path, engine) as running:
         await events_of(running, "/generate", text=[PROMPT, PROMPT + "a"])
         found = await records(running)
@@ -232,8 +237,8 @@ async def test_events_of_sequences_that_nobody_asked_for_are_nobodys(
 
 
 async def test_a_chat_does_not_take_one_choice_for_another(start: Start, tmp_path: Path) -> None:
-    engine = engine_of("running", "cumulative", CUT)
-    engine.first_index = -1
+    engine = engine_of("running", "cumulative", CUT, CUT)
+    engine.edit = partial(shift_index, -1)
     async with aborting(start, tmp_path, engine) as running:
         *_, last = await events_of(running, "/v1/chat/completions", messages=MESSAGES, n=2)
     assert last["error"]["message"] == "the engine's answer was not understood"

@@ -10,20 +10,15 @@ import anyio
 import numpy as np
 import orjson
 import pytest
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
 
 from chat.chatting import chatting
 from chat_models.families import LLAMA, QWEN2_5, QWEN3
 from deadlines import HANG_S
 from drift.rollouts import TOOLS
 from slime_http.serving import serving
+from slime_testing import FakeEngine
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from routers import Start
 
 pytestmark = pytest.mark.anyio
@@ -256,65 +251,38 @@ class TestErrors:
             assert (status, error["type"]) == (503, "server_error")
 
     async def test_a_stream_that_breaks_says_so_in_the_stream(self, start: Start) -> None:
-        async with chatting(start, "Hello.") as chat:
-
-            async def broken() -> AsyncIterator[bytes]:
-                event = {
-                    "text": "He",
-                    "output_ids": [1],
-                    "meta_info": {"finish_reason": None, "completion_tokens": 1},
-                }
-                yield b"data: %b\n\n" % orjson.dumps(event)
-
-            async def generate(_: Request) -> Response:
-                return StreamingResponse(broken(), media_type="text/event-stream")
-
-            worker = Starlette(routes=[Route("/generate", generate, methods=["POST"])])
-            async with serving(worker) as url:
-                client = chat.running.client
-                await client.post("/remove_worker", params={"url": chat.engine.url})
-                await client.post("/add_worker", params={"url": url})
-                *_, last = await chat.streamed(**HELLO)
+        engine = FakeEngine()
+        engine.events_sent = 1
+        meta = {"finish_reason": None, "completion_tokens": 1}
+        engine.script.append({"text": "He", "output_ids": [1], "meta_info": meta})
+        async with chatting(start, "Hello.") as chat, serving(engine.app) as url:
+            await chat.replace_engine(url)
+            *_, last = await chat.streamed(**HELLO)
         assert last["error"]["type"] == "server_error"
 
     async def test_a_key_is_not_asked_for_and_reaches_the_worker(self, start: Start) -> None:
-        keys: list[str | None] = []
-
-        async def generate(request: Request) -> Response:
-            keys.append(request.headers.get("authorization"))
-            return JSONResponse({"error": {"message": "who are you?"}}, 401)
-
-        async with chatting(start, "Hello.") as chat:
-            worker = Starlette(routes=[Route("/generate", generate, methods=["POST"])])
-            async with serving(worker) as url:
-                client = chat.running.client
-                await client.post("/remove_worker", params={"url": chat.engine.url})
-                await client.post("/add_worker", params={"url": url})
-                headers = {"authorization": "Bearer sk-1"}
-                answer = await client.post("/v1/chat/completions", json=HELLO, headers=headers)
+        engine = FakeEngine()
+        engine.rest = lambda _: (401, b'{"error":{"message":"who are you?"}}')
+        async with chatting(start, "Hello.") as chat, serving(engine.app) as url:
+            await chat.replace_engine(url)
+            headers = {"authorization": "Bearer sk-1"}
+            answer = await chat.running.client.post("/v1/chat/completions", json=HELLO, headers=headers)
+        keys = [headers.get("authorization") for headers in engine.headers]
         assert (answer.status_code, keys) == (401, ["Bearer sk-1"])
         assert answer.json()["error"]["type"] == "authentication_error"
 
 
 class TestMedia:
     async def test_images_go_to_a_workers_own_route_untouched_and_are_marked(self, start: Start) -> None:
-        bodies: list[bytes] = []
-
-        async def completions(request: Request) -> Response:
-            bodies.append(await request.body())
-            return JSONResponse({"choices": []})
-
-        worker = Starlette(routes=[Route("/v1/chat/completions", completions, methods=["POST"])])
-        async with chatting(start, "Hello.") as chat, serving(worker) as url:
-            client = chat.running.client
-            await client.post("/remove_worker", params={"url": chat.engine.url})
-            await client.post("/add_worker", params={"url": url})
+        engine = FakeEngine()
+        async with chatting(start, "Hello.") as chat, serving(engine.app) as url:
+            await chat.replace_engine(url)
             image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
             body = orjson.dumps({"messages": [{"role": "user", "content": [image]}], "odd": 1})
-            answer = await client.post("/v1/chat/completions", content=body)
+            answer = await chat.running.client.post("/v1/chat/completions", content=body)
         assert answer.headers["x-slime-exact"] == "false"
-        assert len(bodies) == 1
-        assert bodies[0].endswith(body[1:])  # behind the rid that control gave it
+        (sent,) = [sent for path, sent in engine.calls if path == "/v1/chat/completions"]
+        assert sent.endswith(body[1:])  # behind the rid that control gave it
 
 
 class TestModels:
@@ -373,19 +341,11 @@ class TestCompletions:
 
 class TestGrammars:
     async def test_a_model_that_thinks_may_do_so_before_its_answer_is_bound(self, start: Start) -> None:
-        bodies: list[dict[str, Any]] = []
-
-        async def generate(request: Request) -> Response:
-            bodies.append(await request.json())
-            return JSONResponse({"error": {"message": "no"}}, 400)
-
-        async with chatting(start, "Hello.") as chat:
-            worker = Starlette(routes=[Route("/generate", generate, methods=["POST"])])
-            async with serving(worker) as url:
-                client = chat.running.client
-                await client.post("/remove_worker", params={"url": chat.engine.url})
-                await client.post("/add_worker", params={"url": url})
-                bound: dict[str, Any] = {"response_format": {"type": "json_object"}}
-                for body in (HELLO, HELLO | bound):
-                    await chat.refused(**body)
-        assert [body.get("require_reasoning") for body in bodies] == [None, True]
+        engine = FakeEngine()
+        engine.rest = lambda _: (400, b'{"error":{"message":"no"}}')
+        async with chatting(start, "Hello.") as chat, serving(engine.app) as url:
+            await chat.replace_engine(url)
+            bound: dict[str, Any] = {"response_format": {"type": "json_object"}}
+            for body in (HELLO, HELLO | bound):
+                await chat.refused(**body)
+        assert [body.get("require_reasoning") for body in engine.asked] == [None, True]

@@ -10,9 +10,9 @@ from chat.aborted import ALL, MESSAGES, PROMPT, TAPE, aborting, answer_of, engin
 from slime_radix_cache.capture.turns import Turns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
+    from aborting_engine import AbortingEngine
     from routers import Start
 
 pytestmark = pytest.mark.anyio
@@ -29,6 +29,18 @@ LIES: dict[str, dict[str, Any]] = {
     "broken logprobs": {"output_token_logprobs": [[None]]},
     "length": {"output_token_logprobs_length": 77},
 }
+
+
+def lie_in(engine: AbortingEngine, attempt: int, meta: dict[str, Any] | None) -> None:
+    """Let the attempt with this number, from 1, say ``meta``; None: it has another text."""
+
+    def edit(output: dict[str, Any], _is_last: bool) -> None:
+        if len(engine.asked) == attempt and meta is None:
+            output["text"] = output["text"].upper()
+        elif len(engine.asked) == attempt:
+            output["meta_info"] |= meta
+
+    engine.edit = edit
 
 
 @pytest.fixture
@@ -74,10 +86,7 @@ async def test_a_lie_of_one_attempt_makes_the_joined_answer_doubtful(
     liar: int,
 ) -> None:
     engine = engine_of("running", mode, 2, 4)
-    if lie == "text":
-        engine.misspelt = {liar}
-    else:
-        engine.lies = {liar: LIES[lie]}
+    lie_in(engine, liar, LIES.get(lie))
     body: dict[str, Any] = {"rid": "r"} | (
         {"text": PROMPT} if path == "/generate" else {"messages": MESSAGES}
     )
@@ -100,10 +109,7 @@ async def test_a_lie_of_the_first_attempt_makes_the_joined_answer_doubtful(
     start: Start, tmp_path: Path, recorded: list[tuple[int, str | None]], lie: str, mode: str
 ) -> None:
     engine = engine_of("running", mode, 2)
-    if lie == "text":
-        engine.misspelt = {1}
-    else:
-        engine.lies = {1: LIES[lie]}
+    lie_in(engine, 1, LIES.get(lie))
     async with aborting(start, tmp_path, engine, "--resume-aborted") as running:
         if mode == "whole":
             await answer_of(running, "/generate", text=PROMPT, rid="r")
@@ -119,24 +125,20 @@ async def test_attempt_that_takes_tokens_back_makes_merged_answer_inexact(
     start: Start,
     tmp_path: Path,
     recorded: list[tuple[int, str | None]],
-    monkeypatch: pytest.MonkeyPatch,
     lie: str,
     mode: str,
 ) -> None:
     """Only the first event of the second attempt lies: all later ones are an answer without a fault."""
     engine = engine_of("running", mode, 2)
-    honest = engine.events
 
-    def events(*args: Any) -> Iterator[dict[str, Any]]:
-        for number, event in enumerate(honest(*args)):
-            if (len(engine.asked), number) == (2, 0):
-                if lie == "name":
-                    event["meta_info"]["id"] = "of another one"
-                else:
-                    event["text"] = "no"
-            yield event
+    def edit(event: dict[str, Any], _is_last: bool) -> None:
+        if (len(engine.asked), event["meta_info"]["completion_tokens"]) == (2, 1):
+            if lie == "name":
+                event["meta_info"]["id"] = "of another one"
+            else:
+                event["text"] = "no"
 
-    monkeypatch.setattr(engine, "events", events)
+    engine.edit = edit
     async with aborting(start, tmp_path, engine, "--resume-aborted") as running:
         await events_of(running, "/generate", text=PROMPT, rid="r")
     assert recorded[-1] == (len(TAPE), DOUBT)
@@ -148,7 +150,7 @@ async def test_an_attempt_without_logprobs_leaves_none_to_the_others(
 ) -> None:
     """They would be those of other tokens."""
     engine = engine_of("running", mode, 2)
-    engine.lies = {1: {"output_token_logprobs": None, "output_token_logprobs_length": None}}
+    lie_in(engine, 1, {"output_token_logprobs": None, "output_token_logprobs_length": None})
     async with aborting(start, tmp_path, engine, "--resume-aborted") as running:
         if mode == "whole":
             told = await answer_of(running, "/generate", text=PROMPT, session_id="s")

@@ -6,10 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 import pytest
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from chat.chatting import chatting
 from chat.remembered import ASK, is_continued, said, user
@@ -18,6 +14,7 @@ from drift.rollouts import TOOLS
 from slime_http.serving import serving
 from slime_openai.prompts.history import History, Turn
 from slime_openai.requests.messages import Message
+from slime_testing import FakeEngine
 
 if TYPE_CHECKING:
     from routers import Start
@@ -240,18 +237,13 @@ def test_size_of_a_turn_is_constant_when_its_answer_is_written() -> None:
 async def test_nonsense_of_a_worker_is_its_fault(
     start: Start, answer: dict[str, Any], stream: bool, path: str
 ) -> None:
-    async def generate(_: Request) -> Response:
-        if stream:
-            return Response(b"data: %b\n\n" % orjson.dumps(answer), media_type="text/event-stream")
-        return JSONResponse(answer)
-
-    async with chatting(start, "Hello.") as chat:
-        worker = Starlette(routes=[Route("/generate", generate, methods=["POST"])])
-        async with serving(worker) as url:
-            await chat.running.client.post("/remove_worker", params={"url": chat.engine.url})
-            await chat.running.client.post("/add_worker", params={"url": url})
-            asked: dict[str, Any] = {"messages": [user("a")]} if "chat" in path else {"prompt": "a"}
-            answered = await chat.running.client.post(path, json={**asked, "stream": stream})
+    engine = FakeEngine()
+    engine.events_sent = 1
+    engine.rest = lambda _: answer
+    async with chatting(start, "Hello.") as chat, serving(engine.app) as url:
+        await chat.replace_engine(url)
+        asked: dict[str, Any] = {"messages": [user("a")]} if "chat" in path else {"prompt": "a"}
+        answered = await chat.running.client.post(path, json={**asked, "stream": stream})
         assert answered.status_code in (200, 502)
         assert b"PLUGIN_FAILED" not in answered.content
         if stream:

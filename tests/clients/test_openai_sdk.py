@@ -15,8 +15,6 @@ import openai
 from openai import AsyncOpenAI, OpenAI, pydantic_function_tool
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from pydantic import BaseModel
-from starlette.applications import Starlette
-from starlette.routing import Route
 
 from chat_models.families import QWEN2_5, Call, Words
 from clients.rolling import (
@@ -35,6 +33,7 @@ from clients.rolling import (
 from clients.schemas import bound_answers
 from routers import answering
 from slime_http.serving import serving
+from slime_testing import FakeEngine
 
 pytestmark = pytest.mark.anyio
 
@@ -297,11 +296,10 @@ def test_errors_are_of_the_classes_of_the_sdk(rollout: Rollout) -> None:
 def test_refusal_by_an_engine_raises_the_class_of_its_status(
     rollout: Rollout, status: int, kind: str, stream: bool
 ) -> None:
-    refusal = answering(b'{"object": "error", "message": "too much"}', status)
-    # It introduces itself, or it would not join.
-    engine = Starlette(routes=[Route("/generate", refusal), Route("/{path:path}", answering(b"{}"))])
+    engine = FakeEngine()
+    engine.rest = lambda _: (status, b'{"object": "error", "message": "too much"}')
     with (
-        rollout.portal.wrap_async_context_manager(serving(engine)) as worker,
+        rollout.portal.wrap_async_context_manager(serving(engine.app)) as worker,
         blocking(rollout, max_retries=0) as client,
     ):
         rollout.replace_engine(worker)

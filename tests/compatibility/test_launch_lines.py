@@ -159,7 +159,7 @@ async def echo(request: Request) -> JSONResponse:
 
 
 #: A worker that says what it was asked.
-ENGINE = Starlette(routes=[Route("/{path:path}", echo, methods=["GET", "POST"])])
+ECHO = Starlette(routes=[Route("/{path:path}", echo, methods=["GET", "POST"])])
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ async def workers() -> AsyncIterator[dict[str, str]]:
         for number in (1, 2)
     ]
     async with AsyncExitStack() as stack:
-        one, two, *pairs = [await stack.enter_async_context(serving(ENGINE)) for _ in range(6)]
+        one, two, *pairs = [await stack.enter_async_context(serving(ECHO)) for _ in range(6)]
         yield {
             "http://worker1:8000": one,
             "http://worker2:8001": two,

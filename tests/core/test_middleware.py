@@ -8,17 +8,14 @@ from pathlib import Path
 import anyio
 import httpx
 import pytest
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse
-from starlette.routing import Route
 
 from core.servers import Wire, answer, scripted
-from deadlines import HANG_S
+from deadlines import HANG_S, until
 from router_core.router import Router
 from router_core.types import ASGIApp, Message, Receive, Scope, Send
 from routers import BARE, Start, answering
 from slime_http.serving import serving
+from slime_testing import FakeEngine
 
 pytestmark = pytest.mark.anyio
 
@@ -126,16 +123,12 @@ def layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_slimes_middleware_finds_what_slimes_router_offers(start: Start, layers: None) -> None:
     """In flight at each worker, as it is at that moment, also where the mapping was fetched at the start."""
-    entered, leave = anyio.Event(), anyio.Event()
-
-    async def held(_: Request) -> PlainTextResponse:
-        entered.set()
-        await leave.wait()
-        return PlainTextResponse("held")
-
+    engine = FakeEngine()
+    engine.script.append((200, b"held"))
+    engine.delay = leave = anyio.Event()
     path = "slimes_layers.Middleware"
     async with (
-        serving(Starlette(routes=[Route("/generate", held, methods=["POST"])])) as busy,
+        serving(engine.app) as busy,
         serving(answering(b"free")) as idle,
         start(*BARE, "--slime-router-middleware-paths", path, "--port", "7") as running,
     ):
@@ -153,8 +146,7 @@ async def test_slimes_middleware_finds_what_slimes_router_offers(start: Start, l
                 answers.append(await client.post("/generate", json={}))
 
             tasks.start_soon(generate)
-            with anyio.fail_after(HANG_S):
-                await entered.wait()
+            await until(lambda: bool(engine.asked))
             added = await client.post("/add_worker", params={"url": idle})
             assert added.json()["worker_urls"] == {busy: 1, idle: 0}
             assert await load() == {

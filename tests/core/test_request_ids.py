@@ -29,7 +29,7 @@ from slime_testing import Running
 pytestmark = pytest.mark.anyio
 
 
-class Worker:
+class HeaderRecorder:
     """Keeps the headers that it got, and answers with ids of its own."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Worker:
 
 
 @asynccontextmanager
-async def before(start: Start, worker: Worker, *flags: str) -> AsyncIterator[Running]:
+async def before(start: Start, worker: HeaderRecorder, *flags: str) -> AsyncIterator[Running]:
     async with serving(worker.app) as url, start("--disable-health-check", *flags) as running:
         await running.router.add_worker(url)
         yield running
@@ -70,7 +70,7 @@ def ids(answer: httpx.Response) -> list[str]:
 
 @pytest.mark.parametrize("name", DEFAULT_HEADERS)
 async def test_an_id_that_came_is_passed_on_and_given_back(start: Start, name: str) -> None:
-    worker = Worker()
+    worker = HeaderRecorder()
     async with before(start, worker, "--request-id-headers") as running:
         answer = await running.client.get("/", headers={name: "of mine"})
     assert ids(answer) == ["of mine"]
@@ -81,7 +81,7 @@ async def test_an_id_that_came_is_passed_on_and_given_back(start: Start, name: s
 
 
 async def test_a_request_without_an_id_gets_one(start: Start) -> None:
-    worker = Worker()
+    worker = HeaderRecorder()
     async with before(start, worker, "--request-id-headers", "X-Trace-Id", "x-other") as running:
         answers = [await running.client.get("/", headers={"x-request-id": "no name of it"}) for _ in range(3)]
     made = [ids(answer)[0] for answer in answers]
@@ -93,7 +93,7 @@ async def test_a_request_without_an_id_gets_one(start: Start) -> None:
 
 
 async def test_the_first_header_of_the_flag_that_has_an_id_counts(start: Start) -> None:
-    worker = Worker()
+    worker = HeaderRecorder()
     async with before(start, worker, "--request-id-headers", "x-a", "x-b") as running:
         both = await running.client.get("/", headers={"x-b": "b", "x-a": "a"})
         empty = await running.client.get("/", headers={"x-b": "b", "x-a": ""})
@@ -146,7 +146,7 @@ async def test_errors_and_the_routers_own_answers_have_it_too(
 async def test_a_line_about_an_answer_that_broke_off_begins_with_it(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    worker = Worker()
+    worker = HeaderRecorder()
     async with before(start, worker, "--request-id-headers") as running:
         with pytest.raises(httpx.RemoteProtocolError):
             await running.client.get("/breaks", headers={"x-request-id": "mine"})
@@ -154,7 +154,7 @@ async def test_a_line_about_an_answer_that_broke_off_begins_with_it(
 
 
 async def test_without_the_flag_nothing_is_added(start: Start, caplog: pytest.LogCaptureFixture) -> None:
-    worker = Worker()
+    worker = HeaderRecorder()
     async with before(start, worker) as running:
         answer = await running.client.get("/")
         assert ids(answer) == ["the worker's"]

@@ -2,62 +2,46 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import anyio
 import httpx
 import pytest
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from core.servers import Wire, answer, scripted
 from holding import quarantine, ready, stale
-from plugged import until
+from plugged import Recording, until
 from ports import free_port
 from router_core.workers import Worker, least_in_flight
 from routers import BARE, Start
 from slime_http.serving import bind, serving, url_of
+from slime_testing import FakeEngine
 
 pytestmark = pytest.mark.anyio
 
 
-class Engine:
-    """A worker that says who it is, what it serves, and answers when it is let."""
-
-    def __init__(self, name: str, info: dict[str, Any] | None = None, info_path: str = "/model_info") -> None:
-        self.name = name
-        self.asked = 0
-        self.open = asyncio.Event()
-        self.open.set()
-        self._info = info
-        self.app = Starlette(
-            routes=[
-                Route(info_path, self.model_info),
-                Route("/work", self.work, methods=["GET", "POST"]),
-            ]
-        )
-
-    async def model_info(self, _: Request) -> Response:
-        return JSONResponse(self._info) if self._info is not None else Response(status_code=404)
-
-    async def work(self, _: Request) -> Response:
-        self.asked += 1
-        await self.open.wait()
-        return Response(self.name)
-
-
 @asynccontextmanager
-async def engines(*names: str) -> AsyncIterator[dict[str, Engine]]:
-    """Engines by their URLs."""
+async def recordings(*names: str) -> AsyncIterator[dict[str, Recording]]:
+    """Yield workers by their URLs."""
     async with AsyncExitStack() as stack:
-        found = [Engine(name) for name in names]
-        yield {await stack.enter_async_context(serving(engine.app)): engine for engine in found}
+        found = [Recording(name) for name in names]
+        yield {await stack.enter_async_context(serving(worker)): worker for worker in found}
+
+
+async def answered_by(client: httpx.AsyncClient, method: str = "GET", **request: Any) -> str:
+    """Return the name of the worker that answers."""
+    return str((await client.request(method, "/work", **request)).json()["worker"])
+
+
+def hold_answers(workers: Iterable[Recording]) -> anyio.Event:
+    """Let the answers of ``workers`` wait."""
+    hold = anyio.Event()
+    for worker in workers:
+        worker.hold = hold
+    return hold
 
 
 async def urls(client: httpx.AsyncClient) -> list[str]:
@@ -78,7 +62,7 @@ NAMED: list[Callable[[str], dict[str, Any]]] = [
 
 
 async def test_a_worker_is_named_in_the_query_or_the_body(start: Start) -> None:
-    async with engines("one") as found, start(*BARE) as running:
+    async with recordings("one") as found, start(*BARE) as running:
         [url] = found
         for named in NAMED:
             added = await running.client.post("/add_worker", **named(url))
@@ -135,7 +119,7 @@ async def test_a_worker_that_is_not_there_cannot_be_removed(start: Start) -> Non
 
 
 async def test_the_gateways_registration_tells_where_the_worker_is_found(start: Start) -> None:
-    async with engines("one") as found, start(*BARE) as running:
+    async with recordings("one") as found, start(*BARE) as running:
         [url] = found
         body = {"url": url, "model_id": "m", "labels": {"zone": "a"}}
         reply = await running.client.post("/workers", json=body)
@@ -171,7 +155,7 @@ async def test_the_gateways_registration_tells_where_the_worker_is_found(start: 
 
 
 async def test_a_worker_is_drained_before_it_leaves(start: Start) -> None:
-    async with engines("one", "two") as found, start(*BARE, "--worker-urls", *found) as running:
+    async with recordings("one", "two") as found, start(*BARE, "--worker-urls", *found) as running:
         pool = running.router.pool
         leaving = pool.find(next(iter(found)))
         leaving.in_flight += 1  # a request that takes its time
@@ -180,14 +164,14 @@ async def test_a_worker_is_drained_before_it_leaves(start: Start) -> None:
         shown = (await running.client.get(f"/workers/{leaving.id}")).json()
         assert (shown["state"], shown["is_healthy"], shown["load"]) == ("draining", False, 1)
         for _ in range(6):
-            assert (await running.client.get("/work")).text == "two"
+            assert await answered_by(running.client) == "two"
         leaving.in_flight -= 1
         await until(lambda: leaving not in pool)
         assert (await running.client.get(f"/workers/{leaving.id}")).status_code == 404
 
 
 async def test_a_draining_worker_that_registers_again_stays(start: Start) -> None:
-    async with engines("one") as found, start(*BARE, "--worker-urls", *found) as running:
+    async with recordings("one") as found, start(*BARE, "--worker-urls", *found) as running:
         [worker] = running.router.pool
         worker.in_flight += 1
         await running.client.delete(f"/workers/{worker.id}?drain=true")
@@ -199,7 +183,7 @@ async def test_a_draining_worker_that_registers_again_stays(start: Start) -> Non
 
 
 async def test_a_word_that_is_no_answer_to_drain_is_refused(start: Start) -> None:
-    async with engines("one") as found, start(*BARE, "--worker-urls", *found) as running:
+    async with recordings("one") as found, start(*BARE, "--worker-urls", *found) as running:
         [worker] = running.router.pool
         reply = await running.client.delete(f"/workers/{worker.id}?drain=perhaps")
         assert reply.status_code == 400
@@ -215,7 +199,7 @@ async def test_late_worker_is_quarantined_until_it_answers(start: Start) -> None
         [worker] = running.router.pool
         await until(lambda: worker.state == "quarantined")
         assert "was not ready within 0.2 s" in (worker.reason or "")
-        async with serving(Engine("late").app, port=port):
+        async with serving(Recording("late"), port=port):
             await until(lambda: worker.state == "ready")
 
 
@@ -234,7 +218,7 @@ async def test_a_worker_that_registers_again_has_its_time_again(start: Start) ->
 
 
 async def test_a_path_with_a_line_break_reaches_no_worker(start: Start) -> None:
-    async with engines("one") as found, start(*BARE, "--worker-urls", *found) as running:
+    async with recordings("one") as found, start(*BARE, "--worker-urls", *found) as running:
         reply = await running.client.get("/workers/x%0Ay")
         assert reply.status_code == 400
 
@@ -247,14 +231,14 @@ async def test_a_wrong_method_is_told_all_the_right_ones(start: Start) -> None:
 
 
 async def test_the_query_and_the_body_of_a_registration_are_both_read(start: Start) -> None:
-    async with engines("one") as found, start(*BARE) as running:
+    async with recordings("one") as found, start(*BARE) as running:
         await running.client.post(f"/add_worker?url={next(iter(found))}", json={"worker_type": "prefill"})
         [worker] = running.router.pool
         assert worker.worker_type == "prefill"
 
 
 async def test_workers_are_counted_by_kind(start: Start) -> None:
-    async with engines("a", "b", "c") as found, start(*BARE) as running:
+    async with recordings("a", "b", "c") as found, start(*BARE) as running:
         kinds = ["regular", "prefill", "decode"]
         for url, kind in zip(found, kinds, strict=True):
             body = {"url": url, "worker_type": kind, "bootstrap_port": 8998 if kind == "prefill" else None}
@@ -265,7 +249,7 @@ async def test_workers_are_counted_by_kind(start: Start) -> None:
         assert [worker["worker_type"] for worker in listing["workers"]] == kinds
         assert [worker["bootstrap_port"] for worker in listing["workers"]] == [None, 8998, None]
         for _ in range(6):  # a prefill worker alone cannot answer anybody
-            assert (await running.client.get("/work")).text == "a"
+            assert await answered_by(running.client) == "a"
 
 
 BAD_FIELDS: list[dict[str, Any]] = [
@@ -305,7 +289,7 @@ async def test_a_wrong_method_is_json_too(start: Start) -> None:
 
 
 async def test_health_is_the_routers_own_and_readiness_wants_a_worker(start: Start) -> None:
-    async with engines("one") as found, start(*BARE) as running:
+    async with recordings("one") as found, start(*BARE) as running:
         [url] = found
         for path in ("/health", "/liveness"):
             reply = await running.client.get(path)
@@ -329,7 +313,9 @@ async def test_health_is_the_routers_own_and_readiness_wants_a_worker(start: Sta
 
 @pytest.mark.parametrize("path", ["/model_info", "/get_model_info"], ids=["new", "old"])
 async def test_a_worker_tells_its_model_and_weights_when_it_joins(start: Start, path: str) -> None:
-    engine = Engine("one", {"weight_version": "7", "model_path": "/models/m"}, path)
+    engine = FakeEngine()
+    told = b'{"weight_version":"7","model_path":"/models/m"}'
+    engine.answers = {"/model_info": (404, b""), path: (200, told)}
     async with serving(engine.app) as url, start(*BARE) as running:
         await running.client.post("/add_worker", params={"url": url})
         [worker] = (await running.client.get("/workers")).json()["workers"]
@@ -339,7 +325,7 @@ async def test_a_worker_tells_its_model_and_weights_when_it_joins(start: Start, 
 
 
 async def test_a_trainer_announces_a_weight_version(start: Start) -> None:
-    async with engines("a", "b") as found, start(*BARE) as running:
+    async with recordings("a", "b") as found, start(*BARE) as running:
         for url in found:
             await running.client.post("/add_worker", params={"url": url})
         reply = await running.client.post("/weight_version", json={"weight_version": 8})
@@ -373,25 +359,25 @@ async def test_a_worker_that_is_not_up_is_told_and_joins_when_it_is(start: Start
         [shown] = (await running.client.get("/workers")).json()["workers"]
         assert shown["reason"] in said
         assert [worker.in_flight for worker in running.router.pool] == [0]
-        async with serving(Engine("late").app, port=port):
+        async with serving(Recording("late"), port=port):
             await until(lambda: running.router.pool.healthy == 1)
-            assert (await running.client.get("/work")).text == "late"
+            assert await answered_by(running.client) == "late"
 
 
 async def test_a_worker_that_is_not_up_gets_nothing_while_another_is(start: Start) -> None:
-    async with engines("up") as found, start(*BARE) as running:
+    async with recordings("up") as found, start(*BARE) as running:
         await running.client.post("/add_worker", params={"url": "http://127.0.0.1:9"})
         await running.client.post("/add_worker", params={"url": next(iter(found))})
-        assert {(await running.client.get("/work")).text for _ in range(10)} == {"up"}
+        assert {await answered_by(running.client) for _ in range(10)} == {"up"}
 
 
 async def test_workers_of_the_command_line_are_there_for_the_first_request(start: Start) -> None:
-    async with engines("a") as found, start(*BARE, "--worker-urls", *found) as running:
-        assert (await running.client.get("/work")).text == "a"
+    async with recordings("a") as found, start(*BARE, "--worker-urls", *found) as running:
+        assert await answered_by(running.client) == "a"
 
 
 async def test_the_message_says_why_of_each_worker(start: Start) -> None:
-    async with engines("a", "b", "c") as found, start(*BARE, "--worker-urls", *found) as running:
+    async with recordings("a", "b", "c") as found, start(*BARE, "--worker-urls", *found) as running:
         pool = running.router.pool
         dead, behind, held = pool
         quarantine(pool, dead, "it is dead")
@@ -416,82 +402,81 @@ async def test_the_message_of_a_large_fleet_is_short(start: Start) -> None:
 
 
 async def test_workers_of_the_command_line_join_by_themselves(start: Start) -> None:
-    async with engines("a", "b") as found, start(*BARE, "--worker-urls", *found) as running:
+    async with recordings("a", "b") as found, start(*BARE, "--worker-urls", *found) as running:
         await until(lambda: running.router.pool.healthy == 2)
-        assert {(await running.client.get("/work")).text for _ in range(30)} == {"a", "b"}
+        assert {await answered_by(running.client) for _ in range(30)} == {"a", "b"}
 
 
 async def test_registering_a_quarantined_worker_again_brings_it_back(start: Start) -> None:
-    async with engines("a", "b") as found, start(*BARE) as running:
+    async with recordings("a", "b") as found, start(*BARE) as running:
         for url in found:
             await running.client.post("/add_worker", params={"url": url})
         first = running.router.pool.find(next(iter(found)))
         quarantine(running.router.pool, first, "dead")
-        assert {(await running.client.get("/work")).text for _ in range(10)} == {"b"}
+        assert {await answered_by(running.client) for _ in range(10)} == {"b"}
         reply = await running.client.post("/add_worker", params={"url": first.url})
         assert "warning" not in reply.json()
         assert running.router.pool.find(first.url) is first
-        assert {(await running.client.get("/work")).text for _ in range(30)} == {"a", "b"}
+        assert {await answered_by(running.client) for _ in range(30)} == {"a", "b"}
 
 
 async def test_registering_twice_keeps_id_and_count(start: Start) -> None:
-    async with engines("one") as found, start(*BARE) as running:
-        [(url, engine)] = found.items()
-        engine.open.clear()
+    async with recordings("one") as found, start(*BARE) as running:
+        [(url, one)] = found.items()
+        hold = hold_answers([one])
         first = (await running.client.post("/workers", json={"url": url})).json()["worker_id"]
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(running.client.get, "/work")
-            await until(lambda: engine.asked == 1)
+            await until(lambda: len(one.requests) == 1)
             again = await running.client.post("/workers", json={"url": url})
             assert again.json()["worker_id"] == first
             listed = (await running.client.post("/add_worker", json={"url": url})).json()["worker_urls"]
             assert listed == {url: 1}
-            engine.open.set()
+            hold.set()
         assert (await running.client.get(f"/workers/{first}")).json()["load"] == 0
 
 
 async def test_a_worker_removed_while_in_use_finishes_what_it_has(start: Start) -> None:
-    async with engines("a", "b") as found, start(*BARE) as running:
-        for url, engine in found.items():
+    async with recordings("a", "b") as found, start(*BARE) as running:
+        for url in found:
             await running.client.post("/add_worker", params={"url": url})
-            engine.open.clear()
+        hold = hold_answers(found.values())
         answers: list[str] = []
 
         async def ask() -> None:
-            answers.append((await running.client.get("/work")).text)
+            answers.append(await answered_by(running.client))
 
         async with anyio.create_task_group() as tasks:
             for _ in range(4):
                 tasks.start_soon(ask)
-            await until(lambda: sum(engine.asked for engine in found.values()) == 4)
+            await until(lambda: sum(len(one.requests) for one in found.values()) == 4)
             leaving = running.router.pool.find(next(iter(found)))
             assert leaving.in_flight == 2
             assert (
                 await running.client.post("/remove_worker", params={"url": leaving.url})
             ).status_code == 200
-            for engine in found.values():
-                engine.open.set()
+            hold.set()
         assert Counter(answers) == {"a": 2, "b": 2}
         assert leaving.in_flight == 0
         staying = list(running.router.pool)
         assert [worker.in_flight for worker in staying] == [0]
         await until(lambda: running.router.proxy.open_connections <= 2)  # the other worker's, idle
-        assert {(await running.client.get("/work")).text for _ in range(5)} == {"b"}
+        assert {await answered_by(running.client) for _ in range(5)} == {"b"}
 
 
 async def test_a_worker_that_comes_back_under_its_url_is_a_new_one(start: Start) -> None:
-    async with engines("one") as found, start(*BARE) as running:
-        [(url, engine)] = found.items()
-        engine.open.clear()
+    async with recordings("one") as found, start(*BARE) as running:
+        [(url, one)] = found.items()
+        hold = hold_answers([one])
         old = (await running.client.post("/workers", json={"url": url})).json()["worker_id"]
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(running.client.get, "/work")
-            await until(lambda: engine.asked == 1)
+            await until(lambda: len(one.requests) == 1)
             await running.client.delete(f"/workers/{old}")
             new = (await running.client.post("/workers", json={"url": url})).json()["worker_id"]
             assert new != old
             assert (await running.client.get(f"/workers/{new}")).json()["load"] == 0
-            engine.open.set()
+            hold.set()
         assert (await running.client.get(f"/workers/{new}")).json()["load"] == 0
 
 
@@ -499,19 +484,17 @@ async def test_a_worker_that_comes_back_under_its_url_is_a_new_one(start: Start)
 
 
 async def test_requests_go_to_the_worker_with_the_fewest_in_flight(start: Start) -> None:
-    async with engines("a", "b", "c") as found, start(*BARE, "--worker-urls", *found) as running:
+    async with recordings("a", "b", "c") as found, start(*BARE, "--worker-urls", *found) as running:
         await until(lambda: running.router.pool.healthy == 3)
-        for engine in found.values():
-            engine.open.clear()
+        hold = hold_answers(found.values())
         async with anyio.create_task_group() as tasks:
             for asked in range(1, 13):
                 tasks.start_soon(running.client.get, "/work")
-                await until(lambda asked=asked: sum(engine.asked for engine in found.values()) == asked)  # type: ignore[misc]
+                await until(lambda asked=asked: sum(len(one.requests) for one in found.values()) == asked)  # type: ignore[misc]
                 loads = [worker.in_flight for worker in running.router.pool]
                 assert max(loads) - min(loads) <= 1
-            assert [engine.asked for engine in found.values()] == [4, 4, 4]
-            for engine in found.values():
-                engine.open.set()
+            assert [len(one.requests) for one in found.values()] == [4, 4, 4]
+            hold.set()
         assert [worker.in_flight for worker in running.router.pool] == [0, 0, 0]
 
 
@@ -536,27 +519,23 @@ def test_ties_are_broken_at_random() -> None:
     ids=["x-session-id", "x-smg-routing-key", "session_id", "escaped", "all"],
 )
 async def test_a_session_keeps_its_worker(start: Start, spelt: dict[str, Any]) -> None:
-    async with engines("a", "b", "c", "d") as found, start(*BARE, "--worker-urls", *found) as running:
+    async with recordings("a", "b", "c", "d") as found, start(*BARE, "--worker-urls", *found) as running:
         await until(lambda: running.router.pool.healthy == 4)
-        chosen = {(await running.client.post("/work", **spelt)).text for _ in range(12)}
+        chosen = {await answered_by(running.client, "POST", **spelt) for _ in range(12)}
         assert len(chosen) == 1
         [name] = chosen
-        by_header = {
-            (await running.client.get("/work", headers={"x-session-id": "s1"})).text for _ in range(4)
-        }
+        by_header = {await answered_by(running.client, headers={"x-session-id": "s1"}) for _ in range(4)}
         assert by_header == chosen  # the same session, however it is spelt
-        others = {
-            (await running.client.get("/work", headers={"x-session-id": f"o{n}"})).text for n in range(20)
-        }
+        others = {await answered_by(running.client, headers={"x-session-id": f"o{n}"}) for n in range(20)}
         assert len(others) > 1
 
         kept = next(worker for worker in running.router.pool if found[worker.url].name == name)
         quarantine(running.router.pool, kept, "dead")
-        moved = {(await running.client.post("/work", **spelt)).text for _ in range(6)}
+        moved = {await answered_by(running.client, "POST", **spelt) for _ in range(6)}
         assert len(moved) == 1
         assert name not in moved
         ready(running.router.pool, kept)
-        assert {(await running.client.post("/work", **spelt)).text for _ in range(6)} == moved
+        assert {await answered_by(running.client, "POST", **spelt) for _ in range(6)} == moved
 
 
 async def test_a_session_that_is_none_is_passed_on_untouched(start: Start) -> None:

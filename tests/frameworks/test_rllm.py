@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import orjson
 import pytest
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
 
 from chat.chatting import chatting
+from chat.scripted import scripted
 from chat_models.families import QWEN2_5, QWEN3
 from drift.rollouts import TOOLS
 from frameworks.gateway import (
@@ -28,11 +23,9 @@ from frameworks.gateway import (
     prompt_of,
 )
 from slime_engine.moe import routed_experts
-from slime_http.serving import serving
 
 if TYPE_CHECKING:
     from routers import Start
-    from slime_testing import Running
 
 pytestmark = pytest.mark.anyio
 
@@ -134,44 +127,24 @@ async def test_the_prompt_alone_may_be_asked_for(start: Start, path: str) -> Non
         assert "token_ids" not in document["choices"][0]
 
 
-@asynccontextmanager
-async def saying(start: Start, *events: tuple[str, list[int], str | None]) -> AsyncIterator[Running]:
-    """A router before a worker that streams just these cumulative events: text, ids, and why it ends."""
-
-    async def sent() -> AsyncIterator[bytes]:
-        for text, ids, reason in events:
-            triples = [[-token / 100, token, None] for token in ids]
-            meta: dict[str, Any] = {"completion_tokens": len(ids), "output_token_logprobs": triples}
-            meta["finish_reason"] = {"type": reason} if reason else None
-            said = {"text": text, "output_ids": ids, "meta_info": meta}
-            yield b"data: %b\n\n" % orjson.dumps(said)
-        yield b"data: [DONE]\n\n"
-
-    async def generate(_: Request) -> Response:
-        return StreamingResponse(sent(), media_type="text/event-stream")
-
-    worker = Starlette(routes=[Route("/generate", generate, methods=["POST"])])
-    plugins = [part for name in ("engine", "radix_cache", "openai") for part in ("--plugin", name)]
-    async with serving(worker) as url, start(*plugins) as running:
-        for embedded in running.router.pool:
-            running.router.pool.remove(embedded)
-        await running.router.add_worker(url)
-        yield running
-
-
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 async def test_text_that_waits_does_not_hold_back_its_tokens(start: Start, path: str) -> None:
     """A possible stop string waits, and half a character has no text yet; their ids are sent at once."""
     prompt = {"messages": [{"role": "user", "content": "Hi"}]} if path == CHAT else {"prompt": "Hi"}
-    events: list[tuple[str, list[int], str | None]] = [
-        ("a", [97], None),
-        ("aST", [97, 83, 84], None),
-        ("aST", [97, 83, 84, 195], None),
-        ("aSTé", [97, 83, 84, 195, 169], None),
-        ("aSTé", [97, 83, 84, 195, 169, 0], "stop"),
-    ]
+    events = []
+    for text, count, reason in (
+        ("a", 1, None),
+        ("aST", 3, None),
+        ("aST", 4, None),
+        ("aSTé", 5, None),
+        ("aSTé", 6, {"type": "stop"}),
+    ):
+        ids = [97, 83, 84, 195, 169, 0][:count]
+        triples = [[-token / 100, token, None] for token in ids]
+        meta = {"completion_tokens": count, "output_token_logprobs": triples, "finish_reason": reason}
+        events.append({"text": text, "output_ids": ids, "meta_info": meta})
     body = {**prompt, "stop": ["STOP"], "return_token_ids": True, "stream": True}
-    async with saying(start, *events) as running:
+    async with scripted(start, events) as (running, _):
         answer = await running.client.post(path, json=body)
     chunks = [orjson.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
     told: list[tuple[str, list[int]]] = []

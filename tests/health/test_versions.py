@@ -72,9 +72,9 @@ class Fleet:
 
     async def hear(self, engine: Naming, **more: Any) -> None:
         """Let ``engine`` answer something."""
-        before = engine.generated
+        before = len(engine.asked)
         with anyio.fail_after(HANG_S):
-            while engine.generated == before:
+            while len(engine.asked) == before:
                 assert (await self.generate(**more)).status_code == 200
 
     async def questions_are_settled(self) -> None:
@@ -148,7 +148,7 @@ async def test_answers_that_another_plugin_has_read_are_news_too() -> None:
     engine = Naming()
     async with fleet(engine, beside={"reads": Reads()}) as it:
         engine.version = "2"
-        assert (await it.client.post("/v1/completions", json={})).json()["success"]  # it names no version
+        assert (await it.client.post("/v1/completions", json={})).json() == {}  # it names no version
         assert it.version == "1"
         await it.hear(engine)
         await until(lambda: it.version == "2")
@@ -173,7 +173,7 @@ async def test_an_answer_of_a_worker_that_was_removed_is_no_news() -> None:
     async with fleet(engine) as it, anyio.create_task_group() as tasks:
         engine.hold = anyio.Event()
         tasks.start_soon(it.generate)
-        await until(lambda: engine.generated == 1)
+        await until(lambda: len(engine.asked) == 1)
         engine.version = "2"
         await it.client.post("/remove_worker", json={"url": engine.url})
         engine.hold.set()
@@ -375,7 +375,7 @@ async def test_a_late_answer_of_old_weights_does_not_move_a_worker_back() -> Non
 
         for number in range(4):
             tasks.start_soon(late, number)
-        await until(lambda: one.generated + two.generated == 4)
+        await until(lambda: len(one.asked) + len(two.asked) == 4)
         for engine in (one, two):
             engine.version, engine.hold = "2", None
         for engine in (one, two):
@@ -472,7 +472,7 @@ async def test_an_engine_that_only_its_answers_name_is_followed_forwards() -> No
         hold = engine.hold = anyio.Event()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(it.generate)
-            await until(lambda: engine.generated > 1)
+            await until(lambda: len(engine.asked) > 1)
             engine.version, engine.hold = "2", None
             await it.hear(engine)
             await until(lambda: it.version == "2")

@@ -2,70 +2,58 @@ from __future__ import annotations
 
 import base64
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
+import httpx
 import orjson
 import pytest
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
+from plugged import Recording
+from router_core.types import ASGIApp
 from routers import BARE, Start
 from slime_http.serving import serving
+from slime_testing import FakeEngine
+
+pytestmark = pytest.mark.anyio
 
 EXPERTS = base64.b64encode(bytes(range(256)) * 64).decode()
 # Spaces and a float spelt its own way: parsing and encoding again would not give these bytes back.
 ANSWER = b'{ "text": "hi",  "meta_info": {"x": 1.50, "routed_experts": "%s"} }' % EXPERTS.encode()
+EVENTS = [b'data:  {"text": "h"}\n\n', b"data: %b\n\ndata: [DONE]\n\n" % ANSWER]
 
 
-class Worker:
-    """Answers with routed experts, in odd but valid JSON, and keeps what it was asked."""
-
-    def __init__(self) -> None:
-        self.asked: list[bytes] = []
-        self.app = Starlette(routes=[Route("/{path:path}", self.answer, methods=["POST"])])
-
-    async def answer(self, request: Request) -> Response:
-        self.asked.append(await request.body())
-        if b'"stream":true' in self.asked[-1]:
-            return StreamingResponse(self.events(), media_type="text/event-stream")
-        return Response(ANSWER, media_type="application/json")
-
-    async def events(self) -> AsyncIterator[bytes]:
-        yield b'data:  {"text": "h"}\n\n'
-        yield b"data: " + ANSWER + b"\n\ndata: [DONE]\n\n"
+@asynccontextmanager
+async def routing_experts(start: Start, worker: ASGIApp) -> AsyncIterator[httpx.AsyncClient]:
+    async with serving(worker) as url, start(*BARE, "--plugin", "r3", "--worker-urls", url) as running:
+        yield running.client
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions", "/v1/completions"])
 async def test_pitfall_26_the_worker_is_asked_for_routed_experts(start: Start, path: str) -> None:
-    worker = Worker()
-    async with (
-        serving(worker.app) as url,
-        start(*BARE, "--plugin", "r3", "--worker-urls", url) as running,
-    ):
-        await running.client.post(path, json={"text": "a", "unknown": {"kept": [1.5, None]}})
-    assert orjson.loads(worker.asked[0]) == {
+    worker = Recording()
+    async with routing_experts(start, worker) as client:
+        await client.post(path, json={"text": "a", "unknown": {"kept": [1.5, None]}})
+    assert orjson.loads(worker.requests[0][2]) == {
         "text": "a",
         "unknown": {"kept": [1.5, None]},
         "return_routed_experts": True,
     }
 
 
-@pytest.mark.anyio
 async def test_pitfall_27_the_answer_passes_byte_for_byte(start: Start) -> None:
-    worker = Worker()
-    async with (
-        serving(worker.app) as url,
-        start(*BARE, "--plugin", "r3", "--worker-urls", url) as running,
-    ):
-        whole = await running.client.post("/generate", json={"text": "a"})
-        streamed = await running.client.post("/generate", json={"text": "a", "stream": True})
+    engine = FakeEngine()
+    engine.script.append((200, ANSWER))
+    async with routing_experts(start, engine.app) as client:
+        whole = await client.post("/generate", json={"text": "a"})
+        stream = Route("/generate", lambda _: StreamingResponse(iter(EVENTS)), methods=["POST"])
+        engine.app.routes.insert(0, stream)
+        streamed = await client.post("/generate", json={"text": "a", "stream": True})
     assert whole.content == ANSWER
-    assert streamed.content == b'data:  {"text": "h"}\n\ndata: ' + ANSWER + b"\n\ndata: [DONE]\n\n"
+    assert streamed.content == b"".join(EVENTS)
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -76,10 +64,7 @@ async def test_pitfall_27_the_answer_passes_byte_for_byte(start: Start) -> None:
     ],
 )
 async def test_unrelated_requests_pass_unchanged(start: Start, path: str, body: bytes) -> None:
-    worker = Worker()
-    async with (
-        serving(worker.app) as url,
-        start(*BARE, "--plugin", "r3", "--worker-urls", url) as running,
-    ):
-        assert (await running.client.post(path, content=body)).status_code == 200
-    assert worker.asked == [body]
+    worker = Recording()
+    async with routing_experts(start, worker) as client:
+        assert (await client.post(path, content=body)).status_code == 200
+    assert worker.bodies == [body]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from resume.interrupted import InterruptedEngine
+from aborting_engine import AbortingEngine
 from slime_http.serving import serving
 
 PROMPT = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
@@ -19,7 +19,7 @@ MODES = ("whole", "cumulative", "incremental")
 
 
 async def told(
-    start: Start, engine: InterruptedEngine, checkpoint: str, mode: str, **parameters: Any
+    start: Start, engine: AbortingEngine, checkpoint: str, mode: str, **parameters: Any
 ) -> list[Any]:
     """Return the client's view: the answer, or the events of a stream."""
     flags = ["--resume-aborted", "--abort-retry-wait-s", "0", "--hf-checkpoint", checkpoint]
@@ -41,12 +41,13 @@ async def told(
         text = "".join(event["text"] for event in events) if mode == "incremental" else events[-1]["text"]
         kept = (await running.client.post("/retrieve_from_text", json={"text": PROMPT + text})).json()
         assert (kept["exact"], kept["candidates"]) == (True, 1 if text else 2)  # the prompt alone reads alike
-        assert engine.prompt is not None
+        prompt, *resumed = [body["input_ids"] for body in engine.asked]
+        assert all(ids == prompt + engine.tape_of(0)[: len(ids) - len(prompt)] for ids in resumed)
         sampled = (
             [one for event in events for one in event["output_ids"]]
             if mode == "incremental"
             else events[-1]["output_ids"]
         )
-        assert kept["tokens"] == engine.prompt + sampled
+        assert kept["tokens"] == prompt + sampled
     assert unrecorded == {}
     return events

@@ -6,13 +6,9 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import anyio
-import orjson
 import pytest
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
+from aborting_engine import AbortingEngine
 from deadlines import until
 from radix_cache.scripted import bits
 from slime_engine.tokenizer import EngineTokenizer
@@ -28,59 +24,23 @@ PROMPTS = ["the sea", "a hill ☔", "one"]
 LENGTH = 6
 
 
-class Engine:
-    """Samples LENGTH tokens, its own for each attempt, and aborts sequences of ``aborted`` numbers after two.
+def aborting(tokenizer: EngineTokenizer, *numbers: int) -> AbortingEngine:
+    """Abort the sequences of these numbers after two tokens; each sequence has other tokens than the rest."""
+    cuts = [2 if number in numbers else None for number in range(10)]
+    return AbortingEngine(
+        tokenizer, lambda number: [300 + (7 * number + place) % 200 for place in range(9)], cuts
+    )
 
-    The one of number ``nonsense`` has no list of ids.
-    ``asked`` are the bodies it got, ``journal`` has ``(consumed, sampled, logprobs)`` of every sequence.
-    """
 
-    def __init__(self, tokenizer: EngineTokenizer, *aborted: int) -> None:
-        self.tokenizer = tokenizer
-        self.aborted = list(aborted)
-        self.asked: list[dict[str, Any]] = []
-        self.journal: list[tuple[list[int], list[int], list[float]]] = []
-        self.version = 0
-        self.nonsense: int | None = None
-        self.hold: anyio.Event | None = None
-        self.app = Starlette(routes=[Route("/generate", self.generate, methods=["POST"])])
+def hold_attempts(engine: AbortingEngine) -> anyio.Event:
+    """Let all requests but the first wait."""
+    hold = anyio.Event()
 
-    async def generate(self, request: Request) -> Response:
-        body = orjson.loads(await request.body())
-        self.asked.append(body)
-        self.version += 1
-        prompts = body["input_ids"]
-        alone = isinstance(prompts[0], int)
-        parameters = body["sampling_params"]
-        copies = (parameters if isinstance(parameters, dict) else parameters[0]).get("n", 1)
-        if len(self.asked) > 1 and self.hold is not None:
-            await self.hold.wait()
-        outputs = [
-            self.output(ids, parameters if isinstance(parameters, dict) else parameters[place])
-            for place, ids in enumerate([prompts] if alone else prompts)
-            for _ in range(copies)
-        ]
-        return JSONResponse(outputs[0] if alone and copies == 1 else outputs)
+    def edit(_output: dict[str, Any], _is_last: bool) -> None:
+        engine.delay = hold if len(engine.asked) > 1 else None
 
-    def output(self, prompt: list[int], parameters: dict[str, Any]) -> dict[str, Any]:
-        number = len(self.journal)
-        cut = number in self.aborted
-        count = 2 if cut else parameters["max_new_tokens"]
-        ids = [300 + (7 * number + place) % 200 for place in range(count)]
-        logprobs = [-(number + place + 1) / 7 for place in range(count)]
-        self.journal.append((prompt, ids, logprobs))
-        reason: dict[str, Any] = {"type": "abort"} if cut else {"type": "length", "length": count}
-        return {
-            "text": self.tokenizer.decode(ids, skip_special_tokens=True),
-            "output_ids": "nonsense" if number == self.nonsense else ids,
-            "meta_info": {
-                "finish_reason": reason,
-                "prompt_tokens": len(prompt),
-                "completion_tokens": count,
-                "weight_version": str(self.version),
-                "output_token_logprobs": [[p, i, None] for p, i in zip(logprobs, ids, strict=True)],
-            },
-        }
+    engine.edit = edit
+    return hold
 
 
 async def ask(running: Running, **body: Any) -> list[dict[str, Any]]:
@@ -106,7 +66,7 @@ def flags(checkpoint: str, url: str, *more: str) -> tuple[str, ...]:
 async def test_each_aborted_sequence_of_a_batch_is_resumed(
     start: Start, tokenizer: EngineTokenizer, checkpoint: str, resume: bool
 ) -> None:
-    engine = Engine(tokenizer, 0, 2, 3)  # of the batch the first and the last, and one of these once more
+    engine = aborting(tokenizer, 0, 2, 3)  # of the batch the first and the last, and one of these once more
     more = ("--resume-aborted",) if resume else ()
     async with serving(engine.app) as url, start(*flags(checkpoint, url, *more)) as running:
         parameters = [{"max_new_tokens": LENGTH + place} for place in range(3)]
@@ -122,24 +82,24 @@ async def test_each_aborted_sequence_of_a_batch_is_resumed(
             logprobs = [triple[0] for triple in answer["meta_info"]["output_token_logprobs"]]
             assert bits(record["rollout_logp"][len(ids) :]) == bits(logprobs)
             sampled = {
-                (i, p) for _, sampled, probs in engine.journal for i, p in zip(sampled, probs, strict=True)
+                (i, p) for sampled, probs in engine.sampled for i, p in zip(sampled, probs, strict=True)
             }
             assert set(zip(answer["output_ids"], logprobs, strict=True)) <= sampled
-        assert len(engine.journal) == 6
+        assert len(engine.sampled) == 6
         assert not any(worker.in_flight for worker in running.router.pool)
 
 
 async def test_each_aborted_sample_of_a_group_is_resumed(
     start: Start, tokenizer: EngineTokenizer, checkpoint: str
 ) -> None:
-    engine = Engine(tokenizer, 1, 2)
+    engine = aborting(tokenizer, 1, 2)
     async with serving(engine.app) as url, start(*flags(checkpoint, url)) as running:
         parameters = {"max_new_tokens": LENGTH, "n": 4}
         answers = await ask(running, text=PROMPTS[0], sampling_params=parameters)
         assert [len(answer["output_ids"]) for answer in answers] == [LENGTH] * 4
         assert [body["sampling_params"]["n"] for body in engine.asked] == [4, 1, 1]
         consumed = tokenizer.encode(PROMPTS[0])
-        assert [entry[0] for entry in engine.journal] == [consumed] * 6
+        assert engine.consumed == [consumed] * 6
         texts = {answer["text"] for answer in answers}
         assert len(texts) == 4
         for answer in answers:
@@ -152,8 +112,13 @@ async def test_each_aborted_sample_of_a_group_is_resumed(
 async def test_nonsense_in_one_sequence_of_a_batch_stops_no_other(
     start: Start, tokenizer: EngineTokenizer, checkpoint: str, resume: bool
 ) -> None:
-    engine = Engine(tokenizer, 0, 1)
-    engine.nonsense = 0
+    engine = aborting(tokenizer, 0, 1)
+
+    def edit(output: dict[str, Any], _is_last: bool) -> None:
+        if len(engine.consumed) == 1:
+            output["output_ids"] = "nonsense"
+
+    engine.edit = edit
     more = ("--resume-aborted",) if resume else ()
     async with serving(engine.app) as url, start(*flags(checkpoint, url, *more)) as running:
         answers = await ask(running, text=PROMPTS, session_id="s")
@@ -175,8 +140,8 @@ async def test_an_abort_that_was_asked_for_is_not_undone(
     start: Start, tokenizer: EngineTokenizer, checkpoint: str
 ) -> None:
     """Of a batch one is aborted by its own name, the other one by the engine."""
-    engine = Engine(tokenizer, 0, 1, 3, 4, 5, 6, 7, 8, 9)
-    engine.hold = anyio.Event()
+    engine = aborting(tokenizer, 0, 1, 3, 4, 5, 6, 7, 8, 9)
+    hold = hold_attempts(engine)
     async with serving(engine.app) as url, start(*flags(checkpoint, url)) as running:
         answers: list[dict[str, Any]] = []
 
@@ -187,7 +152,7 @@ async def test_an_abort_that_was_asked_for_is_not_undone(
             tasks.start_soon(roll)
             await until(lambda: len(engine.asked) == 3)  # both are being tried again
             await running.client.post("/abort_request", json={"rid": "b_0"})
-            engine.hold.set()
+            hold.set()
         assert answers[0]["meta_info"]["finish_reason"]["type"] in ("abort", "length")
         attempts = Counter(body["rid"] for body in engine.asked)
         assert attempts["b_0"] == 1
@@ -197,15 +162,15 @@ async def test_an_abort_that_was_asked_for_is_not_undone(
 async def test_a_client_that_goes_leaves_nothing_behind(
     start: Start, tokenizer: EngineTokenizer, checkpoint: str
 ) -> None:
-    engine = Engine(tokenizer, 0, 1, 2)
-    engine.hold = anyio.Event()
+    engine = aborting(tokenizer, 0, 1, 2)
+    hold = hold_attempts(engine)
     async with serving(engine.app) as url, start(*flags(checkpoint, url)) as running:
         with anyio.CancelScope() as patience:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(lambda: ask(running, text=PROMPTS))
                 await until(lambda: len(engine.asked) == 4)
                 patience.cancel()
-        engine.hold.set()
+        hold.set()
         router = running.router
         await until(lambda: not router.proxy.busy_connections)
         assert not any(worker.in_flight for worker in router.pool)

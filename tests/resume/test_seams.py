@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from aborting_engine import AbortingEngine, logprob_of
 from radix_cache.scripted import bits
 from resume.continued import MODES, told
-from resume.interrupted import InterruptedEngine, logprob_of
 
 if TYPE_CHECKING:
     from routers import Start
@@ -55,17 +55,14 @@ async def test_no_seam_shows(
     tape = tape_of(tokenizer, luck)
     cuts = sorted(luck.sample(range(38), 4))
     parameters: dict[str, Any] = {
-        "max_new_tokens": luck.choice([38, 64]),
+        "max_new_tokens": luck.choice([38, len(tape)]),
         "stop": luck.choice([None, ["</search>"], "aab", ["s. t", "です😀", "</search>"]]),
         "no_stop_trim": luck.random() < 0.3,
         "skip_special_tokens": luck.random() < 0.7,
         "ignore_eos": luck.random() < 0.3,
     }
-    engine = InterruptedEngine(tokenizer, tape, cuts, incremental=mode == "incremental")
+    engine = AbortingEngine(tokenizer, tape, cuts, incremental=mode == "incremental")
     ids, text, reason = engine.uninterrupted(**parameters)
-    if reason is None:
-        parameters["max_new_tokens"] = len(tape)
-        ids, text, reason = engine.uninterrupted(**parameters)
     events = await told(start, engine, checkpoint, mode, **parameters)
     last = events[-1]
     pieces = [event["text"] for event in events]
@@ -87,7 +84,7 @@ async def test_no_seam_shows(
     counts = [event["meta_info"]["completion_tokens"] for event in events]
     assert counts == sorted(counts)
     assert counts[-1] == len(ids)
-    assert {event["meta_info"]["prompt_tokens"] for event in events} == {len(engine.prompt or ())}
+    assert {event["meta_info"]["prompt_tokens"] for event in events} == {len(engine.consumed[0])}
     if len(ids) > cuts[0]:
         versions = [str(1 + sum(cut <= place for cut in cuts)) for place in range(len(ids))]
         spans = last["meta_info"]["weight_versions"]
@@ -104,7 +101,7 @@ async def test_a_stop_string_is_seen_wherever_it_was_cut(
     tape = [*before, *stop, 300, 301, 302]
     parameters = {"stop": ["never", "</search>"], "no_stop_trim": not trims}
     for cut in range(len(before) + 1, len(before) + len(stop)):
-        engine = InterruptedEngine(tokenizer, tape, [cut], incremental=mode == "incremental")
+        engine = AbortingEngine(tokenizer, tape, [cut], incremental=mode == "incremental")
         events = await told(start, engine, checkpoint, mode, **parameters)
         text = "".join(event["text"] for event in events) if mode == "incremental" else events[-1]["text"]
         assert text == ("the town" if trims else "the town</search>")
@@ -122,7 +119,7 @@ async def test_a_broken_character_before_the_cut_is_told_once(
     for begun in range(len(tea)):
         tape = [*tokenizer.encode("the town"), broken, *tea, *tokenizer.encode(" and the sea")]
         cut = tape.index(broken) + 1 + begun
-        engine = InterruptedEngine(tokenizer, tape, [cut], incremental=mode == "incremental")
+        engine = AbortingEngine(tokenizer, tape, [cut], incremental=mode == "incremental")
         events = await told(start, engine, checkpoint, mode, max_new_tokens=len(tape))
         pieces = [event["text"] for event in events]
         assert ("".join(pieces) if mode == "incremental" else pieces[-1]) == "the town\ufffd茶 and the sea"
@@ -141,7 +138,7 @@ async def test_text_is_told_once_when_the_seam_decodes_from_inside_a_character(
     near = [*cup[-1:], *un, *digits, broken, *un]  # the 16 tokens that are decoded
     tape = [*tokenizer.encode("the town"), *cup[:-1], *near, *tokenizer.encode(" and the sea")]
     cut = len(tape) - len(tokenizer.encode(" and the sea"))
-    engine = InterruptedEngine(tokenizer, tape, [cut], incremental=mode == "incremental")
+    engine = AbortingEngine(tokenizer, tape, [cut], incremental=mode == "incremental")
     events = await told(start, engine, checkpoint, mode, max_new_tokens=len(tape))
     pieces = [event["text"] for event in events]
     text = "".join(pieces) if mode == "incremental" else pieces[-1]

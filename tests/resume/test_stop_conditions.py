@@ -11,10 +11,10 @@ import orjson
 import pytest
 from transformers import AutoTokenizer
 
+from aborting_engine import AbortingEngine
 from deadlines import until
 from radix_cache.scripted import ScriptedEngine, bits, routed
 from resume.continued import MODES, PROMPT, told
-from resume.interrupted import InterruptedEngine
 from slime_radix_cache.tokens.checkpoint import eos_ids
 from slime_resume.stop_conditions import StopConditions
 
@@ -55,9 +55,9 @@ async def test_a_response_that_is_aborted_with_its_last_token_is_whole(
         parameters["max_new_tokens"] += len(tape)
     end = parameters.get("max_new_tokens", len(tape))
     cuts = [end - 2, end] if again else [end]
-    engine = InterruptedEngine(tokenizer, [*tape, 300, 301], cuts, incremental=mode == "incremental")
+    engine = AbortingEngine(tokenizer, [*tape, 300, 301], cuts, incremental=mode == "incremental")
     ids, text, reason = engine.uninterrupted(**parameters)
-    assert (len(ids), reason is not None) == (end, True)
+    assert len(ids) == end
     events = await told(start, engine, checkpoint, mode, **parameters)
     assert len(engine.asked) == len(cuts)
     last = events[-1]
@@ -73,7 +73,7 @@ async def test_an_eos_that_is_to_be_ignored_ends_nothing(
     start: Start, tokenizer: EngineTokenizer, checkpoint: str
 ) -> None:
     tape = [*tokenizer.encode("the town<|im_end|>"), 300, 301, 302]
-    engine = InterruptedEngine(tokenizer, tape, [len(tape) - 3], incremental=False)
+    engine = AbortingEngine(tokenizer, tape, [len(tape) - 3], incremental=False)
     parameters = {"ignore_eos": True, "stop_token_ids": [tape[-4]], "max_new_tokens": len(tape)}
     events = await told(start, engine, checkpoint, "whole", **parameters)
     assert events[-1]["output_ids"] == tape
@@ -120,8 +120,6 @@ async def test_an_abort_that_was_asked_for_stays_one(
         async def ask() -> None:
             await until(lambda: bool(engine.asked))
             await client.running.client.post("/abort_request", json={"rid": "mi"})
-            assert engine.delay is not None
-            engine.delay.set()
 
         tasks.start_soon(ask)
         request = {"text": PROMPT, "rid": "mine", "stream": stream}

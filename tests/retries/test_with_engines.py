@@ -32,7 +32,7 @@ PROMPT = "<|im_start|>user\nTell me a story, number {}.<|im_end|>\n<|im_start|>a
 SAMPLING = {"max_new_tokens": 60, "ignore_eos": True}
 
 
-class Engine:
+class KillableEngine:
     """An engine in a process of its own, which can be killed; its journal outlives it."""
 
     def __init__(self, journal: Path, tokens_per_second: int) -> None:
@@ -75,10 +75,10 @@ PLUGINS = (*BARE, "--plugin", "control", "--plugin", "retries")
 @asynccontextmanager
 async def two_engines(
     start: Start, checkpoint: str, path: Path
-) -> AsyncIterator[tuple[Running, list[Engine]]]:
+) -> AsyncIterator[tuple[Running, list[KillableEngine]]]:
     engines = [
-        Engine(path / "killed", 10),
-        Engine(path / "survivor", 40),
+        KillableEngine(path / "killed", 10),
+        KillableEngine(path / "survivor", 40),
     ]  # the first has its answers for 6 s
     try:
         async with start(*PLUGINS, "--plugin", "radix_cache", "--hf-checkpoint", checkpoint) as running:
@@ -141,7 +141,7 @@ async def test_stream_is_not_generated_again_once_it_has_begun(
     async with two_engines(start, checkpoint, tmp_path) as (running, engines):
         body = {"text": PROMPT, "rid": "streamed", "stream": True, "sampling_params": SAMPLING}
         events: list[dict[str, Any]] = []
-        killed: list[Engine] = []
+        killed: list[KillableEngine] = []
 
         async def read() -> None:
             async with running.client.stream("POST", "/generate", json=body) as reply:

@@ -11,59 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aborting_engine import ABORT, SequenceEvents
 from slime_sglang import AnswerSoFar, contradiction, whole_answer
 
-ABORT = {"type": "abort", "message": "Abort in waiting queue"}
 STOP = {"type": "stop", "matched": 99}
 
 
-class Engine:
-    """One sequence inside SGLang: its tokens, the text of each, and the events that it makes of them."""
-
-    def __init__(self, pieces: Sequence[str], *, incremental: bool, logprobs: bool = True) -> None:
-        self.pieces = pieces
-        self.ids = [100 + place // 2 for place in range(len(pieces))]  # each twice
-        self.incremental = incremental
-        self.logprobs = logprobs
-
-    def meta(self, begin: int, end: int, reason: Any) -> dict[str, Any]:
-        meta: dict[str, Any] = {"id": "r", "finish_reason": reason, "prompt_tokens": 4, "weight_version": "1"}
-        meta["completion_tokens"] = end
-        if self.logprobs:
-            meta["output_token_logprobs"] = [
-                [-place / 7, self.ids[place], None] for place in range(begin, end)
-            ]
-            meta["output_token_logprobs_length"] = end
-        return meta
-
-    def text(self, begin: int, end: int) -> str:
-        return "".join(self.pieces[begin:end])
-
-    def event(self, told: int, end: int, reason: Any = None) -> dict[str, Any]:
-        """An ordinary event with the tokens until ``end``; so many were ``told`` before."""
-        begin = told if self.incremental else 0
-        meta = self.meta(begin, end, reason)
-        return {"text": self.text(begin, end), "output_ids": self.ids[begin:end], "meta_info": meta}
-
-    def queued(self, told: int, end: int) -> dict[str, Any]:
-        """An abort out of the waiting queue; behind what nobody had read, if that is more than was ``told``."""
-        meta = self.meta(0, end, ABORT)
-        del meta["prompt_tokens"]
-        event = {"text": self.text(0, end), "output_ids": self.ids[:end][-1:], "meta_info": meta}
-        if self.incremental and told < end:
-            unread = self.event(told, end)
-            event["text"] = unread["text"] + event["text"]
-            event["output_ids"] = unread["output_ids"] + event["output_ids"]
-            if self.logprobs:
-                meta["output_token_logprobs"] = (
-                    unread["meta_info"]["output_token_logprobs"] + meta["output_token_logprobs"]
-                )
-        return event
-
-    def whole(self, reason: Any) -> dict[str, Any]:
-        """Return the answer to an unstreamed request."""
-        size = len(self.ids)
-        return {"text": self.text(0, size), "output_ids": self.ids, "meta_info": self.meta(0, size, reason)}
+def sequence_of(pieces: Sequence[str], *, incremental: bool, logprobs: bool = True) -> SequenceEvents:
+    """Return a sequence with these texts of its tokens; two tokens have each id."""
+    ids = [100 + place // 2 for place in range(len(pieces))]
+    return SequenceEvents(ids, pieces, incremental, logprobs)
 
 
 def told_by(
@@ -90,14 +47,14 @@ PIECES = st.lists(st.sampled_from(["a", "b", "aa", "ab", "", "\ufffd"]), min_siz
 def test_a_stream_comes_to_the_unstreamed_answer(
     pieces: list[str], data: st.DataObject, incremental: bool, logprobs: bool, held: bool
 ) -> None:
-    engine = Engine(pieces, incremental=incremental, logprobs=logprobs)
+    sequence = sequence_of(pieces, incremental=incremental, logprobs=logprobs)
     ends = [*sorted(data.draw(st.sets(st.integers(1, len(pieces))))), len(pieces)]
     events, told = [], 0
     for place, end in enumerate(ends, 1):
-        events.append(engine.event(told, end, STOP if place == len(ends) else None))
+        events.append(sequence.event(told, end, STOP if place == len(ends) else None))
         told = end
     so_far, text = told_by(events, held=held and not incremental)
-    assert (so_far.answer, text) == (engine.whole(STOP), engine.text(0, len(pieces)))
+    assert (so_far.answer, text) == (sequence.whole(STOP), "".join(pieces))
 
 
 @given(PIECES, st.data(), st.booleans(), st.booleans())
@@ -105,18 +62,18 @@ def test_an_abort_out_of_the_waiting_queue_says_nothing_twice(
     pieces: list[str], data: st.DataObject, incremental: bool, held: bool
 ) -> None:
     """Cumulative events may be lost: only the newest one is sent."""
-    engine = Engine(pieces, incremental=incremental)
+    sequence = sequence_of(pieces, incremental=incremental)
     ends = sorted(data.draw(st.sets(st.integers(1, len(pieces)))))
     events, told = [], 0
     for end in ends:
-        events.append(engine.event(told, end))
+        events.append(sequence.event(told, end))
         told = end
-    events.append(engine.queued(told, len(pieces)))
+    events.append(sequence.queued(told, len(pieces)))
     so_far, text = told_by(events, held=held and not incremental)
-    expected = engine.whole(ABORT)
+    expected = sequence.whole(ABORT)
     if not events[:-1]:
         del expected["meta_info"]["prompt_tokens"]
-    assert (so_far.answer, text) == (expected, engine.text(0, len(pieces)))
+    assert (so_far.answer, text) == (expected, "".join(pieces))
     assert contradiction(so_far.answer, prompt_tokens=4, rid="r") is None
 
 
@@ -124,14 +81,14 @@ def test_an_abort_out_of_the_waiting_queue_says_nothing_twice(
 def test_an_abort_without_logprobs_names_the_tokens_that_were_told(
     pieces: list[str], data: st.DataObject, incremental: bool
 ) -> None:
-    engine = Engine(pieces, incremental=incremental, logprobs=False)
+    sequence = sequence_of(pieces, incremental=incremental, logprobs=False)
     ends = sorted({*data.draw(st.sets(st.integers(1, len(pieces)))), len(pieces)})
     events, told = [], 0
     for end in ends:
-        events.append(engine.event(told, end))
+        events.append(sequence.event(told, end))
         told = end
-    so_far, text = told_by([*events, engine.queued(told, told)])
-    assert (so_far.answer, text) == (engine.whole(ABORT), engine.text(0, len(pieces)))
+    so_far, text = told_by([*events, sequence.queued(told, told)])
+    assert (so_far.answer, text) == (sequence.whole(ABORT), "".join(pieces))
 
 
 @pytest.mark.parametrize("incremental", [False, True])
@@ -150,10 +107,10 @@ def test_an_abort_without_logprobs_names_the_tokens_that_were_told(
     ],
 )
 def test_a_bare_abort_takes_nothing_away(incremental: bool, bare: dict[str, Any]) -> None:
-    engine = Engine(["one", " two", " three", " four"], incremental=incremental)
-    so_far, text = told_by([*(engine.event(end - 1, end) for end in range(1, 5)), bare])
+    sequence = sequence_of(["one", " two", " three", " four"], incremental=incremental)
+    so_far, text = told_by([*(sequence.event(end - 1, end) for end in range(1, 5)), bare])
     assert text == "one two three four"
-    assert so_far.answer == engine.whole(ABORT)
+    assert so_far.answer == sequence.whole(ABORT)
 
 
 def test_an_abort_before_the_first_token_has_none() -> None:
@@ -162,62 +119,62 @@ def test_an_abort_before_the_first_token_has_none() -> None:
 
 
 def test_an_abort_that_is_the_first_event_names_all_its_logprobs_name() -> None:
-    engine = Engine("abcd", incremental=False)
-    answer = whole_answer(engine.queued(0, 4))
-    assert (answer["text"], answer["output_ids"]) == ("abcd", engine.ids)
+    sequence = sequence_of("abcd", incremental=False)
+    answer = whole_answer(sequence.queued(0, 4))
+    assert (answer["text"], answer["output_ids"]) == ("abcd", sequence.ids)
 
 
 def test_unnamed_sequence_of_an_abort_is_a_contradiction() -> None:
-    engine = Engine("abcd", incremental=False, logprobs=False)
-    answer = whole_answer(engine.queued(0, 4))
+    sequence = sequence_of("abcd", incremental=False, logprobs=False)
+    answer = whole_answer(sequence.queued(0, 4))
     assert contradiction(answer, prompt_tokens=4, rid="r") == "completion_tokens"
 
 
 def test_an_abort_of_newer_weights_does_not_rename_older_tokens() -> None:
-    engine = Engine("abcd", incremental=False)
-    last = engine.queued(2, 4)
+    sequence = sequence_of("abcd", incremental=False)
+    last = sequence.queued(2, 4)
     last["meta_info"]["weight_version"] = "2"
-    so_far, _ = told_by([engine.event(0, 2), engine.event(2, 4), last])
+    so_far, _ = told_by([sequence.event(0, 2), sequence.event(2, 4), last])
     assert so_far.meta["weight_version"] == "1"
 
 
 @pytest.mark.parametrize("incremental", [False, True])
 def test_counters_that_do_not_fit_lose_no_token(incremental: bool) -> None:
-    engine = Engine("abcd", incremental=incremental)
-    events = [engine.event(end - 1, end, STOP if end == 4 else None) for end in range(1, 5)]
+    sequence = sequence_of("abcd", incremental=incremental)
+    events = [sequence.event(end - 1, end, STOP if end == 4 else None) for end in range(1, 5)]
     for event in events:
         event["meta_info"]["completion_tokens"] = 9
     so_far, text = told_by(events)
-    assert (so_far.text, so_far.ids, text) == ("abcd", engine.ids, "abcd")
+    assert (so_far.text, so_far.ids, text) == ("abcd", sequence.ids, "abcd")
     assert contradiction(so_far.answer, prompt_tokens=4, rid="r") == "completion_tokens"
 
 
 def test_counters_of_each_delta_alone_are_seen() -> None:
-    engine = Engine("abcd", incremental=True)
-    events = [engine.event(end - 1, end, STOP if end == 4 else None) for end in range(1, 5)]
+    sequence = sequence_of("abcd", incremental=True)
+    events = [sequence.event(end - 1, end, STOP if end == 4 else None) for end in range(1, 5)]
     for event in events:
         event["meta_info"]["completion_tokens"] = 1
     so_far, text = told_by(events[::2])
-    assert (so_far.ids, text) == (engine.ids[::2], "ac")
+    assert (so_far.ids, text) == (sequence.ids[::2], "ac")
     assert contradiction(so_far.answer, prompt_tokens=4, rid="r") == "completion_tokens"
 
 
 def test_an_answer_that_was_read_stays_as_it_is() -> None:
-    engine = Engine("abcd", incremental=True)
-    so_far, _ = told_by([engine.event(0, 1), engine.event(1, 2)])
+    sequence = sequence_of("abcd", incremental=True)
+    so_far, _ = told_by([sequence.event(0, 1), sequence.event(1, 2)])
     early, twin = so_far.answer, so_far.copy()
     before = copy.deepcopy(early)
-    so_far.take(engine.event(2, 4, STOP))
+    so_far.take(sequence.event(2, 4, STOP))
     assert early == before
     assert (twin.answer, twin.text) == (before, "ab")
-    twin.take(engine.event(2, 3))
-    assert so_far.answer == engine.whole(STOP)
+    twin.take(sequence.event(2, 3))
+    assert so_far.answer == sequence.whole(STOP)
 
 
 def test_a_trimmed_stop_string_shortens_the_text() -> None:
-    engine = Engine(["a", "<", "/s>"], incremental=False)
-    last = engine.event(0, 3, STOP) | {"text": "a"}
-    so_far, text = told_by([engine.event(0, 1), engine.event(0, 2), last])
+    sequence = sequence_of(["a", "<", "/s>"], incremental=False)
+    last = sequence.event(0, 3, STOP) | {"text": "a"}
+    so_far, text = told_by([sequence.event(0, 1), sequence.event(0, 2), last])
     assert (so_far.answer["text"], text) == ("a", "a<")
 
 
@@ -229,56 +186,56 @@ def test_engines_that_name_no_tokens_repeat_their_text() -> None:
 
 @pytest.mark.parametrize("incremental", [False, True])
 def test_servers_without_a_tokenizer_stream_ids_alone(incremental: bool) -> None:
-    engine = Engine("abcd", incremental=incremental)
-    events = [engine.event(end - 1, end, STOP if end == 4 else None) for end in range(1, 5)]
+    sequence = sequence_of("abcd", incremental=incremental)
+    events = [sequence.event(end - 1, end, STOP if end == 4 else None) for end in range(1, 5)]
     for event in events:
         del event["text"]
     so_far, text = told_by(events)
-    whole = engine.whole(STOP)
+    whole = sequence.whole(STOP)
     del whole["text"]
     assert (so_far.answer, text) == (whole, "")
 
 
 def test_logprobs_that_are_no_list_are_left_for_the_judge() -> None:
-    engine = Engine("abcd", incremental=True)
-    events = [engine.event(end - 1, end, STOP if end == 4 else None) for end in range(1, 5)]
+    sequence = sequence_of("abcd", incremental=True)
+    events = [sequence.event(end - 1, end, STOP if end == 4 else None) for end in range(1, 5)]
     events[1]["meta_info"]["output_token_logprobs"] = "none"
     so_far, text = told_by(events)
-    assert (so_far.ids, text) == (engine.ids, "abcd")
+    assert (so_far.ids, text) == (sequence.ids, "abcd")
     assert contradiction(so_far.answer, prompt_tokens=4, rid="r") == "output_token_logprobs"
 
 
 def test_an_abort_with_logprobs_of_other_tokens_names_none_of_them() -> None:
-    engine = Engine("abcd", incremental=False)
-    last = engine.queued(3, 4)
+    sequence = sequence_of("abcd", incremental=False)
+    last = sequence.queued(3, 4)
     last["meta_info"]["output_token_logprobs"] = [[-1.0, 5, None]] * 4
-    so_far, text = told_by([engine.event(0, 2), engine.event(0, 3), last])
-    assert (so_far.ids, text) == (engine.ids, "abcd")
+    so_far, text = told_by([sequence.event(0, 2), sequence.event(0, 3), last])
+    assert (so_far.ids, text) == (sequence.ids, "abcd")
     assert contradiction(so_far.answer, prompt_tokens=4, rid="r") == "output_token_logprobs"
 
 
 def test_an_abort_that_says_the_last_token_again_may_have_more_text() -> None:
-    engine = Engine("abcd", incremental=True)
-    held_back = engine.queued(4, 4) | {"text": "abcd!"}
-    so_far, text = told_by([engine.event(0, 2), engine.event(2, 4), held_back])
-    assert (so_far.text, text, so_far.ids) == ("abcd!", "abcd!", engine.ids)
+    sequence = sequence_of("abcd", incremental=True)
+    held_back = sequence.queued(4, 4) | {"text": "abcd!"}
+    so_far, text = told_by([sequence.event(0, 2), sequence.event(2, 4), held_back])
+    assert (so_far.text, text, so_far.ids) == ("abcd!", "abcd!", sequence.ids)
 
 
 @pytest.mark.parametrize("logprobs", [False, True])
 def test_an_abort_that_says_another_text_takes_nothing_back(logprobs: bool) -> None:
-    engine = Engine("abcd", incremental=True, logprobs=logprobs)
-    other = engine.queued(4, 4) | {"text": "?!"}
-    so_far, text = told_by([engine.event(0, 2), engine.event(2, 4), other])
-    assert (so_far.text, text, so_far.ids) == ("abcd", "abcd", engine.ids)
+    sequence = sequence_of("abcd", incremental=True, logprobs=logprobs)
+    other = sequence.queued(4, 4) | {"text": "?!"}
+    so_far, text = told_by([sequence.event(0, 2), sequence.event(2, 4), other])
+    assert (so_far.text, text, so_far.ids) == ("abcd", "abcd", sequence.ids)
 
 
 def test_a_held_event_is_parsed_when_the_next_does_not_repeat_it() -> None:
-    engine = Engine("abcd", incremental=False)
-    so_far, _ = told_by([engine.event(0, 1), engine.event(0, 2)])
-    so_far.hold(orjson.dumps(engine.event(0, 3)), "c")
-    so_far.hold(orjson.dumps(engine.event(0, 4)), "d")
+    sequence = sequence_of("abcd", incremental=False)
+    so_far, _ = told_by([sequence.event(0, 1), sequence.event(0, 2)])
+    so_far.hold(orjson.dumps(sequence.event(0, 3)), "c")
+    so_far.hold(orjson.dumps(sequence.event(0, 4)), "d")
     assert so_far.take({"meta_info": {"finish_reason": ABORT}}) == ""
-    assert so_far.answer == engine.whole(ABORT)
+    assert so_far.answer == sequence.whole(ABORT)
 
 
 @pytest.mark.parametrize(

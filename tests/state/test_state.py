@@ -10,11 +10,8 @@ from typing import Any
 
 import orjson
 import pytest
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
+from control.steered import Steered
 from holding import drain, is_torn, quarantine
 from plugged import until
 from router_core.cli import build
@@ -24,36 +21,8 @@ from slime_http.serving import serving
 from slime_testing import Running
 
 
-class Engine:
-    """Serves ``version``; takes updates unless it ``fails``."""
-
-    def __init__(self, version: str = "0", model: str = "/models/a") -> None:
-        self.version = version
-        self.model = model
-        self.fails = False
-        self.app = Starlette(
-            routes=[
-                Route("/model_info", self._info),
-                Route("/update_weights_from_disk", self._update, methods=["POST"]),
-                Route("/{path:path}", self._any, methods=["GET", "POST"]),
-            ]
-        )
-
-    async def _info(self, _: Request) -> Response:
-        return JSONResponse({"weight_version": self.version, "model_path": self.model})
-
-    async def _update(self, request: Request) -> Response:
-        if self.fails:
-            return JSONResponse({"success": False, "message": "no such file"}, 400)
-        self.version = (await request.json())["weight_version"]
-        return JSONResponse({"success": True, "message": ""})
-
-    async def _any(self, _: Request) -> Response:
-        return JSONResponse({})
-
-
 @asynccontextmanager
-async def engines(*some: Engine) -> AsyncIterator[list[str]]:
+async def engines(*some: Steered) -> AsyncIterator[list[str]]:
     async with AsyncExitStack() as stack:
         yield [await stack.enter_async_context(serving(engine.app)) for engine in some]
 
@@ -76,7 +45,7 @@ async def workers(running: Running) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.anyio
 async def test_registered_workers_are_restored_with_ids_and_facts(start: Start, tmp_path: Path) -> None:
-    async with engines(Engine()) as [url]:
+    async with engines(Steered("0")) as [url]:
         async with start(*flags(tmp_path / "state")) as running:
             registered = await running.client.post(
                 "/workers",
@@ -101,14 +70,15 @@ async def test_registered_workers_are_restored_with_ids_and_facts(start: Start, 
 
 @pytest.mark.anyio
 async def test_a_model_that_a_worker_told_is_told_again(start: Start, tmp_path: Path) -> None:
-    engine = Engine()
+    engine = Steered("0")
+    engine.answers["/model_info"] = (200, b'{"weight_version":"0","model_path":"/models/a"}')
     async with engines(engine) as [url]:
         async with start(*flags(tmp_path / "state")) as running:
             await running.client.post("/workers", json={"url": url})
             await until(lambda: b'"state": "ready"' in (tmp_path / "state" / "workers.json").read_bytes())
             copy = left_by_a_kill(tmp_path / "state")
             assert (await workers(running))[url]["model_id"] == "/models/a"
-        engine.model = "/models/b"
+        engine.answers["/model_info"] = (200, b'{"weight_version":"0","model_path":"/models/b"}')
         async with start(*flags(copy)) as running:
             assert (await workers(running))[url]["model_id"] == "/models/b"
 
@@ -117,7 +87,7 @@ async def test_a_model_that_a_worker_told_is_told_again(start: Start, tmp_path: 
 async def test_a_worker_that_was_in_use_and_does_not_answer_is_quarantined(
     start: Start, tmp_path: Path
 ) -> None:
-    async with engines(Engine()) as [url], start(*flags(tmp_path / "state")) as running:
+    async with engines(Steered("0")) as [url], start(*flags(tmp_path / "state")) as running:
         await running.client.post("/workers", json={"url": url})
         await until(lambda: b'"state": "ready"' in (tmp_path / "state" / "workers.json").read_bytes())
         copy = left_by_a_kill(tmp_path / "state")
@@ -130,7 +100,7 @@ async def test_a_worker_that_was_in_use_and_does_not_answer_is_quarantined(
 
 @pytest.mark.anyio
 async def test_removed_and_drained_workers_do_not_come_back(start: Start, tmp_path: Path) -> None:
-    async with engines(Engine(), Engine(), Engine()) as [stays, removed, drains]:
+    async with engines(Steered("0"), Steered("0"), Steered("0")) as [stays, removed, drains]:
         async with start(*flags(tmp_path / "state")) as running:
             for url in (stays, removed, drains):
                 await running.client.post("/add_worker", json={"url": url})
@@ -143,7 +113,7 @@ async def test_removed_and_drained_workers_do_not_come_back(start: Start, tmp_pa
 
 @pytest.mark.anyio
 async def test_workers_that_may_not_register_any_more_are_left_out(start: Start, tmp_path: Path) -> None:
-    async with engines(Engine(), Engine()) as [stays, other]:
+    async with engines(Steered("0"), Steered("0")) as [stays, other]:
         async with start(*flags(tmp_path / "state")) as running:
             for url in (stays, other):
                 await running.client.post("/add_worker", json={"url": url})
@@ -154,7 +124,7 @@ async def test_workers_that_may_not_register_any_more_are_left_out(start: Start,
 
 @pytest.mark.anyio
 async def test_workers_of_the_command_line_are_registered_at_each_start(start: Start, tmp_path: Path) -> None:
-    async with engines(Engine()) as [url]:
+    async with engines(Steered("0")) as [url]:
         async with start(*flags(tmp_path / "state", "--worker-urls", url)) as running:
             await running.client.post("/remove_worker", json={"url": url})
             copy = left_by_a_kill(tmp_path / "state")
@@ -162,16 +132,17 @@ async def test_workers_of_the_command_line_are_registered_at_each_start(start: S
             assert list(await workers(running)) == [url]
 
 
-async def half_updated(start: Start, directory: Path, good: Engine, bad: Engine, *urls: str) -> Path:
+async def half_updated(start: Start, directory: Path, good: Steered, bad: Steered, *urls: str) -> Path:
     """A kill after an update that ``bad`` failed: its weights are not to be believed."""
     async with start(*flags(directory)) as running:
         for url in urls:
             await running.client.post("/add_worker", json={"url": url})
-        bad.fails = True
+        bad.answers["/update_weights_from_disk"] = (400, b'{"success":false,"message":"no such file"}')
         update = {"model_path": "m", "weight_version": "7"}
         answer = await running.client.post("/update_weights_from_disk", json=update)
         assert answer.status_code == 207
-        bad.fails, bad.version = False, "7"  # it says so; nobody knows
+        del bad.answers["/update_weights_from_disk"]
+        bad.version = "7"  # it says so; nobody knows
         assert (good.version, running.router.weights.current) == ("7", "7")
         return left_by_a_kill(directory)
 
@@ -181,7 +152,7 @@ async def half_updated(start: Start, directory: Path, good: Engine, bad: Engine,
 async def test_stale_worker_stays_stale_when_the_command_line_names_it(
     start: Start, tmp_path: Path, named: bool
 ) -> None:
-    good, bad = Engine(), Engine()
+    good, bad = Steered("0"), Steered("0")
     async with engines(good, bad) as urls:
         copy = await half_updated(start, tmp_path / "state", good, bad, *urls)
         async with start(*flags(copy, *(("--worker-urls", *urls) if named else ()))) as running:
@@ -199,7 +170,7 @@ async def test_stale_worker_stays_stale_when_the_command_line_names_it(
 async def test_fleet_restores_its_version_and_order_without_a_new_announcement(
     start: Start, tmp_path: Path
 ) -> None:
-    engine = Engine("base")
+    engine = Steered("base")
     async with engines(engine) as [url]:
         async with start(*flags(tmp_path / "state")) as running:
             await running.client.post("/add_worker", json={"url": url})
@@ -216,7 +187,7 @@ async def test_fleet_restores_its_version_and_order_without_a_new_announcement(
 
 @pytest.mark.anyio
 async def test_a_worker_that_lost_its_weights_meanwhile_is_stale(start: Start, tmp_path: Path) -> None:
-    engine = Engine("7")
+    engine = Steered("7")
     async with engines(engine) as [url]:
         async with start(*flags(tmp_path / "state")) as running:
             await running.client.post("/add_worker", json={"url": url})
@@ -236,7 +207,7 @@ async def test_a_worker_that_lost_its_weights_meanwhile_is_stale(start: Start, t
 @pytest.mark.anyio
 async def test_fleet_that_moved_while_the_router_was_down_is_used(start: Start, tmp_path: Path) -> None:
     """A trainer updates engines directly; a new run may begin with lower numbers."""
-    both = [Engine("7"), Engine("7")]
+    both = [Steered("7"), Steered("7")]
     async with engines(*both) as urls:
         async with start(*flags(tmp_path / "state")) as running:
             for url in urls:
@@ -253,7 +224,7 @@ async def test_fleet_that_moved_while_the_router_was_down_is_used(start: Start, 
 async def test_worker_that_fell_behind_while_the_router_was_down_is_stale(
     start: Start, tmp_path: Path
 ) -> None:
-    both = [Engine("7"), Engine("7")]
+    both = [Steered("7"), Steered("7")]
     async with engines(*both) as urls:
         async with start(*flags(tmp_path / "state")) as running:
             for url in urls:
@@ -268,7 +239,7 @@ async def test_worker_that_fell_behind_while_the_router_was_down_is_stale(
 
 @pytest.mark.anyio
 async def test_a_quarantined_worker_waits_for_a_probe(start: Start, tmp_path: Path) -> None:
-    async with engines(Engine()) as [url]:
+    async with engines(Steered("0")) as [url]:
         async with start(*flags(tmp_path / "state")) as running:
             await running.client.post("/add_worker", json={"url": url})
             quarantine(running.router.pool, running.router.pool.find(url), "it was slow")
@@ -284,7 +255,7 @@ async def test_a_change_is_on_the_disk_when_its_answer_comes(start: Start, tmp_p
         content: dict[str, Any] = orjson.loads((tmp_path / "state" / "workers.json").read_bytes())
         return content
 
-    engine = Engine("1")
+    engine = Steered("1")
     async with engines(engine) as [url], start(*flags(tmp_path / "state")) as running:
         assert kept()["workers"] == []
         await running.client.post("/add_worker", json={"url": url})

@@ -7,16 +7,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-import orjson
 import pytest
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
 
+from chat.scripted import scripted
 from chat_models.families import QWEN3
 from chat_models.steered import by_text, speaking
-from slime_http.serving import serving
 from surface.description import content_of, documents, key_of, operations
 
 if TYPE_CHECKING:
@@ -128,28 +123,6 @@ async def test_completions_are_answered_as_described(start: Start) -> None:
             assert keys_of_choices(whole) == keys_of_choices(*chunks), asked
 
 
-@asynccontextmanager
-async def saying(start: Start, whole: bytes, *events: bytes) -> AsyncIterator[Running]:
-    """A router before a worker that says this to everything."""
-
-    async def sent() -> AsyncIterator[bytes]:
-        for event in (*events, b"[DONE]"):
-            yield b"data: %b\n\n" % event
-
-    async def generate(request: Request) -> Response:
-        if (await request.json())["stream"]:
-            return StreamingResponse(sent(), media_type="text/event-stream")
-        return Response(whole, media_type="application/json")
-
-    worker = Starlette(routes=[Route("/generate", generate, methods=["POST"])])
-    plugins = [part for name in ("engine", "radix_cache", "openai") for part in ("--plugin", name)]
-    async with serving(worker) as url, start(*plugins, "--abort-retries", "0") as running:
-        for embedded in running.router.pool:
-            running.router.pool.remove(embedded)
-        await running.router.add_worker(url)
-        yield running
-
-
 PLAIN: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
     ("/v1/completions", {"prompt": "Hi"}),
@@ -168,8 +141,8 @@ async def test_an_abort_between_two_weights_is_told_as_described(
         "weight_version": "8",
         "weight_versions": versions,
     }
-    said = orjson.dumps({"text": "Hi", "output_ids": [39, 72], "meta_info": meta})
-    async with saying(start, said, said) as running:
+    said = {"text": "Hi", "output_ids": [39, 72], "meta_info": meta}
+    async with scripted(start, said, said, flags=("--abort-retries", "0")) as (running, _):
         whole, chunks = await both_ways(running, path, {**asked, **TRAINER})
     (ending,) = (
         chunk["choices"][0] for chunk in chunks if chunk["choices"] and chunk["choices"][0]["finish_reason"]
@@ -183,8 +156,10 @@ async def test_an_abort_between_two_weights_is_told_as_described(
 async def test_a_stream_that_breaks_says_so_as_described(
     start: Start, path: str, asked: dict[str, Any]
 ) -> None:
-    begun = b'{"text": "H", "output_ids": [39], "meta_info": {"completion_tokens": 1}}'
-    async with saying(start, b"", begun, b'{"error": {"message": "out of memory"}}') as running:
+    meta = {"completion_tokens": 1}
+    events: list[dict[str, Any]] = [{"text": "H", "output_ids": [39], "meta_info": meta}]
+    events.append({"error": {"message": "out of memory"}})
+    async with scripted(start, events) as (running, _):
         *_, last = check("POST", path, await running.client.post(path, json={**asked, "stream": True}))
     assert last["error"]["message"] == "out of memory"
 

@@ -8,16 +8,13 @@ from typing import TYPE_CHECKING
 import anyio
 import orjson
 import pytest
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from plugged import until
 from radix_cache.claims import PROMPT, STREAMED, ask, session_of
 from radix_cache.outputs import events, output
 from radix_cache.scripted import ScriptedEngine, routed
 from slime_http.serving import serving
+from slime_testing import FakeEngine
 
 if TYPE_CHECKING:
     from routers import Start
@@ -34,14 +31,12 @@ async def test_no_aborted_answer_goes_on_at_a_passthrough_worker(
     """It may speak any protocol, and sample with any weights."""
     engine.delay = anyio.Event()
     engine.media_type = "text/event-stream" if streamed else "application/json"
-
-    async def generate(_: Request) -> Response:
-        going_on = output(client, LAST)
-        content = events(going_on)[1] if streamed else orjson.dumps(going_on)
-        return Response(content, media_type=engine.media_type)
-
-    proxied = Starlette(routes=[Route("/generate", generate, methods=["POST"])])
-    async with serving(proxied) as url, routed(start, engine, checkpoint, "--resume-aborted") as client:
+    passthrough = FakeEngine()
+    async with (
+        serving(passthrough.app) as url,
+        routed(start, engine, checkpoint, "--resume-aborted") as client,
+    ):
+        passthrough.rest = lambda _: output(client, LAST)
         aborted = output(client, MINE)
         aborted["meta_info"]["finish_reason"] = {"type": "abort", "message": "Aborted"}
         told = events(aborted) if streamed else (200, orjson.dumps(aborted))
