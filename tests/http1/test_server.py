@@ -1,0 +1,293 @@
+"""The answers of the server, as they stand on the wire: framing, headers, and answers that an application spoils."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from core.servers import on_both_loops
+from http1.conversations import Answer, alone, connected, respond, watch_server
+from slime_http.asgi import ASGIApp, Receive, Scope, Send
+from slime_http.serving import serving
+
+pytestmark = [pytest.mark.anyio, on_both_loops]
+
+GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+HEAD = GET.replace(b"GET", b"HEAD")
+GET_1_0 = b"GET / HTTP/1.0\r\n\r\n"
+LARGE = bytes(range(256)) * 1024
+
+
+def answering(*parts: Any, status: int = 200, headers: Iterable[Any] | None = None) -> ASGIApp:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await respond(send, *parts, status=status, headers=headers)
+
+    return alone(app)
+
+
+async def asked(app: ASGIApp, request: bytes = GET) -> tuple[Answer, bool]:
+    """The answer to ``request``, and True when the connection stays open for another one."""
+    async with serving(app) as url, connected(url) as client:
+        await client.say(request)
+        answer = await client.answer(method=request.split(b" ")[0].decode())
+        if answer.values(b"connection") == [b"close"]:
+            assert await client.rest() == b""
+            return answer, False
+        await client.say(request)
+        assert await client.answer(method=request.split(b" ")[0].decode()) == answer
+        return answer, True
+
+
+# One write for each answer.
+
+
+@pytest.mark.parametrize("size", [0, 5, 65_535, 65_536, 262_144])
+@pytest.mark.parametrize("framed", [True, False], ids=["length", "chunked"])
+async def test_a_whole_answer_is_one_write(monkeypatch: pytest.MonkeyPatch, size: int, framed: bool) -> None:
+    seen = watch_server(monkeypatch)
+    body = LARGE[:size]
+    answer, _ = await asked(answering(body, headers=None if framed else []))
+    assert answer.body == body
+    assert len(seen.written) == 2  # it was asked twice
+    assert all(whole.startswith(b"HTTP/1.1 200 OK\r\n") for whole in seen.written)
+
+
+async def test_the_head_waits_for_the_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = watch_server(monkeypatch)
+    go_on = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await go_on.wait()
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    async with serving(alone(app)) as url, connected(url) as client:
+        await client.say(GET)
+        assert await client.is_left_waiting(0.05)
+        go_on.set()
+        assert (await client.answer()).body == b"ok"
+    assert len(seen.written) == 1
+
+
+async def test_an_empty_part_flushes_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = watch_server(monkeypatch)
+    go_on = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        for _ in range(2):  # the second one has nothing to flush
+            await send({"type": "http.response.body", "body": b"", "more_body": True})
+        await go_on.wait()
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    async with serving(alone(app)) as url, connected(url) as client:
+        await client.say(GET)
+        assert not await client.is_left_waiting(1)
+        assert seen.written == [b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n"]
+        go_on.set()
+        assert (await client.answer()).body == b"ok"
+    assert seen.written[1:] == [b"ok"]
+
+
+# Framing.
+
+
+async def test_a_body_without_a_length_is_chunked() -> None:
+    answer, stays = await asked(answering(b"one", b"", b"two", b"", headers=[]))
+    assert answer.values(b"transfer-encoding") == [b"chunked"]
+    assert (answer.body, stays) == (b"onetwo", True)
+
+
+async def test_an_http_1_0_client_gets_no_chunks() -> None:
+    for request in (GET_1_0, b"GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n"):
+        answer, stays = await asked(answering(b"one", b"two", headers=[]), request)
+        assert answer == Answer(200, [(b"connection", b"close")], b"onetwo")
+        assert not stays
+    answer, _ = await asked(answering(b"one"), GET_1_0)
+    assert answer.values(b"content-length") == [b"3"]
+
+
+@pytest.mark.parametrize("headers", [[], [(b"content-length", b"9")]], ids=["chunked", "length"])
+async def test_an_answer_to_head_has_no_body(headers: list[tuple[bytes, bytes]]) -> None:
+    answer, stays = await asked(answering(b"not ", b"shown", headers=headers), HEAD)
+    assert answer == Answer(200, headers, b"")
+    assert stays
+
+
+@pytest.mark.parametrize("status", [204, 304])
+async def test_statuses_without_a_body_keep_the_connection(status: int) -> None:
+    answer, stays = await asked(answering(status=status, headers=[(b"etag", b"x")]))
+    assert answer == Answer(status, [(b"etag", b"x")], b"")
+    assert stays
+    if status == 304:
+        answer, stays = await asked(answering(status=status, headers=[(b"content-length", b"9")]))
+        assert answer.values(b"content-length") == [b"9"]
+        assert stays
+
+
+@pytest.mark.parametrize("value", [b"close", b"Close", b"x, close", b"close , x"])
+async def test_either_side_may_close_the_connection(value: bytes) -> None:
+    closing = GET.replace(b"\r\n\r\n", b"\r\nConnection: %b\r\n\r\n" % value)
+    answer, stays = await asked(answering(b"ok"), closing)
+    assert answer.values(b"connection") == [b"close"]
+    assert not stays
+    async with (
+        serving(answering(b"ok", headers=[(b"content-length", b"2"), (b"Connection", value)])) as url,
+        connected(url) as client,
+    ):
+        await client.say(GET + GET)
+        answer = await client.answer()
+        assert answer.values(b"connection") == [value]
+        assert await client.rest() == b""
+
+
+async def test_an_unknown_status_has_no_phrase() -> None:
+    answer, _ = await asked(answering(b"ok", status=299))
+    assert answer.status == 299
+
+
+# Bodies and headers of all kinds.
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+@pytest.mark.parametrize("size", [5, 262_144])
+@pytest.mark.parametrize("framed", [True, False], ids=["length", "chunked"])
+async def test_a_body_may_be_any_kind_of_bytes(kind: type, size: int, framed: bool) -> None:
+    parts = [kind(LARGE[:size]), kind(b"!")]
+    answer, _ = await asked(answering(*parts, headers=None if framed else []))
+    assert answer.body == LARGE[:size] + b"!"
+
+
+async def test_headers_may_come_from_a_generator() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        pairs = [
+            (b"X-A", b"1"),
+            (b"x-a", b"2"),
+            (b"content-length", b"2"),
+            (b"x-b", "\t\u00e9 ".encode("latin-1")),
+        ]
+        await respond(send, b"ok", headers=(pair for pair in pairs))
+
+    answer, _ = await asked(alone(app))
+    assert answer.values(b"x-a") == [b"1", b"2"]
+    assert answer.values(b"x-b") == [b"\t\xe9 "]
+
+
+SPOILT: dict[str, list[Any]] = {
+    "a text as a name": [("x-a", b"1")],
+    "a text as a value": [(b"x-a", "1")],
+    "a line break in a value": [(b"x-a", b"1\r\nx-b: 2")],
+    "a bare line feed": [(b"x-a", b"1\nx-b: 2")],
+    "a carriage return": [(b"content-type", b"a\rb")],
+    "NUL in a value": [(b"x-a", b"\0")],
+    "DEL in a value": [(b"x-a", b"\x7f")],
+    "a line break in a name": [(b"x-a: 1\r\nx-b", b"2")],
+    "a space behind a name": [(b"content-length ", b"2")],
+    "a colon in a name": [(b"x:a", b"2")],
+    "an empty name": [(b"", b"2")],
+    "a name beyond ASCII": [(b"x\xe9", b"2")],
+    "a length that is no number": [(b"content-length", b"two")],
+    "a negative length": [(b"content-length", b"-2")],
+    "a length beyond the body": [(b"content-length", b"3")],
+    "a length below the body": [(b"content-length", b"1")],
+    "three things": [(b"x-a", b"1", b"2")],
+}
+
+
+@pytest.mark.parametrize("what", SPOILT)
+async def test_headers_that_cannot_be_sent_are_a_500(what: str, caplog: pytest.LogCaptureFixture) -> None:
+    answer, stays = await asked(answering(b"ok", headers=SPOILT[what]))
+    assert answer.status == 500
+    assert b'"code":"HTTP_500"' in answer.body
+    assert not stays
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
+
+
+async def test_a_body_that_is_too_short_or_long_breaks_off() -> None:
+    for parts in ((b"one", b""), (b"one", b"two")):
+        async with (
+            serving(answering(*parts, headers=[(b"content-length", b"5")])) as url,
+            connected(url) as client,
+        ):
+            await client.say(GET)
+            with pytest.raises(EOFError):
+                await client.answer()
+
+
+async def test_a_body_where_none_may_be_is_a_500() -> None:
+    for status in (204, 304):
+        answer, stays = await asked(answering(b"body", status=status, headers=[]))
+        assert (answer.status, stays) == (500, False)
+
+
+# Applications that fail.
+
+
+async def fails_at_once(scope: Scope, receive: Receive, send: Send) -> None:
+    raise ValueError("at once")
+
+
+async def fails_behind_the_head(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    raise ValueError("behind the head")
+
+
+async def says_nothing(scope: Scope, receive: Receive, send: Send) -> None:
+    return
+
+
+async def says_half(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+
+
+async def returns_something(scope: Scope, receive: Receive, send: Send) -> None:
+    return "something"  # type: ignore[return-value]  # that is the point
+
+
+async def begins_with_the_body(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.body", "body": b"ok"})
+
+
+async def begins_twice(scope: Scope, receive: Receive, send: Send) -> None:
+    for _ in range(2):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+
+async def sends_nonsense(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "websocket.accept"})
+
+
+@pytest.mark.parametrize(
+    "app",
+    [fails_at_once, fails_behind_the_head, says_nothing, says_half, returns_something, begins_with_the_body,
+     begins_twice, sends_nonsense],
+)  # fmt: skip
+async def test_an_application_that_gives_no_answer_is_a_500(app: ASGIApp) -> None:
+    answer, stays = await asked(alone(app))
+    assert (answer.status, stays) == (500, False)
+
+
+async def test_an_application_that_fails_in_a_body_breaks_it_off() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"half", "more_body": True})
+        raise ValueError("in the body")
+
+    async with serving(alone(app)) as url, connected(url) as client:
+        await client.say(GET)
+        with pytest.raises(EOFError):
+            await client.answer()
+
+
+async def test_a_failure_behind_the_answer_is_only_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await respond(send, b"ok")
+        await send({"type": "http.response.body", "body": b"more"})
+
+    answer, stays = await asked(alone(app))
+    assert (answer.body, stays) == (b"ok", True)
+    assert "cannot be sent now" in caplog.text
