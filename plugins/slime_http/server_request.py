@@ -156,6 +156,8 @@ class ServerRequest:
     async def run(self) -> None:
         """Call the application. An answer that it does not give, or does not end, becomes an error."""
         try:
+            if self.disconnected:
+                return  # refused when its head had been read: it is to have no effect
             result: Any = await self._app(self.scope, self.receive, self.send)  # type: ignore[func-returns-value]
             if result is not None:
                 raise TypeError(f"an ASGI application returned {result!r}, wanted None")

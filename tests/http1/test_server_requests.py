@@ -264,3 +264,25 @@ async def test_nonsense_in_a_body_that_is_answered_gets_no_answer() -> None:
         assert (await client.answer()).body == b"early"
         await client.say(b"nonsense\r\n")
         assert await client.rest() == b""
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"POST /add HTTP/1.1\r\nTransfer-Encoding: gzip\r\n\r\n",
+        b"POST /add HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nnonsense\r\n",
+        GET % b"add" + b"NONSENSE\r\n\r\n",
+    ],
+    ids=["coding", "chunk", "behind it"],
+)
+async def test_a_request_that_is_refused_is_not_begun(sent: bytes) -> None:
+    begun = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        begun.append(scope["path"])  # it may do so without a look at the body
+        await respond(send, b"ok")
+
+    async with serving(alone(app)) as url:
+        assert (await talk(url, sent)).startswith(b"HTTP/1.1 400 ")
+        assert (await talk(url, LAST)).startswith(b"HTTP/1.1 200 ")
+    assert begun == ["/last"]
