@@ -151,9 +151,13 @@ class Protocol(asyncio.Protocol):
             raise
         scope["state"] = self._state.copy()
         self._headers = NOWHERE
-        is_persistent = scope["http_version"] != "1.0" and parser.should_keep_alive()
+        is_1_1 = scope["http_version"] == "1.1"
         request = ServerRequest(
-            self, self._app, scope, keep_alive=is_persistent, expects_continue=self._expects_continue
+            self,
+            self._app,
+            scope,
+            keep_alive=is_1_1 and parser.should_keep_alive(),
+            expects_continue=self._expects_continue,
         )
         is_first = self._is_idle
         self._newest = request

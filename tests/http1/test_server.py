@@ -111,6 +111,13 @@ async def test_an_http_1_0_client_gets_no_chunks() -> None:
     assert answer.values(b"content-length") == [b"3"]
 
 
+@pytest.mark.parametrize("version", [b"0.9", b"2.0"])
+async def test_a_client_of_no_known_version_gets_no_chunks(version: bytes) -> None:
+    request = b"GET / HTTP/%b\r\nConnection: keep-alive\r\n\r\n" % version
+    answer, stays = await asked(answering(b"one", headers=[]), request)
+    assert (answer, stays) == (Answer(200, [(b"connection", b"close")], b"one"), False)
+
+
 @pytest.mark.parametrize("headers", [[], [(b"content-length", b"9")]], ids=["chunked", "length"])
 async def test_an_answer_to_head_has_no_body(headers: list[tuple[bytes, bytes]]) -> None:
     answer, stays = await asked(answering(b"not ", b"shown", headers=headers), HEAD)
