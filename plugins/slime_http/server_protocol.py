@@ -157,7 +157,7 @@ class Protocol(asyncio.Protocol):
             self._app,
             scope,
             keep_alive=is_1_1 and parser.should_keep_alive(),
-            expects_continue=self._expects_continue,
+            expects_continue=is_1_1 and self._expects_continue,
         )
         is_first = self._is_idle
         self._newest = request

@@ -241,6 +241,8 @@ class ServerRequest:
             if value.translate(None, _IN_VALUES):
                 raise RuntimeError(f"the value of the header {name!r} has a control character in it")
             parts += (name, b": ", value, b"\r\n")
+        if self._expects_continue and not self._has_news:
+            self.keep_alive = False  # the body may never come, and the next request would be taken for it
         if not (self.keep_alive or closes):
             parts.append(b"connection: close\r\n")
         if self._is_head or status in _NO_BODY:
