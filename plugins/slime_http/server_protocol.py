@@ -199,9 +199,9 @@ class Protocol(asyncio.Protocol):
             return
         if self._waiting:
             self._serve(self._waiting.popleft())
-        elif self._is_rest_due:
+        if self._is_rest_due:
             self._expect(self._client_timeout_s, rest=True)  # for what it had begun meanwhile
-        elif not self._in_message:
+        elif request is self._newest:
             self._expect(self._keep_alive_s, rest=False)
         self.read_on()
 

@@ -1,0 +1,43 @@
+"""The time that a client has: a stalled one is cut off in every state, and one that waits for the server never is."""
+
+from __future__ import annotations
+
+import asyncio
+
+import anyio
+import pytest
+
+from core.servers import on_both_loops
+from deadlines import until
+from http1.conversations import alone, body_of, connected, respond
+from slime_http.asgi import Receive, Scope, Send
+from slime_http.serving import serving
+
+pytestmark = [pytest.mark.anyio, on_both_loops]
+
+TIMEOUT_S = 0.3
+GET = b"GET /%s HTTP/1.1\r\nHost: localhost\r\n\r\n"
+POST = b"POST /%s HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\n"
+EXPECTANT = b"POST /%s HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n"
+
+
+@alone
+async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+    """Echoes; at ``/slow`` it takes one and a half times as long as a client may, before it looks at the body."""
+    if scope["path"] == "/slow":
+        await anyio.sleep(1.5 * TIMEOUT_S)
+    body = await body_of(receive)
+    if body is not None:
+        await respond(send, scope["raw_path"], body)
+
+
+@pytest.mark.parametrize("ahead", [EXPECTANT, POST, (POST % b"%s") + b"ab"], ids=["expect", "head", "half"])
+async def test_a_request_ahead_has_its_time_from_its_turn_on(ahead: bytes) -> None:
+    async with serving(slow, client_timeout_s=TIMEOUT_S) as url, connected(url) as client:
+        await client.say(GET % b"slow" + ahead % b"next")
+        assert (await client.answer()).body == b"/slow"
+        await anyio.sleep(0.8 * TIMEOUT_S)
+        await client.say(b"abcd"[2 * ahead.endswith(b"ab") :])
+        if ahead == EXPECTANT:
+            assert (await client.answer()).status == 100
+        assert (await client.answer()).body == b"/nextabcd"
