@@ -192,6 +192,10 @@ class Protocol(asyncio.Protocol):
             self._is_reading_paused = False
             self.transport.resume_reading()
 
+    def continued(self) -> None:
+        """See ClientConnection."""
+        self._expect(self._client_timeout_s, rest=True)
+
     def answered(self, request: ServerRequest) -> None:
         """See ClientConnection."""
         if not request.keep_alive:
@@ -247,11 +251,11 @@ class Protocol(asyncio.Protocol):
             self._timer = self._loop.call_at(self._due, self._look)
             return
         served = self._served
-        is_answering = served is not None and not served.complete
-        if self._is_reading_paused or (is_answering and (self._in_head or served is not self._newest)):
-            self._expect(
-                self._client_timeout_s, rest=self._is_rest_due
-            )  # the client does not keep others waiting
+        waits_itself = self._is_reading_paused
+        if served is not None and not served.complete:
+            waits_itself |= self._in_head or served is not self._newest or served.expects_continue
+        if waits_itself:
+            self._expect(self._client_timeout_s, rest=self._is_rest_due)
         elif self._in_message:
             self._refuse(408, f"the request did not go on for {self._client_timeout_s:g} s")
         else:

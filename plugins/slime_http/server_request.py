@@ -47,6 +47,10 @@ class ClientConnection(Protocol):
         """Read further: the application waits for more of the body."""
         ...
 
+    def continued(self) -> None:
+        """The client was told to send the body."""
+        ...
+
     def answered(self, request: ServerRequest) -> None:
         """The answer to ``request`` is written."""
         ...
@@ -69,6 +73,7 @@ class ServerRequest:
 
     ``keep_alive``: the connection stays open after the answer. ``started``: the application has given the head.
     ``written``: a part of the answer has left. ``complete``: all of it has. ``disconnected``: nobody waits for it.
+    ``expects_continue``: the client may wait to be told that it should send the body.
     """
 
     __slots__ = (
@@ -76,7 +81,6 @@ class ServerRequest:
         "_body",
         "_connection",
         "_event",
-        "_expects_continue",
         "_has_news",
         "_head",
         "_is_chunked",
@@ -86,6 +90,7 @@ class ServerRequest:
         "_size",
         "complete",
         "disconnected",
+        "expects_continue",
         "keep_alive",
         "scope",
         "started",
@@ -108,7 +113,7 @@ class ServerRequest:
         self.keep_alive = keep_alive
         self.task: asyncio.Task[None] | None = None
         self.started = self.written = self.complete = self.disconnected = False
-        self._expects_continue = expects_continue
+        self.expects_continue = expects_continue
         #: The body that was not received yet, and whether there is something to tell the application.
         self._body: list[bytes] = []
         self._size = 0
@@ -187,10 +192,11 @@ class ServerRequest:
 
     async def receive(self) -> Message:
         """See ASGI: the next part of the body, or that the client has gone. After the answer it says so, too."""
-        if self._expects_continue:
-            self._expects_continue = False
+        if self.expects_continue:
+            self.expects_continue = False
             if not (self._has_news or self.started or self.transport.is_closing()):
                 self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                self._connection.continued()
         while not (self.disconnected or self.complete):
             if self._has_news:
                 self._has_news = False
@@ -241,7 +247,7 @@ class ServerRequest:
             if value.translate(None, _IN_VALUES):
                 raise RuntimeError(f"the value of the header {name!r} has a control character in it")
             parts += (name, b": ", value, b"\r\n")
-        if self._expects_continue and not self._has_news:
+        if self.expects_continue and not self._has_news:
             self.keep_alive = False  # the body may never come, and the next request would be taken for it
         if not (self.keep_alive or closes):
             parts.append(b"connection: close\r\n")

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import anyio
 import pytest
 
 from core.servers import on_both_loops
-from deadlines import until
 from http1.conversations import alone, body_of, connected, respond
 from slime_http.asgi import Receive, Scope, Send
 from slime_http.serving import serving
@@ -41,3 +38,19 @@ async def test_a_request_ahead_has_its_time_from_its_turn_on(ahead: bytes) -> No
         if ahead == EXPECTANT:
             assert (await client.answer()).status == 100
         assert (await client.answer()).body == b"/nextabcd"
+
+
+async def test_a_client_that_awaits_100_does_not_keep_the_server_waiting() -> None:
+    async with serving(slow, client_timeout_s=TIMEOUT_S) as url:
+        for goes_on in (True, False):
+            async with connected(url) as client:
+                await client.say(EXPECTANT % b"slow")
+                assert (await client.answer()).status == 100
+                began = anyio.current_time()
+                if goes_on:
+                    await anyio.sleep(0.8 * TIMEOUT_S)
+                    await client.say(b"abcd")
+                    assert (await client.answer()).body == b"/slowabcd"
+                else:
+                    assert (await client.answer()).status == 408
+                    assert anyio.current_time() - began > 0.9 * TIMEOUT_S
