@@ -106,7 +106,9 @@ class Protocol(asyncio.Protocol):
         # Within one read a head may be longer: httptools has it in memory by then.
         if self._overhead > _MAX_HEAD_BYTES:
             self._refuse(431, f"the request's headers are larger than {_MAX_HEAD_BYTES} bytes")
-        elif (self._in_message or self._is_idle) and not (self._is_rest_due and self._in_head):
+            return
+        has_begun = self._in_message or (self._overhead and self._is_idle)  # with empty lines, perhaps
+        if has_begun and not (self._is_rest_due and self._in_head):
             self._expect(self._client_timeout_s, rest=True)  # a head gets its time once
 
     def pause_writing(self) -> None:
@@ -181,7 +183,9 @@ class Protocol(asyncio.Protocol):
         self._due = None
         request = self._newest
         assert request is not None  # narrowing: it has a head
-        if not request.complete:
+        if request.complete:
+            self._expect(self._keep_alive_s, rest=False)
+        else:
             request.feed_end()
 
     # Called by requests.

@@ -54,3 +54,19 @@ async def test_a_client_that_awaits_100_does_not_keep_the_server_waiting() -> No
                 else:
                     assert (await client.answer()).status == 408
                     assert anyio.current_time() - began > 0.9 * TIMEOUT_S
+
+
+async def test_a_connection_rests_behind_a_body_that_came_late() -> None:
+    async def early(scope: Scope, receive: Receive, send: Send) -> None:
+        await respond(send, scope["raw_path"])
+
+    async with serving(alone(early), client_timeout_s=TIMEOUT_S) as url, connected(url) as client:
+        for _ in range(2):
+            await client.say(POST % b"early")
+            assert (await client.answer()).body == b"/early"
+            await client.say(b"ab", b"cd")
+            assert await client.is_left_waiting(2 * TIMEOUT_S)
+        await client.say(GET[:4], b"")
+        await anyio.sleep(0.8 * TIMEOUT_S)
+        await client.say(GET[4:] % b"")
+        assert (await client.answer()).body == b"/"
