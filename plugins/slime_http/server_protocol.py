@@ -144,13 +144,13 @@ class Protocol(asyncio.Protocol):
         self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
         parser = self._parser
         try:
             scope = request_scope(self._scope, parser, self._url, self._headers)
         except ValueError as error:
             self._fault = str(error)
             raise
+        self._in_head = False  # what is raised above is answered: it is in no body of an answered request
         scope["state"] = self._state.copy()
         self._headers = NOWHERE
         is_1_1 = scope["http_version"] == "1.1"

@@ -156,6 +156,8 @@ ABSURD = {
     "a line of nonsense": b"NONSENSE\r\n\r\n",
     "a path beyond ASCII": b"GET /\xe9 HTTP/1.1\r\n\r\n",
     "a target without a slash": b"GET a HTTP/1.1\r\n\r\n",
+    "a tunnel": b"CONNECT localhost:80 HTTP/1.1\r\nHost: localhost:80\r\n\r\n",
+    "an upgrade with a body": b"GET / HTTP/1.1\r\nConnection: upgrade\r\nUpgrade: x\r\nContent-Length: 1\r\n\r\nx",
     "a length that is none": b"POST / HTTP/1.1\r\nContent-Length: x\r\n\r\n",
 }
 
