@@ -111,6 +111,9 @@ class Protocol(asyncio.Protocol):
         if has_begun and not (self._is_rest_due and self._in_head):
             self._expect(self._client_timeout_s, rest=True)  # a head gets its time once
 
+    def eof_received(self) -> None:
+        self._close()  # the event loop would do so as well, but wait without end for the last bytes to be taken
+
     def pause_writing(self) -> None:
         self.flow.pause()
 
@@ -120,7 +123,7 @@ class Protocol(asyncio.Protocol):
     def shutdown(self) -> None:
         """Close the connection, after the answers to the requests that have come."""
         if self._newest is None or self._newest.complete:
-            self.transport.close()
+            self._close()
         else:
             self._newest.keep_alive = False
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import socket
+from contextlib import AsyncExitStack
+
 import anyio
 import pytest
 
 from core.servers import on_both_loops
-from http1.conversations import alone, body_of, connected, respond
+from deadlines import until
+from http1.conversations import alone, body_of, connected, respond, watch_server
 from slime_http.asgi import Receive, Scope, Send
 from slime_http.serving import serving
 
@@ -70,3 +74,41 @@ async def test_a_connection_rests_behind_a_body_that_came_late() -> None:
         await anyio.sleep(0.8 * TIMEOUT_S)
         await client.say(GET[4:] % b"")
         assert (await client.answer()).body == b"/"
+
+
+@alone
+async def leave_some(scope: Scope, receive: Receive, send: Send) -> None:
+    """Sends until the transport holds a little that the client does not take, and ends the answer."""
+    transport = receive.__self__.transport  # type: ignore[attr-defined]  # only the server knows what the kernel left
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    held_for = 0
+    while held_for < 20:
+        await anyio.sleep(0.002)
+        held_for = held_for + 1 if transport.get_write_buffer_size() else 0
+        if not held_for:
+            await send({"type": "http.response.body", "body": bytes(16 * 1024), "more_body": True})
+    await send({"type": "http.response.body"})
+
+
+async def test_a_half_closed_client_that_takes_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = watch_server(monkeypatch)
+    async with (
+        serving(leave_some, client_timeout_s=TIMEOUT_S) as url,
+        connected(url, receive_buffer=64 * 1024) as client,
+    ):
+        await client.say(GET % b"")
+        await until(lambda: bool(seen.connections) and seen.connections[0]._newest is not None)
+        await until(lambda: seen.connections[0]._is_idle)
+        client.raw.shutdown(socket.SHUT_WR)
+        await until(lambda: seen.open == 0)
+
+
+async def test_shutdown_cuts_off_a_client_that_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = watch_server(monkeypatch)
+    async with AsyncExitStack() as clients:
+        async with serving(leave_some, client_timeout_s=TIMEOUT_S, grace_s=1) as url:
+            client = await clients.enter_async_context(connected(url, receive_buffer=64 * 1024))
+            await client.say(GET % b"")
+            await until(lambda: bool(seen.connections) and seen.connections[0]._newest is not None)
+            await until(lambda: seen.connections[0]._is_idle)
+        assert seen.open == 0
