@@ -15,7 +15,8 @@ from uvicorn.server import ServerState
 
 from slime_http.asgi import ASGIApp
 from slime_http.request_head import NOWHERE, connection_scope, request_scope
-from slime_http.server_request import ServerRequest, error_answer
+from slime_http.response_head import error_answer
+from slime_http.server_request import ServerRequest
 from slime_http.write_flow import WriteFlow
 
 __all__ = ["Protocol"]

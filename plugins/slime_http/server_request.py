@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
-from http import HTTPStatus
 from typing import Any, Protocol
 
-import orjson
-
 from slime_http.asgi import ASGIApp, Headers, Message, Scope
+from slime_http.response_head import error_answer, response_lines
 from slime_http.write_flow import WriteFlow
 
-__all__ = ["ClientConnection", "ServerRequest", "error_answer"]
+__all__ = ["ClientConnection", "ServerRequest"]
 
 logger = logging.getLogger(__name__)
 
@@ -25,15 +22,6 @@ _MAX_WAITING_BYTES = 64 * 1024
 #: A body of fewer bytes is copied behind its head, since one small write is cheaper than two buffers.
 _LARGE_BYTES = 64 * 1024
 _NO_BODY = (204, 304)
-_STATUS_LINES = {int(one): f"HTTP/1.1 {int(one)} {one.phrase}\r\n".encode() for one in HTTPStatus}
-#: RFC 9110 section 5.6.2.
-_TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-_KNOWN_NAMES = frozenset(
-    b"cache-control connection content-encoding content-length content-type date server transfer-encoding"
-    b" vary x-request-id".split()
-)
-#: What may stand in the value of a header, RFC 9110 section 5.5.
-_IN_VALUES = bytes([0x09, *range(0x20, 0x7F), *range(0x80, 0x100)])
 _LAST_CHUNK = b"0\r\n\r\n"
 
 
@@ -58,14 +46,6 @@ class ClientConnection(Protocol):
     def ended(self, request: ServerRequest) -> None:
         """The application has returned from ``request``."""
         ...
-
-
-def error_answer(status: int, message: str) -> bytes:
-    """A whole answer with an error as JSON, after which the connection closes."""
-    kind = "invalid_request_error" if status < 500 else "internal_error"
-    body = orjson.dumps({"error": {"message": message, "type": kind, "code": f"HTTP_{status}"}})
-    head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
-    return _STATUS_LINES[status] + head.encode() + body
 
 
 class ServerRequest:
@@ -231,37 +211,23 @@ class ServerRequest:
             raise RuntimeError(f"the ASGI message {kind!r} cannot be sent now")
 
     def _send_start(self, status: int, headers: Headers) -> None:
-        parts = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status]
-        length = closes = None
-        for name, value in headers:
-            name = name.lower()
-            if name not in _KNOWN_NAMES and not _TOKEN.fullmatch(name):
-                raise RuntimeError(f"{name!r} cannot be the name of a header")
-            if name == b"content-length":
-                length = int(value)
-            elif name == b"transfer-encoding":
-                self._is_chunked = value.lower() == b"chunked"
-            elif name == b"connection" and b"close" in map(bytes.strip, value.lower().split(b",")):
-                closes = True
-                self.keep_alive = False
-            if value.translate(None, _IN_VALUES):
-                raise RuntimeError(f"the value of the header {name!r} has a control character in it")
-            parts += (name, b": ", value, b"\r\n")
-        if self.expects_continue and not self._has_news:
-            self.keep_alive = False  # the body may never come, and the next request would be taken for it
+        lines, length, closes = response_lines(status, headers)
+        # Not told to continue, a client may leave its body out: its next request would be taken for it.
+        if closes or (self.expects_continue and not self._has_news):
+            self.keep_alive = False
         if not (self.keep_alive or closes):
-            parts.append(b"connection: close\r\n")
+            lines.append(b"connection: close\r\n")
         if self._is_head or status in _NO_BODY:
-            self._is_chunked = False
-        elif length is not None and not self._is_chunked:
+            pass
+        elif length is not None:
             self._left = length
-        elif self.scope["http_version"] != "1.1":
-            self._left = None  # HTTP/1.0 has no chunks
-        elif not self._is_chunked:
+        elif self.scope["http_version"] == "1.1":
             self._is_chunked = True
-            parts.append(b"transfer-encoding: chunked\r\n")
-        parts.append(b"\r\n")
-        self._head = b"".join(parts)
+            lines.append(b"transfer-encoding: chunked\r\n")
+        else:
+            self._left = None  # HTTP/1.0 has no chunks
+        lines.append(b"\r\n")
+        self._head = b"".join(lines)
 
     def _send_body(self, body: bytes, is_last: bool) -> None:
         if self._is_head:

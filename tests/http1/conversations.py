@@ -17,9 +17,28 @@ import pytest
 from core.servers import dial
 from slime_http.asgi import ASGIApp, Message, Receive, Scope, Send
 from slime_http.server_protocol import Protocol
+from slime_http.serving import serving
 
-__all__ = ["SOON_S", "Answer", "Client", "Seen", "alone", "body_of", "connected", "respond", "watch_server"]
+__all__ = [
+    "GET",
+    "GET_1_0",
+    "HEAD",
+    "SOON_S",
+    "Answer",
+    "Client",
+    "Seen",
+    "alone",
+    "answering",
+    "asked",
+    "body_of",
+    "connected",
+    "respond",
+    "watch_server",
+]
 
+GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+HEAD = GET.replace(b"GET", b"HEAD")
+GET_1_0 = b"GET / HTTP/1.0\r\n\r\n"
 #: When something must have happened by, on a busy machine.
 SOON_S = 10.0
 
@@ -143,6 +162,28 @@ async def respond(
         await send({"type": "http.response.body", "body": part, "more_body": number < len(parts)})
     if not parts:
         await send({"type": "http.response.body"})
+
+
+def answering(*parts: Any, status: int = 200, headers: Iterable[Any] | None = None) -> ASGIApp:
+    """An application that answers everything in these ``parts``."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await respond(send, *parts, status=status, headers=headers)
+
+    return alone(app)
+
+
+async def asked(app: ASGIApp, request: bytes = GET) -> tuple[Answer, bool]:
+    """The answer to ``request``, and True when the connection stays open for another one."""
+    async with serving(app) as url, connected(url) as client:
+        await client.say(request)
+        answer = await client.answer(method=request.split(b" ")[0].decode())
+        if answer.values(b"connection") == [b"close"]:
+            assert await client.rest() == b""
+            return answer, False
+        await client.say(request)
+        assert await client.answer(method=request.split(b" ")[0].decode()) == answer
+        return answer, True
 
 
 async def body_of(receive: Receive) -> bytes | None:
