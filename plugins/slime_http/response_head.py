@@ -52,9 +52,9 @@ def response_lines(
     return lines, length, closes
 
 
-def error_answer(status: int, message: str) -> bytes:
-    """A whole answer with an error as JSON, after which the connection closes."""
+def error_answer(status: int, message: str, *, to_head: bool = False) -> bytes:
+    """A whole answer with an error as JSON, after which the connection closes; ``to_head``: without its body."""
     kind = "invalid_request_error" if status < 500 else "internal_error"
     body = orjson.dumps({"error": {"message": message, "type": kind, "code": f"HTTP_{status}"}})
     head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
-    return _STATUS_LINES[status] + head.encode() + body
+    return _STATUS_LINES[status] + head.encode() + (b"" if to_head else body)

@@ -164,7 +164,7 @@ class ServerRequest:
             return
         if not self.written:  # else the client sees that the body breaks off
             self.started = self.written = True
-            self.transport.write(error_answer(status, message))
+            self.transport.write(error_answer(status, message, to_head=self._is_head))
         self.keep_alive = False
         self._finish()
 

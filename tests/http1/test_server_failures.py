@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from core.servers import on_both_loops
-from http1.conversations import GET, Answer, alone, answering, asked, connected, respond
+from http1.conversations import GET, HEAD, Answer, alone, answering, asked, connected, respond
 from slime_http.asgi import ASGIApp, Receive, Scope, Send
 from slime_http.serving import serving
 
@@ -120,6 +120,12 @@ async def sends_nonsense(scope: Scope, receive: Receive, send: Send) -> None:
 async def test_an_application_that_gives_no_answer_is_a_500(app: ASGIApp) -> None:
     answer, stays = await asked(alone(app))
     assert (answer.status, stays) == (500, False)
+
+
+async def test_an_error_has_no_body_for_head() -> None:
+    answer, stays = await asked(alone(fails_at_once), HEAD)
+    assert (answer.status, answer.body, stays) == (500, b"", False)
+    assert int(*answer.values(b"content-length")) > 0
 
 
 async def test_an_application_that_fails_in_a_body_breaks_it_off() -> None:
