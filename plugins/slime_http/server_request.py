@@ -152,7 +152,7 @@ class ServerRequest:
         except asyncio.CancelledError:
             self._give_up(503, "the server is shutting down")
             raise
-        except Exception:
+        except (Exception, BaseExceptionGroup):
             logger.exception("%s: the application failed", self.scope["path"])
             self._give_up(500, "internal error; the log has the traceback")
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -87,6 +88,10 @@ async def fails_behind_the_head(scope: Scope, receive: Receive, send: Send) -> N
     raise ValueError("behind the head")
 
 
+async def fails_in_groups(scope: Scope, receive: Receive, send: Send) -> None:
+    raise BaseExceptionGroup("of tasks", [ValueError("one"), asyncio.CancelledError()])
+
+
 async def says_nothing(scope: Scope, receive: Receive, send: Send) -> None:
     return
 
@@ -114,8 +119,8 @@ async def sends_nonsense(scope: Scope, receive: Receive, send: Send) -> None:
 
 @pytest.mark.parametrize(
     "app",
-    [fails_at_once, fails_behind_the_head, says_nothing, says_half, returns_something, begins_with_the_body,
-     begins_twice, sends_nonsense],
+    [fails_at_once, fails_behind_the_head, fails_in_groups, says_nothing, says_half, returns_something,
+     begins_with_the_body, begins_twice, sends_nonsense],
 )  # fmt: skip
 async def test_an_application_that_gives_no_answer_is_a_500(app: ASGIApp) -> None:
     answer, stays = await asked(alone(app))
