@@ -109,6 +109,12 @@ class ServerRequest:
         self._left: int | None = 0
 
     @property
+    def _target(self) -> str:
+        """The path for the log: decoded it may break lines, as it was sent it cannot."""
+        raw_path: bytes = self.scope.get("raw_path", b"")
+        return raw_path.decode("latin-1")
+
+    @property
     def transport(self) -> asyncio.Transport:
         """The transport of the connection."""
         return self._connection.transport
@@ -147,13 +153,13 @@ class ServerRequest:
             if result is not None:
                 raise TypeError(f"an ASGI application returned {result!r}, wanted None")
             if not (self.complete or self.disconnected):
-                logger.error("%s: the application returned before the end of its answer", self.scope["path"])
+                logger.error("%s: the application returned before the end of its answer", self._target)
                 self._give_up(500, "internal error: no answer was given")
         except asyncio.CancelledError:
             self._give_up(503, "the server is shutting down")
             raise
         except (Exception, BaseExceptionGroup):
-            logger.exception("%s: the application failed", self.scope["path"])
+            logger.exception("%s: the application failed", self._target)
             self._give_up(500, "internal error; the log has the traceback")
         finally:
             self._connection.ended(self)

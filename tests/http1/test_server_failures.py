@@ -153,3 +153,10 @@ async def test_a_failure_behind_the_answer_is_only_logged(caplog: pytest.LogCapt
     answer, stays = await asked(alone(app))
     assert (answer.body, stays) == (b"ok", True)
     assert "cannot be sent now" in caplog.text
+
+
+async def test_a_path_breaks_no_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    for app in (fails_at_once, says_nothing):
+        await asked(alone(app), GET.replace(b"/ ", b"/%0aERROR:%20line "))
+    assert len(caplog.records) == 2
+    assert all(record.getMessage().startswith("/%0aERROR:%20line: the app") for record in caplog.records)
