@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextvars import copy_context
 
 import httptools
 import uvicorn
@@ -78,6 +79,7 @@ class Protocol(asyncio.Protocol):
         self.transport = transport
         self._connections.add(self)  # type: ignore[arg-type]  # uvicorn only calls shutdown() of it
         self._scope = connection_scope(transport)
+        self._context = copy_context()
         self.flow = WriteFlow(transport, self._loop, self._client_timeout_s, self._scope["client"])
         self._expect(self._keep_alive_s, rest=False)
 
@@ -198,7 +200,8 @@ class Protocol(asyncio.Protocol):
         """See ClientConnection."""
         if self._is_reading_paused and len(self._waiting) < _MAX_AHEAD:
             self._is_reading_paused = False
-            self.transport.resume_reading()
+            # In its context asyncio calls data_received from now on, and a request's variables are its own.
+            self._context.copy().run(self.transport.resume_reading)
 
     def continued(self) -> None:
         """See ClientConnection."""
@@ -210,7 +213,9 @@ class Protocol(asyncio.Protocol):
             self._close()
             return
         if self._waiting:
-            self._serve(self._waiting.popleft())
+            self._context.copy().run(
+                self._serve, self._waiting.popleft()
+            )  # not in that of the request before
         if self._is_rest_due:
             self._expect(self._client_timeout_s, rest=True)  # for what it had begun meanwhile
         elif request is self._newest:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextvars import ContextVar
 
 import anyio
 import pytest
@@ -16,6 +17,8 @@ pytestmark = [pytest.mark.anyio, on_both_loops]
 
 GET = b"GET /%s HTTP/1.1\r\nHost: localhost\r\n\r\n"
 LAST = b"GET /last HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+
+_who = ContextVar("_who", default="nobody")
 
 
 @alone
@@ -121,6 +124,26 @@ async def test_no_more_than_some_requests_are_read_ahead() -> None:
         for _ in range(100):
             assert (await client.answer()).body == b"ok"
         assert connection.transport.is_reading()
+
+
+async def test_a_request_sees_no_variables_of_the_one_before() -> None:
+    seen: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(_who.get())
+        _who.set(scope["path"])
+        await anyio.sleep(0.01)  # a large body is read no further meanwhile
+        await body_of(receive)
+        await respond(send, b"ok")
+
+    async with serving(alone(app)) as url, connected(url) as client:
+        for _ in range(2):
+            await client.say(3 * (GET % b"ahead"))
+            for _ in range(3):
+                await client.answer()
+            await client.say(b"POST /large HTTP/1.1\r\nContent-Length: 300000\r\n\r\n" + bytes(300_000))
+            await client.answer()
+    assert seen == ["nobody"] * 8
 
 
 async def test_behind_a_close_nothing_is_served() -> None:
