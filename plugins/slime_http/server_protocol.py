@@ -213,9 +213,8 @@ class Protocol(asyncio.Protocol):
             self._close()
             return
         if self._waiting:
-            self._context.copy().run(
-                self._serve, self._waiting.popleft()
-            )  # not in that of the request before
+            # Not in the context of the request before.
+            self._context.copy().run(self._serve, self._waiting.popleft())
         if self._is_rest_due:
             self._expect(self._client_timeout_s, rest=True)  # for what it had begun meanwhile
         elif request is self._newest:

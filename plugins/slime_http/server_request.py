@@ -236,6 +236,8 @@ class ServerRequest:
         self._head = b"".join(lines)
 
     def _send_body(self, body: bytes, is_last: bool) -> None:
+        if type(body) is not bytes:  # a transport may hold it, and the application change it
+            body = bytes(memoryview(body))
         if self._is_head:
             body = b""
         elif self._is_chunked:

@@ -154,6 +154,32 @@ async def test_a_body_may_be_any_kind_of_bytes(kind: type, size: int, framed: bo
     assert answer.body == LARGE[:size] + b"!"
 
 
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+@pytest.mark.parametrize("framed", [True, False], ids=["length", "chunked"])
+async def test_an_empty_body_may_be_any_kind_of_bytes(kind: type, framed: bool) -> None:
+    empty = kind(b"")
+    for parts, body in (((b"one", empty, empty), b"one"), ((empty,), b"")):
+        answer, stays = await asked(answering(*parts, headers=None if framed else []))
+        assert (answer.body, stays) == (body, True)
+    assert empty == b""
+
+
+async def test_a_part_may_be_changed_when_it_is_sent() -> None:
+    part = bytearray(LARGE)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(16):
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+            part[:] = b"x" * 10  # which no transport that holds it allows
+            part[:] = LARGE
+        await send({"type": "http.response.body"})
+
+    for request in (GET, GET_1_0):
+        answer, _ = await asked(alone(app), request)
+        assert answer.body == 16 * LARGE
+
+
 async def test_headers_may_come_from_a_generator() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         pairs = [
