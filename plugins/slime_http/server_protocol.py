@@ -225,6 +225,7 @@ class Protocol(asyncio.Protocol):
         """See ClientConnection."""
         if request.task is not None:
             self._tasks.discard(request.task)
+            request.task = None  # a cancelled one keeps its error, which leads back to the request
 
     @property
     def _is_idle(self) -> bool:

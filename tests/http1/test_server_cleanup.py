@@ -7,6 +7,7 @@ import gc
 from collections import Counter
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from core.servers import on_both_loops
@@ -22,9 +23,19 @@ GET = b"GET /%s HTTP/1.1\r\nHost: localhost\r\n\r\n"
 POST = b"POST /%s HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
 
 
+def cancel_this() -> None:
+    """Cancel the running task; nobody keeps it, as its error would lead back to it."""
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+
+
 async def serve_all_kinds(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["path"] == "/fails":
         raise ValueError("as asked")
+    if scope["path"] == "/cancelled":
+        cancel_this()
+        await anyio.lowlevel.checkpoint()
     if scope["path"] == "/waits":
         await body_of(receive)
     else:
@@ -37,6 +48,7 @@ KINDS = {
     "with a body": (POST % (b"", 4)) + b"abcd",
     "refused": b"NONSENSE\r\n\r\n",
     "failed": GET % b"fails",
+    "cancelled": GET % b"cancelled",
     "half": b"GET / HTTP",
     "left": POST % (b"waits", 4),
     "ahead": 3 * (GET % b""),
