@@ -130,6 +130,11 @@ class Protocol(asyncio.Protocol):
         else:
             self._newest.keep_alive = False
 
+    def cut_off(self) -> None:
+        """See ServerRequest: of the request that is being answered."""
+        if self._served is not None:
+            self._served.cut_off()
+
     # Called by the parser.
 
     def on_message_begin(self) -> None:
@@ -213,7 +218,6 @@ class Protocol(asyncio.Protocol):
             self._close()
             return
         if self._waiting:
-            # Not in the context of the request before.
             self._context.copy().run(self._serve, self._waiting.popleft())
         if self._is_rest_due:
             self._expect(self._client_timeout_s, rest=True)  # for what it had begun meanwhile

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from inspect import CORO_CREATED, getcoroutinestate
 from typing import Any, Protocol
 
 from slime_http.asgi import ASGIApp, Headers, Message, Scope
@@ -22,6 +23,7 @@ _MAX_WAITING_BYTES = 64 * 1024
 #: A body of fewer bytes is copied behind its head, since one small write is cheaper than two buffers.
 _LARGE_BYTES = 64 * 1024
 _NO_BODY = (204, 304)
+_SHUTTING_DOWN = "the server is shutting down"
 _LAST_CHUNK = b"0\r\n\r\n"
 
 
@@ -140,6 +142,14 @@ class ServerRequest:
         self.disconnected = not self.complete
         self._wake()
 
+    def cut_off(self) -> None:
+        """Answer for an application that has not begun, and cancel it; its task alone would end without a word."""
+        task = self.task
+        if task is not None and getcoroutinestate(task.get_coro()) == CORO_CREATED:  # type: ignore[arg-type]  # run()
+            self._give_up(503, _SHUTTING_DOWN)
+            self._connection.ended(self)
+            task.cancel()
+
     def _wake(self) -> None:
         if self._event is not None:
             self._event.set()
@@ -156,7 +166,7 @@ class ServerRequest:
                 logger.error("%s: the application returned before the end of its answer", self._target)
                 self._give_up(500, "internal error: no answer was given")
         except asyncio.CancelledError:
-            self._give_up(503, "the server is shutting down")
+            self._give_up(503, _SHUTTING_DOWN)
             raise
         except (Exception, BaseExceptionGroup):
             logger.exception("%s: the application failed", self._target)

@@ -116,6 +116,8 @@ class _Server(uvicorn.Server):
                 await anyio.sleep(0.005)
         if grace.cancelled_caught:
             logger.warning("cutting off %d requests that outlast the grace period", len(state.tasks))
+            for connection in list(state.connections):
+                connection.cut_off()  # type: ignore[union-attr]  # they are our own
             for task in state.tasks:
                 task.cancel()
         if not self.force_exit:
