@@ -178,9 +178,11 @@ class ServerRequest:
         """End an answer that is not complete: by an error while nothing is written, else by breaking it off."""
         if self.complete or self.disconnected:
             return
-        if not self.written:  # else the client sees that the body breaks off
+        if not self.written:  # else the client sees that the body breaks off, by its framing or a reset
             self.started = self.written = True
             self.transport.write(error_answer(status, message, to_head=self._is_head))
+        elif self._left is None:
+            self._connection.flow.reset()
         self.keep_alive = False
         self._finish()
 

@@ -6,10 +6,11 @@ import asyncio
 import logging
 from typing import Any
 
+import anyio
 import pytest
 
 from core.servers import on_both_loops
-from http1.conversations import GET, HEAD, Answer, alone, answering, asked, connected, respond
+from http1.conversations import GET, GET_1_0, HEAD, Answer, alone, answering, asked, connected, respond
 from slime_http.asgi import ASGIApp, Receive, Scope, Send
 from slime_http.serving import serving
 
@@ -142,6 +143,21 @@ async def test_an_application_that_fails_in_a_body_breaks_it_off() -> None:
     async with serving(alone(app)) as url, connected(url) as client:
         await client.say(GET)
         with pytest.raises(EOFError):
+            await client.answer()
+
+
+async def test_a_broken_answer_without_a_length_is_reset() -> None:
+    """An HTTP/1.0 client would take what it has for all of it: it ends with the connection."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"half", "more_body": True})
+        await anyio.sleep(0.01)
+        raise ValueError("in the body")
+
+    async with serving(alone(app)) as url, connected(url) as client:
+        await client.say(GET_1_0)
+        with pytest.raises(ConnectionResetError):
             await client.answer()
 
 
