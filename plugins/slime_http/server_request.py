@@ -278,5 +278,6 @@ class ServerRequest:
 
     def _finish(self) -> None:
         self.complete = True
+        self._body.clear()  # this outlives the answer until the next request comes
         self._wake()
         self._connection.answered(self)

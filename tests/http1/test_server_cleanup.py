@@ -135,3 +135,17 @@ async def test_a_plain_request_makes_no_timer_and_no_event(monkeypatch: pytest.M
             assert connection._timer is timer
             assert connection.flow._timer is None
             assert connection.flow._drained is None
+
+
+async def test_a_resting_connection_keeps_no_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = watch_server(monkeypatch)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await respond(send, b"not read")
+
+    async with serving(alone(app)) as url, connected(url) as client:
+        await client.say((POST % (b"", 100_000)) + bytes(100_000))
+        assert (await client.answer()).body == b"not read"
+        newest = seen.connections[0]._newest
+        assert newest is not None
+        assert newest._body == []
