@@ -69,7 +69,7 @@ class Client:
         for number, piece in enumerate(pieces):
             for _ in range(3 if number else 0):
                 await anyio.lowlevel.checkpoint()  # the server runs in this loop
-            await self._loop.sock_sendall(self.raw, piece)
+            await self.send(piece)
 
     async def answer(self, *, method: str = "GET") -> Answer:
         """The next answer, to a request of this method. Raises EOFError when the server has closed before its end."""
@@ -109,19 +109,27 @@ class Client:
     async def _until(self, end: bytes) -> bytes:
         while end not in self._heard:
             if not await self._hear():
-                raise EOFError(f"the answer broke off after {self._heard!r}")
+                raise EOFError(f"the answer broke off after {self._heard[:200]!r}")
         return await self._take(self._heard.index(end) + len(end))
 
     async def _take(self, size: int) -> bytes:
         while len(self._heard) < size:
             if not await self._hear():
-                raise EOFError(f"the answer broke off after {self._heard!r}")
+                raise EOFError(f"the answer broke off after {self._heard[:200]!r}")
         taken, self._heard = self._heard[:size], self._heard[size:]
         return taken
 
+    async def send(self, piece: bytes) -> None:
+        """Send ``piece``."""
+        await self._loop.sock_sendall(self.raw, piece)
+
+    async def receive(self) -> bytes:
+        """Some bytes; ``b""`` when the server has closed."""
+        return await self._loop.sock_recv(self.raw, 1 << 18)
+
     async def _hear(self) -> bool:
         with anyio.fail_after(SOON_S):
-            piece = await self._loop.sock_recv(self.raw, 1 << 18)
+            piece = await self.receive()
         self._heard += piece
         return bool(piece)
 
