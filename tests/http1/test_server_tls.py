@@ -13,7 +13,7 @@ import anyio
 import pytest
 import trustme
 
-from core.servers import on_both_loops
+from core.servers import dial, on_both_loops
 from deadlines import until
 from http1.conversations import GET, GET_1_0, SOON_S, Client, alone, body_of, respond, watch_server
 from slime_http.asgi import ASGIApp, Receive, Scope, Send
@@ -200,3 +200,37 @@ async def test_idle_connections_close_at_shutdown(authority: Authority) -> None:
             began = anyio.current_time()
         assert await client.rest() == b""
         assert anyio.current_time() - began < 2
+
+
+async def test_a_connection_that_opens_during_shutdown_closes(authority: Authority) -> None:
+    """One that is still in its handshake is not there yet when the others are told."""
+    go_on = asyncio.Event()
+    begun = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        begun.set()
+        await go_on.wait()
+        await respond(send, b"ok")
+
+    async with AsyncExitStack() as clients, anyio.create_task_group() as tasks:
+        async with serving(alone(app), ssl_certfile=authority.certificate, grace_s=SOON_S) as url:
+            busy, idle = [await clients.enter_async_context(secured(url, authority)) for _ in range(2)]
+            raw = await dial(url)
+            await busy.say(GET)
+            await begun.wait()
+
+            async def open_late() -> None:
+                assert await idle.rest() == b""  # the others were told
+                streams = await asyncio.open_connection(
+                    sock=raw, ssl=authority.trust, server_hostname="127.0.0.1"
+                )
+                late = SecureClient(*streams)
+                try:
+                    with anyio.fail_after(SOON_S / 2):
+                        assert await late.rest() == b""
+                finally:
+                    late.hang_up()
+                    go_on.set()
+
+            tasks.start_soon(open_late)
+        assert (await busy.answer()).body == b"ok"
