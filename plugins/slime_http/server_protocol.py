@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextvars import copy_context
 
 import httptools
 import uvicorn
@@ -15,7 +16,8 @@ from uvicorn.server import ServerState
 
 from slime_http.asgi import ASGIApp
 from slime_http.request_head import NOWHERE, connection_scope, request_scope
-from slime_http.server_request import ServerRequest, error_answer
+from slime_http.response_head import error_answer
+from slime_http.server_request import ServerRequest
 from slime_http.write_flow import WriteFlow
 
 __all__ = ["Protocol"]
@@ -77,6 +79,7 @@ class Protocol(asyncio.Protocol):
         self.transport = transport
         self._connections.add(self)  # type: ignore[arg-type]  # uvicorn only calls shutdown() of it
         self._scope = connection_scope(transport)
+        self._context = copy_context()
         self.flow = WriteFlow(transport, self._loop, self._client_timeout_s, self._scope["client"])
         self._expect(self._keep_alive_s, rest=False)
 
@@ -106,8 +109,13 @@ class Protocol(asyncio.Protocol):
         # Within one read a head may be longer: httptools has it in memory by then.
         if self._overhead > _MAX_HEAD_BYTES:
             self._refuse(431, f"the request's headers are larger than {_MAX_HEAD_BYTES} bytes")
-        elif (self._in_message or self._is_idle) and not (self._is_rest_due and self._in_head):
+            return
+        has_begun = self._in_message or (self._overhead and self._is_idle)  # with empty lines, perhaps
+        if has_begun and not (self._is_rest_due and self._in_head):
             self._expect(self._client_timeout_s, rest=True)  # a head gets its time once
+
+    def eof_received(self) -> None:
+        self._close()  # the event loop would do so as well, but wait without end for the last bytes to be taken
 
     def pause_writing(self) -> None:
         self.flow.pause()
@@ -118,9 +126,14 @@ class Protocol(asyncio.Protocol):
     def shutdown(self) -> None:
         """Close the connection, after the answers to the requests that have come."""
         if self._newest is None or self._newest.complete:
-            self.transport.close()
+            self._close()
         else:
             self._newest.keep_alive = False
+
+    def cut_off(self) -> None:
+        """See ServerRequest: of the request that is being answered."""
+        if self._served is not None:
+            self._served.cut_off()
 
     # Called by the parser.
 
@@ -142,18 +155,22 @@ class Protocol(asyncio.Protocol):
         self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
         parser = self._parser
         try:
             scope = request_scope(self._scope, parser, self._url, self._headers)
         except ValueError as error:
             self._fault = str(error)
             raise
+        self._in_head = False  # what is raised above is answered: it is in no body of an answered request
         scope["state"] = self._state.copy()
         self._headers = NOWHERE
-        is_persistent = scope["http_version"] != "1.0" and parser.should_keep_alive()
+        is_1_1 = scope["http_version"] == "1.1"
         request = ServerRequest(
-            self, self._app, scope, keep_alive=is_persistent, expects_continue=self._expects_continue
+            self,
+            self._app,
+            scope,
+            keep_alive=is_1_1 and parser.should_keep_alive(),
+            expects_continue=is_1_1 and self._expects_continue,
         )
         is_first = self._is_idle
         self._newest = request
@@ -177,7 +194,9 @@ class Protocol(asyncio.Protocol):
         self._due = None
         request = self._newest
         assert request is not None  # narrowing: it has a head
-        if not request.complete:
+        if request.complete:
+            self._expect(self._keep_alive_s, rest=False)
+        else:
             request.feed_end()
 
     # Called by requests.
@@ -186,7 +205,12 @@ class Protocol(asyncio.Protocol):
         """See ClientConnection."""
         if self._is_reading_paused and len(self._waiting) < _MAX_AHEAD:
             self._is_reading_paused = False
-            self.transport.resume_reading()
+            # In its context asyncio calls data_received from now on, and a request's variables are its own.
+            self._context.copy().run(self.transport.resume_reading)
+
+    def continued(self) -> None:
+        """See ClientConnection."""
+        self._expect(self._client_timeout_s, rest=True)
 
     def answered(self, request: ServerRequest) -> None:
         """See ClientConnection."""
@@ -194,10 +218,10 @@ class Protocol(asyncio.Protocol):
             self._close()
             return
         if self._waiting:
-            self._serve(self._waiting.popleft())
-        elif self._is_rest_due:
+            self._context.copy().run(self._serve, self._waiting.popleft())
+        if self._is_rest_due:
             self._expect(self._client_timeout_s, rest=True)  # for what it had begun meanwhile
-        elif not self._in_message:
+        elif request is self._newest:
             self._expect(self._keep_alive_s, rest=False)
         self.read_on()
 
@@ -205,6 +229,7 @@ class Protocol(asyncio.Protocol):
         """See ClientConnection."""
         if request.task is not None:
             self._tasks.discard(request.task)
+            request.task = None  # a cancelled one keeps its error, which leads back to the request
 
     @property
     def _is_idle(self) -> bool:
@@ -243,11 +268,11 @@ class Protocol(asyncio.Protocol):
             self._timer = self._loop.call_at(self._due, self._look)
             return
         served = self._served
-        is_answering = served is not None and not served.complete
-        if self._is_reading_paused or (is_answering and (self._in_head or served is not self._newest)):
-            self._expect(
-                self._client_timeout_s, rest=self._is_rest_due
-            )  # the client does not keep others waiting
+        waits_itself = self._is_reading_paused
+        if served is not None and not served.complete:
+            waits_itself |= self._in_head or served is not self._newest or served.expects_continue
+        if waits_itself:
+            self._expect(self._client_timeout_s, rest=self._is_rest_due)
         elif self._in_message:
             self._refuse(408, f"the request did not go on for {self._client_timeout_s:g} s")
         else:

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
-from http import HTTPStatus
+from inspect import CORO_CREATED, getcoroutinestate
 from typing import Any, Protocol
 
-import orjson
-
 from slime_http.asgi import ASGIApp, Headers, Message, Scope
+from slime_http.response_head import error_answer, response_lines
 from slime_http.write_flow import WriteFlow
 
-__all__ = ["ClientConnection", "ServerRequest", "error_answer"]
+__all__ = ["ClientConnection", "ServerRequest"]
 
 logger = logging.getLogger(__name__)
 
@@ -25,15 +23,7 @@ _MAX_WAITING_BYTES = 64 * 1024
 #: A body of fewer bytes is copied behind its head, since one small write is cheaper than two buffers.
 _LARGE_BYTES = 64 * 1024
 _NO_BODY = (204, 304)
-_STATUS_LINES = {int(one): f"HTTP/1.1 {int(one)} {one.phrase}\r\n".encode() for one in HTTPStatus}
-#: RFC 9110 section 5.6.2.
-_TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-_KNOWN_NAMES = frozenset(
-    b"cache-control connection content-encoding content-length content-type date server transfer-encoding"
-    b" vary x-request-id".split()
-)
-#: What may stand in the value of a header, RFC 9110 section 5.5.
-_IN_VALUES = bytes([0x09, *range(0x20, 0x7F), *range(0x80, 0x100)])
+_SHUTTING_DOWN = "the server is shutting down"
 _LAST_CHUNK = b"0\r\n\r\n"
 
 
@@ -47,6 +37,10 @@ class ClientConnection(Protocol):
         """Read further: the application waits for more of the body."""
         ...
 
+    def continued(self) -> None:
+        """The client was told to send the body."""
+        ...
+
     def answered(self, request: ServerRequest) -> None:
         """The answer to ``request`` is written."""
         ...
@@ -56,19 +50,12 @@ class ClientConnection(Protocol):
         ...
 
 
-def error_answer(status: int, message: str) -> bytes:
-    """A whole answer with an error as JSON, after which the connection closes."""
-    kind = "invalid_request_error" if status < 500 else "internal_error"
-    body = orjson.dumps({"error": {"message": message, "type": kind, "code": f"HTTP_{status}"}})
-    head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
-    return _STATUS_LINES[status] + head.encode() + body
-
-
 class ServerRequest:
     """A request and the answer to it.
 
     ``keep_alive``: the connection stays open after the answer. ``started``: the application has given the head.
     ``written``: a part of the answer has left. ``complete``: all of it has. ``disconnected``: nobody waits for it.
+    ``expects_continue``: the client may wait to be told that it should send the body.
     """
 
     __slots__ = (
@@ -76,7 +63,6 @@ class ServerRequest:
         "_body",
         "_connection",
         "_event",
-        "_expects_continue",
         "_has_news",
         "_head",
         "_is_chunked",
@@ -86,6 +72,7 @@ class ServerRequest:
         "_size",
         "complete",
         "disconnected",
+        "expects_continue",
         "keep_alive",
         "scope",
         "started",
@@ -108,7 +95,7 @@ class ServerRequest:
         self.keep_alive = keep_alive
         self.task: asyncio.Task[None] | None = None
         self.started = self.written = self.complete = self.disconnected = False
-        self._expects_continue = expects_continue
+        self.expects_continue = expects_continue
         #: The body that was not received yet, and whether there is something to tell the application.
         self._body: list[bytes] = []
         self._size = 0
@@ -122,6 +109,12 @@ class ServerRequest:
         self._is_chunked = False
         #: Bytes of the body to come, by Content-Length; None: until the connection closes.
         self._left: int | None = 0
+
+    @property
+    def _target(self) -> str:
+        """The path for the log: decoded it may break lines, as it was sent it cannot."""
+        raw_path: bytes = self.scope.get("raw_path", b"")
+        return raw_path.decode("latin-1")
 
     @property
     def transport(self) -> asyncio.Transport:
@@ -149,6 +142,14 @@ class ServerRequest:
         self.disconnected = not self.complete
         self._wake()
 
+    def cut_off(self) -> None:
+        """Answer for an application that has not begun, and cancel it; its task alone would end without a word."""
+        task = self.task
+        if task is not None and getcoroutinestate(task.get_coro()) == CORO_CREATED:  # type: ignore[arg-type]  # run()
+            self._give_up(503, _SHUTTING_DOWN)
+            self._connection.ended(self)
+            task.cancel()
+
     def _wake(self) -> None:
         if self._event is not None:
             self._event.set()
@@ -156,17 +157,19 @@ class ServerRequest:
     async def run(self) -> None:
         """Call the application. An answer that it does not give, or does not end, becomes an error."""
         try:
+            if self.disconnected:
+                return  # refused when its head had been read: it is to have no effect
             result: Any = await self._app(self.scope, self.receive, self.send)  # type: ignore[func-returns-value]
             if result is not None:
                 raise TypeError(f"an ASGI application returned {result!r}, wanted None")
             if not (self.complete or self.disconnected):
-                logger.error("%s: the application returned before the end of its answer", self.scope["path"])
+                logger.error("%s: the application returned before the end of its answer", self._target)
                 self._give_up(500, "internal error: no answer was given")
         except asyncio.CancelledError:
-            self._give_up(503, "the server is shutting down")
+            self._give_up(503, _SHUTTING_DOWN)
             raise
-        except Exception:
-            logger.exception("%s: the application failed", self.scope["path"])
+        except (Exception, BaseExceptionGroup):
+            logger.exception("%s: the application failed", self._target)
             self._give_up(500, "internal error; the log has the traceback")
         finally:
             self._connection.ended(self)
@@ -175,9 +178,11 @@ class ServerRequest:
         """End an answer that is not complete: by an error while nothing is written, else by breaking it off."""
         if self.complete or self.disconnected:
             return
-        if not self.written:  # else the client sees that the body breaks off
+        if not self.written:  # else the client sees that the body breaks off, by its framing or a reset
             self.started = self.written = True
-            self.transport.write(error_answer(status, message))
+            self.transport.write(error_answer(status, message, to_head=self._is_head))
+        elif self._left is None:
+            self._connection.flow.reset()
         self.keep_alive = False
         self._finish()
 
@@ -185,10 +190,11 @@ class ServerRequest:
 
     async def receive(self) -> Message:
         """See ASGI: the next part of the body, or that the client has gone. After the answer it says so, too."""
-        if self._expects_continue:
-            self._expects_continue = False
+        if self.expects_continue:
+            self.expects_continue = False
             if not (self._has_news or self.started or self.transport.is_closing()):
                 self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                self._connection.continued()
         while not (self.disconnected or self.complete):
             if self._has_news:
                 self._has_news = False
@@ -223,37 +229,27 @@ class ServerRequest:
             raise RuntimeError(f"the ASGI message {kind!r} cannot be sent now")
 
     def _send_start(self, status: int, headers: Headers) -> None:
-        parts = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status]
-        length = closes = None
-        for name, value in headers:
-            name = name.lower()
-            if name not in _KNOWN_NAMES and not _TOKEN.fullmatch(name):
-                raise RuntimeError(f"{name!r} cannot be the name of a header")
-            if name == b"content-length":
-                length = int(value)
-            elif name == b"transfer-encoding":
-                self._is_chunked = value.lower() == b"chunked"
-            elif name == b"connection" and b"close" in map(bytes.strip, value.lower().split(b",")):
-                closes = True
-                self.keep_alive = False
-            if value.translate(None, _IN_VALUES):
-                raise RuntimeError(f"the value of the header {name!r} has a control character in it")
-            parts += (name, b": ", value, b"\r\n")
+        lines, length, closes = response_lines(status, headers)
+        # Not told to continue, a client may leave its body out: its next request would be taken for it.
+        if closes or (self.expects_continue and not self._has_news):
+            self.keep_alive = False
         if not (self.keep_alive or closes):
-            parts.append(b"connection: close\r\n")
+            lines.append(b"connection: close\r\n")
         if self._is_head or status in _NO_BODY:
-            self._is_chunked = False
-        elif length is not None and not self._is_chunked:
+            pass
+        elif length is not None:
             self._left = length
-        elif self.scope["http_version"] != "1.1":
-            self._left = None  # HTTP/1.0 has no chunks
-        elif not self._is_chunked:
+        elif self.scope["http_version"] == "1.1":
             self._is_chunked = True
-            parts.append(b"transfer-encoding: chunked\r\n")
-        parts.append(b"\r\n")
-        self._head = b"".join(parts)
+            lines.append(b"transfer-encoding: chunked\r\n")
+        else:
+            self._left = None  # HTTP/1.0 has no chunks
+        lines.append(b"\r\n")
+        self._head = b"".join(lines)
 
     def _send_body(self, body: bytes, is_last: bool) -> None:
+        if type(body) is not bytes:  # a transport may hold it, and the application change it
+            body = bytes(memoryview(body))
         if self._is_head:
             body = b""
         elif self._is_chunked:
@@ -282,5 +278,6 @@ class ServerRequest:
 
     def _finish(self) -> None:
         self.complete = True
+        self._body.clear()  # this outlives the answer until the next request comes
         self._wake()
         self._connection.answered(self)

@@ -109,13 +109,19 @@ class _Server(uvicorn.Server):
         for sock in sockets or ():
             sock.close()
         state = self.server_state
-        for connection in list(state.connections):
-            connection.shutdown()
+        told: set[object] = set()
         with anyio.move_on_after(self.config.timeout_graceful_shutdown) as grace:
-            while (state.connections or state.tasks) and not self.force_exit:  # noqa: ASYNC110  # sets, not events
+            while True:
+                for connection in state.connections - told:  # one may come late, from its handshake
+                    connection.shutdown()
+                told |= state.connections
+                if self.force_exit or not (state.connections or state.tasks):
+                    break
                 await anyio.sleep(0.005)
         if grace.cancelled_caught:
             logger.warning("cutting off %d requests that outlast the grace period", len(state.tasks))
+            for connection in list(state.connections):
+                connection.cut_off()  # type: ignore[union-attr]  # they are our own
             for task in state.tasks:
                 task.cancel()
         if not self.force_exit:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import struct
 
 __all__ = ["WriteFlow"]
 
@@ -11,6 +13,7 @@ logger = logging.getLogger(__name__)
 
 #: Bytes that a client has to take of its answer in the time that it has.
 _MIN_TAKEN_BYTES = 64 * 1024
+_NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class WriteFlow:
@@ -73,6 +76,11 @@ class WriteFlow:
         if self._timer is None:
             self._timer = self._loop.call_later(self._timeout_s, self._look)
 
+    def reset(self) -> None:
+        """Close by a TCP reset: what the client has is not taken for a whole answer, whatever its framing."""
+        self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+        self._transport.abort()
+
     def _look(self) -> None:
         self._timer = None
         if self._unsent - self._transport.get_write_buffer_size() >= _MIN_TAKEN_BYTES:
@@ -81,4 +89,4 @@ class WriteFlow:
         logger.warning(
             "a client takes its answer too slowly or not at all (--client-timeout-secs): %s", self._client
         )
-        self._transport.abort()
+        self.reset()

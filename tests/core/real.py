@@ -21,6 +21,7 @@ from anyio.from_thread import start_blocking_portal
 from core.aiohttp_worker import aiohttp_serving
 from core.asgi_worker import make_app
 from ports import free_port
+from slime_http.asgi import ASGIApp
 
 __all__ = ["nginx", "on_aiohttp", "on_granian", "on_nginx", "on_uvicorn"]
 
@@ -46,10 +47,20 @@ def _process(command: list[str], port: int, **options: object) -> Iterator[str]:
 
 
 @contextmanager
-def on_uvicorn(http: Literal["h11", "httptools"], **options: Any) -> Iterator[str]:
-    """uvicorn with that parser, in a thread; ``options`` go to its configuration."""
+def on_uvicorn(
+    http: Literal["h11", "httptools"], app: ASGIApp | None = None, **options: Any
+) -> Iterator[str]:
+    """uvicorn with that parser, in a thread, of a worker or of an ``app`` with a lifespan.
+
+    ``options`` go to its configuration.
+    """
     config = uvicorn.Config(
-        make_app(), http=http, lifespan="off", log_config=None, access_log=False, **options
+        app or make_app(),
+        http=http,
+        lifespan="on" if app else "off",
+        log_config=None,
+        access_log=False,
+        **options,
     )
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as sock:
@@ -76,13 +87,13 @@ def on_aiohttp(keepalive_s: float = 60) -> Iterator[str]:
 
 
 @contextmanager
-def on_granian() -> Iterator[str]:
-    """granian (hyper, in Rust), in a process."""
+def on_granian(app: str = "core.asgi_worker:app", **environment: str) -> Iterator[str]:
+    """granian (hyper, in Rust), in a process with these variables in its ``environment``."""
     port = free_port()
     command = [sys.executable, "-m", "granian", "--interface", "asgi", "--no-ws", "--log-level", "error"]
-    command += ["--host", "127.0.0.1", "--port", str(port), "core.asgi_worker:app"]
+    command += ["--host", "127.0.0.1", "--port", str(port), app]
     paths = os.pathsep.join([str(_HERE.parent), os.environ.get("PYTHONPATH", "")])
-    with _process(command, port, env=os.environ | {"PYTHONPATH": paths}) as url:
+    with _process(command, port, env=os.environ | {"PYTHONPATH": paths} | environment) as url:
         yield url
 
 

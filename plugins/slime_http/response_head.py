@@ -1,0 +1,60 @@
+"""The head of an answer: from ASGI's status and headers to the lines of HTTP/1.1, and whole answers that are errors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from http import HTTPStatus
+
+import orjson
+
+__all__ = ["error_answer", "response_lines"]
+
+_STATUS_LINES = {int(one): f"HTTP/1.1 {int(one)} {one.phrase}\r\n".encode() for one in HTTPStatus}
+#: RFC 9110 section 5.6.2.
+_TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_KNOWN_NAMES = frozenset(
+    b"cache-control connection content-encoding content-length content-type date server transfer-encoding"
+    b" vary x-request-id".split()
+)
+#: What may stand in the value of a header, RFC 9110 section 5.5.
+_IN_VALUES = bytes([0x09, *range(0x20, 0x7F), *range(0x80, 0x100)])
+
+
+def response_lines(
+    status: int, headers: Iterable[tuple[bytes, bytes]]
+) -> tuple[list[bytes], int | None, bool]:
+    """The lines of a head, its Content-Length, and True when it says that the connection closes.
+
+    To say that a body is chunked is the server's part: it is left out. Raises RuntimeError, TypeError and ValueError
+    for headers that cannot be sent.
+    """
+    lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status]
+    length = None
+    closes = False
+    for name, value in headers:
+        name = name.lower()
+        if name not in _KNOWN_NAMES and not _TOKEN.fullmatch(name):
+            raise RuntimeError(f"{name!r} cannot be the name of a header")
+        if value.translate(None, _IN_VALUES):
+            raise RuntimeError(f"the value of the header {name!r} has a control character in it")
+        if name == b"content-length":
+            if length is not None or not value.isdigit():
+                raise RuntimeError(f"wanted one number as Content-Length, got {value!r}")
+            length = int(value)
+        elif name == b"transfer-encoding":
+            if value.lower() != b"chunked":
+                raise RuntimeError(f"wanted no transfer coding but chunked, got {value!r}")
+            continue
+        elif name == b"connection" and b"close" in map(bytes.strip, value.lower().split(b",")):
+            closes = True
+        lines += (name, b": ", value, b"\r\n")
+    return lines, length, closes
+
+
+def error_answer(status: int, message: str, *, to_head: bool = False) -> bytes:
+    """A whole answer with an error as JSON, after which the connection closes; ``to_head``: without its body."""
+    kind = "invalid_request_error" if status < 500 else "internal_error"
+    body = orjson.dumps({"error": {"message": message, "type": kind, "code": f"HTTP_{status}"}})
+    head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    return _STATUS_LINES[status] + head.encode() + (b"" if to_head else body)
