@@ -147,11 +147,11 @@ def alone(app: ASGIApp) -> ASGIApp:
 
     async def whole(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "lifespan":
-            await app(scope, receive, send)
-            return
+            return await app(scope, receive, send)
         for phase in ("startup", "shutdown"):
             await receive()
             await send({"type": f"lifespan.{phase}.complete"})
+        return None
 
     return whole
 

@@ -128,6 +128,11 @@ async def test_an_application_that_gives_no_answer_is_a_500(app: ASGIApp) -> Non
     assert (answer.status, stays) == (500, False)
 
 
+async def test_an_application_that_returns_something_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    await asked(alone(returns_something))
+    assert "returned 'something', wanted None" in caplog.text
+
+
 async def test_an_error_has_no_body_for_head() -> None:
     answer, stays = await asked(alone(fails_at_once), HEAD)
     assert (answer.status, answer.body, stays) == (500, b"", False)
