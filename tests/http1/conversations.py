@@ -147,7 +147,7 @@ def alone(app: ASGIApp) -> ASGIApp:
 
     async def whole(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "lifespan":
-            return await app(scope, receive, send)  # type: ignore[func-returns-value]  # one that returns something
+            return await app(scope, receive, send)
         for phase in ("startup", "shutdown"):
             await receive()
             await send({"type": f"lifespan.{phase}.complete"})
