@@ -11,7 +11,7 @@ class AddressRules(Protocol):
     """Rules for the servers that may be workers; the component ``"worker_addresses"``."""
 
     def check(self, url: str) -> None:
-        """Refuse what ``url`` says by itself. Raises BadRequest."""
+        """Refuse ``url`` if its text alone, with no name resolved, breaks the rules. Raises BadRequest."""
         ...
 
     async def admit(self, url: str) -> None:
@@ -34,5 +34,5 @@ class _Anywhere:
         return True
 
 
-#: Without a plugin that has rules, any server may.
+#: Without a plugin that has rules, any server may be a worker.
 ANYWHERE: AddressRules = _Anywhere()

@@ -43,7 +43,7 @@ def request_id_headers(options: argparse.Namespace) -> tuple[bytes, ...]:
 
 
 class RequestIds:
-    """ASGI middleware around everything else: each request has an id.
+    """ASGI middleware around everything else but CORS: each request that gets here has an id.
 
     It is the first header of ``names`` that came with printable ASCII in it, 256 bytes at most. Without one, an id is
     made and added under the first name, so that the engine gets it. The client finds its id in ``x-request-id``;
