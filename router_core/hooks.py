@@ -215,7 +215,7 @@ def _at_start(manager: pluggy.PluginManager, hook: str) -> list[tuple[str, Calla
 
 
 def _entered(plugin: str, life: Callable[..., Any]) -> Callable[..., AbstractAsyncContextManager[None]]:
-    """``life`` with a name on what it raises when it is entered."""
+    """``life``; an error on entering it becomes a StartupError that names the plugin."""
 
     @asynccontextmanager
     async def named(router: Router) -> AsyncIterator[None]:

@@ -58,7 +58,7 @@ class Sequence:
         self.started = False
         self.retractions = 0
         self.expected = False  # its first token comes from a prefill engine, and is not there yet
-        self.given = False  # that token is there, and nothing was made of it
+        self.given = False  # that token has come, and was neither checked nor sent yet
         self.taken_for: str | None = None  # the version of the weights here when it came
 
     @property
@@ -72,7 +72,7 @@ class Sequence:
         return self.script[done] if done < len(self.script) else None
 
     def _spans(self) -> list[tuple[str, int, int]]:
-        """``(version, start, end)`` as the engine tells it: that of a given token it takes for its own."""
+        """``(version, start, end)`` as reported: a prefill engine's token has the version here when it came."""
         spans = self.entry.spans()
         if self.taken_for is None or not spans:
             return spans
@@ -83,7 +83,7 @@ class Sequence:
         return [(self.taken_for, 0, 1), *later]
 
     def delta(self, reason: FinishReason | None, version: str) -> TokenDelta:
-        """Return everything new since the last delta. With a reason it is the last delta, and the journal has it too.
+        """Return everything new since the last delta. With a reason it is the last one, and the journal notes the reason.
 
         ``version`` stands for the weights of a reply that has no tokens.
         """

@@ -31,7 +31,7 @@ class GivenPrompts:
 def _up_to(prompt: Prompt) -> tuple[bytes, bool]:
     """The packed ids of ``prompt`` and of the prompts right before it, and whether a text begins with them.
 
-    Given ids may go on from a prompt; a text is tokenised in one go, across the seam.
+    Given ids may continue an earlier prompt. The tokenizer would take both as one text, so they belong together.
     """
     parts = [prompt.ids]
     here: Segment = prompt
