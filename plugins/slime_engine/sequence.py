@@ -83,7 +83,7 @@ class Sequence:
         return [(self.taken_for, 0, 1), *later]
 
     def delta(self, reason: FinishReason | None, version: str) -> TokenDelta:
-        """Return everything new since the last delta. With a reason it is the last one, and the journal notes the reason.
+        """Return everything new since the last delta. With a reason it is the last one; the journal notes the reason.
 
         ``version`` stands for the weights of a reply that has no tokens.
         """
