@@ -117,7 +117,7 @@ class Hooks:
         return told
 
     async def call_pre_request(self, exchange: Exchange) -> Reply | None:
-        """Each plugin in the order of the command line; the first reply is the answer, and the others are not asked."""
+        """Each plugin in turn; the first reply is the answer, and the others are not asked."""
         for plugin, function in self.pre_request:
             try:
                 reply = await function(exchange)
