@@ -110,7 +110,7 @@ async def main(options: Options) -> int:
             asked = Asked(await _held(options, ours.url, samples), {answer.text for answer in short})
             for round_ in range(1, options.rounds + 1):
                 targets = [Running(_DIRECT, worker), *proxies]
-                await _round(report, targets, engine, asked, options.seconds * _SHARE)
+                await _round(report, options, targets, engine, asked)
                 proxies = proxies[1:] + proxies[:1]
                 print(f"round {round_} of {options.rounds} done", file=sys.stderr)
             await measure_turns(options, report, ours.url, samples, _NEW_TOKENS)
@@ -161,13 +161,13 @@ async def _held(options: Options, url: str, samples: Samples) -> list[Talk]:
 
 
 async def _round(
-    report: Report, targets: Sequence[Running], engine: StandIn, asked: Asked, seconds: float
+    report: Report, options: Options, targets: Sequence[Running], engine: StandIn, asked: Asked
 ) -> None:
     """Measure each target in each scenario; the worker itself, which comes first, only where it sets the pace."""
     for scenario in _SCENARIOS:
         direct: dict[str, float] = {}
         for target in targets if scenario.pace else targets[1:]:
-            figures = await _measure(target, engine, asked, scenario, seconds)
+            figures = await _measure(target, engine, asked, scenario, options)
             direct = direct or figures
             for figure in ("first_p50_ms", "first_p99_ms"):
                 figures[f"added_{figure}"] = figures[figure] - direct[figure]
@@ -175,9 +175,11 @@ async def _round(
 
 
 async def _measure(
-    target: Running, engine: StandIn, asked: Asked, scenario: _Scenario, seconds: float
+    target: Running, engine: StandIn, asked: Asked, scenario: _Scenario, options: Options
 ) -> dict[str, float]:
-    chats = chatting(target.url, engine, asked, clients=_CLIENTS, stream=scenario.stream, pace=scenario.pace)
+    seconds = options.seconds * options.pick(_SHARE, tiny=1)
+    clients = options.pick(_CLIENTS, tiny=8)
+    chats = chatting(target.url, engine, asked, clients=clients, stream=scenario.stream, pace=scenario.pace)
     async with chats as seen:
         await anyio.sleep(_SETTLING_S)
         gc.collect()

@@ -70,10 +70,14 @@ async def main(options: Options) -> int:
         with _worker(directory) as worker:
             await _listening(worker)
             peers = _peers(options, directory)
-            for round_ in range(1, options.rounds + 1):
-                for body in [_NOBODY, *BODIES]:
-                    await _beside(body, peers, report, options, worker, directory)
-                print(f"round {round_} of {options.rounds} done", file=sys.stderr)
+            async with AsyncExitStack() as stack:
+                kept: list[Running] = []
+                if options.tiny:  # one proxy for all bodies
+                    kept = await _started(stack, peers := peers[-1:], worker, directory)
+                for round_ in range(1, options.rounds + 1):
+                    for body in [_NOBODY, *BODIES]:
+                        await _beside(body, peers, kept, report, options, worker, directory)
+                    print(f"round {round_} of {options.rounds} done", file=sys.stderr)
     report.show(_SCENARIO, _COLUMNS)
     return report.finish(options.json)
 
@@ -145,9 +149,15 @@ def _unpinned(peer: Peer) -> Peer:
 
 
 async def _beside(
-    name: str, peers: Sequence[Peer], report: Report, options: Options, worker: str, directory: Path
+    name: str,
+    peers: Sequence[Peer],
+    kept: Sequence[Running],
+    report: Report,
+    options: Options,
+    worker: str,
+    directory: Path,
 ) -> None:
-    """Measure every peer beside the body called ``name``, the worker itself first."""
+    """Measure every peer beside the body called ``name``, the worker itself first. Those in ``kept`` run already."""
 
     def is_wanted(peer: str) -> bool:
         return options.wants(f"{name}, {peer}")
@@ -161,12 +171,10 @@ async def _beside(
     found: dict[str, dict[str, float]] = {}
     if is_wanted(_DIRECT):
         found[_DIRECT] = await _measure(Running(_DIRECT, worker), body, options)
-    request = request_body(_QUESTION, _TOKENS)
     for peer in wanted:
         async with AsyncExitStack() as stack:
-            for proxy in await started(
-                stack, [peer], worker, directory, request, lambda reply: reply.is_success
-            ):
+            proxies = [proxy for proxy in kept if proxy.name == peer.name]
+            for proxy in proxies or await _started(stack, [peer], worker, directory):
                 found[peer.name] = await _measure(proxy, body, options)
     for peer_name, figures in found.items():
         if BASELINE in found:
@@ -178,6 +186,13 @@ async def _beside(
         ):
             report.problem(f"{name}, {peer_name}: status {figures.get('status', 0):g}")
         print(f"{name}, {peer_name}: max {figures['max_ms']:.1f} ms", file=sys.stderr)
+
+
+async def _started(
+    stack: AsyncExitStack, peers: Sequence[Peer], worker: str, directory: Path
+) -> list[Running]:
+    request = request_body(_QUESTION, _TOKENS)
+    return await started(stack, peers, worker, directory, request, lambda reply: reply.is_success)
 
 
 async def _measure(target: Running, body: Body | None, options: Options) -> dict[str, float]:
@@ -197,7 +212,10 @@ async def _measure(target: Running, body: Body | None, options: Options) -> dict
         else:
             await anyio.to_thread.run_sync(hostile.ask, target.url, *body, seconds)
         elapsed_s = asyncio.get_running_loop().time() - began
-        await anyio.sleep(settling_s)  # who waits still is answered
+        await anyio.sleep(settling_s)  # requests that still wait are answered
+        with anyio.move_on_after(_START_DEADLINE_S):
+            while not waits.waits_ns:  # noqa: ASYNC110  # nothing says so
+                await anyio.sleep(settling_s)
     own = (target.cpu_s() - cpu_s) / elapsed_s
     figures = {
         "p50_ms": quantile_us(waits.waits_ns, 0.5) / 1e3,

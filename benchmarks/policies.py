@@ -66,7 +66,8 @@ def main() -> int:
     options = parse(__doc__ or "")
     report = Report()
     prompts = options.pick(50, tiny=3)
-    for name in ("least_inflight", "cache_aware", "consistent_hashing", "prefix_hash"):
+    names = ("least_inflight", "cache_aware", "consistent_hashing", "prefix_hash")
+    for name in filter(options.wants, names):
         for count in _WORKERS:
             workers = tuple(Worker(f"http://127.0.0.1:{port}") for port in range(1, count + 1))
             for size in _SIZES:
@@ -79,7 +80,7 @@ def main() -> int:
                     own=_cost_us(options, name, workers, own),
                     common=_cost_us(options, name, workers, common),
                 )
-    for size in (128, 256, *_SIZES):
+    for size in (128, 256, *_SIZES) if options.wants(_MEMORY) else ():
         report.add(_MEMORY, f"{size:,} bytes", mb=_memory_mb(size, options.pick(16, tiny=256)))
     report.show(_CHOICES, (Column("own", "own prompts us", 1), Column("common", "half in common us", 1)))
     report.show(_MEMORY, (Column("mb", "MB for each worker at most"),))

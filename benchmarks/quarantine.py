@@ -120,7 +120,7 @@ async def _run(options: Options) -> int:
     for name, flags in options.pick(_FLAGS, tiny=_TINY_FLAGS).items():
         if not options.wants(name):
             continue
-        for traffic in (True, False):
+        for traffic in options.pick((True, False), tiny=(True,)):
             found, load = await _measure(flags, options.rounds, traffic=traffic)
             for death, times in found.items():
                 figures = {"fastest": min(times), "median": median(times), "slowest": max(times)}

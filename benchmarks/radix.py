@@ -41,7 +41,7 @@ _SIZES = {
     _TALKS: (TALK, (100, 512, 1_000, 4_096, 10_000, 100_000), 10_000),
     _TURNS: (SHORT, (100, 1_000, 10_000, 100_000), 100_000),
 }
-_TINY_SIZES = (10, 20)
+_TINY_SIZES = (10,)
 _ALONE = "nothing else to be found"
 _MEMORY = "memory, bytes per token"
 #: In all conversations together: hundreds of megabytes, beside which what a heap has in reserve does not count.
@@ -141,7 +141,7 @@ def _memory(options: Options, report: Report, tokenizer: Path) -> None:
         return
     tokens = options.pick(_TOKENS, tiny=200_000)
     shapes: dict[str, Shape] = {"2,000 tokens in 10 segments": LONG, "93 tokens in 2": SHORT}
-    for name, shape in shapes.items():
+    for name, shape in options.pick(list(shapes.items()), tiny=list(shapes.items())[-1:]):
         for kind, float32 in (("float32", True), ("float64", False)):
             figures = apart(footprint.measure, tokenizer, shape, tokens, float32=float32)
             report.add(_MEMORY, f"{name}, {kind}", **figures)
