@@ -161,8 +161,10 @@ def main() -> int:
         load_model().tokenizer.save(directory)
         histories = Histories(Tokenizer.from_file(str(directory / "tokenizer.json")), TALK)
         for _ in range(options.rounds):
-            tokens.run(directory / "log", histories, conversations)
-            turns.run(directory / "log", histories, conversations)
+            if options.wants("tokens"):
+                tokens.run(directory / "log", histories, conversations)
+            if options.wants("turns"):
+                turns.run(directory / "log", histories, conversations)
     answers = conversations * TALK.turns
     tokens.report(report, "tokens", answers)
     turns.report(report, "turns", answers)
