@@ -37,7 +37,7 @@ from benchmarks.chat_worker import stand_ins
 from benchmarks.options import Options, parse, present
 from benchmarks.peers import Peer, Running, gateway, router, started
 from benchmarks.processes import LOAD_CORE, PROXY_CORE, CoreClock, leave_cleanly, require
-from benchmarks.report import Column, Report
+from benchmarks.report import EXACT, Column, Report
 from benchmarks.samples import Samples, request_body, save_tokenizer
 from benchmarks.stand_in import StandIn, serving_stand_in
 from benchmarks.streams import Pace, quantile_us, spread
@@ -74,7 +74,7 @@ _ADDED = (Column("added_first_p50_ms", "added p50 ms", 2), Column("added_first_p
 _CHECKS = (
     Column("proxy_core", "proxy core %"),
     Column("load_core", "load core %"),
-    Column("exact", "exact %", 1),
+    Column(EXACT, "exact %", 1),
     Column("faults", "faults"),
 )
 _WHOLE = _Scenario(
@@ -92,7 +92,7 @@ _MODERATE = _Scenario(
 _SCENARIOS = (_WHOLE, _STREAMS, _MODERATE)
 
 
-async def main(options: Options) -> None:
+async def main(options: Options) -> int:
     report = Report()
     with tempfile.TemporaryDirectory(prefix="benchmark-") as name:
         directory = Path(name)
@@ -107,19 +107,18 @@ async def main(options: Options) -> None:
             peers = _peers(options, directory)
             proxies = await started(stack, peers, worker, directory, request, lambda reply: reply.is_success)
             [ours] = [proxy for proxy in proxies if proxy.name == _OURS]
-            asked = Asked(await _held(ours.url, samples), {answer.text for answer in short})
+            asked = Asked(await _held(options, ours.url, samples), {answer.text for answer in short})
             for round_ in range(1, options.rounds + 1):
                 targets = [Running(_DIRECT, worker), *proxies]
-                await _round(report, targets, engine, asked, options.seconds * _SHARE)
+                await _round(report, options, targets, engine, asked)
                 proxies = proxies[1:] + proxies[:1]
                 print(f"round {round_} of {options.rounds} done", file=sys.stderr)
-            await measure_turns(report, ours.url, samples, _NEW_TOKENS)
-            await _tell_what_was_not_recorded(ours.url)
+            await measure_turns(options, report, ours.url, samples, _NEW_TOKENS)
+            await _check_all_recorded(report, ours.url)
     for scenario in _SCENARIOS:
         report.show(scenario.name, scenario.columns)
     show_turns(report)
-    if options.json:
-        report.save(options.json)
+    return report.finish(options.json)
 
 
 def _peers(options: Options, directory: Path) -> list[Peer]:
@@ -129,17 +128,17 @@ def _peers(options: Options, directory: Path) -> list[Peer]:
     known = ("--hf-checkpoint", str(directory / "tokenizer"), "--chat-template", str(template))
     plugins = ("--no-default-plugins", "--plugin", "radix_cache", "--plugin", "openai")
     others = [router("router, no plugins", "--no-default-plugins"), gateway(options.gateway_python)]
-    return present([router(_OURS, *plugins, *known)], ()) + present(others, options.only)
+    return present([router(_OURS, *plugins, *known)], options, ignore_only=True) + present(others, options)
 
 
-async def _held(url: str, samples: Samples) -> list[Talk]:
+async def _held(options: Options, url: str, samples: Samples) -> list[Talk]:
     """Hold the conversations through the router; each with a next question, left open."""
     talks: list[Talk] = []
     limit = anyio.Semaphore(16)
 
     async def converse(client: httpx.AsyncClient, messages: list[dict[str, str]]) -> None:
         async with limit:
-            for _ in range(_TURNS):
+            for _ in range(options.pick(_TURNS, tiny=2)):
                 body = {"messages": messages, "max_tokens": _ANSWER_TOKENS}
                 reply = await client.post("/v1/chat/completions", json=body)
                 answer = reply.raise_for_status().json()["choices"][0]["message"]["content"]
@@ -154,7 +153,7 @@ async def _held(url: str, samples: Samples) -> list[Talk]:
         httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as client,
         anyio.create_task_group() as tasks,
     ):
-        for _ in range(_CONVERSATIONS):
+        for _ in range(options.pick(_CONVERSATIONS, tiny=8)):
             system, question = (samples.words(_OPENING_TOKENS // 2) for _ in range(2))
             opening = [{"role": "system", "content": system}, {"role": "user", "content": question}]
             tasks.start_soon(converse, client, opening)
@@ -162,13 +161,13 @@ async def _held(url: str, samples: Samples) -> list[Talk]:
 
 
 async def _round(
-    report: Report, targets: Sequence[Running], engine: StandIn, asked: Asked, seconds: float
+    report: Report, options: Options, targets: Sequence[Running], engine: StandIn, asked: Asked
 ) -> None:
     """Measure each target in each scenario; the worker itself, which comes first, only where it sets the pace."""
     for scenario in _SCENARIOS:
         direct: dict[str, float] = {}
         for target in targets if scenario.pace else targets[1:]:
-            figures = await _measure(target, engine, asked, scenario, seconds)
+            figures = await _measure(target, engine, asked, scenario, options)
             direct = direct or figures
             for figure in ("first_p50_ms", "first_p99_ms"):
                 figures[f"added_{figure}"] = figures[figure] - direct[figure]
@@ -176,9 +175,11 @@ async def _round(
 
 
 async def _measure(
-    target: Running, engine: StandIn, asked: Asked, scenario: _Scenario, seconds: float
+    target: Running, engine: StandIn, asked: Asked, scenario: _Scenario, options: Options
 ) -> dict[str, float]:
-    chats = chatting(target.url, engine, asked, clients=_CLIENTS, stream=scenario.stream, pace=scenario.pace)
+    seconds = options.seconds * options.pick(_SHARE, tiny=1)
+    clients = options.pick(_CLIENTS, tiny=8)
+    chats = chatting(target.url, engine, asked, clients=clients, stream=scenario.stream, pace=scenario.pace)
     async with chats as seen:
         await anyio.sleep(_SETTLING_S)
         gc.collect()
@@ -200,16 +201,16 @@ async def _measure(
         }
         if cpu_s and answered:
             figures |= {"cpu_us": cpu_s / answered * 1e6, "per_core": answered / cpu_s}
-        if target.name == _OURS:
-            figures["exact"] = engine.with_sampled_ids / max(1, engine.requests) * 100
+        if target.name == _OURS and engine.requests:
+            figures[EXACT] = engine.with_sampled_ids / engine.requests * 100
     return figures
 
 
-async def _tell_what_was_not_recorded(url: str) -> None:
+async def _check_all_recorded(report: Report, url: str) -> None:
     async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as client:
         lost = (await client.get("/cache_stats")).raise_for_status().json()["unrecorded"]
     if lost:
-        print(f"the radix cache could not record all answers: {lost}", file=sys.stderr)
+        report.problem(f"the radix cache could not record all answers: {lost}")
 
 
 if __name__ == "__main__":
@@ -219,4 +220,4 @@ if __name__ == "__main__":
     os.sched_setaffinity(0, {LOAD_CORE})
     gc.disable()  # a collection here would be taken for a delay of the proxy
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(main(given))
+        sys.exit(runner.run(main(given)))

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import orjson
 
+from benchmarks.options import Options
 from benchmarks.report import Column, Report
 from benchmarks.samples import Samples
 from benchmarks.streams import quantile_us
@@ -79,13 +80,15 @@ class _Talk:
         return goes_on
 
 
-async def measure_turns(report: Report, url: str, samples: Samples, max_tokens: int) -> None:
+async def measure_turns(
+    options: Options, report: Report, url: str, samples: Samples, max_tokens: int
+) -> None:
     """Hold the conversations, one request at a time, each turn in all ways; which is first alternates."""
     system = {"role": "system", "content": samples.words(_SYSTEM_TOKENS)}
-    talks = [_Talk(f"talk{number}", [system]) for number in range(_CONVERSATIONS)]
+    talks = [_Talk(f"talk{number}", [system]) for number in range(options.pick(_CONVERSATIONS, tiny=2))]
     ways = list(_WAYS)
     async with httpx.AsyncClient(base_url=url, headers=_JSON, trust_env=False, timeout=60) as client:
-        for turn in range(1, _TURNS + 1):
+        for turn in range(1, options.pick(_TURNS, tiny=2) + 1):
             for talk in talks:
                 talk.messages.append({"role": "user", "content": samples.words(_ASKED_TOKENS)})
             figures: dict[str, float] = {}

@@ -13,9 +13,10 @@ import orjson
 from tokenizers import Tokenizer
 
 from benchmarks.engine import save_engine_tokenizer, serving_engine
+from benchmarks.options import Options
 from benchmarks.peers import Running, router, started
 from benchmarks.pulse import COLUMNS, feel
-from benchmarks.report import Column, Report
+from benchmarks.report import EXACT, Column, Report
 from benchmarks.samples import Samples, request_body
 from benchmarks.streams import quantile_us
 from slime_demo.conversations import Conversation
@@ -34,7 +35,7 @@ _SCENARIO = f"{_CONVERSATIONS:,} conversations at once"
 _COLUMNS = (
     Column("finished", "finished"),
     Column("errors", "errors"),
-    Column("exact", "exact"),
+    Column("exact_conversations", "exact"),
     Column("corrupted", "corrupted if tokenised again"),
     Column("turns", "turns"),
     Column("tokens", "tokens"),
@@ -47,7 +48,7 @@ _COLUMNS = (
 )
 
 
-async def measure_crowd(report: Report, directory: Path) -> None:
+async def measure_crowd(options: Options, report: Report, directory: Path) -> None:
     """Hold the conversations, all at once; retrieve each, and compare."""
     tokenizer = save_engine_tokenizer(directory / "engine-tokenizer")
     flags = ("--plugin", "radix_cache", "--hf-checkpoint", str(directory / "engine-tokenizer"))
@@ -60,7 +61,7 @@ async def measure_crowd(report: Report, directory: Path) -> None:
         )
         request = request_body("Are you there?", 1)
         [proxy] = await started(stack, [peer], worker, directory, request, lambda reply: reply.is_success)
-        report.add(_SCENARIO, proxy.name, **await _measure(proxy, worker, tokenizer))
+        report.add(_SCENARIO, proxy.name, **await _measure(options, report, proxy, worker, tokenizer))
 
 
 def show_crowd(report: Report) -> None:
@@ -68,17 +69,21 @@ def show_crowd(report: Report) -> None:
     report.show(_SCENARIO, COLUMNS)
 
 
-async def _measure(proxy: Running, worker: str, tokenizer: Tokenizer) -> dict[str, float]:
-    crowd = _Crowd(proxy.url, Samples(tokenizer))
+async def _measure(
+    options: Options, report: Report, proxy: Running, worker: str, tokenizer: Tokenizer
+) -> dict[str, float]:
+    conversations = options.pick(_CONVERSATIONS, tiny=8)
+    crowd = _Crowd(proxy.url, Samples(tokenizer), conversations)
     async with feel(proxy) as felt:
         await crowd.converse()
     verdict, stats = await _verdict(proxy.url, worker, crowd.conversations, tokenizer)
     for session, reason in verdict.wrong.items():
-        print(f"{session}: {reason}")
+        report.problem(f"{session}: {reason}")
     return {
         "finished": crowd.finished,
         "errors": crowd.errors,
-        "exact": verdict.exact,
+        "exact_conversations": verdict.exact,
+        EXACT: verdict.exact / conversations * 100,
         "corrupted": verdict.corrupted,
         "turns": verdict.turns,
         "tokens": verdict.tokens,
@@ -95,7 +100,7 @@ async def _measure(proxy: Running, worker: str, tokenizer: Tokenizer) -> dict[st
 class _Crowd:
     """A client for each conversation, with a connection of its own; every fourth reads streams."""
 
-    def __init__(self, url: str, samples: Samples) -> None:
+    def __init__(self, url: str, samples: Samples, conversations: int) -> None:
         self.finished = self.errors = 0
         self.latencies_ns: list[int] = []
         self._url = url
@@ -106,9 +111,9 @@ class _Crowd:
                 text=system + samples.question(samples.words(_QUESTION_TOKENS)),
                 streamed=number % _STREAMED == 0,
             )
-            for number in range(_CONVERSATIONS)
+            for number in range(conversations)
         ]
-        self._questions = [samples.words(_QUESTION_TOKENS) for _ in range(_CONVERSATIONS)]
+        self._questions = [samples.words(_QUESTION_TOKENS) for _ in range(conversations)]
 
     async def converse(self) -> None:
         """Hold all of them."""
@@ -125,7 +130,7 @@ class _Crowd:
             try:
                 for turn in range(_TURNS):
                     if turn:
-                        conversation.go_on(self._questions[(number + turn) % _CONVERSATIONS])
+                        conversation.go_on(self._questions[(number + turn) % len(self._questions)])
                     limit = _NEW_TOKENS[(number + 7 * turn) % len(_NEW_TOKENS)]
                     began = monotonic_ns()
                     conversation.hear(await _ask(client, conversation, limit))

@@ -44,6 +44,7 @@ _SETTLING_S, _START_DEADLINE_S = 0.5, 30.0
 _MULTIPLE_FROM = 100_000  # bytes of a body; of a smaller one it says nothing
 _NOBODY, _DIRECT = "nobody else", "direct"
 _SCENARIO = "beside one client"
+_FAILED = (0, *range(500, 600))  # a hostile body may be refused, but it is answered
 
 _COLUMNS = (
     Column("p50_ms", "wait p50 ms", 2),
@@ -62,20 +63,23 @@ _COLUMNS = (
 )
 
 
-async def main(options: Options) -> None:
+async def main(options: Options) -> int:
     report = Report()
     with tempfile.TemporaryDirectory(prefix="benchmark-") as name:
         directory = Path(name)
         with _worker(directory) as worker:
             await _listening(worker)
             peers = _peers(options, directory)
-            for round_ in range(1, options.rounds + 1):
-                for body in [_NOBODY, *BODIES]:
-                    await _beside(body, peers, report, options, worker, directory)
-                print(f"round {round_} of {options.rounds} done", file=sys.stderr)
+            async with AsyncExitStack() as stack:
+                kept: list[Running] = []
+                if options.tiny:  # one proxy for all bodies
+                    kept = await _started(stack, peers := peers[-1:], worker, directory)
+                for round_ in range(1, options.rounds + 1):
+                    for body in [_NOBODY, *BODIES]:
+                        await _beside(body, peers, kept, report, options, worker, directory)
+                    print(f"round {round_} of {options.rounds} done", file=sys.stderr)
     report.show(_SCENARIO, _COLUMNS)
-    if options.json:
-        report.save(options.json)
+    return report.finish(options.json)
 
 
 @contextmanager
@@ -130,7 +134,8 @@ def _peers(options: Options, directory: Path) -> Sequence[Peer]:
             gateway(options.gateway_python),
             _unpinned(gateway(options.gateway_python)),
         ],
-        (),
+        options,
+        ignore_only=True,
     )
 
 
@@ -144,36 +149,56 @@ def _unpinned(peer: Peer) -> Peer:
 
 
 async def _beside(
-    name: str, peers: Sequence[Peer], report: Report, options: Options, worker: str, directory: Path
+    name: str,
+    peers: Sequence[Peer],
+    kept: Sequence[Running],
+    report: Report,
+    options: Options,
+    worker: str,
+    directory: Path,
 ) -> None:
-    """Measure every peer beside the body called ``name``, the worker itself first."""
+    """Measure every peer beside the body called ``name``, the worker itself first. Those in ``kept`` run already."""
 
     def is_wanted(peer: str) -> bool:
-        return not options.only or any(part in f"{name}, {peer}" for part in options.only)
+        return options.wants(f"{name}, {peer}")
 
     wanted = [peer for peer in peers if is_wanted(peer.name)]
-    body = BODIES[name]() if name in BODIES and (wanted or is_wanted(_DIRECT)) else None
+    body = (
+        BODIES[name](options.pick(1, tiny=1000))
+        if name in BODIES and (wanted or is_wanted(_DIRECT))
+        else None
+    )
     found: dict[str, dict[str, float]] = {}
     if is_wanted(_DIRECT):
-        found[_DIRECT] = await _measure(Running(_DIRECT, worker), body, options.seconds)
-    request = request_body(_QUESTION, _TOKENS)
+        found[_DIRECT] = await _measure(Running(_DIRECT, worker), body, options)
     for peer in wanted:
         async with AsyncExitStack() as stack:
-            for proxy in await started(
-                stack, [peer], worker, directory, request, lambda reply: reply.is_success
-            ):
-                found[peer.name] = await _measure(proxy, body, options.seconds)
+            proxies = [proxy for proxy in kept if proxy.name == peer.name]
+            for proxy in proxies or await _started(stack, [peer], worker, directory):
+                found[peer.name] = await _measure(proxy, body, options)
     for peer_name, figures in found.items():
         if BASELINE in found:
             for figure in ("p99", "max"):
                 figures[f"{figure}_ratio"] = figures[f"{figure}_ms"] / found[BASELINE][f"{figure}_ms"]
         report.add(_SCENARIO, f"{name}, {peer_name}", **figures)
+        if peer_name.startswith("router") and (
+            figures["answered"] == 0 or figures.get("status", 200) in _FAILED
+        ):
+            report.problem(f"{name}, {peer_name}: status {figures.get('status', 0):g}")
         print(f"{name}, {peer_name}: max {figures['max_ms']:.1f} ms", file=sys.stderr)
 
 
-async def _measure(target: Running, body: Body | None, seconds: float) -> dict[str, float]:
+async def _started(
+    stack: AsyncExitStack, peers: Sequence[Peer], worker: str, directory: Path
+) -> list[Running]:
+    request = request_body(_QUESTION, _TOKENS)
+    return await started(stack, peers, worker, directory, request, lambda reply: reply.is_success)
+
+
+async def _measure(target: Running, body: Body | None, options: Options) -> dict[str, float]:
+    seconds, settling_s = options.pick((options.seconds, _SETTLING_S), tiny=(0.1, 0.05))
     async with patient(target.url, request_body(_QUESTION, _TOKENS)) as waits:
-        await anyio.sleep(_SETTLING_S)
+        await anyio.sleep(settling_s)
         gc.collect()
         before = 0
         if target.child:
@@ -187,13 +212,17 @@ async def _measure(target: Running, body: Body | None, seconds: float) -> dict[s
         else:
             await anyio.to_thread.run_sync(hostile.ask, target.url, *body, seconds)
         elapsed_s = asyncio.get_running_loop().time() - began
-        await anyio.sleep(_SETTLING_S)  # who waits still is answered
+        await anyio.sleep(settling_s)  # requests that still wait are answered
+        with anyio.move_on_after(_START_DEADLINE_S):
+            while not waits.waits_ns:  # noqa: ASYNC110  # nothing says so
+                await anyio.sleep(settling_s)
     own = (target.cpu_s() - cpu_s) / elapsed_s
     figures = {
         "p50_ms": quantile_us(waits.waits_ns, 0.5) / 1e3,
         "p99_ms": quantile_us(waits.waits_ns, 0.99) / 1e3,
         "max_ms": max(waits.waits_ns, default=0) / 1e6,
         "faults": waits.faults,
+        "answered": len(waits.waits_ns),
     }
     if target.child:
         _, peak = target.child.memory_bytes()
@@ -219,4 +248,4 @@ if __name__ == "__main__":
     os.sched_setaffinity(0, {LOAD_CORE})
     gc.disable()  # a collection here would be taken for a wait
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(main(given))
+        sys.exit(runner.run(main(given)))

@@ -14,20 +14,17 @@ from slime_radix_cache.index.trajectories import Limits, Trajectories
 
 __all__ = ["measure", "measure_first_generation"]
 
-#: In all conversations together: hundreds of megabytes, beside which what a heap has in reserve does not count.
-_TOKENS = 16_000_000
 
-
-def measure(tokenizer: Path, shape: Shape, *, float32: bool) -> dict[str, float]:
+def measure(tokenizer: Path, shape: Shape, least_tokens: int, *, float32: bool) -> dict[str, float]:
     """Bytes per token of the radix cache: resident, and by its own account. Each conversation has its session."""
     histories = Histories(Tokenizer.from_file(str(tokenizer)), shape, float32=float32)
     kept = Trajectories(Limits(versions=0), lambda ids, text: (0, 0))
     before = _resident_bytes()
     number = 0
-    while kept.tokens < _TOKENS:
+    while kept.tokens < least_tokens:
         record(kept, histories.turns(number), f"rollout-{number:024}")
         number += 1
-    resident = _resident_bytes() - before
+    resident = max(1, _resident_bytes() - before)
     return {
         "resident": resident / kept.tokens,
         "counted": kept.size_bytes / kept.tokens,
@@ -37,13 +34,15 @@ def measure(tokenizer: Path, shape: Shape, *, float32: bool) -> dict[str, float]
     }
 
 
-def measure_first_generation(tokenizer: Path, shape: Shape, *, float32: bool) -> dict[str, float]:
+def measure_first_generation(
+    tokenizer: Path, shape: Shape, least_tokens: int, *, float32: bool
+) -> dict[str, float]:
     """The same of its trie, which counted tokens only."""
     histories = Histories(Tokenizer.from_file(str(tokenizer)), shape, float32=float32)
     trie = Trie()
     before = _resident_bytes()
     tokens = number = 0
-    while tokens < _TOKENS:
+    while tokens < least_tokens:
         turns = histories.turns(number)
         record_first_generation(trie, turns)
         tokens += sum(len(turn.prompt_ids) + len(turn.ids) for turn in turns)

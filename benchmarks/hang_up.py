@@ -18,7 +18,7 @@ import httpx
 import orjson
 
 from benchmarks.options import parse, present
-from benchmarks.peers import Running, gateway, router, started
+from benchmarks.peers import BASELINE, Running, gateway, router, started
 from benchmarks.processes import LOAD_CORE, child, free_port, leave_cleanly
 from benchmarks.report import Column, Report
 
@@ -42,9 +42,7 @@ async def _measure(
 ) -> list[float]:
     """Seconds to the stop, of ``count`` clients one after the other."""
     body = orjson.dumps({**asked, "sampling_params": _SAMPLING})
-    head = (
-        b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
-    )
+    head = b"POST /generate HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
     port = urlsplit(proxy.url).port
     times = []
     for _ in range(count):
@@ -66,9 +64,9 @@ async def _measure(
     return times
 
 
-async def _run() -> None:
+async def _run() -> int:
     options = parse(__doc__ or "")
-    peers = present([router("router, default plugins"), gateway(options.gateway_python)], options.only)
+    peers = present([router("router, default plugins"), gateway(options.gateway_python)], options)
     report = Report()
     with tempfile.TemporaryDirectory() as name:
         directory, port = Path(name), free_port()
@@ -91,18 +89,19 @@ async def _run() -> None:
                     for proxy in proxies:
                         for shape, asked in _ASKED.items():
                             times = await _measure(proxy, engine, asked, options.rounds)
+                            if not times and proxy.name != BASELINE:
+                                report.problem(f"{shape}: {proxy.name} does not pass it on")
                             if times:
                                 report.add(shape, proxy.name, median=median(times), slowest=max(times))
     for shape in _ASKED:
         report.show(shape, _COLUMNS)
-    if options.json is not None:
-        report.save(options.json)
+    return report.finish(options.json)
 
 
 def main() -> None:
     leave_cleanly()
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    anyio.run(_run)
+    sys.exit(anyio.run(_run))
 
 
 if __name__ == "__main__":

@@ -15,18 +15,18 @@ _HI = b'"sampling_params":{"max_new_tokens":1}'
 Body = tuple[str, bytes]
 
 
-def _repeated(before: bytes, piece: bytes, after: bytes, count: int | None = None) -> bytes:
-    """``piece`` as the items of a list: ``count`` of them, or as many as make a large body."""
-    return before + b",".join([piece] * (count or _LARGE // (len(piece) + 1))) + after
+def _repeated(before: bytes, piece: bytes, after: bytes, count: int) -> bytes:
+    """``piece`` as the items of a list."""
+    return before + b",".join([piece] * count) + after
 
 
-def _of_ids(piece: bytes, count: int | None = None) -> Body:
+def _of_ids(piece: bytes, count: int) -> Body:
     return "/generate", _repeated(b'{"input_ids":[', piece, b"],%b}" % _HI, count)
 
 
-def _real_ids(after: bytes = b"") -> Body:
+def _real_ids(part: int, after: bytes = b"") -> Body:
     """Of five digits, as those of a long prompt are; the benchmark's vocabulary has them."""
-    ids = random.Random(1).choices(range(10_000, 16_000), k=_LARGE // 6)
+    ids = random.Random(1).choices(range(10_000, 16_000), k=_LARGE // 6 // part)
     return "/generate", b'{"input_ids":[%b],%b%b}' % (",".join(map(str, ids)).encode(), _HI, after)
 
 
@@ -47,21 +47,21 @@ def _message(content: str) -> bytes:
     return json.dumps({"role": "user", "content": content}, separators=(",", ":")).encode()
 
 
-#: Made when they are sent, by name.
-BODIES: dict[str, Callable[[], Body]] = {
-    "100,000 id lists": lambda: _of_ids(b"[1]", 100_000),
-    "300,000 texts": lambda: (
+#: Made when they are sent, by name; the argument divides their sizes.
+BODIES: dict[str, Callable[[int], Body]] = {
+    "100,000 id lists": lambda part: _of_ids(b"[1]", 100_000 // part),
+    "300,000 texts": lambda part: (
         "/generate",
-        _repeated(b'{"text":[', b'"a sample"', b"],%b}" % _HI, 300_000),
+        _repeated(b'{"text":[', b'"a sample"', b"],%b}" % _HI, 300_000 // part),
     ),
-    "8 million ids": lambda: _of_ids(b"1"),
+    "8 million ids": lambda part: _of_ids(b"1", 8_000_000 // part),
     "ids of 5 digits": _real_ids,
-    "one text": lambda: _text(_prose(_LARGE)),
-    "one chat message of 20 MB": lambda: _chat(_message(_prose(20_000_000))),
-    "empty lists": lambda: ("/generate", _repeated(b"[", b"[]", b"]")),
-    "2 million chat messages": lambda: _chat(_message("a"), 2_000_000),
-    "n = 1e9": lambda: ("/generate", b'{"text":"Hi","sampling_params":{"n":1000000000}}'),
-    "text without white space": lambda: _text(random.Random(1).randbytes(_LARGE // 2).hex()),
-    "/retrieve_from_text": lambda: _text(_prose(_LARGE), "/retrieve_from_text"),
-    "session_id at the end": lambda: _real_ids(b',"session_id":"last"'),
+    "one text": lambda part: _text(_prose(_LARGE // part)),
+    "one chat message of 20 MB": lambda part: _chat(_message(_prose(20_000_000 // part))),
+    "empty lists": lambda part: ("/generate", _repeated(b"[", b"[]", b"]", _LARGE // 3 // part)),
+    "2 million chat messages": lambda part: _chat(_message("a"), 2_000_000 // part),
+    "n = 1e9": lambda part: ("/generate", b'{"text":"Hi","sampling_params":{"n":1000000000}}'),
+    "text without white space": lambda part: _text(random.Random(1).randbytes(_LARGE // 2 // part).hex()),
+    "/retrieve_from_text": lambda part: _text(_prose(_LARGE // part), "/retrieve_from_text"),
+    "session_id at the end": lambda part: _real_ids(part, b',"session_id":"last"'),
 }

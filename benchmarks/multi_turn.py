@@ -12,65 +12,44 @@ vocabulary).
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import os
+import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import uvloop
 
 from benchmarks.crowd import measure_crowd, show_crowd
+from benchmarks.options import Options, parse
 from benchmarks.processes import LOAD_CORE, leave_cleanly, require
 from benchmarks.report import Report
 from benchmarks.stalls import measure_stalls, show_stalls
 from benchmarks.turns import measure_turns, show_turns
 
-_PARTS = ("turns", "crowd", "stalls")
 
-
-@dataclass(frozen=True, slots=True)
-class _Options:
-    only: tuple[str, ...]
-    seconds: float
-    json: Path | None
-
-
-def _parse() -> _Options:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--only", action="append", choices=_PARTS, help="only this part; may be repeated")
-    parser.add_argument(
-        "--seconds", type=float, default=10.0, help="length of one measurement of stalls (default 10)"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to FILE")
-    given = parser.parse_args()
-    return _Options(tuple(given.only or _PARTS), given.seconds, given.json)
-
-
-async def main(options: _Options) -> None:
+async def main(options: Options) -> int:
     report = Report()
     with tempfile.TemporaryDirectory(prefix="benchmark-") as name:
         directory = Path(name)
-        if "turns" in options.only:
-            await measure_turns(report, directory)
+        if options.wants("turns"):
+            await measure_turns(options, report, directory)
             show_turns(report)
-        if "crowd" in options.only:
-            await measure_crowd(report, directory)
+        if options.wants("crowd"):
+            await measure_crowd(options, report, directory)
             show_crowd(report)
-        if "stalls" in options.only:
-            await measure_stalls(report, directory, options.seconds)
+        if options.wants("stalls"):
+            await measure_stalls(options, report, directory)
             show_stalls(report)
-    if options.json:
-        report.save(options.json)
+    return report.finish(options.json)
 
 
 if __name__ == "__main__":
     require("setpriv", "taskset")
     leave_cleanly()
-    given = _parse()
+    given = parse(__doc__.partition("\n")[0], rounds=1, seconds=10.0)
     os.sched_setaffinity(0, {LOAD_CORE})
     gc.disable()  # a collection here would be taken for a delay of the router
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(main(given))
+        sys.exit(runner.run(main(given)))

@@ -8,23 +8,38 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from benchmarks.peers import Peer
 
-__all__ = ["Options", "parse", "present"]
+__all__ = ["Options", "flags", "parse", "present", "read"]
+
+_TINY_SECONDS = 0.3
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
+    """A run's size: ``tiny`` shows that a script works; its figures mean nothing."""
+
     rounds: int
     seconds: float
     json: Path | None
     only: tuple[str, ...]
     gateway_python: str
+    tiny: bool
+
+    def pick(self, full: _T, *, tiny: _T) -> _T:
+        """Return ``full``, or the value of a tiny run."""
+        return tiny if self.tiny else full
+
+    def wants(self, name: str) -> bool:
+        """Return True if ``--only`` is absent or a part of ``name``."""
+        return not self.only or any(part in name for part in self.only)
 
 
-def parse(description: str, *, rounds: int = 5) -> Options:
-    """The command line; ``rounds``: how many, unless it says so."""
+def flags(description: str, *, rounds: int = 5, seconds: float = 4.0) -> argparse.ArgumentParser:
+    """A parser of the shared flags, to which a script adds its own; ``read`` takes what it parsed."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument(
         "--rounds",
@@ -32,14 +47,16 @@ def parse(description: str, *, rounds: int = 5) -> Options:
         default=rounds,
         help="rounds; the peers alternate within each (default %(default)s)",
     )
-    parser.add_argument("--seconds", type=float, default=4.0, help="length of one measurement (default 4)")
+    parser.add_argument(
+        "--seconds", type=float, default=seconds, help="length of one measurement (default %(default)s)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample to FILE")
     parser.add_argument(
         "--only",
         action="append",
         default=[],
         metavar="NAME",
-        help="measure only the peers whose name contains NAME; may be repeated",
+        help="measure only the peers, rows or tables whose name contains NAME; may be repeated",
     )
     parser.add_argument(
         "--gateway-python",
@@ -47,17 +64,34 @@ def parse(description: str, *, rounds: int = 5) -> Options:
         metavar="PYTHON",
         help="interpreter that has sglang-router==0.3.2 (default: $GATEWAY_PYTHON, else this one)",
     )
-    given = parser.parse_args()
+    parser.add_argument(
+        "--tiny",
+        action="store_true",
+        help="try the script in seconds: one short round, few requests, the router without its peers",
+    )
+    return parser
+
+
+def read(given: argparse.Namespace) -> Options:
+    """The shared flags; ``--tiny`` overrides the length of a run. Leaves with exit code 2 when one is invalid."""
     if given.rounds < 1:
-        parser.error("--rounds must be at least 1")
-    return Options(given.rounds, given.seconds, given.json, tuple(given.only), given.gateway_python)
+        print("--rounds must be at least 1", file=sys.stderr)
+        raise SystemExit(2)
+    rounds, seconds = (1, _TINY_SECONDS) if given.tiny else (given.rounds, given.seconds)
+    return Options(rounds, seconds, given.json, tuple(given.only), given.gateway_python, given.tiny)
 
 
-def present(peers: Sequence[Peer], only: Sequence[str]) -> list[Peer]:
+def parse(description: str, *, rounds: int = 5, seconds: float = 4.0) -> Options:
+    """The command line; ``rounds`` and ``seconds`` are the defaults."""
+    return read(flags(description, rounds=rounds, seconds=seconds).parse_args())
+
+
+def present(peers: Sequence[Peer], options: Options, *, ignore_only: bool = False) -> list[Peer]:
     """The peers that are wanted and can be run; says which cannot, and how to get them."""
-    wanted = [peer for peer in peers if not only or any(name in peer.name for name in only)]
     there = []
-    for peer in wanted:
+    for peer in peers:
+        if (options.tiny and not peer.is_ours) or not (ignore_only or options.wants(peer.name)):
+            continue
         if reason := peer.missing():
             print(f"left out: {peer.name}: {reason}", file=sys.stderr)
         else:

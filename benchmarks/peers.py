@@ -29,11 +29,12 @@ _JSON = {"content-type": "application/json"}
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A proxy that can be started in front of one worker."""
+    """A proxy that can be started in front of one worker. ``is_ours``: this project's router."""
 
     name: str
     command: Callable[[int, str, Path], Sequence[str]]
     missing: Callable[[], str | None] = field(default=lambda: None)
+    is_ours: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ def router(name: str, *flags: str) -> Peer:
         there = importlib.util.find_spec("router_core.__main__")
         return None if there else "the router cannot be run: router_core has no __main__ here"
 
-    return Peer(name, command, missing)
+    return Peer(name, command, missing, is_ours=True)
 
 
 def gateway(python: str) -> Peer:
@@ -131,7 +132,7 @@ async def started(
 ) -> list[Running]:
     """Start ``peers`` on the proxy's core until ``stack`` closes; each has answered ``request`` rightly.
 
-    One that does not within half a minute is left out, with its own last words.
+    One that does not within half a minute is left out, with its own last words. Raises RuntimeError if it is ours.
     """
     proxies = []
     for peer in peers:
@@ -141,6 +142,8 @@ async def started(
         url = f"http://127.0.0.1:{port}"
         if (fault := await _first_answer(proxy, url, request, is_right)) is None:
             proxies.append(Running(peer.name, url, proxy))
+        elif peer.is_ours:
+            raise RuntimeError(f"{peer.name}: {fault}\n{proxy.last_words()}")
         else:
             print(f"left out: {peer.name}: {fault}\n{proxy.last_words()}", file=sys.stderr)
     return proxies

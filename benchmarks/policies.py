@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 import string
+import sys
 import time
 import tracemalloc
 from collections.abc import Sequence
 from itertools import cycle, islice
 
+from benchmarks.options import Options, parse
+from benchmarks.report import Column, Report
 from router_core import Exchange, Worker
 from router_core.request import Request
 from slime_policies import Settings
@@ -18,6 +21,7 @@ from slime_policies.prefixes import Prompt, Seen
 _SIZES = (512, 8 << 10, 64 << 10)
 _WORKERS = (8, 64)
 _ROUNDS, _CALLS = 20, 200
+_CHOICES, _MEMORY = "a choice", "cache_aware, prompts of"
 
 
 def _asking(size: int, seed: int, shared: float) -> Exchange:
@@ -28,22 +32,25 @@ def _asking(size: int, seed: int, shared: float) -> Exchange:
     return Exchange(Request("POST", b"/generate", [], body), session=f"session {seed}")
 
 
-def _cost_us(name: str, workers: Sequence[Worker], prompts: Sequence[Exchange]) -> float:
+def _cost_us(options: Options, name: str, workers: Sequence[Worker], prompts: Sequence[Exchange]) -> float:
     policy = POLICIES[name](Settings())
     for worker in workers:  # so that each has seen something
         policy(prompts[0], [worker])
+    for prompt in prompts:
+        if policy(prompt, workers) not in workers:
+            raise RuntimeError(f"{name} chose a worker that it was not offered")
     best = float("inf")
-    for _ in range(_ROUNDS):
+    rounds, calls = options.pick((_ROUNDS, _CALLS), tiny=(1, 2))
+    for _ in range(rounds):
         begun = time.process_time_ns()
-        for prompt in islice(cycle(prompts), _CALLS):
+        for prompt in islice(cycle(prompts), calls):
             policy(prompt, workers)
-        best = min(best, (time.process_time_ns() - begun) / _CALLS / 1000)
+        best = min(best, (time.process_time_ns() - begun) / calls / 1000)
     return best
 
 
-def _memory_mb(size: int) -> float:
-    """Of one worker that was sent nothing but prompts of ``size`` bytes, when it is full; taken from a part of it."""
-    part = 16
+def _memory_mb(size: int, part: int) -> float:
+    """Of one full worker that was sent only prompts of ``size`` bytes; measured in one ``part``-th of its memory."""
     seen = Seen(Settings().max_tree_size // part)
     tracemalloc.start()
     number = 0
@@ -55,19 +62,30 @@ def _memory_mb(size: int) -> float:
     return used * part / 1e6
 
 
-def main() -> None:
-    print("policy             workers  prompt bytes  own prompts us  half in common us")
-    for name in ("least_inflight", "cache_aware", "consistent_hashing", "prefix_hash"):
+def main() -> int:
+    options = parse(__doc__ or "")
+    report = Report()
+    prompts = options.pick(50, tiny=3)
+    names = ("least_inflight", "cache_aware", "consistent_hashing", "prefix_hash")
+    for name in filter(options.wants, names):
         for count in _WORKERS:
             workers = tuple(Worker(f"http://127.0.0.1:{port}") for port in range(1, count + 1))
             for size in _SIZES:
-                own = [_asking(size, seed, 0) for seed in range(50)]
-                common = [_asking(size, seed, 0.5) for seed in range(50)]
-                costs = (_cost_us(name, workers, own), _cost_us(name, workers, common))
-                print(f"{name:18} {count:7} {size:13} {costs[0]:15.1f} {costs[1]:18.1f}")
-    for size in (128, 256, *_SIZES):
-        print(f"cache_aware, prompts of {size} bytes: {_memory_mb(size):.0f} MB for each worker at most")
+                own, common = (
+                    [_asking(size, seed, shared) for seed in range(prompts)] for shared in (0, 0.5)
+                )
+                report.add(
+                    _CHOICES,
+                    f"{name}, {count} workers, {size:,} bytes",
+                    own=_cost_us(options, name, workers, own),
+                    common=_cost_us(options, name, workers, common),
+                )
+    for size in (128, 256, *_SIZES) if options.wants(_MEMORY) else ():
+        report.add(_MEMORY, f"{size:,} bytes", mb=_memory_mb(size, options.pick(16, tiny=256)))
+    report.show(_CHOICES, (Column("own", "own prompts us", 1), Column("common", "half in common us", 1)))
+    report.show(_MEMORY, (Column("mb", "MB for each worker at most"),))
+    return report.finish(options.json)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

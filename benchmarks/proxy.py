@@ -10,7 +10,7 @@ peers only pass the bytes on.
 The proxy has one core, the load generator and the worker the other. ``us CPU`` is the proxy's own processor
 time per request and depends on nobody else; the cores' load says which side was the limit. Where the proxy's
 own share is below its core's, strangers were at work on it. ``exact`` is the share of requests that reached the
-worker with the sampled ids of earlier turns in them.
+worker with the sampled ids of earlier turns in them, which only the radix cache can bring about.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from benchmarks import nginx, wrk
 from benchmarks.options import Options, parse, present
 from benchmarks.peers import Running, gateway, httpx_proxy, nginx_proxy, router, started
 from benchmarks.processes import LOAD_CORE, PROXY_CORE, CoreClock, child, free_port, leave_cleanly, require
-from benchmarks.report import Column, Report
+from benchmarks.report import EXACT, Column, Report
 from benchmarks.samples import Samples, request_body, save_tokenizer
 from benchmarks.stand_in import FACTS, StandIn, Template, serving_stand_in
 
@@ -48,6 +48,7 @@ _SETTLING_S = 0.25
 _DRAINING_S = 10.0
 _IDLE_CPU = 0.05  # of one core: timers and probes, no requests
 
+_EXACT_ROUTER = "router, radix_cache"
 _KEEPING_IT_RUNNING = ("--plugin", "health", "--plugin", "control", "--plugin", "retries")
 _COLUMNS = (
     Column("requests_per_s", "req/s", ratio=True),
@@ -61,7 +62,7 @@ _COLUMNS = (
 )
 
 
-async def main(options: Options) -> None:
+async def main(options: Options) -> int:
     report = Report()
     with tempfile.TemporaryDirectory(prefix="benchmark-") as name:
         directory = Path(name)
@@ -72,9 +73,8 @@ async def main(options: Options) -> None:
     for connections in _CONNECTIONS:
         report.show(f"bare, {connections} connections", _COLUMNS)
     for connections in _CONNECTIONS:
-        report.show(f"conversations, {connections} connections", (*_COLUMNS, Column("exact", "exact %", 1)))
-    if options.json:
-        report.save(options.json)
+        report.show(f"conversations, {connections} connections", (*_COLUMNS, Column(EXACT, "exact %", 1)))
+    return report.finish(options.json)
 
 
 async def _bare(options: Options, report: Report, samples: Samples, directory: Path) -> None:
@@ -87,7 +87,7 @@ async def _bare(options: Options, report: Report, samples: Samples, directory: P
             nginx_proxy(),
             httpx_proxy(),
         ],
-        options.only,
+        options,
     )
     template = Template(samples.answer(_BARE_TOKENS).payload)
     text = samples.opening(100)
@@ -124,13 +124,13 @@ async def _conversations(options: Options, report: Report, samples: Samples, dir
     flags = ("--plugin", "radix_cache", "--hf-checkpoint", str(directory / "tokenizer"))
     peers = present(
         [
-            router("router, radix_cache", "--no-default-plugins", *flags),
+            router(_EXACT_ROUTER, "--no-default-plugins", *flags),
             router("router, no plugins", "--no-default-plugins"),
             gateway(options.gateway_python),
             nginx_proxy(),
             httpx_proxy(),
         ],
-        options.only,
+        options,
     )
     answers = {
         length: [Template(samples.answer(length).payload) for _ in range(32)]
@@ -143,11 +143,11 @@ async def _conversations(options: Options, report: Report, samples: Samples, dir
         bodies = {}
         for proxy in await started(stack, peers, worker, directory, request, _is_complete):
             bodies[proxy] = directory / f"{proxy.name}.jsonl"
-            bodies[proxy].write_bytes(b"\n".join(await _recorded(proxy, samples)))
+            bodies[proxy].write_bytes(b"\n".join(await _recorded(options, proxy, samples)))
         await _rounds(options, report, "conversations", bodies, stand_in)
 
 
-async def _recorded(proxy: Running, samples: Samples) -> list[bytes]:
+async def _recorded(options: Options, proxy: Running, samples: Samples) -> list[bytes]:
     """Hold the conversations through ``proxy``; return requests for a next turn, questions left open."""
     requests: list[bytes] = []
     limit = anyio.Semaphore(16)
@@ -165,8 +165,8 @@ async def _recorded(proxy: Running, samples: Samples) -> list[bytes]:
         httpx.AsyncClient(base_url=proxy.url, headers=headers, trust_env=False, timeout=60) as client,
         anyio.create_task_group() as tasks,
     ):
-        for _ in range(_CONVERSATIONS):
-            questions = [samples.words(_QUESTION_TOKENS) for _ in range(_TURNS)]
+        for _ in range(options.pick(_CONVERSATIONS, tiny=4)):
+            questions = [samples.words(_QUESTION_TOKENS) for _ in range(options.pick(_TURNS, tiny=2))]
             questions[-1] += f" {wrk.UNIQUE}"
             tasks.start_soon(converse, client, samples.opening(_OPENING_TOKENS), questions)
     return requests
@@ -181,8 +181,8 @@ async def _rounds(
 ) -> None:
     """Measure every proxy in every round, one after another; the order turns from round to round."""
     proxies = list(bodies)
-    for round_ in range(options.rounds + 1):
-        for connections in _CONNECTIONS:
+    for round_ in range(options.pick(0, tiny=1), options.rounds + 1):
+        for connections in options.pick(_CONNECTIONS, tiny=_CONNECTIONS[:1]):
             for proxy in proxies:
                 seconds = options.seconds if round_ else _WARM_UP_S
                 if stand_in is not None:
@@ -209,8 +209,8 @@ async def _rounds(
                     "load_core": busy.get(LOAD_CORE, 1.0) * 100,
                     **seen.errors(),
                 }
-                if stand_in is not None:
-                    figures["exact"] = stand_in.with_sampled_ids / max(1, stand_in.requests) * 100
+                if stand_in is not None and proxy.name == _EXACT_ROUTER:
+                    figures[EXACT] = stand_in.with_sampled_ids / max(1, stand_in.requests) * 100
                 report.add(f"{scenario}, {connections} connections", proxy.name, **figures)
         if round_:
             proxies = proxies[1:] + proxies[:1]
@@ -244,4 +244,4 @@ if __name__ == "__main__":
     given = parse(__doc__.partition("\n")[0])
     os.sched_setaffinity(0, {LOAD_CORE})
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(main(given))
+        sys.exit(runner.run(main(given)))

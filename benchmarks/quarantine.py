@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import random
@@ -19,6 +18,7 @@ from statistics import median
 import anyio
 import httpx
 
+from benchmarks.options import Options, parse
 from benchmarks.processes import LOAD_CORE, Child, child, free_port, leave_cleanly
 from benchmarks.report import Column, Report
 from router_core import Worker
@@ -26,9 +26,14 @@ from router_core.cli import build
 from router_core.router import Router
 from slime_http.serving import serving
 
-_FLAGS = {
+_FLAGS: dict[str, tuple[str, ...]] = {
     "default flags": (),
     "interval 1 s, timeout 2 s": ("--health-check-interval-secs", "1", "--health-check-timeout-secs", "2"),
+}
+_TINY_FLAGS: dict[str, tuple[str, ...]] = {
+    "interval 0.2 s, timeout 1 s": (
+        *("--health-check-interval-secs", "0.2", "--health-check-timeout-secs", "1"),
+    )
 }
 _DEATHS = {"kill -9": signal.SIGKILL, "SIGSTOP": signal.SIGSTOP}
 _CLIENTS = 32
@@ -110,33 +115,29 @@ async def _measure(
     return found, load
 
 
-async def _run(rounds: int, only: Sequence[str]) -> Report:
+async def _run(options: Options) -> int:
     report = Report()
-    for name, flags in _FLAGS.items():
-        if only and not any(part in name for part in only):
+    for name, flags in options.pick(_FLAGS, tiny=_TINY_FLAGS).items():
+        if not options.wants(name):
             continue
-        for traffic in (True, False):
-            found, load = await _measure(flags, rounds, traffic=traffic)
+        for traffic in options.pick((True, False), tiny=(True,)):
+            found, load = await _measure(flags, options.rounds, traffic=traffic)
             for death, times in found.items():
                 figures = {"fastest": min(times), "median": median(times), "slowest": max(times)}
+                if traffic and not load.answered:
+                    report.problem(f"{name}: {death}: nothing was answered")
                 if traffic:
                     figures["failed"] = load.failed
                 report.add(name, f"{death}, {'traffic' if traffic else 'idle'}", **figures)
         report.show(name, _COLUMNS)
-    return report
+    return report.finish(options.json)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="engines for each way of dying (default 5)")
-    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="only flags like NAME")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
-    given = parser.parse_args()
+    options = parse(__doc__ or "")  # a round: an engine for each way of dying
     leave_cleanly()
     logging.disable()  # the router's own story of ten deaths
-    report = anyio.run(_run, given.rounds, given.only, backend_options={"use_uvloop": True})
-    if given.json is not None:
-        report.save(given.json)
+    sys.exit(anyio.run(_run, options, backend_options={"use_uvloop": True}))
 
 
 if __name__ == "__main__":

@@ -41,8 +41,11 @@ _SIZES = {
     _TALKS: (TALK, (100, 512, 1_000, 4_096, 10_000, 100_000), 10_000),
     _TURNS: (SHORT, (100, 1_000, 10_000, 100_000), 100_000),
 }
+_TINY_SIZES = (10,)
 _ALONE = "nothing else to be found"
 _MEMORY = "memory, bytes per token"
+#: In all conversations together: hundreds of megabytes, beside which what a heap has in reserve does not count.
+_TOKENS = 16_000_000
 _RETRIEVALS = "retrievals of 2,000 tokens"
 
 _RATES = (Column(OURS, OURS), Column(MATCH, MATCH), Column(MEMORY, MEMORY), Column(FIRST, FIRST))
@@ -54,7 +57,7 @@ _GROWTH = (
 _EDGES = Column("edges", "edges", 1)
 
 
-async def main(options: Options) -> None:
+async def main(options: Options) -> int:
     report = Report()
     with tempfile.TemporaryDirectory(prefix="benchmark-") as name:
         directory = Path(name) / "tokenizer"
@@ -64,7 +67,7 @@ async def main(options: Options) -> None:
         for scenario in _SIZES:
             _growing(options, report, scenario, tokenizer)
         _memory(options, report, tokenizer)
-        if _wanted(options, _RETRIEVALS):
+        if options.wants(_RETRIEVALS):
             await retrievals.measure(options, report, _RETRIEVALS, directory, samples)
     report.show(_ALONE, (*_RATES, _RATIO, _EDGES))
     for scenario in _SIZES:
@@ -91,12 +94,11 @@ async def main(options: Options) -> None:
             Column("errors", "errors"),
         ),
     )
-    if options.json:
-        report.save(options.json)
+    return report.finish(options.json)
 
 
 def _alone(options: Options, report: Report, tokenizer: Path) -> None:
-    if not _wanted(options, _ALONE):
+    if not options.wants(_ALONE):
         return
     seconds = options.seconds * _SHARE
     toy = apart(lookups.measure_toy, options.rounds, seconds)
@@ -108,11 +110,11 @@ def _alone(options: Options, report: Report, tokenizer: Path) -> None:
 
 
 def _growing(options: Options, report: Report, scenario: str, tokenizer: Path) -> None:
-    if not _wanted(options, scenario):
+    if not options.wants(scenario):
         return
     shape, sizes, bearable = _SIZES[scenario]
     small: Sequence[dict[str, float]] = ()
-    for size in sizes:
+    for size in options.pick(sizes, tiny=_TINY_SIZES):
         rounds = apart(
             lookups.measure,
             *(tokenizer, shape, size, options.rounds, options.seconds * _SHARE),
@@ -135,20 +137,17 @@ def _growing(options: Options, report: Report, scenario: str, tokenizer: Path) -
 
 
 def _memory(options: Options, report: Report, tokenizer: Path) -> None:
-    if not _wanted(options, _MEMORY):
+    if not options.wants(_MEMORY):
         return
+    tokens = options.pick(_TOKENS, tiny=200_000)
     shapes: dict[str, Shape] = {"2,000 tokens in 10 segments": LONG, "93 tokens in 2": SHORT}
-    for name, shape in shapes.items():
+    for name, shape in options.pick(list(shapes.items()), tiny=list(shapes.items())[-1:]):
         for kind, float32 in (("float32", True), ("float64", False)):
-            figures = apart(footprint.measure, tokenizer, shape, float32=float32)
+            figures = apart(footprint.measure, tokenizer, shape, tokens, float32=float32)
             report.add(_MEMORY, f"{name}, {kind}", **figures)
-        figures = apart(footprint.measure_first_generation, tokenizer, shape, float32=True)
+        figures = apart(footprint.measure_first_generation, tokenizer, shape, tokens, float32=True)
         report.add(_MEMORY, f"{name}, {FIRST}", **figures)
     print(f"{_MEMORY}: done", file=sys.stderr)
-
-
-def _wanted(options: Options, scenario: str) -> bool:
-    return not options.only or any(name in scenario for name in options.only)
 
 
 if __name__ == "__main__":
@@ -157,4 +156,4 @@ if __name__ == "__main__":
     given = parse(__doc__.partition("\n")[0])
     os.sched_setaffinity(0, {LOAD_CORE})
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(main(given))
+        sys.exit(runner.run(main(given)))

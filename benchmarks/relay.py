@@ -80,13 +80,16 @@ _LARGE_COLUMNS = (
 )
 
 
-async def main(options: Options) -> None:
+async def main(options: Options) -> int:
     report = Report()
     with tempfile.TemporaryDirectory(prefix="benchmark-") as name:
         directory = Path(name)
         tokenizer = save_tokenizer(directory / "tokenizer")
         samples, prompt_tokens = Samples(tokenizer), len(tokenizer.encode(_PROMPT).ids)
-        chunks, large = _chunks(samples, prompt_tokens), _large(samples, prompt_tokens)
+        chunks, large = (
+            _chunks(samples, prompt_tokens),
+            _large(samples, prompt_tokens, options.pick(_LARGE_BYTES, tiny=1 << 20)),
+        )
         stand_in = StandIn({_LARGE_TOKENS: [Fixed(large)]}, chunks=chunks)
         request = request_body(_PROMPT, _LARGE_TOKENS)
         digest = hashlib.sha256(large).digest()
@@ -98,14 +101,15 @@ async def main(options: Options) -> None:
             worker = await stack.enter_async_context(serving_stand_in(stand_in))
             proxies = await started(stack, _peers(options, directory), worker, directory, request, is_whole)
             for round_ in range(1, options.rounds + 1):
-                await _round(report, options.seconds, [Running("direct", worker), *proxies], stand_in, chunks)
+                await _round(
+                    report, options, [Running("direct", worker), *proxies], stand_in, chunks, len(large)
+                )
                 print(f"round {round_} of {options.rounds} done", file=sys.stderr)
                 proxies = proxies[1:] + proxies[:1]
     for scenario, pace in _LOADS.items():
         report.show(scenario, _PACED_COLUMNS if pace else _CLOSED_COLUMNS)
     report.show(_LARGE, _LARGE_COLUMNS)
-    if options.json:
-        report.save(options.json)
+    return report.finish(options.json)
 
 
 def _peers(options: Options, directory: Path) -> Sequence[Peer]:
@@ -118,35 +122,40 @@ def _peers(options: Options, directory: Path) -> Sequence[Peer]:
             nginx_proxy(),
             httpx_proxy(),
         ],
-        options.only,
+        options,
     )
 
 
 async def _round(
-    report: Report, seconds: float, targets: Sequence[Running], stand_in: StandIn, chunks: Sequence[Chunk]
+    report: Report,
+    options: Options,
+    targets: Sequence[Running],
+    stand_in: StandIn,
+    chunks: Sequence[Chunk],
+    large_bytes: int,
 ) -> None:
     """Measure each target, the worker itself first, in each scenario."""
     for scenario, pace in _LOADS.items():
         direct: dict[str, float] = {}
         for target in targets:
-            figures = await _stream(target, stand_in, chunks, pace, seconds)
+            figures = await _stream(target, stand_in, chunks, pace, options)
             direct = direct or figures
             for figure in ("p50_us", "p99_us"):
                 figures[f"added_{figure}"] = figures[figure] - direct[figure]
             report.add(scenario, target.name, **figures)
     for target in targets:
-        report.add(_LARGE, target.name, **await _download(target))
+        report.add(_LARGE, target.name, **await _download(target, options, large_bytes))
 
 
 async def _stream(
-    target: Running, stand_in: StandIn, chunks: Sequence[Chunk], pace: Pace | None, seconds: float
+    target: Running, stand_in: StandIn, chunks: Sequence[Chunk], pace: Pace | None, options: Options
 ) -> dict[str, float]:
     async with streaming(target.url, stand_in, chunks, streams=_STREAMS, pace=pace) as seen:
-        await anyio.sleep(_SETTLING_S)
+        await anyio.sleep(options.pick(_SETTLING_S, tiny=0.1))
         gc.collect()
         seen.clear()
         cores, cpu_s, started_s = CoreClock(), target.cpu_s(), monotonic()
-        await anyio.sleep(seconds)
+        await anyio.sleep(options.seconds)
         elapsed_s, cpu_s, busy = monotonic() - started_s, target.cpu_s() - cpu_s, cores.busy()
         arrived = len(seen.delays_ns)
         return {
@@ -161,26 +170,27 @@ async def _stream(
         }
 
 
-async def _download(target: Running) -> dict[str, float]:
+async def _download(target: Running, options: Options, large_bytes: int) -> dict[str, float]:
     request = request_body(_PROMPT, _LARGE_TOKENS)
+    downloads = options.pick(_DOWNLOADS, tiny=1)
     before = peak = 0
     if target.child:
         target.child.reset_peak_memory()
         before, _ = target.child.memory_bytes()
     cpu_s = target.cpu_s()
     times_s = []
-    for _ in range(_DOWNLOADS):
+    for _ in range(downloads):
         size, seconds = await download(target.url, request)
-        if size != _LARGE_BYTES:
-            raise RuntimeError(f"{target.name} answered {size} bytes instead of {_LARGE_BYTES}")
+        if size != large_bytes:
+            raise RuntimeError(f"{target.name} answered {size} bytes instead of {large_bytes}")
         times_s.append(seconds)
     cpu_s = target.cpu_s() - cpu_s
     if target.child:
         _, peak = target.child.memory_bytes()
     return {
         "ms": median(times_s) * 1e3,
-        "gb_per_s": _LARGE_BYTES / median(times_s) / 1e9,
-        "cpu_ms": cpu_s / _DOWNLOADS * 1e3,
+        "gb_per_s": large_bytes / median(times_s) / 1e9,
+        "cpu_ms": cpu_s / downloads * 1e3,
         "before_mb": before / 1e6,
         "peak_mb": peak / 1e6,
         "grown_mb": (peak - before) / 1e6,
@@ -194,14 +204,14 @@ def _chunks(samples: Samples, prompt_tokens: int) -> Sequence[Chunk]:
     return [Chunk(answer.chunk("stream", prompt_tokens, text, n)) for n, text in enumerate(texts, 1)]
 
 
-def _large(samples: Samples, prompt_tokens: int) -> bytes:
-    """An answer that is nearly all routed experts, ``_LARGE_BYTES`` long."""
+def _large(samples: Samples, prompt_tokens: int, size_bytes: int) -> bytes:
+    """An answer that is nearly all routed experts, ``size_bytes`` long."""
     payload = samples.answer(_TOKENS).payload("large", prompt_tokens)
-    rest = _LARGE_BYTES - len(json.dumps(payload)) - len(', "routed_experts": ""')
+    rest = size_bytes - len(json.dumps(payload)) - len(', "routed_experts": ""')
     experts = base64.b64encode(random.Random(1).randbytes(rest // 4 * 3)).decode()
     payload["meta_info"]["routed_experts"] = experts
     text = json.dumps(payload).encode()
-    return text[:-1] + b" " * (_LARGE_BYTES - len(text)) + text[-1:]
+    return text[:-1] + b" " * (size_bytes - len(text)) + text[-1:]
 
 
 if __name__ == "__main__":
@@ -211,4 +221,4 @@ if __name__ == "__main__":
     os.sched_setaffinity(0, {LOAD_CORE})
     gc.disable()  # a collection here would be taken for a delay of the proxy
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(main(given))
+        sys.exit(runner.run(main(given)))

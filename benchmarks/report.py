@@ -13,7 +13,13 @@ from statistics import median
 
 from benchmarks.peers import BASELINE
 
-__all__ = ["Column", "Report"]
+__all__ = ["EXACT", "Column", "Report"]
+
+#: The share of exact answers in percent. A benchmark reports it only where all must be exact.
+EXACT = "exact"
+
+_ERRORS = ("errors", "faults", "failed")
+_RATES = ("requests_per_s", "chunks_per_s", "turns_per_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +38,36 @@ class Column:
 
 @dataclass(slots=True)
 class Report:
-    """Samples by scenario and peer, in the order of their first appearance."""
+    """Samples by scenario and peer, in the order of their first appearance, and the problems of the run."""
 
     samples: dict[str, dict[str, list[dict[str, float]]]] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
 
     def add(self, scenario: str, peer: str, **figures: float) -> None:
+        """Add one sample. Errors in it are problems of the run, and so is an ``exact`` share below 100 %."""
         self.samples.setdefault(scenario, {}).setdefault(peer, []).append(figures)
+        for name in _ERRORS:
+            if figures.get(name):
+                self.problem(f"{scenario}: {peer}: {figures[name]:g} {name}")
+        for name in _RATES:
+            if figures.get(name) == 0:
+                self.problem(f"{scenario}: {peer}: nothing was answered")
+        if figures.get(EXACT, 100.0) != 100.0:
+            self.problem(f"{scenario}: {peer}: {figures[EXACT]:.2f} % exact")
+
+    def problem(self, text: str) -> None:
+        """Note a fault that makes the figures worthless; :meth:`finish` tells it."""
+        self.problems.append(text)
+
+    def finish(self, path: Path | None) -> int:
+        """Save the run to ``path``, print its problems, and return the exit code: 1 when there are any."""
+        if not self.samples:
+            self.problem("nothing was measured")
+        for text in self.problems:
+            print(f"problem: {text}", file=sys.stderr)
+        if path is not None:
+            self.save(path)
+        return 1 if self.problems else 0
 
     def show(self, scenario: str, columns: Sequence[Column]) -> None:
         """Print the medians of one scenario as a table."""
@@ -75,7 +105,8 @@ class Report:
             }
             for scenario, peers in self.samples.items()
         }
-        document = {"machine": machine(), "command": sys.argv, "medians": medians, "samples": self.samples}
+        document: dict[str, object] = {"machine": machine(), "command": sys.argv, "medians": medians}
+        document |= {"samples": self.samples, "problems": self.problems}
         path.write_text(json.dumps(document, indent=1) + "\n")
 
     @staticmethod

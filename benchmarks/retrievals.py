@@ -57,11 +57,12 @@ async def measure(options: Options, report: Report, scenario: str, tokenizer: Pa
         peers = [router("router, radix_cache", *flags)]
         directory = tokenizer.parent
         for proxy in await started(stack, peers, worker, directory, first, lambda reply: reply.is_success):
-            asked = await _held(proxy, samples)
-            share = await _exact(proxy, asked, samples.spelled_ids)
+            turns = options.pick(_TURNS, tiny=2)
+            asked = await _held(proxy, samples, options.pick(_CONVERSATIONS, tiny=4), turns)
+            share = await _exact(proxy, asked, samples.spelled_ids, turns)
             bodies = directory / "retrievals.jsonl"
             bodies.write_bytes(b"\n".join(one.body() for one in asked))
-            for round_ in range(options.rounds + 1):
+            for round_ in range(options.pick(0, tiny=1), options.rounds + 1):
                 for name, accept in (("JSON", _JSON), ("msgpack", _MSGPACK)):
                     seconds = options.seconds if round_ else _WARM_UP_S
                     figures = await _load(proxy, bodies, accept, seconds)
@@ -70,7 +71,7 @@ async def measure(options: Options, report: Report, scenario: str, tokenizer: Pa
                 print(f"retrievals: round {round_} of {options.rounds} done", file=sys.stderr)
 
 
-async def _held(proxy: Running, samples: Samples) -> list[_Asked]:
+async def _held(proxy: Running, samples: Samples, conversations: int, turns: int) -> list[_Asked]:
     """Hold conversations through ``proxy``; what their rollouts ask for in the end."""
     asked: list[_Asked] = []
     limit = anyio.Semaphore(16)
@@ -78,7 +79,7 @@ async def _held(proxy: Running, samples: Samples) -> list[_Asked]:
     async def converse(client: httpx.AsyncClient, session: str, text: str, questions: Sequence[str]) -> None:
         async with limit:
             headers = {"content-type": _JSON, "x-session-id": session}
-            for number in range(_TURNS):
+            for number in range(turns):
                 body = request_body(text, _ANSWER_TOKENS)
                 reply = await client.post("/generate", content=body, headers=headers)
                 reply.raise_for_status()
@@ -91,15 +92,15 @@ async def _held(proxy: Running, samples: Samples) -> list[_Asked]:
         httpx.AsyncClient(base_url=proxy.url, trust_env=False, timeout=60) as client,
         anyio.create_task_group() as tasks,
     ):
-        for number in range(_CONVERSATIONS):
-            questions = [samples.words(_QUESTION_TOKENS) for _ in range(_TURNS - 1)]
+        for number in range(conversations):
+            questions = [samples.words(_QUESTION_TOKENS) for _ in range(turns - 1)]
             tasks.start_soon(
                 converse, client, f"rollout-{number}", samples.opening(_OPENING_TOKENS), questions
             )
     return asked
 
 
-async def _exact(proxy: Running, asked: Sequence[_Asked], spelled: Sequence[int]) -> float:
+async def _exact(proxy: Running, asked: Sequence[_Asked], spelled: Sequence[int], turns: int) -> float:
     """The share of ``asked`` that is answered exactly, in both formats, with the ids that were sampled."""
     exact = 0
     async with httpx.AsyncClient(base_url=proxy.url, trust_env=False, timeout=60) as client:
@@ -111,7 +112,7 @@ async def _exact(proxy: Running, asked: Sequence[_Asked], spelled: Sequence[int]
             said, ids = reply.json(), msgpack.unpackb(packed.content)["tokens"]["data"]
             told = memoryview(ids).cast("i").tolist()
             sampled = sum(told[at : at + len(spelled)] == list(spelled) for at in range(len(told)))
-            exact += said["exact"] and said["tokens"] == told and sampled == _TURNS
+            exact += said["exact"] and said["tokens"] == told and sampled == turns
     return exact / len(asked)
 
 

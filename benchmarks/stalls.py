@@ -14,9 +14,10 @@ import anyio
 import httpx
 import orjson
 
+from benchmarks.options import Options
 from benchmarks.peers import Running, router, started
 from benchmarks.pulse import COLUMNS, feel
-from benchmarks.report import Column, Report
+from benchmarks.report import EXACT, Column, Report
 from benchmarks.samples import Samples, request_body, save_tokenizer
 from benchmarks.stand_in import Chunk, StandIn, Stream, Template, serving_stand_in
 from benchmarks.streams import quantile_us, streaming
@@ -58,13 +59,13 @@ _COLUMNS = (
     Column("chunk_p999_ms", "p99.9", 1),
     Column("faults", "lost"),
     Column("prompts", "prompts"),
-    Column("exact", "exact"),
+    Column("exact_turns", "exact"),
     Column("generate_ms", "generate ms"),
     Column("retrieve_ms", "retrieve ms"),
 )
 
 
-async def measure_stalls(report: Report, directory: Path, seconds: float) -> None:
+async def measure_stalls(options: Options, report: Report, directory: Path) -> None:
     tokenizer = save_tokenizer(directory / "tokenizer")
     samples = Samples(tokenizer)
     answer = samples.answer(_STREAM_TOKENS)
@@ -73,7 +74,7 @@ async def measure_stalls(report: Report, directory: Path, seconds: float) -> Non
     chunks = [Chunk(answer.chunk("stream", prompt_tokens, text, n)) for n, text in enumerate(texts, 1)]
     answers = [Template(samples.answer(_NEW_TOKENS).payload) for _ in range(8)]
     stand_in = StandIn({_NEW_TOKENS: answers}, chunks=chunks)
-    openings = [samples.opening(_PROMPT_TOKENS) for _ in range(_OPENINGS)]
+    openings = [samples.opening(options.pick(_PROMPT_TOKENS, tiny=1024)) for _ in range(_OPENINGS)]
     flags = ("--plugin", "radix_cache", "--hf-checkpoint", str(directory / "tokenizer"))
     peer = router("router", "--no-default-plugins", *flags, "--middleware-paths", "benchmarks.pulse")
     async with AsyncExitStack() as stack:
@@ -81,8 +82,8 @@ async def measure_stalls(report: Report, directory: Path, seconds: float) -> Non
         request = request_body("Are you there?", _NEW_TOKENS)
         [proxy] = await started(stack, [peer], worker, directory, request, lambda reply: reply.is_success)
         long = _LongPrompts(proxy.url, samples, openings)
-        for load in _LOADS:
-            figures = await _measure(proxy, stand_in, chunks, long, load, seconds)
+        for load in options.pick(_LOADS, tiny=_LOADS[:3]):
+            figures = await _measure(proxy, stand_in, chunks, long, load, options)
             report.add(_SCENARIO, load.name, **figures)
 
 
@@ -96,7 +97,7 @@ async def _measure(
     chunks: Sequence[Chunk],
     long: _LongPrompts,
     load: _Load,
-    seconds: float,
+    options: Options,
 ) -> dict[str, float]:
     async with AsyncExitStack() as stack:
         streams = streaming(proxy.url, stand_in, chunks, streams=load.streams, pace=_in_turn)
@@ -105,11 +106,11 @@ async def _measure(
         for _ in range(load.prompts):
             tasks.start_soon(long.converse)
         await _apart(stand_in)
-        await anyio.sleep(_SETTLING_S)
+        await anyio.sleep(options.pick(_SETTLING_S, tiny=0.1))
         seen.clear()
         long.clear()
         async with feel(proxy) as felt:
-            await anyio.sleep(seconds)
+            await anyio.sleep(options.seconds)
         figures = felt.figures()
         if load.streams:
             figures |= {
@@ -119,7 +120,7 @@ async def _measure(
                 "faults": seen.faults,
             }
         if load.prompts:
-            figures |= long.figures()
+            figures |= long.figures(felt.seconds)
         tasks.cancel_scope.cancel()
     return figures
 
@@ -173,10 +174,12 @@ class _LongPrompts:
         self._generate_ns: list[int] = []
         self._retrieve_ns: list[int] = []
 
-    def figures(self) -> dict[str, float]:
+    def figures(self, seconds: float) -> dict[str, float]:
         return {
             "prompts": self._turns,
-            "exact": self._exact,
+            "exact_turns": self._exact,
+            "turns_per_s": self._turns / seconds,
+            EXACT: self._exact / max(1, self._turns) * 100,
             "generate_ms": quantile_us(self._generate_ns, 0.5) / 1e3,
             "retrieve_ms": quantile_us(self._retrieve_ns, 0.5) / 1e3,
         }

@@ -10,9 +10,8 @@ read. ``tokens``: what every answer costs (``record`` with ``pin`` and ``unpin``
 
 from __future__ import annotations
 
-import argparse
 import shutil
-import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -20,10 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-import orjson
 from tokenizers import Tokenizer
 
 from benchmarks.histories import TALK, Histories, Turn, record, text_of
+from benchmarks.options import flags, read
+from benchmarks.report import Column, Report
 from slime_engine.model import load_model
 from slime_journal.record_files import LogDirectory
 from slime_journal.record_log import RecordLog
@@ -46,7 +46,12 @@ class _Kept(Protocol):
 
 
 K = TypeVar("K", bound=_Kept)
-_Figures = dict[str, object]
+_COLUMNS = (
+    Column("cpu_us", "us CPU an answer", 1),
+    Column("clock_us", "us", 1),
+    Column("bytes_per_answer", "bytes an answer"),
+    Column("replayed_per_s", "answers read a second"),
+)
 
 
 def _cut(ids: bytes, text: bytes) -> tuple[int, int]:
@@ -112,7 +117,10 @@ class _Side(Generic[K]):
         begun = time.perf_counter()
         again, log = self.logged(LogDirectory(path, "--directory"))
         self.replays.append(conversations * TALK.turns / (time.perf_counter() - begun))
-        assert again.size_bytes == kept.size_bytes
+        if again.size_bytes != kept.size_bytes:
+            raise RuntimeError(
+                f"{again.size_bytes} bytes were read again of {kept.size_bytes} that were kept"
+            )
         log.close()
         shutil.rmtree(path)
 
@@ -128,39 +136,40 @@ class _Side(Generic[K]):
         answers = conversations * TALK.turns / 1e6
         return busy / answers, clock / answers
 
-    def figures(self, answers: int) -> _Figures:
-        """Medians."""
-        told: _Figures = {}
+    def report(self, report: Report, scenario: str, answers: int) -> None:
+        """Add every sample, and the log's size and reading speed."""
         for name, samples in self.samples.items():
-            cpu, clock = zip(*samples, strict=True)
-            told[name] = {"cpu_us": statistics.median(cpu), "clock_us": statistics.median(clock)}
-        return told | {
-            "bytes_per_answer": self.size / answers,
-            "replayed_per_s": statistics.median(self.replays),
-        }
+            for cpu_us, clock_us in samples:
+                report.add(scenario, name, cpu_us=cpu_us, clock_us=clock_us)
+        for replayed in self.replays:
+            report.add(scenario, "read again", bytes_per_answer=self.size / answers, replayed_per_s=replayed)
+        report.show(scenario, _COLUMNS)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main() -> int:
+    parser = flags(__doc__.partition("\n")[0])
     parser.add_argument("--conversations", type=int, default=2000, metavar="N")
-    parser.add_argument("--rounds", type=int, default=5, metavar="N")
     parser.add_argument("--directory", type=Path, help="where to write (default: a temporary one)")
-    options = parser.parse_args()
+    given = parser.parse_args()
+    options = read(given)
+    conversations = options.pick(given.conversations, tiny=20)
+    report = Report()
     tokens = _Side(lambda: Trajectories(_LIMITS, _cut), _logged_trajectories, record)
     turns = _Side(lambda: chats.History(0, set()), _logged_history, _chat)
-    with tempfile.TemporaryDirectory(dir=options.directory) as name:
+    with tempfile.TemporaryDirectory(dir=given.directory) as name:
         directory = Path(name)
         load_model().tokenizer.save(directory)
         histories = Histories(Tokenizer.from_file(str(directory / "tokenizer.json")), TALK)
         for _ in range(options.rounds):
-            tokens.run(directory / "log", histories, options.conversations)
-            turns.run(directory / "log", histories, options.conversations)
-    answers = options.conversations * TALK.turns
-    figures = {"answers": answers, "tokens": tokens.figures(answers), "turns": turns.figures(answers)}
-    print(orjson.dumps(figures, option=orjson.OPT_INDENT_2).decode())
+            if options.wants("tokens"):
+                tokens.run(directory / "log", histories, conversations)
+            if options.wants("turns"):
+                turns.run(directory / "log", histories, conversations)
+    answers = conversations * TALK.turns
+    tokens.report(report, "tokens", answers)
+    turns.report(report, "turns", answers)
+    return report.finish(options.json)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

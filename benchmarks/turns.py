@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any
@@ -13,6 +13,7 @@ import httpx
 import orjson
 
 from benchmarks.engine import save_engine_tokenizer, serving_engine
+from benchmarks.options import Options
 from benchmarks.peers import router, started
 from benchmarks.report import Column, Report
 from benchmarks.samples import Samples, request_body
@@ -59,7 +60,7 @@ _MARKUP_TOKENS = 10
 _WITH, _WITHOUT = "router, radix_cache", "router, no plugins"
 
 
-async def measure_turns(report: Report, directory: Path) -> None:
+async def measure_turns(options: Options, report: Report, directory: Path) -> None:
     """Hold the conversations of every shape with one router, and send the same prompts through another."""
     samples = Samples(save_engine_tokenizer(directory / "engine-tokenizer"))
     cached = ("--plugin", "radix_cache", "--hf-checkpoint", str(directory / "engine-tokenizer"))
@@ -67,7 +68,8 @@ async def measure_turns(report: Report, directory: Path) -> None:
         router(_WITH, "--no-default-plugins", *cached),
         router(_WITHOUT, "--no-default-plugins"),
     ]
-    for shape in SHAPES:
+    for whole in SHAPES:
+        shape = options.pick(whole, tiny=replace(whole, turns=2, conversations=2))
         async with AsyncExitStack() as stack:
             worker = await stack.enter_async_context(serving_engine(directory))
             request = request_body("Are you there?", 1)
