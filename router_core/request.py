@@ -41,10 +41,10 @@ class Request:
         self._body = body
         self._json: Any = _UNREAD
         self._stale = False
-        #: Keys that a search has not found, and whether there may be letters in another spelling; None: unknown.
+        #: Keys that a search has not found. Whether the body may have letters written as ``\u0073``; None: unknown.
         self._absent = _NONE
         self._escaped: bool | None = None
-        #: Makes the error of a body that is no JSON. One that was raised would hold the body by its traceback.
+        #: Makes the error for a body that is not JSON. A stored one, once raised, would keep the body by its traceback.
         self._invalid: Callable[[], BadRequest] | None = None
 
     @property
@@ -112,8 +112,8 @@ class Request:
     def may_have(self, name: bytes) -> bool:
         """False when the body, as JSON, has no key ``name``. Looking at the bytes is cheaper than parsing each body.
 
-        The letters of a key may be written as ``\\u0073``, though no library does. One that was parsed, or was
-        found to be no JSON, is not looked at again. A search of 16 MB takes 12 ms: :meth:`searching` is to come first.
+        The letters of a key may be written as ``\\u0073``, though no library does. A body that was parsed, or found not
+        to be JSON, is not searched: True. A search of 16 MB takes 12 ms: :meth:`searching` is to come first.
         """
         if self._json is not _UNREAD or self._invalid is not None:
             return True
@@ -175,7 +175,7 @@ class Request:
     def replace_field(self, old: bytes, new: bytes) -> None:
         """Put the top-level field ``new`` in the place of ``old``, as :meth:`add_field` has written it.
 
-        All else stays byte for byte, and nothing is parsed. ``old`` must be there, and not before that place.
+        All else stays byte for byte, and nothing is parsed. The first ``old`` in the body must be it.
         """
         self._body = self.body.replace(old, new, 1)
         if isinstance(self._json, dict):
