@@ -14,7 +14,7 @@ from benchmarks.peers import Peer
 
 __all__ = ["Options", "flags", "parse", "present", "read"]
 
-_TINY_SECONDS = 0.3
+_TINY_SECONDS = 0.5
 _T = TypeVar("_T")
 
 
