@@ -150,7 +150,7 @@ class _App:
         except asyncio.CancelledError:
             if started:
                 raise
-            # It has outlasted the grace period. The task ends here, and uvicorn would log each one's traceback.
+            # It has outlasted the grace period. The task ends here: some servers log each one's traceback.
             await send_error(ShuttingDown("the router is shutting down"), send)
         except HTTPError as error:
             if started:

@@ -23,8 +23,7 @@ def named_in(piece: bytes, expected: bytes) -> str | None:
 
     O(bytes), 0.1 to 0.3 us for each 1,000.
     """
-    place = _found_in(piece)
-    return _version_at(piece, place) if place >= 0 and not piece.startswith(expected, place) else None
+    return _version_at(piece, _found_in(piece), expected)
 
 
 class NamedVersion:
@@ -52,9 +51,7 @@ class NamedVersion:
 
     def close(self, complete: bool) -> None:
         """See :class:`router_core.reply.Tap`."""
-        if self._place < 0 or self._piece.startswith(self._expected, self._place):
-            return
-        version = _version_at(self._piece, self._place)
+        version = _version_at(self._piece, self._place, self._expected)
         if version is not None:
             self._named(version)
 
@@ -65,6 +62,9 @@ def _found_in(piece: bytes) -> int:
     return place + len(_KEY) if place >= 0 else -1
 
 
-def _version_at(piece: bytes, place: int) -> str | None:
+def _version_at(piece: bytes, place: int, expected: bytes) -> str | None:
+    """The version at ``place``, unless that is what is ``expected``; None for a negative place, too."""
+    if place < 0 or piece.startswith(expected, place):
+        return None
     found = _VALUE.match(piece, place)
     return (found[1] or found[2]).decode("utf-8", "replace") if found is not None else None

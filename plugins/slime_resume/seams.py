@@ -44,9 +44,8 @@ class SeamlessText:
 
     def _withheld(self) -> str:
         """Text of the last tokens that the engine has not shown."""
-        window = (
-            self._window.lstrip(_BROKEN) if self._start else self._window
-        )  # its first token may end a character
+        # Behind a start its first token may end a character, whose beginning is not decoded with it.
+        window = self._window.lstrip(_BROKEN) if self._start else self._window
         told = next((size for size in range(len(window), 0, -1) if self._text.endswith(window[:size])), 0)
         return window[told:] if told or not (self._start or self._text) else ""
 
