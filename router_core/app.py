@@ -125,26 +125,23 @@ class _App:
 
     async def _proxied(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
+        router = self._router
         try:
             headers = scope["headers"]
             try:
-                body = await read_body(headers, receive, self._router.settings.max_payload_size)
+                body = await read_body(headers, receive, router.settings.max_payload_size)
             except PayloadTooLarge as error:
                 await send_error(error, send, unread=receive)
                 return
             query = scope["query_string"]
             target = scope["raw_path"] + b"?" + query if query else scope["raw_path"]
-            with (
-                Exchange(
-                    Request(scope["method"], target, headers, body),
-                    sources=self._router.session_sources,
-                    address=_address(scope),
-                ) as exchange,
-                self._router.clients.cancelling(receive, exchange) as client,
-            ):
-                reply = await self._router.respond(exchange)
+            request = Request(scope["method"], target, headers, body)
+            address, _ = scope.get("client") or (None, 0)
+            exchange = Exchange(request, sources=router.session_sources, address=address)
+            with router.clients.cancelling(receive, exchange) as watched:
+                reply = await router.respond(exchange)
                 started = True
-                await relay(reply, scope["method"], send, client.end)
+                await relay(reply, scope["method"], send, watched.end)
         except ClientDisconnect:
             return
         except asyncio.CancelledError:
@@ -167,11 +164,6 @@ class _App:
             logger.exception("%sa request failed", log_prefix(scope))
             if not started:
                 await send_error(HTTPError("internal error; the router's log has the traceback"), send)
-
-
-def _address(scope: Scope) -> str | None:
-    client = scope.get("client")
-    return client[0] if client else None
 
 
 def _json_error(status: int, body: bytes, headers: dict[str, str] | None = None) -> Response:

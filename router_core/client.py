@@ -81,9 +81,9 @@ async def send_error(error: HTTPError, send: Send, unread: Receive | None = None
 class Watch:
     """Notices clients that hang up: ``with watch.cancelling(receive, exchange):`` cancels the block then, quietly.
 
-    ``on_disconnect`` is called first; when it returns True, the block has two seconds to end. Most requests end before
-    a client could lose patience. So one timer looks at all of them, and only a request that it meets gets a task that
-    waits for its client.
+    The exchange ends with the block. ``on_disconnect`` is called first; when it returns True, the block has two seconds
+    to end. Most requests end before a client could lose patience. So one timer looks at all of them, and only a request
+    that it meets gets a task that waits for its client.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_disconnect: Callable[[Exchange], bool]) -> None:
@@ -166,9 +166,10 @@ class _Watched:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         self._over = True
+        self.exchange.close()
+        self._watch.discard(self)
         if self._grace is not None:
             self._grace.cancel()
-        self._watch.discard(self)
         if self._waiting is not None and kind is not None:
             # After a whole reply the server ends receive() by itself. A cancelled task leaves cycles behind,
             # which under load kept the garbage collector busy for a twentieth of the time.

@@ -56,19 +56,19 @@ class Exchange:
         self.parent = parent
         self._address = address
         self._parts: list[Exchange] = []
-        if parent is not None:
-            parent._parts.append(self)
         self._reply: Reply | None = None
         self.worker: Worker | None = None
-        self.client_disconnected: bool = parent is not None and parent.client_disconnected
-        self.worker_filter: Callable[[Worker], bool] | None = (
-            parent.worker_filter if parent is not None else None
-        )
+        self.client_disconnected = False
+        self.worker_filter: Callable[[Worker], bool] | None = None
         self.notes: dict[str, Any] = {}
         self._session = session
         self._sources = sources
         self._on_close: list[Callable[[], object]] = []
         self._closed = False
+        if parent is not None:
+            parent._parts.append(self)
+            self.client_disconnected = parent.client_disconnected
+            self.worker_filter = parent.worker_filter
 
     @property
     def reply(self) -> Reply | None:
@@ -151,8 +151,8 @@ class Exchange:
             return
         self._closed = True
         self.release()
-        if self.reply is not None:
-            self.reply.close()
+        if self._reply is not None:
+            self._reply.close()
         for callback in self._on_close:
             try:
                 callback()

@@ -29,7 +29,8 @@ __all__ = ["Hooks", "attribute_errors", "failure", "hook_names", "new_plugin_man
 
 logger = logging.getLogger(__name__)
 
-_ASYNC = ("pre_request", "post_response", "on_weight_update")
+#: Hooks that are awaited where they return something to wait for; and one that always is.
+_MAY_WAIT, _ASYNC = ("pre_request", "post_response"), "on_weight_update"
 
 
 def hook_names() -> list[str]:
@@ -65,11 +66,11 @@ def _misfit(hook: str, item: pluggy.HookImpl) -> str | None:
     """Return the rule that an implementation of ``hook`` breaks, to be read after "must"; None when it breaks none."""
     if item.wrapper or item.hookwrapper:
         return "not be a wrapper: to wrap a whole exchange, write ASGI middleware"
-    if hook in _ASYNC:
-        return None if inspect.iscoroutinefunction(item.function) else "be an async function"
     if inspect.isasyncgenfunction(item.function):
         return "return an async context manager: put @asynccontextmanager below @hookimpl"
-    return "not be an async function" if inspect.iscoroutinefunction(item.function) else None
+    if hook in _MAY_WAIT or inspect.iscoroutinefunction(item.function) == (hook == _ASYNC):
+        return None
+    return "be an async function" if hook == _ASYNC else "not be an async function"
 
 
 def _takes(function: Callable[..., Any], takes: Sequence[str], offered: Sequence[str]) -> Callable[..., Any]:
@@ -120,7 +121,9 @@ class Hooks:
         """Each plugin in turn; the first reply is the answer, and the others are not asked."""
         for plugin, function in self.pre_request:
             try:
-                reply = await function(exchange)
+                reply = function(exchange)
+                if reply is not None and hasattr(reply, "__await__"):
+                    reply = await reply
             except HTTPError:
                 raise
             except Exception as error:
@@ -133,7 +136,8 @@ class Hooks:
         """Each plugin, the last one of the command line first."""
         for plugin, function in self.post_response:
             try:
-                await function(exchange)
+                if (waits := function(exchange)) is not None:
+                    await waits
             except HTTPError:
                 raise
             except Exception as error:

@@ -1,9 +1,9 @@
 """All hooks. This is the page to read before writing a plugin.
 
-Pluggy registers plugins, and ``hooks`` calls them. The two asynchronous hooks on the path of a request are awaited
-plugin by plugin, so a later plugin sees what an earlier one did. Plugins run in ``--plugin`` order; ``post_response``
-in reverse, like the layers of an onion; ``tryfirst`` and ``trylast`` move an implementation to an end of that order.
-An implementation may leave out arguments that it does not need. docs/hooks.md says more.
+Pluggy registers plugins, and ``hooks`` calls them. ``pre_request`` and ``post_response`` may be plain or async
+functions. They run one after the other, so a later plugin sees what an earlier one did: in ``--plugin`` order,
+``post_response`` in reverse, like the layers of an onion. ``tryfirst`` and ``trylast`` move an implementation to an end
+of that order. An implementation may leave out arguments that it does not need. docs/hooks.md says more.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from router_core.exchange import Exchange
 from router_core.pool import WorkerPool
 from router_core.reply import Reply
 from router_core.request import Request
-from router_core.types import Headers, Send
+from router_core.types import Send
 from router_core.workers import Worker, least_in_flight
 from slime_http.limits import Limits
 from slime_http.upstream import Upstream
@@ -100,11 +100,10 @@ class Proxy:
         except asyncio.CancelledError:
             self._on_failure(worker, request, None)
             raise
-        # The client of an answer without a length gets it without one as well.
-        if answer.complete and answer.sized and not _is_stream(answer.headers):
-            return Reply(answer.status, answer.headers, answer.take())
-        if not answer.complete:
-            answer.watch(partial(self._on_failure, worker, request))
+        if answer.complete:
+            # The client of an answer without a length gets it without one as well.
+            return Reply(answer.status, answer.headers, answer.take() if answer.sized else answer)
+        answer.watch(partial(self._on_failure, worker, request))
         return Reply(answer.status, answer.headers, answer)
 
     async def ask(self, worker: Worker, request: Request) -> Reply:
@@ -155,10 +154,6 @@ class Proxy:
         return [*self._upstreams.values(), *self._leaving]
 
 
-def _is_stream(headers: Headers) -> bool:
-    return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
-
-
 async def relay(reply: Reply, method: str, send: Send, before_last: Callable[[], None]) -> None:
     """Pass ``reply`` on, piece by piece as it comes; ``send`` waits while the client is slow.
 
@@ -173,13 +168,16 @@ async def relay(reply: Reply, method: str, send: Send, before_last: Callable[[],
     elif body is not None and not bodiless and reply.header(b"content-length") is None:
         headers = [*headers, (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": status, "headers": headers})
-    if body is None:  # a server keeps the head until the body begins
-        await send({"type": "http.response.body", "body": b"", "more_body": True})
+    if body is not None:
+        body = reply.whole()
+        before_last()
+        await send({"type": "http.response.body", "body": b"" if bodiless else body})
+        return
+    # A server keeps the head until the body begins.
+    await send({"type": "http.response.body", "body": b"", "more_body": True})
     last = False
     while not last:
-        piece, last = (await reply.next_piece()) if body is None else (reply.whole() or b"", True)
+        piece, last = await reply.next_piece()
         if last:
             before_last()
-        await send(
-            {"type": "http.response.body", "body": piece if not bodiless else b"", "more_body": not last}
-        )
+        await send({"type": "http.response.body", "body": b"" if bodiless else piece, "more_body": not last})

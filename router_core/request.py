@@ -19,6 +19,8 @@ __all__ = ["LARGE_BYTES", "Request"]
 LARGE_BYTES = 1 << 17
 _UNREAD = object()
 _LARGE = 1 << 16
+#: Bytes of a body that is parsed rather than searched: one parse costs less than three searches.
+_SMALL = 1 << 11
 #: Bytes that are searched in one step, in less than a millisecond.
 _PIECE = 1 << 20
 _NONE: frozenset[bytes] = frozenset()
@@ -110,13 +112,16 @@ class Request:
         return self._json
 
     def may_have(self, name: bytes) -> bool:
-        """False when the body, as JSON, has no key ``name``. Looking at the bytes is cheaper than parsing each body.
+        """False when the body, as JSON, has no key ``name``. To search a large body is cheaper than to parse it.
 
-        The letters of a key may be written as ``\\u0073``, though no library does. A body that was parsed, or found not
-        to be JSON, is not searched: True. A search of 16 MB takes 12 ms: :meth:`searching` is to come first.
+        The letters of a key may be written as ``\\u0073``, though no library does. True for a small body, which is
+        parsed, and for one that was parsed or found not to be JSON. A search of 16 MB takes 12 ms: :meth:`searching`
+        is to come first.
         """
         if self._json is not _UNREAD or self._invalid is not None:
             return True
+        if len(self._body) <= _SMALL:
+            return True  # json() is to follow
         if name in self._absent:
             return False
         if self._body.find(b'"%b"' % name) >= 0:  # faster than ``in``

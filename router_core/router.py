@@ -193,7 +193,7 @@ class Router:
         hooks = self.hooks
         if exchange.request.is_long_work:
             await self.read_ahead(exchange, *(() if self.session_sources else (b"session_id",)))
-        reply = await hooks.call_pre_request(exchange)
+        reply = await hooks.call_pre_request(exchange) if hooks.pre_request else None
         if reply is None:
             self.sender.choose(exchange)
             reply = await self.sender.send(exchange, exchange.request)

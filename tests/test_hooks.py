@@ -115,6 +115,47 @@ async def test_tryfirst_and_trylast_move_a_plugin_within_the_order() -> None:
     assert passed == ["first", "a", "b", "last"]
 
 
+async def test_a_plain_function_may_change_answer_or_wait() -> None:
+    """``pre_request`` and ``post_response`` need not be async; what they return may be awaited."""
+
+    class Plain:
+        @hookimpl
+        def pre_request(self, exchange: Exchange) -> object:
+            request = exchange.request
+            request.headers.append((b"x-plain", b"yes"))
+            if request.path == "/later":
+                return self._answer()
+            return Reply.from_json({"from": "plain"}) if request.path == "/now" else None
+
+        @hookimpl
+        def post_response(self, exchange: Exchange) -> object:
+            assert exchange.reply is not None
+            exchange.reply.headers.append((b"x-seen", b"yes"))
+            return self._stamp(exchange.reply) if exchange.request.path == "/later" else None
+
+        async def _answer(self) -> Reply:
+            await anyio.lowlevel.checkpoint()
+            return Reply.from_json({"from": "later"})
+
+        async def _stamp(self, reply: Reply) -> None:
+            await anyio.lowlevel.checkpoint()
+            reply.headers.append((b"x-late", b"yes"))
+
+    worker, passed = Recording(), list[str]()
+    async with routing({"plain": Plain(), "onion": Onion("onion", passed)}, worker) as running:
+        answers = [await running.client.get(path) for path in ("/worker", "/now", "/later")]
+    assert [answer.json() for answer in answers] == [
+        {"worker": "worker"},
+        {"from": "plain"},
+        {"from": "later"},
+    ]
+    assert [answer.headers["x-seen"] for answer in answers] == ["yes"] * 3
+    assert answers[2].headers["x-late"] == "yes"
+    ((path, headers, _),) = worker.requests
+    assert (path, headers["x-plain"]) == ("/worker", "yes")
+    assert passed == ["onion in", "onion out", "onion out", "onion out"]
+
+
 async def test_the_first_reply_wins_and_no_worker_is_asked() -> None:
     asked: list[str] = []
 
@@ -512,13 +553,21 @@ async def test_an_http_error_of_a_hook_reaches_the_client_as_it_is(where: str) -
         assert [worker.in_flight for worker in running.router.pool] == [0]
 
 
-async def test_a_reply_of_the_wrong_type_is_the_plugins_fault(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("is_plain", [True, False])
+async def test_a_reply_of_the_wrong_type_is_the_plugins_fault(
+    is_plain: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     class Confused:
         @hookimpl
         async def pre_request(self) -> Response:
             return PlainTextResponse("starlette's, not ours")
 
-    async with routing({"confused": Confused()}, Recording()) as running:
+    class PlainlyConfused:
+        @hookimpl
+        def pre_request(self) -> Response:
+            return PlainTextResponse("starlette's, not ours")
+
+    async with routing({"confused": PlainlyConfused() if is_plain else Confused()}, Recording()) as running:
         answer = await running.client.get("/")
         assert answer.status_code == 500
         assert "'confused' failed in pre_request" in answer.json()["error"]["message"]
@@ -879,7 +928,7 @@ async def test_a_generation_that_is_not_read_gives_its_lease_and_connection_back
 async def test_a_hook_that_does_not_fit_is_refused_with_what_is_wrong() -> None:
     class Sync:
         @hookimpl
-        def pre_request(self, exchange: Exchange) -> None: ...
+        def on_weight_update(self) -> None: ...
 
     class Async:
         @hookimpl
@@ -899,7 +948,7 @@ async def test_a_hook_that_does_not_fit_is_refused_with_what_is_wrong() -> None:
         @hookimpl
         async def pre_requests(self, exchange: Exchange) -> None: ...
 
-    assert refused(Sync()) == "plugin 'odd': pre_request must be an async function"
+    assert refused(Sync()) == "plugin 'odd': on_weight_update must be an async function"
     assert refused(Async()) == "plugin 'odd': select_worker must not be an async function"
     assert refused(Generator()) == (
         "plugin 'odd': lifespan must return an async context manager: put @asynccontextmanager below @hookimpl"

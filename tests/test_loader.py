@@ -308,7 +308,10 @@ SOURCES = {
         "@hookimpl\nasync def pre_request(request): ...",
         "Argument(s) {'request'} are declared in the hookimpl but can not be found in the hookspec",
     ),
-    "sync_hook": ("@hookimpl\ndef pre_request(exchange): ...", "pre_request must be an async function"),
+    "sync_hook": (
+        "@hookimpl\ndef on_weight_update(update): ...",
+        "on_weight_update must be an async function",
+    ),
     "async_hook": ("@hookimpl\nasync def routes(router): ...", "routes must not be an async function"),
     "needs_a_component": (
         "@hookimpl\ndef setup(router): router.components.get('tokeniser')",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 
 import anyio
@@ -110,9 +110,20 @@ class Control:
         self.gate.end()
 
     @hookimpl(trylast=True)
-    async def pre_request(self, exchange: Exchange) -> Reply | None:
+    def pre_request(self, exchange: Exchange) -> Awaitable[Reply | None] | None:
+        request = exchange.request
+        if not (self.gate.closed or request.is_long_work or self._passes_through) and generates(request):
+            self.under_way.name(exchange)
+            return None
+        return self._steer(exchange)
+
+    @property
+    def _passes_through(self) -> bool:
+        return self._router is not None and self._router.pool.passthrough
+
+    async def _steer(self, exchange: Exchange) -> Reply | None:
         request, router = exchange.request, self._router
-        if router is not None and router.pool.passthrough:
+        if self._passes_through:
             if request.path in CALLS:
                 raise not_steered(request.path)
             return await self._of_fleet(request)

@@ -94,7 +94,7 @@ class Health:
             self._failed(router, watch, error, began=now - router.settings.connect_timeout_s, now=now)
 
     @hookimpl
-    async def post_response(self, exchange: Exchange) -> None:
+    def post_response(self, exchange: Exchange) -> None:
         """Listen for the version of the weights that an answer comes from."""
         worker, reply = exchange.worker, exchange.reply
         if worker is None or reply is None or reply.status != 200 or worker.passthrough:

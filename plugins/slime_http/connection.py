@@ -64,11 +64,9 @@ class Connection(asyncio.Protocol):
         self._headers: Headers = []
         self._head_bytes = 0
         self._unparsed = 0
-        self._head_done = False
-        self._message_done = False
-        self._framed = self._sized = False
-        self._ended = False
-        self._keep_alive = False
+        self._head_done = self._message_done = False
+        self._framed = self._sized = self._streams = False
+        self._ended = self._keep_alive = False
         self._named: list[bytes] = []
 
     # One exchange.
@@ -257,6 +255,8 @@ class Connection(asyncio.Protocol):
             elif name == b"connection" and value.lower() not in PLAIN_CONNECTION:
                 self._named += [token.strip().lower() for token in value.split(b",")]
             return
+        elif name == b"content-type":
+            self._streams = value.startswith(b"text/event-stream")
         self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
@@ -273,7 +273,7 @@ class Connection(asyncio.Protocol):
         if self._named:
             headers = [pair for pair in headers if pair[0] not in self._named]
         assert self._reply is not None  # narrowing: data is parsed only while a reply is awaited
-        self._reply.start(status, headers, sized=self._sized)
+        self._reply.start(status, headers, sized=self._sized and not self._streams)
         if self._method == "HEAD":
             # The parser cannot be told that no body follows a HEAD, so this connection is not used again.
             self._message_done = True
@@ -293,7 +293,7 @@ class Connection(asyncio.Protocol):
         else:  # 1xx: for this hop only
             self._headers = []
             self._named = []
-            self._framed = self._sized = False
+            self._framed = self._sized = self._streams = False
 
 
 class _Refused(Exception):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from http import HTTPStatus
 
 import orjson
+
+from slime_http.asgi import Headers
 
 __all__ = ["error_answer", "response_lines"]
 
@@ -21,9 +22,7 @@ _KNOWN_NAMES = frozenset(
 _IN_VALUES = bytes([0x09, *range(0x20, 0x7F), *range(0x80, 0x100)])
 
 
-def response_lines(
-    status: int, headers: Iterable[tuple[bytes, bytes]]
-) -> tuple[list[bytes], int | None, bool]:
+def response_lines(status: int, headers: Headers) -> tuple[bytes, int | None, bool]:
     """The lines of a head, its Content-Length, and True when it says that the connection closes.
 
     To say that a body is chunked is the server's part: it is left out. Raises RuntimeError, TypeError and ValueError
@@ -36,8 +35,6 @@ def response_lines(
         name = name.lower()
         if name not in _KNOWN_NAMES and not _TOKEN.fullmatch(name):
             raise RuntimeError(f"{name!r} cannot be the name of a header")
-        if value.translate(None, _IN_VALUES):
-            raise RuntimeError(f"the value of the header {name!r} has a control character in it")
         if name == b"content-length":
             if length is not None or not value.isdigit():
                 raise RuntimeError(f"wanted one number as Content-Length, got {value!r}")
@@ -49,7 +46,12 @@ def response_lines(
         elif name == b"connection" and b"close" in map(bytes.strip, value.lower().split(b",")):
             closes = True
         lines += (name, b": ", value, b"\r\n")
-    return lines, length, closes
+    head = b"".join(lines)
+    # One look at all values: beside what may stand in them there is nothing but the ends of the lines.
+    if len(head.translate(None, _IN_VALUES)) != (len(lines) + 3) // 2:
+        name = next(name for name, value in headers if value.translate(None, _IN_VALUES))
+        raise RuntimeError(f"the value of the header {name!r} has a control character in it")
+    return head, length, closes
 
 
 def error_answer(status: int, message: str, *, to_head: bool = False) -> bytes:

@@ -229,23 +229,22 @@ class ServerRequest:
             raise RuntimeError(f"the ASGI message {kind!r} cannot be sent now")
 
     def _send_start(self, status: int, headers: Headers) -> None:
-        lines, length, closes = response_lines(status, headers)
+        head, length, closes = response_lines(status, headers)
         # Not told to continue, a client may leave its body out: its next request would be taken for it.
         if closes or (self.expects_continue and not self._has_news):
             self.keep_alive = False
         if not (self.keep_alive or closes):
-            lines.append(b"connection: close\r\n")
+            head += b"connection: close\r\n"
         if self._is_head or status in _NO_BODY:
             pass
         elif length is not None:
             self._left = length
         elif self.scope["http_version"] == "1.1":
             self._is_chunked = True
-            lines.append(b"transfer-encoding: chunked\r\n")
+            head += b"transfer-encoding: chunked\r\n"
         else:
             self._left = None  # HTTP/1.0 has no chunks
-        lines.append(b"\r\n")
-        self._head = b"".join(lines)
+        self._head = head + b"\r\n"
 
     def _send_body(self, body: bytes, is_last: bool) -> None:
         if type(body) is not bytes:  # a transport may hold it, and the application change it

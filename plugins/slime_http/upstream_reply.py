@@ -33,7 +33,7 @@ class Source(Protocol):
 class UpstreamReply:
     """A worker's reply: status and headers are there, the body comes. Hop-by-hop headers are gone.
 
-    ``sized``: its headers tell the length. ``complete``: all of it has come.
+    ``sized``: its headers tell the length, and it is no stream of events. ``complete``: all of it has come.
     """
 
     __slots__ = (

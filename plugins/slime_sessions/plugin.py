@@ -66,7 +66,7 @@ class Sessions:
         return SessionRoutes(router, self._created).all()
 
     @hookimpl(tryfirst=True)  # before the plugins that record; `limits` comes first
-    async def pre_request(self, exchange: Exchange) -> None:
+    def pre_request(self, exchange: Exchange) -> None:
         """Refuse requests of a deleted session: its samples will not be fetched. A name in place of a key ends here."""
         if self._created.has_deleted and exchange.parent is None:  # what it asked before goes on
             name = exchange.session

@@ -18,7 +18,7 @@ import orjson
 
 from router_core import Exchange, Worker
 from router_core.errors import BadRequest
-from router_core.request import LARGE_BYTES, Request
+from router_core.request import Request
 from slime_sglang.aborts import check_rid
 
 __all__ = ["UnderWay", "renamed_by_the_engine", "rids_of"]
@@ -49,9 +49,7 @@ class UnderWay:
     def name(self, exchange: Exchange) -> None:
         """``exchange`` begins, under the name that it has or gets. Raises BadRequest for one that is too long."""
         request = exchange.request
-        body = request.body
-        is_known = len(body) >= LARGE_BYTES and request.is_parsed
-        if is_known or body.find(b'"rid"') >= 0:  # faster than ``in``; of 16 MB it takes 12 ms
+        if _has_rid(request):
             self._keep_name(exchange)
         elif request.target in _NAMED or request.path in _NAMED_PATHS:
             try:
@@ -60,15 +58,12 @@ class UnderWay:
                 return  # the worker says so in its own words
 
     def _keep_name(self, exchange: Exchange) -> None:
-        """A name may be in the body of ``exchange``; if there is none, it gets one."""
+        """A name is in the body of ``exchange``; for null it gets one."""
         request = exchange.request
         rids = rids_of(request)
         if rids is None and request.path in _NAMED_PATHS:
             field = self._field % next(self._numbers)
-            if "rid" in request.json():  # null
-                request.replace_json({**request.json(), **orjson.loads(b"{%b}" % field)})
-            else:  # deeper in the body
-                request.add_field(field)
+            request.replace_json({**request.json(), **orjson.loads(b"{%b}" % field)})
             rids = rids_of(request)
         if rids is None:
             return
@@ -132,6 +127,17 @@ class UnderWay:
                 ours = _OURS.match(exchange.request.body)
                 if ours is not None:
                     yield ours[1].decode(), exchange
+
+
+def _has_rid(request: Request) -> bool:
+    """True when the body of ``request``, a JSON object, has a ``rid``, null perhaps."""
+    if not request.may_have(b"rid"):
+        return False
+    try:
+        document: Any = request.json()
+    except BadRequest:
+        return False
+    return isinstance(document, dict) and "rid" in document
 
 
 def rids_of(request: Request) -> list[str] | None:
