@@ -145,9 +145,7 @@ class Fleet:
             else:
                 self._set_aside(call, worker, number, answer)
             if is_update and (answer.trouble is not None or self._missed.weights_of(worker) is not None):
-                self._router.pool.set_version(
-                    worker, None
-                )  # it may have old weights, new ones, or some of each
+                self._router.pool.set_version(worker, None)  # it may have old weights, new ones, or a mix
         return caught_up
 
     def _took(self, call: Call, worker: Worker, number: int) -> bool:

@@ -173,9 +173,9 @@ class Control:
             self._abort(worker, request)
 
     def _abort(self, worker: Worker, request: Request) -> bool:
-        """Abort ``request`` at ``worker``. True when all its rids are sent; False when one would end other requests.
+        """Abort ``request`` at ``worker``. Returns True when it has rids, and all were sent.
 
-        The engine notices a closed connection too, but some seconds later.
+        A rid that would end other requests is not sent: the engine notices the closed connection, some seconds later.
         """
         if self._abort_sender is None or worker.passthrough or not at_generation(request):
             return False

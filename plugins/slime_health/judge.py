@@ -23,7 +23,7 @@ Fit = Literal["same", "ahead", "other"]
 
 #: SGLang's version until its weights are updated for the first time: it is ahead of no other.
 AS_STARTED = "default"
-#: The router has no socket or port left. Without this set, all workers would seem to fail at once.
+#: Errors of a router without a free socket or port: they say nothing about the worker.
 _OUR_LACK = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL))
 
 

@@ -21,7 +21,7 @@ OWNER = "control"
 class MissedCall:
     """A missed call. ``number``: 0 when it was missed before this process began.
 
-    ``version``: in that case, the fleet's version at the start. An update to it may be the missed one.
+    ``version``: in that case, the fleet's version when this was noticed. An update to it may be the missed one.
     """
 
     number: int

@@ -132,7 +132,7 @@ class Updates:
         self._missed = missed
         self._may_be_restarted = may_be_restarted
         self._calls = 0
-        self._is_first = True  # no event has closed an update yet
+        self._is_first = True  # ``close`` was not called yet: a first piece may continue an older update
         self._joined: dict[Worker, int] = {}  # with the number of the last call then
 
     def count(self) -> int:
