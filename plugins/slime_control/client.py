@@ -1,4 +1,4 @@
-"""For trainers: steer all engines through the router.
+"""A client for trainers: it steers all engines through the router.
 
 ::
 
@@ -20,7 +20,7 @@ __all__ = ["ControlFailed", "RouterClient"]
 
 
 class ControlFailed(Exception):
-    """No worker did it, or the router refused. ``answer`` is the router's, as far as it was JSON."""
+    """A call that failed at all workers, or that the router refused. ``answer``: its JSON object, or empty."""
 
     def __init__(self, status: int, message: str, answer: dict[str, Any]) -> None:
         super().__init__(f"{status}: {message}")
@@ -29,11 +29,10 @@ class ControlFailed(Exception):
 
 
 class RouterClient:
-    """A router, for asynchronous code. Methods return the router's answer: look at ``"success"``.
+    """An asynchronous client of the router. Methods return the router's answer.
 
-    When only some workers failed that is false, and the router keeps requests away from those where it matters.
-    Raises ControlFailed and httpx.TransportError. ``timeout_s`` is longer than the router's own for a worker.
-    ``api_key`` is the router's ``--admin-api-key``.
+    Its ``"success"`` is false when some workers failed. Methods raise ControlFailed and httpx.TransportError.
+    ``timeout_s`` should exceed the router's ``--control-timeout-s``. ``api_key``: the router's ``--admin-api-key``.
     """
 
     def __init__(
@@ -50,7 +49,7 @@ class RouterClient:
         self._http = httpx.AsyncClient(base_url=url, trust_env=False, timeout=timeout_s, headers=headers)
 
     async def call(self, path: str, **fields: Any) -> dict[str, Any]:
-        """Any control call, with these fields as its body."""
+        """Make any control call, with ``fields`` as its JSON body."""
         reply = await self._http.post(path, json=fields)
         try:
             answer = reply.json()
@@ -76,9 +75,9 @@ class RouterClient:
     async def paused(
         self, mode: Literal["abort", "retract", "in_place"] = "abort"
     ) -> AsyncIterator[RouterClient]:
-        """Generation is paused within the block, and continues after it, also after an error or a cancellation.
+        """Pause generation within the block. It continues after the block, an error or a cancellation.
 
-        A client that is not open otherwise is closed at the end.
+        Outside an ``async with`` block of the client itself, the client is closed at the end.
         """
         try:
             await self.pause(mode)
@@ -94,17 +93,17 @@ class RouterClient:
     async def update_weights_from_disk(
         self, model_path: str, *, weight_version: str | None = None, **fields: Any
     ) -> dict[str, Any]:
-        """Load weights from a directory that all workers see. Without a version the router asks the workers for it."""
+        """Load weights from a directory that all workers can read. Without a version the router asks them for it."""
         if weight_version is not None:
             fields["weight_version"] = weight_version
         return await self.call("/update_weights_from_disk", model_path=model_path, **fields)
 
     async def abort(self, rid: str | None = None) -> dict[str, Any]:
-        """End the requests whose rid begins so; None: all."""
+        """Abort the requests whose rid begins with ``rid``; None: all requests."""
         return await self.call("/abort_request", **({"abort_all": True} if rid is None else {"rid": rid}))
 
     async def flush_cache(self) -> dict[str, Any]:
-        """Empty the engines' prefix caches; they refuse while they are busy."""
+        """Empty the engines' prefix caches. A busy engine refuses."""
         return await self.call("/flush_cache")
 
     async def aclose(self) -> None:

@@ -11,7 +11,7 @@ from router_core.workers import Worker
 
 __all__ = ["ControlEvents", "OnAbort", "OnPause", "PendingAborts", "QuietPeriod"]
 
-#: Called with the beginning of the rids that an abort ends, ``""`` for all.
+#: Called with the prefix of the rids to abort; ``""``: all.
 OnAbort = Callable[[str], None]
 #: Called with True when the engines pause, with False when they continue.
 OnPause = Callable[[bool], None]
@@ -20,13 +20,13 @@ OnPause = Callable[[bool], None]
 class ControlEvents(Protocol):
     """Pauses and aborts on their way through the router; the component ``"control_events"``.
 
-    ``paused``: the engines were told to pause, and none has continued since then.
+    ``paused``: a pause was sent to the engines, and none has continued since then.
     """
 
     paused: bool
 
     def subscribe(self, on_abort: OnAbort, on_pause: OnPause | None = None) -> None:
-        """Call ``on_abort`` before the engines are told, and ``on_pause`` when new generations wait, or go on."""
+        """Call ``on_abort`` before an abort is sent, and ``on_pause`` when new generations begin to wait, or go on."""
         ...
 
 
@@ -34,16 +34,16 @@ class PendingAborts(Protocol):
     """The aborts that are on their way to workers; the component ``"pending_aborts"``."""
 
     async def settled(self, worker: Worker, exchange: Exchange) -> None:
-        """Return when ``worker`` has answered those of this moment, after two seconds at the latest.
+        """Return when ``worker`` has answered the aborts pending now, after two seconds at the latest.
 
-        Raises Aborted when ``exchange``, which waits to be sent there, has been aborted or left meanwhile.
+        Raises Aborted when ``exchange``, which waits for this, was aborted or its client disconnected meanwhile.
         """
         ...
 
     def rename(self, request: Request) -> bool:
-        """Give ``request`` another name, unless its client has named it. True when it has one.
+        """Replace the rid that the router gave to ``request``; False when it has no such rid.
 
-        Where nobody has heard of the old name yet: an engine refuses one that it has not done with.
+        An engine refuses a rid whose request it has not ended. Call this before the client can know the old rid.
         """
         ...
 
@@ -52,5 +52,5 @@ class QuietPeriod(Protocol):
     """The times in which healthy engines may be silent; the component ``"quiet_period"``."""
 
     def covers(self, began: float) -> bool:
-        """True when a probe that began at ``began`` (loop time) may have waited for the end of such a time."""
+        """True when a probe that began at ``began`` (loop time) overlaps a quiet period."""
         ...

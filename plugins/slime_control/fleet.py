@@ -1,4 +1,4 @@
-"""A control call to the fleet: what came of it, and what that means for workers and weights."""
+"""A control call to the fleet: its outcome, and the effects on workers and weights."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ logger = logging.getLogger(__name__)
 
 Answers = dict[Worker, Answer]
 
-#: Calls after which an engine does not serve, and the call that one misses when it does not go on.
+#: Calls after which an engine does not serve, and the kind of the call that makes it serve again.
 _SUSPENDS = {"/pause_generation": "continue", "/release_memory_occupation": "memory"}
 
 
 class Fleet:
-    """All registered workers, also those that get no requests now: whoever may come back must have the weights."""
+    """All registered workers, also those that get no requests now: a worker that comes back must have the weights."""
 
     def __init__(self, router: Router, fan_out: FanOut, gate: Gate, under_way: UnderWay) -> None:
         self._router = router
@@ -41,13 +41,13 @@ class Fleet:
         self._gate = gate
         self._recipients = Recipients(router.pool, fan_out, under_way)
         self._moved_by = 0
-        self._moved_to: str | None = None  # the fleet's version, or about to be while plugins are told
+        self._moved_to: str | None = None  # the fleet's version, set before the hooks for it run
         self._missed = MissedCalls(router)
         self._pieces = Pieces(router, gate, self._missed)
         self._suspended: dict[Worker, set[str]] = {}
 
     def worker_changed(self, worker: Worker, change: WorkerChange) -> None:
-        """Forget what ``worker`` missed when it registers or leaves; doubt it when it is quarantined."""
+        """Forget what ``worker`` missed when it registers or leaves. Note its quarantine: it may restart."""
         if change == "quarantined":
             self._pieces.updates.doubted(worker)
         elif change in ("added", "removed"):
@@ -62,7 +62,7 @@ class Fleet:
         pauses, continues = call.path == "/pause_generation", call.path == "/continue_generation"
         if not len(self._router.pool):
             if continues:
-                self._gate.open()  # for those who register next, and have never paused
+                self._gate.open()  # workers that register next have never paused
             raise NoWorker("no worker is registered")
         if call.moves_weights:
             self._router.weights.expect_one_kind()
@@ -84,7 +84,7 @@ class Fleet:
             if answer.trouble is not None:
                 logger.warning("%s: worker %s: %s", call.path, worker.url, answer.trouble)
             elif continues:
-                self._gate.open()  # one that hangs must not hold up what the others can do
+                self._gate.open()  # a worker that hangs must not delay the requests of others
             elif version is not None and (piece is None or self._missed.weights_of(worker) is None):
                 self._router.pool.set_version(worker, version)
             if piece is not None:
@@ -98,7 +98,7 @@ class Fleet:
         if call.names_version and version is None:
             version, is_told = await learn_version(self._router.pool, self._fan_out, answers)
             if version is None and _succeeded(answers):
-                note = "; the workers do not name one version, so the fleet's has not moved"
+                note = "; the workers report different versions, so the fleet's has not moved"
             elif version is not None and piece is not None:
                 took = [worker for worker, answer in answers.items() if answer.trouble is None]
                 self._pieces.learnt(piece, version, took, is_told=is_told)
@@ -123,10 +123,10 @@ class Fleet:
     def _compare(
         self, call: Call, answers: Answers, number: int, piece: Piece | None, *, everybody: bool
     ) -> list[Worker]:
-        """Note for each worker that it took or missed ``call``. Returns those that may be readmitted.
+        """Note for each worker that it took or missed ``call``. Returns the workers that may be readmitted.
 
-        A worker that did nothing is as it was, unless others have got a piece of an update. A uniform failure leaves
-        the workers consistent, but for pieces, and for updates that were for some workers only.
+        A uniform failure leaves the workers consistent, so nothing is noted. Exceptions are pieces of an update, and
+        calls about weights to some workers only. Even then, a worker with no part of the update missed nothing.
         """
         caught_up: list[Worker] = []
         is_update = call.aside == "weights"
@@ -145,9 +145,7 @@ class Fleet:
             else:
                 self._set_aside(call, worker, number, answer)
             if is_update and (answer.trouble is not None or self._missed.weights_of(worker) is not None):
-                self._router.pool.set_version(
-                    worker, None
-                )  # it may have the old ones, the new ones, or some of each
+                self._router.pool.set_version(worker, None)  # it may have old weights, new ones, or a mix
         return caught_up
 
     def _took(self, call: Call, worker: Worker, number: int) -> bool:
@@ -158,7 +156,7 @@ class Fleet:
             self._suspended.get(worker, set()).discard(call.misses)
         missed, has_weights = self._missed.of(worker), "weights" in call.clears
         if has_weights and "pull" in missed:
-            self._router.pool.set_version(worker, None)  # it has loaded what it had pulled before
+            self._router.pool.set_version(worker, None)  # it has loaded the files of an earlier pull
             return False
         cleared = [kind for kind in call.clears if kind in missed and missed[kind].number < number]
         for kind in cleared:
@@ -168,7 +166,7 @@ class Fleet:
         return has_weights or bool(cleared)
 
     def _set_aside(self, call: Call, worker: Worker, number: int, answer: Answer) -> None:
-        """Keep new requests from ``worker``, which failed ``call``, no piece, while others may have done it."""
+        """Keep new requests from ``worker``. It failed ``call``, which is no piece and others may have taken."""
         assert call.misses is not None  # narrowing
         reason = f"{call.path} failed: {answer.trouble}"
         is_update = call.aside == "weights"
@@ -178,7 +176,7 @@ class Fleet:
             self._missed.add(worker, "weights", number, reason)
             self._missed.add(worker, call.misses, number, reason)
         elif not is_weights and worker.state == "joining" and not was_suspended:
-            return  # it begins as others that register now
+            return  # it starts like any worker that registers now
         elif answer.reached and not (is_update and answer.is_as_before):
             known = None if is_weights else worker.holds.get(OWNER) or worker.holds.get("weights")
             self._missed.add(worker, call.misses, number, reason if known is None else known.reason)
@@ -186,19 +184,19 @@ class Fleet:
             self._missed.set_aside(worker, reason)
 
     def _unlike_the_fleet(self, workers: Iterable[Worker], version: str | None) -> list[Worker]:
-        """Those that have, or may have, weights that are neither the fleet's nor ``version``."""
+        """Return the workers that have, or may have, weights other than the fleet's and ``version``."""
         known = (None, version, self._router.weights.current)
         return [worker for worker in workers if not worker.in_use or worker.weight_version not in known]
 
     def _set_renamed_aside(self, unlike: Iterable[Worker], answers: Answers, number: int) -> None:
-        """Those that bear the fleet's new name, and had other weights before: what they say is no proof any more."""
+        """Hold the workers ``unlike`` the fleet that took its new name: the version that they report proves nothing."""
         for worker in unlike:
             if answers[worker].trouble is None and self._missed.weights_of(worker) is None:
                 reason = "it had other weights than the fleet when they were renamed"
                 self._missed.add(worker, "weights", number, reason)
 
     def _set_overtaken_aside(self, answers: Answers, version: str) -> None:
-        """Those that took ``version`` after the later one that the fleet has."""
+        """Hold the workers that took ``version`` after the fleet had moved to a later one."""
         if version in (self._moved_to, self._router.weights.current):
             return
         for worker in answers:
@@ -208,14 +206,14 @@ class Fleet:
                 )
 
     def _set_newcomers_aside(self, told: Mapping[Worker, bytes], version: str, number: int) -> None:
-        """Those that registered, or did so again, while an update for all was under way."""
+        """Hold the workers without ``version`` that registered, or did so again, during an update for all."""
         for worker in self._router.pool:
             is_new = worker not in told or self._pieces.updates.joined_since(worker, number)
             if is_new and worker.weight_version != version:
                 self._missed.set_aside(worker, f"it registered while the weights moved to {version!r}")
 
     async def _move(self, version: str, source: str, number: int) -> None:
-        """The fleet has ``version`` as soon as every worker has that gets requests."""
+        """Move the fleet to ``version`` if every worker that gets requests has it."""
         in_use = [worker for worker in self._router.pool if worker.in_use]
         if all(worker.weight_version == version for worker in in_use):
             self._moved_by, self._moved_to = number, version
@@ -242,7 +240,7 @@ def _status(answers: Answers, succeeded: int) -> int:
         return HTTPStatus.OK
     if succeeded:
         return HTTPStatus.MULTI_STATUS
-    # When all refuse for the same reason it is the caller's; slime's client would repeat a 502 sixty times as well.
+    # A status common to all is probably the caller's error. slime's client would repeat a 502 sixty times.
     statuses = {answer.status for answer in answers.values()}
     common = statuses.pop() if len(statuses) == 1 else None
     refused = common is not None and (400 <= common < 500 or common == HTTPStatus.GATEWAY_TIMEOUT)

@@ -1,4 +1,4 @@
-"""The plugin: what is for all engines is answered here, and generation waits here while it is paused."""
+"""The plugin: it answers calls to all engines, and lets generation requests wait during a pause."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def make_plugin(options: argparse.Namespace) -> Control:
 
 
 class Control:
-    """Control calls are answered in ``pre_request``, as the last of all plugins. So the others see each call as they
+    """The control plane. It answers calls in ``pre_request``, after all other plugins. So they see each call as they
     see a proxied request, and its outcome when the exchange ends.
     """
 
@@ -149,7 +149,7 @@ class Control:
         return await self._finished(call, request)
 
     async def _of_fleet(self, request: Request) -> Reply | None:
-        """The answer to a question that is for all engines; None when any one of them may have the request.
+        """Return the answer to a question for all engines; None when the request may go to any engine.
 
         Raises HTTPError.
         """
@@ -167,9 +167,9 @@ class Control:
 
     @hookimpl
     def client_gone(self, exchange: Exchange) -> bool:
-        """Nobody waits for it any more: the engine is to stop, and says what it has.
+        """Abort the request; True: wait for the tokens that the engine has sampled.
 
-        What a stream had told is known already: it is given up at once, and then aborted.
+        A stream is given up at once, since its tokens are known, and :meth:`attempt_failed` aborts it.
         """
         request, worker, reply = exchange.request, exchange.worker, exchange.reply
         streams = reply is not None and reply.body is None
@@ -179,14 +179,14 @@ class Control:
 
     @hookimpl
     def attempt_failed(self, worker: Worker, request: Request, error: HTTPError | None) -> None:
-        """An answer that nobody will read must not be generated to its end."""
+        """Abort ``request`` at ``worker``, since nobody will read the answer."""
         if not isinstance(error, WorkerUnreachable):
             self._abort(worker, request)
 
     def _abort(self, worker: Worker, request: Request) -> bool:
-        """Let ``worker`` end ``request``; true when it has names for that, none of which ends another one too.
+        """Abort ``request`` at ``worker``. Returns True when it has rids, and all were sent.
 
-        Of others the engine hears by the connection that is closed, some seconds later.
+        A rid that would end other requests is not sent: the engine notices the closed connection, some seconds later.
         """
         if self._abort_sender is None or worker.passthrough or not at_generation(request):
             return False
@@ -202,15 +202,15 @@ class Control:
             self._fleet.worker_changed(worker, change)
 
     async def _pass(self, exchange: Exchange) -> Reply | None:
-        """Wait until generation continues.
+        """Wait until generation continues. Returns the answer to a ``/generate`` that is aborted meanwhile, else None.
 
-        Raises Paused, BadRequest, or Aborted where no answer of SGLang's own fits.
+        Raises Paused, ShuttingDown, BadRequest, and Aborted for any other request that is aborted.
         """
         assert self._router is not None  # narrowing: there while the router serves
         try:
             document = await self._router.read_json(exchange)
         except BadRequest:
-            document = None  # the worker says so in its own words
+            document = None  # the worker answers with its own error
         rids = names(document)
         check_rid(rids)
         if await self.gate.wait(rids, self.settings.pause_queue_timeout_s):
@@ -227,7 +227,7 @@ class Control:
         self.under_way.give_up(prefix)
 
     async def _finished(self, call: Call, request: Request) -> Reply:
-        """The outcome of ``call``. It goes on when the client leaves: half a fleet with new weights helps nobody."""
+        """Make ``call``. It goes on when the client disconnects, so that all workers get the same weights."""
         router, fleet = self._router, self._fleet
         assert router is not None and fleet is not None  # narrowing: there while the router serves  # noqa: PT018
         done = anyio.Event()

@@ -1,4 +1,4 @@
-"""Places at which a large JSON document is cut: commas in no string, and the brackets that are open there."""
+"""Places at which a large JSON document is cut: commas outside strings, and the brackets that are open there."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy.typing as npt
 
 __all__ = ["ESCAPED", "NAME", "Cut", "InvalidJson", "Scan", "TooManyValues", "name_of", "no_escape"]
 
-#: Stands for a long string, with its number behind it.
+#: First part of the placeholder ("name") of a long string; its position follows.
 NAME = token_hex(16)
 ESCAPED = re.compile(rb"\\.", re.DOTALL)
 _MAX_DEPTH = 1024
-#: Bytes of a string that is read by itself.
+#: Least bytes of a string that is read by itself.
 _LONG_STRING = 1 << 18
 #: Bytes of the longest escape (a surrogate pair), and of what is searched for a place without one.
 _ESCAPE = 12
@@ -28,16 +28,16 @@ class InvalidJson(ValueError):
 
 
 class TooManyValues(ValueError):
-    """A document of which Python's objects would take many times its own memory."""
+    """A document whose Python objects would take many times its own memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The end of a piece, at a comma or with the document.
+    """The end of a piece, at a comma or at the end of the document.
 
-    ``kept``: how many containers were open all the time. ``opened``: places, from the piece's beginning, of the
-    brackets that are open at its end beside those. ``values``: strings, lists and objects in the piece. ``strings``:
-    where in the document there is nothing but a part of a long string, which is no part of the piece.
+    ``kept``: the number of containers that were open throughout the piece. ``opened``: places in the piece of the
+    other brackets that are open at its end. ``values``: strings, lists and objects in the piece. ``strings``: ranges
+    of the document inside long strings; placeholders replace them in the piece.
     """
 
     end: int
@@ -49,7 +49,7 @@ class Cut:
 
 
 class Scan:
-    """Finds commas that stand in no string, and the brackets that are open there."""
+    """Finds commas outside strings, and the brackets that are open there."""
 
     def __init__(self, body: bytes, piece: int) -> None:
         self._body = body
@@ -79,12 +79,12 @@ class Scan:
             yield
 
     def _left_out(self, place: int) -> int:
-        """Bytes before ``place`` that the piece lacks, because names stand in it for long strings."""
+        """Return the bytes before ``place`` that the piece lacks, because placeholders replace long strings."""
         return sum(end - begin - len(name_of(begin)) for begin, end in self._strings if end <= place)
 
     def _string_end(self, position: int) -> int:
-        """The place, from ``position`` on, of a quote that may end the string there."""
-        if self._quote < position:  # else it was found, and backslashes had to be looked at
+        """Return the place of the next quote, if skipping to it saves work; else ``position``. Raises InvalidJson."""
+        if self._quote < position:  # else an earlier call has found it
             self._quote = self._body.find(b'"', position)
         quote = self._quote
         if quote < 0:
@@ -92,13 +92,13 @@ class Scan:
         before = (
             self._body[quote - self._piece : quote].rstrip(b"\\") if quote - position > self._piece else b""
         )
-        if not before:  # it costs no more to look at each character
+        if not before:  # near, or behind backslashes only: look at each character
             return position
         self._escaped = (self._piece - len(before)) % 2 > 0
         return quote
 
     def _see(self, window: bytes, position: int, *, is_last: bool) -> int:
-        """Take in ``window`` up to its last comma; without one, and of the last window, all. Returns how much."""
+        """Scan ``window`` up to its last comma; all of it if it has none or is the last. Returns the bytes scanned."""
         plain = b" " + window[1:] if self._escaped else window
         plain = ESCAPED.sub(b"  ", plain) if b"\\" in plain else plain
         signs = np.frombuffer(plain, np.uint8)
@@ -129,7 +129,7 @@ class Scan:
 
 
 def _long_string(body: bytes, begin: int, end: int) -> list[tuple[int, int]]:
-    """Return the range within ``begin`` to ``end`` of a string's inside that is read by itself: nearly all, or none."""
+    """Return the range of a string's inside that is read by itself: nearly all of ``begin`` to ``end``, or none."""
     if end - begin < _LONG_STRING:
         return []
     first = no_escape(body, begin + _ESCAPE, end)
@@ -138,7 +138,7 @@ def _long_string(body: bytes, begin: int, end: int) -> list[tuple[int, int]]:
 
 
 def no_escape(body: bytes | memoryview, place: int, end: int) -> int | None:
-    """The first place from ``place`` on, in a string, at which neither an escape nor a character is cut in two."""
+    """Return the first place from ``place`` on, in a string, that cuts neither an escape nor a character in two."""
     near = bytes(body[place - _ESCAPE : min(place + _SEARCHED, end)])
     for at in range(_ESCAPE, len(near)):
         if near[at] & 0xC0 != 0x80 and near.find(b"\\", at - _ESCAPE, at) < 0:

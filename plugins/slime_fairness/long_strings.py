@@ -1,4 +1,4 @@
-"""Long strings of a JSON document: read by themselves, while a name stands in the place of each."""
+"""Long strings of a JSON document, read by themselves while a placeholder ("name") stands for each."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _AT_ONCE = 1 << 20
 
 
 class LongStrings:
-    """The long strings of a piece, which is ``piece`` with names in their places.
+    """The long strings of a piece. ``piece`` has placeholders in their places.
 
-    ``known``: strings that have been read, by what stands for them.
+    ``known``: the strings that have been read, by their text with placeholders.
     """
 
     def __init__(self, body: bytes, start: int, cut: Cut) -> None:
@@ -34,7 +34,7 @@ class LongStrings:
             self.piece = memoryview(b"".join([*left, self._body[start : cut.end]]))
 
     def put_into(self, value: Any) -> Generator[None, None, Any]:
-        """``value`` with the strings that names stand for. Raises InvalidJson."""
+        """Return ``value`` with long strings in place of their placeholders. Raises InvalidJson."""
         whole = [value]
         containers: list[Any] = [whole]
         while containers:
@@ -60,7 +60,7 @@ class LongStrings:
             while begin < end:
                 stop = self._stop(begin, end)
                 try:
-                    # It grows in its place. A copy of all of it would be a long time's work, and as much memory.
+                    # CPython extends the string in place. A copy would take long, and as much memory again.
                     text += orjson.loads(b"".join((b'"', self._body[begin:stop], b'"')))
                 except orjson.JSONDecodeError as error:
                     raise InvalidJson(str(error)) from None
@@ -71,7 +71,7 @@ class LongStrings:
         return text
 
     def _stop(self, begin: int, end: int) -> int:
-        """The end of what is read in one go."""
+        """Return the end of the part that is read in one go."""
         while (begin := begin + _AT_ONCE) < end:
             stop = no_escape(self._body, begin, end)
             if stop is not None:

@@ -1,4 +1,4 @@
-"""Turns for long work: clients get them in rotation, so that none waits for all that another one has."""
+"""Turns for long work: clients get them in rotation, so that none waits for all the work of another."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NICE = 10
 
 
 class FairTurns:
-    """``places`` turns at a time. Changed only by functions without ``await``: one event loop needs no lock."""
+    """Turns, ``places`` at a time. Changed only by functions without ``await``: one event loop needs no lock."""
 
     def __init__(self, places: int = 1) -> None:
         self._free = places
@@ -32,11 +32,11 @@ class FairTurns:
 
     @property
     def waiting(self) -> int:
-        """Turns that are waited for."""
+        """The number of turns that clients wait for."""
         return sum(map(len, self._waiting.values()))
 
     def turn(self, client: Hashable) -> _Turn:
-        """An async context manager: entered when it is the turn of ``client``."""
+        """Return an async context manager, which is entered when it is the turn of ``client``."""
         return _Turn(self, client)
 
     async def pause(self, client: Hashable) -> None:
@@ -45,11 +45,11 @@ class FairTurns:
             await asyncio.sleep(0)
 
     def breaks(self, client: Hashable) -> Breaks:
-        """For a loop of many small parts: ``await breaks.take()`` in each of them."""
+        """Return breaks for a loop of many small parts: call ``await breaks.take()`` in each part."""
         return Breaks(self, client)
 
     async def run(self, steps: Generator[None, None, T], client: Hashable) -> T:
-        """Take all of ``steps`` on the event loop, a turn each: with one place, one in a round of the loop.
+        """Run ``steps`` on the event loop, each in a turn. With one place, an iteration of the loop runs one step.
 
         Returns what ``steps`` returns.
         """
@@ -73,7 +73,7 @@ class FairTurns:
         except asyncio.CancelledError:
             if turn.cancelled():
                 self._leave(client, turn)
-            else:  # it was its turn already
+            else:  # the turn was given already
                 self._give_back()
             raise
 
@@ -148,17 +148,17 @@ class FairThreads:
 
 
 class _Raised(NamedTuple):
-    """An error out of a thread.
+    """An error that is returned from a thread, not raised there.
 
-    An exception that anyio raised would refer to its own future, in a cycle. A refused body of 20 MB would wait for
-    the garbage collector.
+    If anyio raised it, it would be in a reference cycle with its future. The cycle would keep a refused body of 20 MB
+    until garbage collection.
     """
 
     error: Exception
 
 
 def _behind(work: Callable[[], T]) -> T | _Raised:
-    """Run ``work`` in a thread to which the kernel prefers the event loop's."""
+    """Run ``work`` in this thread, at a lower priority than the event loop's thread."""
     if sys.platform == "linux":  # elsewhere it would be the priority of the whole process
         os.setpriority(os.PRIO_PROCESS, 0, _NICE)
     try:
@@ -168,6 +168,6 @@ def _behind(work: Callable[[], T]) -> T | _Raised:
 
 
 def _threads() -> int:
-    """All cores but one: dozens of threads would leave the event loop a small share of its own."""
+    """Return the number of cores but one: more threads would leave the event loop too small a share of time."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     return max(1, cores - 1)

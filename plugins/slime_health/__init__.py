@@ -1,4 +1,4 @@
-"""Looks after the workers: probes, quarantine, return."""
+"""Health checks of workers: probes, quarantine, return."""
 
 from slime_health.plugin import Health, add_options, make_plugin
 from slime_health.settings import Settings

@@ -13,15 +13,14 @@ __all__ = ["agreed", "is_torn", "newer_than_the_fleet", "others_serve", "stands_
 
 
 def is_torn(worker: Worker) -> bool:
-    """True when a control call failed there: what ``worker`` says about itself is no proof until that is made good."""
+    """Return True while ``worker`` has missed a control call: then the version that it reports proves nothing."""
     return "control" in worker.holds
 
 
 def agreed(workers: Iterable[Worker]) -> str | None:
-    """The one version that all workers name which could serve; None when they differ, or none names any.
+    """Return the one version that the workers name; None when they name several, or none.
 
-    Those are the ready ones. When there are none, those that are set aside for nothing but their version, without
-    those whose weights were never updated.
+    Only ready workers count. Without any, stale ones count, except those whose weights were never updated.
     """
     there = list(workers)
     named = {_named(worker) for worker in there if worker.state == "ready"}
@@ -31,7 +30,7 @@ def agreed(workers: Iterable[Worker]) -> str | None:
 
 
 def newer_than_the_fleet(workers: Iterable[Worker], weights: WeightVersions) -> str | None:
-    """The newest version ahead of the fleet's that at least half of the ready workers name; None: there is none."""
+    """Return the newest version ahead of the fleet's that half of the ready workers name, not counting silent ones."""
     named = Counter(_named(worker) for worker in workers if worker.state == "ready")
     del named[None]
     many = [
@@ -47,7 +46,7 @@ def newer_than_the_fleet(workers: Iterable[Worker], weights: WeightVersions) -> 
 
 
 def stands_in(workers: Iterable[Worker], worker: Worker, weights: WeightVersions) -> bool:
-    """True when another worker of its kind serves, and names the fleet's weights or newer ones."""
+    """Return True when another worker of the same type serves, and names the fleet's version or a newer one."""
     return any(
         _named(other) is not None and fit(other.said_version, weights.current, weights.past) != "other"
         for other in _serving_beside(workers, worker)
@@ -55,7 +54,7 @@ def stands_in(workers: Iterable[Worker], worker: Worker, weights: WeightVersions
 
 
 def others_serve(workers: Iterable[Worker], worker: Worker) -> bool:
-    """True when any other worker of its kind serves."""
+    """Return True when another worker of the same type serves."""
     return any(True for _ in _serving_beside(workers, worker))
 
 

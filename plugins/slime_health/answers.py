@@ -10,16 +10,16 @@ __all__ = ["NamedVersion", "named_in"]
 #: As SGLang writes it. Inside a JSON string the quotes would be escaped, so no text of a client looks like it.
 _KEY = b'"weight_version":'
 _VALUE = re.compile(rb'\s*(?:"([^"\\]{1,256})"|(\d{1,256}))')
-#: Bytes of a piece that are looked at, from its end.
+#: Bytes at the end of a piece that are searched.
 _MOST = 1 << 18
 _EVENT = b"data:"
-#: Of an answer that is no stream, larger pieces than this are not looked at once a version was found: they hold
-#: logprobs and experts.
+#: Once a version was found in an unstreamed answer, larger pieces than this are not searched: they hold logprobs and
+#: experts.
 _LARGE = 1 << 13
 
 
 def named_in(piece: bytes, expected: bytes) -> str | None:
-    """The last version that ``piece`` of an answer names, unless that is what is ``expected``.
+    """The last version that ``piece`` of an answer names, unless it is the ``expected`` one.
 
     O(bytes), 0.1 to 0.3 us for each 1,000.
     """
@@ -29,8 +29,8 @@ def named_in(piece: bytes, expected: bytes) -> str | None:
 class NamedVersion:
     """A tap that calls ``named`` with the last version of an answer, at its end or wherever it breaks.
 
-    Keeps one piece of the answer: the last one that names a version. One that is cut by the border of two is missed.
-    ``expected``: what is usually said; then nobody is called.
+    It keeps the last piece that names a version. A version that is cut between two pieces is missed. ``named`` is not
+    called for the ``expected`` version.
     """
 
     __slots__ = ("_expected", "_named", "_piece", "_place")
@@ -63,7 +63,7 @@ def _found_in(piece: bytes) -> int:
 
 
 def _version_at(piece: bytes, place: int, expected: bytes) -> str | None:
-    """The version at ``place``, unless that is what is ``expected``; None for a negative place, too."""
+    """Return the version at ``place``; None if it is the ``expected`` one, or ``place`` is negative."""
     if place < 0 or piece.startswith(expected, place):
         return None
     found = _VALUE.match(piece, place)

@@ -13,22 +13,22 @@ from router_core.errors import WorkerBroke, WorkerUnreachable
 
 __all__ = ["AS_STARTED", "Fit", "Judge", "Unwell", "Weight", "fit", "weight"]
 
-#: A failure's evidence. ``firm``: the worker, or its host, says that it is not there for us; only a good probe is an
-#: answer to that. ``soft``: something broke; any later answer clears it. ``silent``: nothing
-#: came; no failure at all when anything else was heard meanwhile. ``none``: it is not the worker's fault.
+#: Weight of a failure. ``firm``: the connection was refused, or a probe got an error status; only a good probe clears
+#: it. ``soft``: the answer broke; any later answer clears it. ``silent``: no answer came; no failure if the worker
+#: answered other traffic meanwhile. ``none``: not the worker's fault.
 Weight = Literal["firm", "soft", "silent", "none"]
 
 #: ``ahead``: an update is under way, and has come to this worker before it was announced.
 Fit = Literal["same", "ahead", "other"]
 
-#: SGLang's version until its weights are updated for the first time: it is ahead of nobody.
+#: SGLang's version until its weights are updated for the first time: it is ahead of no other.
 AS_STARTED = "default"
-#: The router has no socket left, or no port; else its own lack would be taken for the end of all workers at once.
+#: Errors of a router without a free socket or port: they say nothing about the worker.
 _OUR_LACK = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL))
 
 
 class Unwell(HTTPError):
-    """A worker answered a probe, and not with a 2xx."""
+    """An error status in a worker's answer to a probe."""
 
 
 def weight(error: HTTPError) -> Weight:
@@ -40,14 +40,14 @@ def weight(error: HTTPError) -> Weight:
     if isinstance(error, WorkerUnreachable):
         cause = error.__context__
         if isinstance(cause, ConnectionRefusedError):
-            return "firm"  # nobody listens; a full backlog would be silent
+            return "firm"  # no process listens; a full backlog would not answer
         if isinstance(cause, OSError) and cause.errno in _OUR_LACK:
             return "none"
     return "silent"
 
 
 def fit(said: str | None, fleet: str | None, seen: Container[str]) -> Fit:
-    """Compare the version that a worker ``said`` with the fleet's; ``seen`` are those that the fleet has had."""
+    """Compare the version that a worker ``said`` with the fleet's. ``seen``: the versions that the fleet has had."""
     if fleet is None or said == fleet:
         return "same"
     if said in (None, AS_STARTED) or said in seen:
@@ -63,12 +63,12 @@ def _is_number(version: str) -> bool:
 
 @dataclass(slots=True)
 class Judge:
-    """Counts failures and good probes in a row. It begins with a worker that is trusted.
+    """Counts failures and good probes in a row. The worker is trusted at first.
 
-    ``verified``: its weights were looked at since the last failure; until then its process may be another one.
-    ``may_be_another``: another server may have its address, since nothing was heard of it for a while. A version that
-    it names then is not one to which it was updated. ``vouched_at``: after how many moves of the fleet somebody
-    answered for its weights, whatever it says: who registered it, or who moved the fleet.
+    ``verified``: its weights were checked since the last failure; until then its process may be another one.
+    ``may_be_another``: it has failed and not named a version since; another server may have its address, so the next
+    version is no sign of an update. ``vouched_at``: the number of the fleet's moves when its registration or a move
+    last vouched for its weights; None when it has named another version since.
     """
 
     failure_threshold: int
@@ -91,16 +91,16 @@ class Judge:
 
     @property
     def undecided(self) -> bool:
-        """True while a verdict is near, and the next probe should not be long in coming."""
+        """True while a verdict is near, so that the next probe should come soon."""
         return 0 < self.failures < self.failure_threshold or 0 < self.successes < self.success_threshold
 
     @property
     def returns(self) -> bool:
-        """True when it has answered well for long enough to be used again."""
+        """True when enough probes in a row were good for the worker to be used again."""
         return self.successes >= self.success_threshold
 
     def failed(self, proof: Weight, *, began: float, now: float, heard: float) -> bool:
-        """Count a failure of what began at ``began``; ``heard``: last sign of traffic. True: quarantine it."""
+        """Count a failure of an attempt that began at ``began``; ``heard``: its last traffic. True: quarantine it."""
         if proof == "none" or (proof == "silent" and heard >= began):
             return False
         if heard > self._failed_at:
@@ -116,17 +116,17 @@ class Judge:
         return self.failures >= self.failure_threshold
 
     def passed(self) -> None:
-        """A probe went well."""
+        """Count a good probe."""
         self._firm = self._soft = 0
         self.successes += 1
 
     def trust(self) -> None:
-        """It is well, and its weights are right."""
+        """Note that the worker is well and has the right weights."""
         self._firm = self._soft = 0
         self.successes = self.success_threshold
         self.verified = True
 
     def distrust(self) -> None:
-        """It was set aside, by whomever: it has to show itself again."""
+        """Note that the worker was set aside: it needs good probes to return."""
         self.successes = 0
         self.verified = False

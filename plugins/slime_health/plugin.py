@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 #: Longest time to the next probe while a verdict is near.
 _SOON_S = 1.0
-#: Two looks never begin closer together: a thousand workers that fail at once are no storm.
+#: Two looks at workers begin at least so far apart: a thousand that fail at once cause no burst of probes.
 _APART_S = 0.005
 
 
@@ -41,7 +41,7 @@ def make_plugin(options: argparse.Namespace) -> Health:
 class Health:
     """Quarantines workers that fail, and brings them back when they are well and have the fleet's weights.
 
-    At most one look at a worker is under way, on a connection of its own, so one that hangs holds back nobody else's.
+    At most one look at a worker is under way, on a connection of its own. A worker that hangs delays no other look.
     States change only by functions without ``await`` in between.
     """
 
@@ -87,15 +87,15 @@ class Health:
         if watch is None or router is None or error is None:
             return
         watch.woken.set()
-        # A deadline that passed says something about the request, a long one or one that met a pause; probes
-        # say whether the worker lives.
+        # A deadline may be missed because of a long generation or a pause. Only probes show whether the worker
+        # lives.
         if not isinstance(error, WorkerTimeout):
             now = asyncio.get_running_loop().time()
             self._failed(router, watch, error, began=now - router.settings.connect_timeout_s, now=now)
 
     @hookimpl
     def post_response(self, exchange: Exchange) -> None:
-        """Listen for the version of the weights that an answer comes from."""
+        """Search the answer for the version of the weights."""
         worker, reply = exchange.worker, exchange.reply
         if worker is None or reply is None or reply.status != 200 or worker.passthrough:
             return
@@ -106,7 +106,7 @@ class Health:
 
     @hookimpl
     async def on_weight_update(self, update: WeightUpdate) -> None:
-        """Some may come back now; of the others it is to be known what they say before they may be started anew."""
+        """Look at all workers soon: some may come back. Only a known version reveals a later restart of the others."""
         if self._router is not None:
             self._versions.moved(self._router, update)
         for watch in self._watches.values():
@@ -133,7 +133,7 @@ class Health:
             del self._watches[watch.worker]
 
     async def _rest(self, watch: Watch, interval_s: float) -> None:
-        """Until the next look is due, which is soon when there is news or a verdict is near."""
+        """Wait until the next look is due: soon when there is news or a verdict is near."""
         if not watch.judge.undecided:
             with anyio.move_on_after(interval_s):
                 await watch.woken.wait()
@@ -142,7 +142,7 @@ class Health:
         await anyio.sleep(min(_SOON_S, self.settings.interval_s) * random.uniform(0.5, 1))
 
     def _turn_s(self) -> float:
-        """Seconds to wait for one's turn to begin a look."""
+        """Reserve the next time to begin a look. Returns the seconds until then."""
         now = anyio.current_time()
         turn = max(now, self._next_look)
         self._next_look = turn + _APART_S
@@ -161,7 +161,7 @@ class Health:
                 self._failed(router, watch, error, began=began, now=anyio.current_time())
             return
         if watch.judge is not judge or standing(router, worker) != before:
-            watch.woken.set()  # what was asked may be older than what is known now
+            watch.woken.set()  # the answer may be older than what is known now
             return
         judge.passed()
         await self._versions.heard(watch, said, is_probed=True)

@@ -19,12 +19,12 @@ _MAX_INFO_BYTES = 1 << 20
 
 
 class Probe:
-    """It has connections of its own, which traffic cannot fill. All questions of one look go over one of them, if it
-    is kept open, and so to one process. None is kept for the next look. ``timeout_s`` is for each answer.
+    """One look, on connections apart from those of traffic. If the worker keeps the first one open, all requests go
+    over it, and so to one process. All are closed at the end. ``timeout_s``: the deadline of each answer.
     """
 
     def __init__(self, router: Router, worker: Worker, timeout_s: float) -> None:
-        # The deadline is a scope, which is exact; these are looked at once a second.
+        # The cancel scope in _get is the exact deadline; these limits are checked only once a second.
         limits = Limits(connect_s=2 * timeout_s, first_byte_s=2 * timeout_s, silence_s=2 * timeout_s)
         reachable, key = router.addresses.reachable, worker.api_key
         self._upstream = Upstream(worker.url, limits, router.worker_tls, api_key=key, reachable=reachable)
@@ -56,7 +56,7 @@ class Probe:
         try:
             about = orjson.loads(body) if status == 200 else None
         except orjson.JSONDecodeError:
-            return None  # no SGLang server; it can be proxied to all the same
+            return None  # no SGLang server, but it can be proxied to
         return version_named(about.get("weight_version")) if isinstance(about, dict) else None
 
     async def _get(self, path: str, max_bytes: int) -> tuple[int, bytes]:

@@ -1,4 +1,4 @@
-"""Answers that name another version than was known, and the questions to workers that settle it."""
+"""Answers that name an unexpected version, and the questions to workers that check it."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ PROBES, ANSWERS = "the workers", "the workers' answers"
 #: Shortest time between two questions to a worker, when the first one brought no news.
 _AGAIN_S = 0.25
 
-#: Is told what a worker says, and who let it be asked; returns whether that was news.
+#: Called with a worker's watch, the version that it reports, and the source of the question; returns True for news.
 Heard = Callable[[Watch, str | None, str], Awaitable[bool]]
 
 
 class Questions:
     """Asks workers which weights they have, when there is reason to.
 
-    An answer is a hint only: it may be older than what is known, so the worker is asked. At most one question to a
-    worker is under way. ``turn_s`` says how long to wait before the next question to anybody.
+    The version in an answer to a client is only a hint, since it may be old: so the worker is asked. At most one
+    question to a worker is under way. ``turn_s`` returns the seconds to wait before the next question to any worker.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Questions:
             self._named(watch, exchange, version)
 
     def _named(self, watch: Watch, exchange: Exchange, version: str) -> None:
-        if exchange.worker is not None:  # another one may have gone on with it
+        if exchange.worker is not None:  # another worker may have continued the answer
             watch = self._watches.get(exchange.worker.server, watch)
         if version != watch.worker.said_version:
             watch.claim = version
@@ -76,7 +76,7 @@ class Questions:
             watch.is_asked = False
 
     async def _asked(self, router: Router, watch: Watch, source: str) -> bool:
-        """True when there was news."""
+        """Ask the worker. Returns True for news."""
         worker, judge = watch.worker, watch.judge
         before = standing(router, worker)
         try:
@@ -87,6 +87,6 @@ class Questions:
             watch.woken.set()
             return False
         if watch.judge is not judge or standing(router, worker) != before:
-            watch.doubted = source  # what was asked may be older than what is known now
+            watch.doubted = source  # the answer may be older than what is known now
             return True
         return await self._heard(watch, said, source)

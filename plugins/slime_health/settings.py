@@ -17,8 +17,8 @@ Readmit = Literal["matching", "any"]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Times in seconds; a second name of a flag is slime's. ``lag_s``: how long workers with newer weights wait for the
-    others.
+    """Times in seconds. A flag's second name is slime's. ``lag_s``: the time that a worker may keep old weights while
+    others get newer ones.
 
     The timeout is long because SGLang's ``/health`` generates a token: at least a second, and up to twenty under load.
     """
@@ -40,12 +40,12 @@ class Settings:
         "--health-success-threshold", default=2, at_least=1, metavar="N",
         help="good probes in a row that a worker needs to come back",
     )  # fmt: skip
-    endpoint: str = flag("--health-check-endpoint", default="/health", metavar="PATH", help="what is probed")
+    endpoint: str = flag("--health-check-endpoint", default="/health", metavar="PATH", help="path to probe")
     readmit: Readmit = flag(
         "--readmit", choices=get_args(Readmit), default="matching",
-        help="with which weights a worker comes back: those of the fleet, or any",
+        help="the weights with which a worker may come back: those of the fleet, or any",
     )  # fmt: skip
-    disabled: bool = flag("--disable-health-check", default=False, help="do not look after the workers")
+    disabled: bool = flag("--disable-health-check", default=False, help="no probes, no quarantine, no return")
     lag_s: float = 30.0
 
     @classmethod

@@ -26,7 +26,7 @@ __all__ = ["Versions"]
 
 logger = logging.getLogger(__name__)
 
-#: Between two looks whether a pause, or a control call, is over.
+#: Seconds between two checks whether a pause or a control call is over.
 _STILL_S = 0.1
 
 
@@ -48,16 +48,16 @@ class Versions:
         self._is_under_way = False  # a worker has moved ahead of the fleet
         self._changed_at = -math.inf
         self._left_at = -math.inf  # when a worker last ceased to serve with the fleet's version
-        self._is_named = False  # a worker has named the fleet's version since it is that
+        self._is_named = False  # a worker has named the fleet's version since the fleet moved to it
         self._is_waiting = False
 
     def begin(self, router: Router) -> None:
-        """The router serves."""
+        """Start, with the router that serves."""
         self._router = self.questions.router = router
         self._quiet_period = router.components.find("quiet_period")
 
     def end(self) -> None:
-        """It does no more."""
+        """Stop: the router serves no more."""
         self._router = self.questions.router = None
 
     def in_quiet_period(self, began: float) -> bool:
@@ -70,7 +70,7 @@ class Versions:
         return await self.heard(watch, said, source=source, is_probed=False)
 
     async def heard(self, watch: Watch, said: str | None, *, source: str = PROBES, is_probed: bool) -> bool:
-        """A worker has just said which weights it has; ``is_probed``: and that it is well. Whether it was news."""
+        """Judge the version that a worker has just reported (and its health: ``is_probed``). Returns True for news."""
         router = self._router
         if router is None or watch.worker not in router.pool:
             return False
@@ -90,7 +90,7 @@ class Versions:
         if not judge.verified:
             watch.claim = None  # its process may be another one
         if said is None and watch.claim is not None:
-            # Its answers tell what it does not say itself. They come in any order: only forwards.
+            # It names its version only in answers. They come in any order, so an older version is ignored.
             is_late = before is not None and fit(watch.claim, before, weights.past) == "other"
             said = before if is_late else watch.claim
         is_news = before is not None and said != before
@@ -114,7 +114,7 @@ class Versions:
         return is_news
 
     def _ask_others(self, worker: Worker, source: str) -> None:
-        """Those that say another version than ``worker``: an update may have come to them, or passed them by."""
+        """Ask the workers with another version than ``worker``: they may have got the update too."""
         for watch in self._watches.values():
             if watch.worker.said_version != worker.said_version:
                 self.questions.ask(watch, source)
@@ -124,7 +124,7 @@ class Versions:
     async def settle(self, source: str = PROBES) -> None:
         """Move the fleet to the version on which its workers agree.
 
-        Trainers update engines directly, and need not tell the router. What comes through it control announces.
+        Trainers may update engines directly. Updates through the router are announced by the plugin control.
         """
         router = self._router
         version = self._moved_to(router) if router is not None else None
@@ -136,7 +136,7 @@ class Versions:
                 router.tasks.start_soon(self._settle_later, source)
             return
         logger.info("all workers in use say that their weights are at version %r", version)
-        with suppress(HTTPError):  # of a plugin's, and it is in the log
+        with suppress(HTTPError):  # an error of a plugin, which is logged
             await router.announce_weights(version, source)
 
     async def _settle_later(self, source: str) -> None:
@@ -146,7 +146,7 @@ class Versions:
         await self.settle(source)
 
     def _moved_to(self, router: Router) -> str | None:
-        """The version that the fleet has, if that is news."""
+        """Return the version to which the workers have moved; None when the fleet is to stay at its own."""
         weights, pool = router.weights, router.pool
         current = weights.current
         if current is None or router.weights.differ():
@@ -162,10 +162,10 @@ class Versions:
         return version
 
     def _have_moved_since(self, version: str | None) -> bool:
-        """True when workers have moved to ``version``, which is not new; false when they are only all that is left.
+        """Return True when workers moved back to ``version``; False when those with the fleet's version merely left.
 
-        They have when one did so after the last one with the fleet's version was in use, or when that one is gone for
-        good. A version that no worker ever named was announced for workers that name none.
+        They moved if a worker changed to ``version`` after the last one with the fleet's version was in use, or if
+        workers named the fleet's version and none is left. A version that none ever named was only announced.
         """
         watches = self._watches.values()
         changed_at = max(
@@ -180,7 +180,7 @@ class Versions:
         )
 
     def moved(self, router: Router, update: WeightUpdate) -> None:
-        """The fleet has moved. Who moved it knows what its workers have, unless it was only announced."""
+        """Note that the fleet has moved. Unless only announced, the move vouches for the weights of ready workers."""
         self.moves += 1
         self._is_under_way = False
         self._is_named = self._is_named_now()
@@ -192,7 +192,7 @@ class Versions:
                 self.questions.ask(watch, update.source)
 
     def left(self, router: Router, worker: Worker) -> None:
-        """``worker`` gets no new requests any more."""
+        """Note that ``worker`` gets no new requests from now on."""
         if worker.said_version == router.weights.current:
             self._left_at = asyncio.get_running_loop().time()
             self._is_named = True
@@ -230,10 +230,10 @@ class Versions:
                 router.pool.release(worker, "health")
 
     def _is_behind(self, router: Router, watch: Watch, *, is_news: bool) -> bool:
-        """True when a worker in use is to be set aside since it has not the fleet's version.
+        """Return True when a worker in use is to be set aside, because it has not the fleet's version.
 
-        One that says what engines say when they start was started anew. Any other worker
-        is set aside when another one stands in for it, unless somebody answered for its weights since the last move.
+        A worker that names no version or a fresh engine's, as news or after a failure, has restarted. Any other is set
+        aside only if another worker can replace it, and only if its weights are not vouched for since the last move.
         """
         judge, said = watch.judge, watch.worker.said_version
         may_be_anew = is_news or not judge.verified
@@ -244,7 +244,7 @@ class Versions:
         return stands_in(router.pool, watch.worker, router.weights)
 
     def _set_laggards_aside(self, router: Router) -> None:
-        """Hold the laggards when half of the workers have newer weights, and no other followed for a while."""
+        """Hold the workers with old weights when half have newer ones, and none followed within ``lag_s``."""
         if anyio.current_time() < self._changed_at + self._settings.lag_s or self._settings.readmit == "any":
             return
         newest = newer_than_the_fleet(router.pool, router.weights)

@@ -1,4 +1,4 @@
-"""A worker that is attended."""
+"""A worker under health checks."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from slime_health.judge import Judge
 
 __all__ = ["JUDGED", "Watch", "standing"]
 
-#: States that this plugin may change: not those of workers that are awaited, nor of those that leave.
+#: States that this plugin may change. The core owns the others.
 JUDGED = ("ready", "quarantined", "stale")
 
 
 class Watch:
     """State of the health check of one worker.
 
-    ``woken``: there is news, so the next look is due soon. ``doubted``: it is to be asked for its weights, because of
-    what this source said; ``is_asked`` while somebody does. ``claim``: what its last answer named, if that was news.
-    ``changed_at``: when it last said another version than before.
+    ``woken``: there is news, so the next look is due soon. ``doubted``: the source of a hint that its version is
+    another one, until it is asked; ``is_asked``: a task does so. ``claim``: the version in its last answer, if that was
+    news. ``changed_at``: when it last reported another version than before, without a failure in between.
     """
 
     __slots__ = (
@@ -48,7 +48,7 @@ class Watch:
 
     @property
     def expected(self) -> bytes:
-        """Its version as an answer names it, in JSON."""
+        """The worker's version, as it stands in the JSON of an answer."""
         said = self.worker.said_version
         if self._expected[0] != said and said is not None:
             self._expected = said, b'"%b"' % said.encode()
@@ -56,5 +56,5 @@ class Watch:
 
 
 def standing(router: Router, worker: Worker) -> tuple[object, ...]:
-    """State of ``worker`` that makes an answer about it obsolete when it changes."""
+    """Return the state of ``worker``. When it changes, an answer about the worker is obsolete."""
     return worker.state, is_torn(worker), worker.weight_version, router.weights.current

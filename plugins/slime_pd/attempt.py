@@ -1,4 +1,4 @@
-"""One generation at two workers: both are asked at once, and what fails at one of them ends the other."""
+"""One generation at two workers: both get it at once, and a failure at one aborts it at the other."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Attempt", "Pair"]
 
-#: Seconds that a prefill worker may take to end when the decode worker, which needs what it sends, has ended.
+#: Seconds that a prefill worker may take to end after the decode worker, which needs its KV cache, has answered.
 _OVERDUE_S = 10.0
-#: Seconds within which a prefill worker that has died is known to have, when a decode worker tells of a failure first.
+#: Seconds to wait for a failure of the prefill worker after a 5xx of the decode worker: it may be the cause.
 _BLAMED_S = 0.2
 
 
 class Pair:
-    """An exchange's state: ``part`` leases the prefill worker; the servers that were ``asked``, and ``failed``.
+    """State of an exchange. ``part`` leases the prefill worker; ``asked`` and ``failed`` are servers.
 
     A failure counts for both servers of a pair: the one that reports a broken transfer may not have caused it.
     """
@@ -44,7 +44,7 @@ class Pair:
 
 
 class Attempt:
-    """``inner`` asks one worker."""
+    """One attempt at a pair of workers; ``inner`` sends to one worker."""
 
     def __init__(
         self, inner: Sender, breakers: Breaking | None, exchange: Exchange, pair: Pair, request: Request
@@ -65,10 +65,10 @@ class Attempt:
         self._failure: tuple[Exchange, Reply | HTTPError] | None = None
 
     async def settled(self, pending_aborts: PendingAborts, *, may_rename: bool) -> None:
-        """Return when no worker can take this for what it was asked before: that has ended, or this is renamed.
+        """Return when the last attempt has ended at these workers, or this one has a new rid.
 
-        An engine that was told to end a request may know its name for some seconds yet, and refuses another one under
-        it. Once there is a reply its name is known, and stays. Raises Aborted.
+        An engine may know the rid of an aborted request for some seconds, and refuses another request with it. Once
+        there is a reply, the client may know the rid, so it stays. Raises Aborted.
         """
         both = (self._prefill.server, self._decode.server)
         again = [worker for worker in both if worker in self._pair.asked]
@@ -80,7 +80,7 @@ class Attempt:
             await pending_aborts.settled(worker, self._exchange)
 
     async def run(self, body: bytes, count: int | None = None) -> Reply:
-        """Return the decode worker's reply, with what the prefill worker told; or that of a failure. Raises HTTPError.
+        """Return the decode worker's reply, merged with the prefill worker's; or a failed one's. Raises HTTPError.
 
         ``count``: the sequences of ``body``, if it is a batch.
         """
@@ -134,16 +134,14 @@ class Attempt:
         try:
             self._reply = reply = await self._inner.send(self._exchange, self._request, body)
             if not 200 <= reply.status < 300:
-                if (
-                    reply.status >= 500
-                ):  # perhaps because the prefill worker, which is to blame then, is no more
+                if reply.status >= 500:  # perhaps because the prefill worker has died
                     with anyio.move_on_after(_BLAMED_S):
                         await self._prefill_done.wait()
                 self._fail(self._exchange, reply)
             elif _streams(reply):
                 reply.pass_through(self._until)
                 if self._stream is not None:
-                    await self._stream.begin()  # when it breaks off before, the prefill is in vain
+                    await self._stream.begin()  # a break before the first piece ends the prefill too
                 await self._expect_prefill()
             else:
                 await reply.read()
@@ -167,7 +165,7 @@ class Attempt:
         self._fail(self._part, WorkerTimeout(late))
 
     def _fail(self, where: Exchange, how: Reply | HTTPError) -> None:
-        """End the request with ``how``, one worker's reply or failure. Cancel the other, and tell its engine."""
+        """End the attempt with ``how``, one worker's reply or error. Cancel the other's request."""
         if self._failure is None:
             self._failure = where, how
             self._both.cancel()
@@ -177,7 +175,7 @@ class Attempt:
             how.close()
 
     def _failed(self, where: Exchange, how: Reply | HTTPError) -> Reply:
-        """Pass on ``how`` it failed, at the worker that the exchange holds from now on, and let the other go."""
+        """Return or raise ``how``. The exchange keeps the lease on the failed worker, and releases the other."""
         exchange, at_prefill = self._exchange, where is self._part
         self._pair.failed += (self._prefill.server, self._decode.server)
         if self._reply is not None and self._reply is not how:
@@ -201,7 +199,7 @@ class Attempt:
                 reply.close()
 
     def _merge(self, reply: Reply) -> None:
-        """Complete ``reply``, and let the prefill worker go when its last byte has come."""
+        """Merge the prefill worker's fields into ``reply``. The lease on it ends with the last byte."""
         prefilled, whole, stream = self._prefilled, reply.body, self._stream
         if whole is not None:
             if prefilled.adds_to(whole):

@@ -12,7 +12,7 @@ __all__ = ["MergedStream", "Until"]
 
 
 class Until:
-    """A body that begins with ``first``, once that is there; ``ended`` is called at its end, however it ends."""
+    """A body whose ``first`` piece can be awaited; ``ended`` is called at its end, however it ends."""
 
     def __init__(self, source: BodySource, ended: Callable[[], object]) -> None:
         self._source = source
@@ -40,7 +40,7 @@ class Until:
 
 
 class MergedStream:
-    """The events of ``source``, each completed by what the prefill worker told."""
+    """The events of ``source``, each merged with the fields of the prefill worker."""
 
     def __init__(self, source: BodySource, prefilled: Prefilled) -> None:
         self._source = source

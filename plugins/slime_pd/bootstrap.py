@@ -1,4 +1,4 @@
-"""Bootstrap fields by which prefill and decode meet: the prefill worker's host and port, a room for each sequence."""
+"""Bootstrap fields that connect two workers: the prefill worker's host and port, and a room for each sequence."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ __all__ = ["bootstrap_fields", "may_be_many", "sequences"]
 
 #: JSON that may make one request many sequences: inside a string the quotes would be escaped.
 _MAYBE_MANY = re.compile(rb'"(?:(?:text|prompt|input_embeds)"\s*:\s*\[|input_ids"\s*:\s*\[\s*\[|n"\s*:)')
-#: A few bytes may ask for any number. Of more sequences SGLang counts the rooms on from the first.
+#: Most rooms in a request. A few bytes may ask for any number; then SGLang counts the rooms on from the first.
 _MANY = 1 << 14
 
 
 def may_be_many(body: bytes) -> bool:
-    """False when ``body`` asks for one sequence: it need not be parsed."""
+    """Return False when ``body`` asks for one sequence, so that it need not be parsed."""
     return _MAYBE_MANY.search(body) is not None
 
 
 def bootstrap_fields(count: int | None, prefill: Worker) -> bytes:
-    """The JSON fields that let the sequences of a request meet: values for one (None), lists for a batch."""
+    """Return the bootstrap fields of a request in JSON: values for one sequence (None), lists for a batch."""
     host = urlsplit(prefill.url).hostname or ""
     host = f"[{host}]" if ":" in host else host
     port = bootstrap_port(prefill)

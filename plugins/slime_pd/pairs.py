@@ -26,9 +26,9 @@ _NAME = "pd"
 
 
 class Pairs:
-    """A Sender: a generation goes to a prefill and to a decode worker, all else to any, by ``inner``.
+    """A Sender that gives a generation to a prefill and a decode worker, and any other request to one worker.
 
-    The exchange holds the lease on the decode worker, a part of it the one on the prefill worker.
+    ``inner`` sends to one worker. The exchange leases the decode worker; ``Pair.part`` leases the prefill worker.
     """
 
     def __init__(self, router: Router, inner: Sender) -> None:
@@ -40,7 +40,7 @@ class Pairs:
         self._pending_aborts: PendingAborts | None = router.components.find("pending_aborts")
 
     def choose(self, exchange: Exchange, but: Collection[Worker] = ()) -> None:
-        """Lease a pair, as far as possible of others than ``but``. Raises NoWorker."""
+        """Lease a pair, if possible without the servers ``but``. Raises NoWorker."""
         pair: Pair | None = exchange.notes.get(_NAME)
         if not generates(exchange.request):
             if pair is not None:
@@ -64,7 +64,7 @@ class Pairs:
         return workers
 
     def _prefill(self, exchange: Exchange, prefills: Sequence[Worker], avoided: Sequence[Worker]) -> Worker:
-        """A session keeps its prefill worker, which has the conversation in its cache."""
+        """Choose the prefill worker. A session keeps its own, which has the conversation in its cache."""
         session = exchange.session
         worker = self._pool.of_session(session) if session is not None else None
         if worker is None or worker not in prefills or worker.server in avoided:
@@ -100,7 +100,7 @@ class Pairs:
 
 
 def _left(workers: Sequence[Worker], avoided: Sequence[Worker]) -> Sequence[Worker]:
-    """Those of ``workers`` that are not ``avoided``, else all but the last of these, else all."""
+    """Return the ``workers`` that are not ``avoided``, else all but the one avoided last, else all."""
     servers = {worker.server for worker in workers}
     if last := [server for server in avoided if server in servers][-1:]:
         left = [worker for worker in workers if worker.server not in avoided]
@@ -109,6 +109,6 @@ def _left(workers: Sequence[Worker], avoided: Sequence[Worker]) -> Sequence[Work
 
 
 def _alike(decodes: Sequence[Worker], prefill: Worker) -> Sequence[Worker]:
-    """Those with the weights of ``prefill``, as far as the router knows; all when there are none."""
+    """Return the ``decodes`` with the weights of ``prefill``, as far as the router knows; all if none has them."""
     version = prefill.server.weight_version
     return [worker for worker in decodes if worker.server.weight_version == version] or decodes

@@ -31,7 +31,7 @@ class Prefilled:
 
     @classmethod
     def whole(cls, body: bytes) -> Prefilled:
-        """Read an unstreamed answer. One that is no answer to ``/generate`` tells nothing."""
+        """Read an unstreamed answer. An answer without ``meta_info`` has nothing to merge."""
         try:
             document = orjson.loads(body)
         except orjson.JSONDecodeError:
@@ -53,7 +53,7 @@ class Prefilled:
         return cls(metas)
 
     def adds_to(self, beginning: bytes) -> bool:
-        """True when something is to be put into an answer that begins so; of a whole one, that is all of it."""
+        """Return True when something must be merged into an answer. ``beginning``: its first piece, or all of it."""
         if any("input_token_logprobs" in meta or "routed_experts" in meta for meta in self._metas.values()):
             return True
         if not self._versions:
@@ -62,11 +62,11 @@ class Prefilled:
         return len(told) != 1 or told != self._versions or _SPANS in beginning
 
     def adds_to_stream(self, first: bytes) -> bool:
-        """As above, of its ``first`` piece. Of several sequences others may begin after an update."""
+        """Do as :meth:`adds_to` for a stream. Of several sequences, later ones may begin after an update."""
         return (len(self._metas) > 1 and bool(self._versions)) or self.adds_to(first)
 
     def merge(self, body: bytes) -> bytes:
-        """``body``, the decode worker's whole answer, completed. Raises WorkerBroke."""
+        """Merge into ``body``, the decode worker's whole answer. Raises WorkerBroke."""
         try:
             document = orjson.loads(body)
         except orjson.JSONDecodeError as error:
@@ -76,7 +76,7 @@ class Prefilled:
         return orjson.dumps(document)
 
     def merge_event(self, data: bytes) -> bytes:
-        """``data``, that of one event, completed."""
+        """Merge into ``data``, the data of one event. Raises WorkerBroke."""
         output = event_data(data)
         if output is None:
             return data
@@ -96,7 +96,7 @@ class Prefilled:
 
 
 def event_data(data: bytes) -> dict[str, Any] | None:
-    """The JSON object of an event; None when it is none."""
+    """Return the JSON object in an event's ``data``; None when it is no JSON object."""
     if data == _DONE:
         return None
     try:
@@ -117,9 +117,9 @@ def _index(output: dict[str, Any]) -> int:
 
 
 def _overlaid(first: str, second: str) -> str:
-    """Base64 of the bytes of ``first``, and of those of ``second`` beyond their length. Raises WorkerBroke.
+    """Return base64 of the bytes of ``first``, then those of ``second`` beyond that length. Raises WorkerBroke.
 
-    Only the four letters in which the one ends and the other goes on are decoded: experts may be 80 MB of them.
+    Only the four characters at the seam are decoded, since experts may be 80 MB of base64.
     """
     if len(second) < len(first):
         return first
@@ -133,16 +133,16 @@ def _overlaid(first: str, second: str) -> str:
 
 
 def _first_version(meta: Meta) -> object:
-    """Of the weights that the first token was sampled under; they may have changed until the answer."""
+    """Return the version of the weights that sampled the first token; they may have changed since."""
     spans = meta.get("weight_versions")
     first = spans[0] if isinstance(spans, list) and spans else None
     return first["version"] if isinstance(first, dict) and "version" in first else meta["weight_version"]
 
 
 def _tell_first_version(meta: Meta, version: object) -> None:
-    """The first token was sampled by the prefill worker, under ``version``: when the others were not, say so.
+    """Note in ``meta`` that the first token has ``version``, the prefill worker's, if the others have another one.
 
-    In SGLang's own words for weights that change within a request: ``weight_versions``, a list of spans.
+    ``weight_versions``, a list of spans, is SGLang's field for weights that change within a request.
     """
     count = meta.get("completion_tokens")
     if not isinstance(count, int) or count < 1:
@@ -155,5 +155,5 @@ def _tell_first_version(meta: Meta, version: object) -> None:
         if begin["end"] > 1:
             rest = [{**begin, "start": 1}, *rest]
     except (TypeError, KeyError, ValueError):
-        rest = []  # not understood: spans that do not cover all tokens look like nothing but a mistake
+        rest = []  # an unknown form: the spans do not cover all tokens, which is clearly an error
     meta["weight_versions"] = [{"version": version, "start": 0, "end": 1}, *rest]

@@ -1,4 +1,4 @@
-"""The plugin: puts itself around the proxy, and gives each generation to a pair of workers."""
+"""The plugin: a layer around the proxy, which gives each generation to a pair of workers."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def make_plugin(options: argparse.Namespace) -> Disaggregation | None:
 
 
 class Disaggregation:
-    """Each generation to a pair of workers; no hook of a request is used."""
+    """Gives each generation to a pair of workers, by the hook ``sender`` alone."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
 
     @hookimpl
     def setup(self, router: Router) -> None:
-        """Raises SettingsError for a worker that there may not be."""
+        """Register the first workers. Raises SettingsError for a URL that is not allowed."""
         router.pool.require("prefill", "decode")
         try:
             for url, port in self.settings.prefill:

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """``enabled``: generations go to pairs of workers. The first workers; prefill ones with their bootstrap ports."""
+    """``enabled``: generations go to pairs of workers. ``prefill``: URLs with bootstrap ports; ``decode``: URLs."""
 
     enabled: bool = False
     prefill: tuple[tuple[str, int | None], ...] = ()

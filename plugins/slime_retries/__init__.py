@@ -1,4 +1,4 @@
-"""A request that a worker fails is tried on another one; a worker that fails too often gets no requests for a while."""
+"""Retries of failed requests at other workers, and circuit breakers for workers that fail too often."""
 
 from slime_retries.breaker import Breaker, Thresholds
 from slime_retries.plugin import Retries, add_options, make_plugin

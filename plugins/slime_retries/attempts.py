@@ -34,12 +34,12 @@ _PURE = GENERATION_PATHS | frozenset(
 
 _NAME = "retries"
 
-#: Ask a worker once, none but these; and those that have failed before.
+#: Make one attempt. The collections: workers to avoid, and workers that have failed the request.
 Ask = Callable[[Exchange, Request, Collection[Worker], Collection[Worker]], Awaitable[Reply]]
 
 
 class Attempts:
-    """The attempts of one request, the first of which had ``outcome``. In between no lease and no reply is held."""
+    """The attempts of one request; ``outcome`` is the first one's. Between attempts no lease and no reply is held."""
 
     def __init__(
         self,
@@ -65,9 +65,9 @@ class Attempts:
         )
 
     async def run(self) -> Reply:
-        """The first good reply, else what came last. Raises HTTPError.
+        """Return the first good reply, else the last one. Raises HTTPError.
 
-        A plugin that asks again and again for one exchange uses these attempts up once; then each time is one.
+        A plugin may send a request again. Once an exchange has exhausted its attempts, each such call makes one.
         """
         notes = self._exchange.notes
 
@@ -103,7 +103,7 @@ class Attempts:
         return await self._ask(self._exchange, self._request, self._tried, self._failed)
 
     def _others(self) -> bool:
-        """True when there is a worker for it that was not tried; of a pair, for the half that failed."""
+        """Return True when an untried worker can take the request; for a pair, one of the type that failed."""
         try:
             workers = self._pool.routable()
         except NoWorker:
@@ -122,7 +122,7 @@ class Attempts:
             return False
         error = _error(state)
         if isinstance(error, WorkerUnreachable | NoWorker):
-            return True  # nobody got it
+            return True  # no worker got it
         passing = _reply(state).status in TEMPORARY if error is None else isinstance(error, WorkerBroke)
         return passing and changes_nothing(self._request)
 
@@ -145,7 +145,7 @@ class Attempts:
 
 
 def changes_nothing(request: Request) -> bool:
-    """True when it may be sent a second time though a worker may have acted on it."""
+    """Return True when ``request`` may be sent again even if a worker has acted on it."""
     if request.method == "POST":
         return request.target.partition(b"?")[0] in _PURE
     return request.method in ("GET", "HEAD")
@@ -157,7 +157,7 @@ def _error(state: RetryCallState) -> BaseException | None:
 
 
 def _reply(state: RetryCallState) -> Reply:
-    """The reply of the attempt that has ended. Raises what it raised."""
+    """Return the reply of the attempt that has ended, or raise its error."""
     assert state.outcome is not None  # narrowing: the attempt has ended
     reply: Reply = state.outcome.result()
     return reply

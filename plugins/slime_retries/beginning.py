@@ -1,7 +1,7 @@
-"""The beginning of an answer: as long as nothing of it was passed on, another worker can be asked.
+"""The beginning of an answer: until a part of it is passed on, the request can be retried.
 
-An engine sends the head of a stream once it has taken the request, which may still wait long. A stream has begun with
-its first piece. A whole answer is of use only when it is whole; unless it is large it is awaited.
+An engine sends the head of a stream while the request may still be queued, so a stream begins with its first piece. An
+answer with a length is read to its end, unless it is large.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from router_core.reply import BodySource, Reply
 
 __all__ = ["begun"]
 
-#: A whole answer up to this length is passed on when all of it is there; larger ones are passed on as they come.
+#: An answer up to this length is passed on when all of it is there; larger ones are passed on as they come.
 _AWAITED_BYTES = 1 << 20
 
 
@@ -37,7 +37,7 @@ class _Begun:
 
 
 async def begun(reply: Reply) -> None:
-    """Return when so much of ``reply`` is there that it can be passed on. Raises HTTPError."""
+    """Wait until enough of ``reply`` is there to pass it on. Raises HTTPError."""
     length = reply.header(b"content-length")
     if length is not None and length.isdigit() and int(length) <= _AWAITED_BYTES:
         await reply.read()

@@ -32,7 +32,7 @@ class Thresholds:
     )  # fmt: skip
     window_s: float = flag(
         "--cb-window-duration-secs", default=120.0, above=0, metavar="S",
-        help="time within which the failures of --cb-failure-threshold must fall (default: %(default)g)",
+        help="time within which the failures of --cb-failure-threshold must happen (default: %(default)g)",
     )  # fmt: skip
 
 
@@ -44,9 +44,9 @@ class Breaker:
         closed ── failures in a row ──▶ open ── wait_over() ──▶ half-open ── successes in a row ──▶ closed
                                           ◀────── a failure ────────┘
 
-    Half-open it lets one attempt through at a time, the probe. An attempt is any object, told from others by
-    identity. One that began in an earlier state decides nothing: it tells how the worker was. Changed only by
-    functions without ``await``: one event loop needs no lock. Whoever owns it calls :meth:`wait_over`.
+    A half-open breaker lets one attempt through at a time, the probe, and counts no other attempt: that may have begun
+    earlier. An attempt is any object, compared by identity. Changed only by functions without ``await``: one event
+    loop needs no lock. The owner calls :meth:`wait_over`.
     """
 
     __slots__ = ("_failures", "_now", "_probe", "_successes", "_thresholds", "state")
@@ -70,12 +70,12 @@ class Breaker:
         return self.state == "closed" and not self._failures
 
     def begin(self, attempt: object) -> None:
-        """``attempt`` is sent to the worker. Needed only while half-open: it is the probe."""
+        """Note that ``attempt`` is sent. Needed only while half-open: the first attempt is the probe."""
         if self.state == "half-open" and self._probe is None:
             self._probe = attempt
 
     def failed(self, attempt: object) -> None:
-        """``attempt`` ended with the worker's failure."""
+        """Note that the worker failed ``attempt``."""
         if self.state == "closed":
             now = self._now()
             self._failures.append(now)
@@ -86,7 +86,7 @@ class Breaker:
             self._open()
 
     def succeeded(self, attempt: object) -> None:
-        """``attempt`` was answered to its end, and not with a failure."""
+        """Note that ``attempt`` was answered to its end, and not with a failure."""
         if self.state == "closed":
             self._failures.clear()
         elif self._is_probe(attempt):
@@ -96,12 +96,12 @@ class Breaker:
                 self.state = "closed"
 
     def gave_up(self, attempt: object) -> None:
-        """``attempt`` will not be answered, through no fault of the worker. It neither opens nor closes the breaker."""
+        """Note that ``attempt`` ended without a verdict. It neither opens nor closes the breaker."""
         if self._is_probe(attempt):
             self._probe = None
 
     def wait_over(self) -> None:
-        """``timeout_s`` have passed since it opened."""
+        """Note that ``timeout_s`` have passed since the breaker opened: it is half-open now."""
         if self.state == "open":
             self.state = "half-open"
 

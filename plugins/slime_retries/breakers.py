@@ -1,4 +1,4 @@
-"""The breakers of all workers, and what follows from them for the pool."""
+"""The circuit breakers of all workers, and their effects on the pool."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ __all__ = ["Breakers"]
 
 logger = logging.getLogger(__name__)
 
-#: Of its holds.
+#: Owner of the holds.
 _OWNER = "circuit breaker"
 
 
 class Breakers:
     """A breaker for each worker that has failed since it last answered, in ``troubled``.
 
-    ``thresholds`` None: there never is one. An attempt is a request. Each is counted once, and only for workers that
-    are ready: others get no requests anyway, or are not up yet.
+    ``thresholds`` None: no breakers. An attempt is a request, and counts once. A worker gets a breaker only while it is
+    ready: any other gets no requests, or is not up yet.
     """
 
     def __init__(self, thresholds: Thresholds | None, pool: WorkerPool) -> None:
@@ -34,14 +34,14 @@ class Breakers:
         self._failing: set[Request] = set()  # answered with a failure, not read to the end yet
 
     def begin(self, worker: Worker, attempt: Request) -> None:
-        """``attempt`` is about to be sent to ``worker``, which has just been chosen for it."""
+        """Note that ``attempt`` is about to be sent to ``worker``, which has just been chosen for it."""
         breaker = self.troubled.get(worker)
         if breaker is not None:
             breaker.begin(attempt)
             self._follow(worker, breaker, breaker.state)
 
     def failed(self, worker: Worker, attempt: Request, how: str) -> None:
-        """``worker`` did not answer ``attempt`` as it should."""
+        """Note that ``worker`` failed ``attempt``."""
         if self._thresholds is None or attempt in self._failing:
             return
         breaker = self.troubled.get(worker)
@@ -54,7 +54,7 @@ class Breakers:
         self._follow(worker, breaker, before, how)
 
     def answered(self, worker: Worker, attempt: Request, reply: Reply) -> None:
-        """The head of ``reply`` is there. A status of 5xx is a failure; all else is judged at its end."""
+        """Note the head of ``reply``. A status of 5xx is a failure; any other reply counts at its end."""
         if reply.status >= 500:
             self.failed(worker, attempt, f"status {reply.status}")
             self._failing.add(attempt)
@@ -63,7 +63,7 @@ class Breakers:
             reply.tap(_End(self, worker, attempt, reply))
 
     def ended(self, worker: Worker, attempt: Request, *, well: bool) -> None:
-        """Nothing more comes of ``attempt``. Not ``well``: given up, or told before what went wrong."""
+        """Note the end of ``attempt``. Not ``well``: it was given up, or its failure has been counted."""
         self._failing.discard(attempt)
         breaker = self.troubled.get(worker)
         if breaker is None:
@@ -78,18 +78,18 @@ class Breakers:
             del self.troubled[worker]
 
     def forget(self, worker: Worker) -> None:
-        """``worker`` starts afresh, or has left."""
+        """Drop the breaker of ``worker``, which starts again or was removed."""
         if self.troubled.pop(worker, None) is not None:
             self._stop_timer(worker)
             self._pool.release(worker, _OWNER)
 
     def close(self) -> None:
-        """The router ends."""
+        """Drop all breakers, since the router stops."""
         for worker in [*self.troubled]:
             self.forget(worker)
 
     def _follow(self, worker: Worker, breaker: Breaker, before: State, how: str = "") -> None:
-        """Do what follows from what ``breaker`` was told."""
+        """Set timer, hold and log to the state of ``breaker``, which was ``before``."""
         if breaker.state != before:
             self._stop_timer(worker)
             if breaker.state == "open":
@@ -118,23 +118,23 @@ class Breakers:
 
 
 class _End:
-    """Waits for the end of a reply."""
+    """A tap that counts a reply at its end."""
 
     def __init__(self, breakers: Breakers, worker: Worker, attempt: Request, reply: Reply) -> None:
-        self.troubled = breakers
+        self._breakers = breakers
         self._worker = worker
         self._attempt = attempt
         self._reply: Reply | None = reply
 
     def feed(self, chunk: bytes) -> None:
-        """Nothing: what counts is how it ends."""
+        """Ignore the bytes: only the end counts."""
 
     def close(self, complete: bool) -> None:
         """Count the end. A reply that a plugin read whole counts as complete, and so does a status of 400 or more."""
         reply, self._reply = (
             self._reply,
             None,
-        )  # no cycle that would keep a body until the garbage collector comes
+        )  # a reference cycle would keep the body until garbage collection
         assert reply is not None  # narrowing: taps are closed once
         whole = complete or reply.body is not None or reply.status >= 400
-        self.troubled.ended(self._worker, self._attempt, well=whole and reply.status < 500)
+        self._breakers.ended(self._worker, self._attempt, well=whole and reply.status < 500)

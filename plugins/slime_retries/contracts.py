@@ -12,20 +12,20 @@ __all__ = ["Breaking"]
 
 
 class Breaking(Protocol):
-    """Circuit breakers, for who asks more than one worker; the component ``"breakers"``. Workers are servers."""
+    """Circuit breakers, for a plugin that asks several workers; the component ``"breakers"``. No worker is a rank."""
 
     def begin(self, worker: Worker, attempt: Request) -> None:
-        """``attempt`` is about to be sent to ``worker``."""
+        """Note that ``attempt`` is about to be sent to ``worker``."""
         ...
 
     def failed(self, worker: Worker, attempt: Request, how: str) -> None:
-        """``worker`` has failed ``attempt``, which no connection tells."""
+        """Note that ``worker`` failed ``attempt``, if no connection error shows it."""
         ...
 
     def answered(self, worker: Worker, attempt: Request, reply: Reply) -> None:
-        """The head of ``reply`` is there; its end is waited for."""
+        """Note the head of ``reply``; its end is counted by a tap."""
         ...
 
     def ended(self, worker: Worker, attempt: Request, *, well: bool) -> None:
-        """Nothing more comes of ``attempt``. Not ``well``: given up, or what went wrong was told."""
+        """Note the end of ``attempt``. Not ``well``: it was given up, or its failure has been counted."""
         ...

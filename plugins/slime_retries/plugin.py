@@ -30,7 +30,7 @@ def make_plugin(options: argparse.Namespace) -> Retries:
 
 
 class Retries:
-    """Asks other workers when one has failed, and leaves those alone that go on failing."""
+    """Retries failed requests at other workers, and keeps requests from workers that go on failing."""
 
     _breakers: Breakers  # from setup on
 

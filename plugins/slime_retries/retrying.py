@@ -1,4 +1,4 @@
-"""The layer that asks a worker, and when that fails, others."""
+"""The layer that sends a request to a worker, and to others when that fails."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ __all__ = ["Retrying"]
 
 
 class Retrying:
-    """A Sender that asks until an answer is good, or attempts are used up.
+    """A Sender that makes attempts until an answer is good, or the attempts are used up.
 
-    A request that goes well costs next to nothing. ``breakers`` are told of each attempt.
+    A request that succeeds at once costs next to nothing: ``breakers`` do not even count it if none tracks a failure.
     """
 
     def __init__(self, settings: Settings, breakers: Breakers, router: Router, inner: Sender) -> None:
@@ -36,7 +36,7 @@ class Retrying:
         self._inner = inner
 
     def choose(self, exchange: Exchange, but: Collection[Worker] = ()) -> None:
-        """Nothing yet: each attempt chooses, and may be of another worker."""
+        """Do nothing: each attempt chooses its worker."""
 
     async def send(self, exchange: Exchange, request: Request, body: bytes | None = None) -> Reply:
         """See :class:`router_core.sender.Sender`."""
@@ -64,16 +64,16 @@ class Retrying:
         but: Collection[Worker] = (),
         failed: Collection[Worker] = (),
     ) -> Reply:
-        """One attempt, with none ``but`` these; those that ``failed`` had one before. Raises HTTPError."""
+        """Make one attempt at any worker ``but`` these; those in ``failed`` had one before. Raises HTTPError."""
         inner, breakers = self._inner, self._breakers
         inner.choose(exchange, but)
         assert exchange.worker is not None  # narrowing: it was chosen
         worker = exchange.worker.server
         if breakers.troubled:
-            breakers.begin(worker, request)  # in one step with the choice: one probe at a time
+            breakers.begin(worker, request)  # no await since the choice: one probe at a time
         try:
             if worker in failed and self._pending_aborts is not None:
-                # It may still be told to end the attempt before this one.
+                # An abort of its earlier attempt may still be on the way.
                 await self._pending_aborts.settled(worker, exchange)
             reply = await inner.send(exchange, request)
         except BaseException:
@@ -83,7 +83,7 @@ class Retrying:
         return reply
 
     async def _begun(self, exchange: Exchange, request: Request, reply: Reply) -> None:
-        """The head of ``reply`` is there: wait for its beginning. Raises HTTPError."""
+        """Wait for the beginning of ``reply``, whose head is there. Raises HTTPError."""
         assert exchange.worker is not None  # narrowing: it has answered
         worker = exchange.worker.server
         try:

@@ -13,7 +13,7 @@ __all__ = ["Settings", "add_retry_options"]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """``attempts`` counts the first one, as the gateway's ``--retry-max-retries`` does. No ``breaker``: none opens."""
+    """``attempts`` includes the first one, as the gateway's ``--retry-max-retries``. ``breaker`` None: no breakers."""
 
     attempts: int = flag(
         "--retry-max-retries", default=5, at_least=1, metavar="N",
@@ -33,7 +33,7 @@ class Settings:
     )  # fmt: skip
     jitter: float = flag(
         "--retry-jitter-factor", default=0.2, at_least=0, at_most=1, metavar="SHARE",
-        help="share of the wait, 0 to 1, that is left to chance",
+        help="random part of the wait, up or down, 0 to 1",
     )  # fmt: skip
     disabled: bool = flag("--disable-retries", default=False, help="try each request once")
     breaker: Thresholds | None = field(default_factory=Thresholds)
@@ -49,4 +49,4 @@ def add_retry_options(parser: argparse.ArgumentParser) -> None:
     """Add the flags to ``parser``."""
     add_flags(parser, Settings)
     add_flags(parser, Thresholds)
-    parser.add_argument("--disable-circuit-breaker", action="store_true", help="do without circuit breakers")
+    parser.add_argument("--disable-circuit-breaker", action="store_true", help="no circuit breakers")

@@ -136,7 +136,7 @@ async def test_metrics_take_a_bounded_room(monkeypatch: pytest.MonkeyPatch) -> N
     notes = [line for line in lines if line.startswith("#")]
     assert len(lines) == 3  # one of the two that would fit alone
     assert f"# left out: {large.url}: its answer to /metrics is larger than 20 bytes" in notes
-    assert [line for line in notes if "the metrics of all are larger than 6 bytes" in line]
+    assert [line for line in notes if "the metrics of all workers are larger than 6 bytes" in line]
 
 
 async def test_when_no_engine_tells_metrics_it_is_a_failure() -> None:

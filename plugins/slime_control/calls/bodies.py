@@ -1,4 +1,4 @@
-"""Bodies of control calls: the workers that they are for, each worker's body, and the version of the weights."""
+"""Bodies of control calls: their recipients, the body for each, and the version of the weights."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ __all__ = [
     "offset_bodies",
 ]
 
-#: A larger body is not parsed for the version in it, which would hold up the event loop: the workers are asked.
+#: A larger body is not parsed for its version, since that would block the event loop: the workers are asked.
 _PARSED_BYTES = 1 << 20
-#: No base64 of a tensor has it in it.
+#: The base64 of a tensor cannot contain it.
 _NAMED = b'"workers"'
 _DELTA = re.compile(rb'"load_format"[ \t\r\n]*:[ \t\r\n]*"[^"]*delta')
 
@@ -47,7 +47,7 @@ def given_bodies(request: Request, pool: WorkerPool) -> dict[Worker, bytes] | No
         raise BadRequest('wanted {"workers": {url: body}}, a JSON object for at least one worker')
     if len(document) > 1:
         others = ", ".join(sorted(set(document) - {"workers"}))
-        raise BadRequest(f'beside "workers" nothing else can stand, got {others}')
+        raise BadRequest(f'"workers" must be the only member, got also {others}')
     bodies = {pool.find(worker_url(url)): _written(body) for url, body in given.items()}
     if len(bodies) < len(given):
         raise BadRequest(f'"workers": wanted each worker once, got {", ".join(given)[:200]}')
@@ -55,18 +55,18 @@ def given_bodies(request: Request, pool: WorkerPool) -> dict[Worker, bytes] | No
 
 
 def named_version(request: Request) -> str | None:
-    """The version that the body names for all workers; None when it names none or is too large to look."""
+    """Return the version that the body names for all workers; None for no or several versions, or a large body."""
     versions = {version_named(body.get("weight_version", body.get("new_version"))) for body in _each(request)}
     return versions.pop() if len(versions) == 1 else None
 
 
 def names_read(request: Request) -> tuple[bytes, ...]:
-    """Names one of which a body must have to be parsed; none: it is parsed, whatever it has."""
+    """Return the members that decide whether the body is parsed: one must be in it. Empty: always parse it."""
     return (b"workers", b"rank_offset") if len(request.body) > _PARSED_BYTES else ()
 
 
 def begins_update(request: Request) -> bool:
-    """Return True when the request is no piece itself, and the pieces of an update follow it."""
+    """Return True when the request announces an update, and is no piece of it."""
     if request.path == "/post_process_weights":
         return any(body.get("restore_weights_before_load") is True for body in _each(request))
     return request.path == "/begin_weight_update"
@@ -78,7 +78,7 @@ def is_delta(request: Request) -> bool:
 
 
 def _each(request: Request) -> list[dict[str, Any]]:
-    """The workers' bodies, or the one for all; none of one that is too large to look."""
+    """Return the workers' bodies, or the one for all; nothing when the body is too large to parse."""
     if len(request.body) > _PARSED_BYTES:
         return []
     document = request.json() if request.body else {}
@@ -89,7 +89,7 @@ def _each(request: Request) -> list[dict[str, Any]]:
 
 
 def base_offset(request: Request) -> int | None:
-    """The ``rank_offset`` of a body that is for all workers: the first worker's. Raises BadRequest."""
+    """Return the ``rank_offset`` in a body for all workers, which is the first worker's. Raises BadRequest."""
     document = request.json() if request.body else {}
     if not isinstance(document, dict) or "rank_offset" not in document:
         return None
@@ -100,7 +100,7 @@ def base_offset(request: Request) -> int | None:
 
 
 def offset_bodies(base: dict[str, Any], sizes: Sequence[tuple[Worker, int]]) -> dict[Worker, bytes]:
-    """``base`` for each worker: its ranks begin where those of the worker before it end. Raises BadRequest."""
+    """Return ``base`` for each worker: its ranks begin where the previous worker's end. Raises BadRequest."""
     bodies = {}
     offset = base["rank_offset"]
     for worker, size in sizes:
@@ -117,7 +117,7 @@ def offset_bodies(base: dict[str, Any], sizes: Sequence[tuple[Worker, int]]) -> 
 
 
 def _written(body: dict[str, Any]) -> bytes:
-    """``body`` as JSON, of which orjson reads more than it writes. Raises BadRequest."""
+    """Return ``body`` as JSON. Raises BadRequest: orjson cannot write all that it reads."""
     try:
         return orjson.dumps(body)
     except TypeError as error:

@@ -7,22 +7,22 @@ from typing import Literal
 
 __all__ = ["CALLS", "Call"]
 
-#: Workers that are kept from new requests when they failed a call that others did: none, those that were in use, or all
-#: (``weights``: whatever it serves now, it is not what the fleet serves).
+#: Workers that get no new requests after they failed a call that others took: none, or some (see ``Fleet._set_aside``).
+#: ``weights``: the call is an update.
 Aside = Literal["no", "in_use", "weights"]
 
 
-#: Part in an update in pieces: ``begin`` announces weights; ``last`` and ``name`` belong to the weights before them.
+#: Role in an update in pieces: ``begin`` announces weights; ``last`` and ``name`` belong to the weights before them.
 PieceKind = Literal["begin", "weights", "last", "name"]
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One endpoint. ``confirmed``: only ``{"success": true}`` in the answer counts; else a 2xx is enough.
+    """One endpoint. ``confirmed``: success needs ``{"success": true}``, else a 2xx without ``{"success": false}``.
 
-    A worker that fails it while others do it ``misses`` a call of that kind; one that does it ``clears`` earlier misses
-    of these kinds. ``piece``: it may be one of an update, and clears nothing alone. ``prepares``: what the next update
-    loads; without it that update succeeds with old weights, and so clears nothing.
+    ``misses``: the kind of call that a worker misses when it fails this one while others take it. ``clears``: the kinds
+    of missed calls that this one makes good. ``piece``: its role in an update; a piece alone clears nothing.
+    ``prepares``: it fetches the files of the next update. A worker that missed it loads old files with that update.
     """
 
     path: str
@@ -53,7 +53,7 @@ def _weights(path: str, piece: PieceKind | None, *clears: str) -> Call:
     return Call(path, aside="weights", confirmed=True, misses="weights", clears=clears, piece=piece)
 
 
-#: By path. GET where SGLang has it as well. ``/post_process_weights`` may also begin an update.
+#: Calls by path. ``get``: where SGLang allows GET too. ``/post_process_weights`` may also begin an update.
 CALLS = {
     call.path: call
     for call in (

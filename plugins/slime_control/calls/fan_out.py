@@ -1,4 +1,4 @@
-"""The same request to many workers at once, from one buffer, and what each of them answered."""
+"""One request to many workers at once, from one buffer, and the answer of each."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from slime_control.calls.endpoints import Call
 
 __all__ = ["CONNECTIONS", "Answer", "FanOut", "json_in", "passed_on"]
 
-#: Bytes that are read of a worker's answer, and characters that are shown of one that is not JSON.
+#: Bytes read of a worker's answer, and characters shown of an answer that is not JSON.
 _MAX_ANSWER_BYTES = 1 << 20
 _SHOWN_CHARACTERS = 500
 #: A large body is sent in pieces of this size, so that a worker costs one piece of memory, not one body.
 _PIECE_BYTES = 1 << 18
-#: Written anew for each worker, or about the client's own connection (RFC 9110 section 7.6.1).
+#: Headers that are set anew for each worker, or are about the client's connection (RFC 9110 section 7.6.1).
 _OWN = frozenset(
     (
         b"accept-encoding", b"connection", b"content-length", b"content_length", b"expect", b"host", b"keep-alive",
@@ -37,9 +37,9 @@ _IDENTITY = (b"accept-encoding", b"identity")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A worker's answer: ``status`` (502 and 504 are ours: none came), and ``trouble``, the reason of a failure.
+    """A worker's answer. ``status``: 502 or 504 if none came. ``trouble``: the reason of a failure.
 
-    ``reached`` is false when it has surely not heard of the call.
+    ``reached`` is False when the call has surely not got to the worker.
     """
 
     status: int
@@ -49,23 +49,23 @@ class Answer:
 
     @property
     def is_as_before(self) -> bool:
-        """It surely did nothing about its weights: it was not reached, or refused what is no such request for it."""
+        """True when the worker surely kept its weights: it was not reached, or refused the request with a 4xx."""
         return not self.reached or (400 <= self.status < 500 and "success" not in self.content)
 
     def as_dict(self) -> dict[str, Any]:
-        """As the caller gets it. ``status`` is always the number; some engines have a word under that name."""
+        """Return the caller's form. ``status`` is always the HTTP status; some engines have a word of that name."""
         told = {"error": self.trouble} if self.trouble is not None else {}
         return {**told, **self.content, "status": self.status}
 
 
-#: None is kept: an idle one may be closed by the worker just as it is used, and a call must not be repeated.
+#: No keep-alive: the worker may close an idle connection just as it is used, and a call must not be repeated.
 CONNECTIONS = httpx.Limits(max_connections=None, max_keepalive_connections=0)
 
 
 class FanOut:
-    """Sends control calls, on connections of its own: traffic cannot fill them, nor they the traffic's.
+    """Sends control calls, on connections apart from those of proxied requests.
 
-    ``timeout_s`` is for a worker's whole answer.
+    ``timeout_s``: the deadline of a worker's whole answer.
     """
 
     def __init__(self, transport: httpx.AsyncBaseTransport, timeout_s: float, connect_s: float) -> None:
@@ -90,9 +90,9 @@ class FanOut:
         bodies: Mapping[Worker, bytes],
         on_answer: Callable[[Worker, Answer], None],
     ) -> None:
-        """``call`` to all workers of ``bodies`` at once; ``on_answer`` is told of each as it comes.
+        """Send ``call`` to all workers of ``bodies`` at once; ``on_answer`` gets each answer as it comes.
 
-        ``headers`` are what :func:`passed_on` leaves.
+        ``headers``: the result of :func:`passed_on`.
         """
 
         async def one(worker: Worker, body: bytes) -> None:
@@ -131,12 +131,12 @@ class FanOut:
         content: AsyncIterator[bytes] | None,
         max_bytes: int = _MAX_ANSWER_BYTES,
     ) -> tuple[int, bytes]:
-        """Status and body; of one that is larger than ``max_bytes``, more than these."""
+        """Return status and body. Reading stops when the body is longer than ``max_bytes``."""
         if not any(name == b"authorization" for name, _ in headers):
             key = auth_headers(worker).items()
             headers = [*headers, *((name.encode("ascii"), value.encode("ascii")) for name, value in key)]
         raw = bytearray()
-        exactly = {"target": target}  # of a URL httpx would quote the query anew
+        exactly = {"target": target}  # httpx would quote the query of a URL again
         async with self._http.stream(
             method, worker.url, headers=headers, content=content, extensions=exactly
         ) as answer:
@@ -147,7 +147,7 @@ class FanOut:
         return answer.status_code, bytes(raw)
 
     async def question(self, worker: Worker, *paths: bytes) -> dict[str, Any]:
-        """Return the answer of ``worker`` at the first of ``paths`` that it knows; empty when it has none."""
+        """Return the JSON object of ``worker`` at the first of ``paths`` that it knows; empty if there is none."""
         try:
             with anyio.fail_after(min(_QUESTION_S, self._timeout_s)):
                 for path in paths:
@@ -164,7 +164,7 @@ class FanOut:
     ) -> bytes:
         """Get the first of ``paths`` that ``worker`` knows; returns the body.
 
-        Raises WorkerUnreachable, WorkerTimeout, and WorkerBroke for any other answer than a 2xx of that size.
+        Raises WorkerUnreachable, WorkerTimeout, and WorkerBroke for an answer that is no 2xx or too large.
         """
         try:
             with anyio.fail_after(timeout_s):
@@ -193,7 +193,7 @@ def passed_on(headers: Headers) -> Headers:
             own.update(token.strip().lower() for token in value.split(b","))
         elif name == b"transfer-encoding" and value.lower() != b"chunked":
             raise BadRequest(f"Transfer-Encoding: wanted chunked, got {value[:80].decode('latin-1')}")
-    # White space around a value is none of it (RFC 9110 section 5.5); httpx would tell the value as it refuses it.
+    # White space around a value is not part of it (RFC 9110 section 5.5); httpx's error would disclose the value.
     return [(name, value.strip(b" \t")) for name, value in headers if name not in own]
 
 
@@ -224,10 +224,10 @@ def _judged(call: Call, status: int, raw: bytes) -> Answer:
 
 
 def json_in(raw: bytes) -> Any:
-    """``raw`` as JSON that can be passed on; None when it is not."""
+    """Parse ``raw``; None when it is not JSON that can be passed on."""
     try:
         document = orjson.loads(raw)
-        orjson.dumps(document)  # which takes less depth than loads
+        orjson.dumps(document)  # dumps allows less depth than loads
     except (ValueError, TypeError):
         return None
     return document

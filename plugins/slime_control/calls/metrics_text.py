@@ -62,7 +62,7 @@ def families_in(text: bytes, worker: str) -> dict[bytes, Family]:
 
 
 def merged(parts: Iterable[Mapping[bytes, Family]], notes: Iterable[str] = ()) -> bytes:
-    """One text of all ``parts``, with the HELP and TYPE of each metric once: the first. ``notes`` become comments."""
+    """Return one text of all ``parts``, with the first HELP and TYPE of each metric. ``notes`` become comments."""
     whole: dict[bytes, Family] = {}
     for part in parts:
         for name, family in part.items():
@@ -90,7 +90,7 @@ def _escaped(value: str) -> bytes:
 
 
 def _others(labels: bytes) -> bytes:
-    """The labels that a sample has of its own. Raises ValueError."""
+    """Return a sample's own labels, with ``worker_addr`` renamed. Raises ValueError."""
     labels = labels.strip(b" \t,")
     if b"worker_addr" not in labels:
         return labels

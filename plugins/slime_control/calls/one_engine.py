@@ -1,7 +1,7 @@
 """Paths that would reach one engine of many, and what to do instead.
 
 SGLang's are those of ``http_server.py`` (0.5.15) that steer an engine, or ask for its own state. vLLM's are its
-control endpoints, which no engine behind the router has. What the router answers itself stands in ``calls`` and
+control endpoints, which SGLang's engines lack. Paths that the router answers itself are in ``endpoints`` and
 ``overview``.
 """
 
@@ -13,19 +13,19 @@ __all__ = ["NoOwnMetrics", "NotSteered", "OneEngineOnly", "not_steered", "refusa
 
 
 class OneEngineOnly(HTTPError):
-    """A call to one engine, whichever it is, would be taken for one to all."""
+    """A call that would reach an arbitrary engine, while its caller means all."""
 
     status, type, code = 501, "not_supported_error", "ONE_ENGINE_ONLY"
 
 
 class NoOwnMetrics(HTTPError):
-    """The router has no metrics of its own, and one engine's are not the fleet's."""
+    """A request for ``/metrics``: the router has none, and one engine's are not the fleet's."""
 
     status, type, code = 404, "not_found_error", "NO_METRICS"
 
 
 class NotSteered(HTTPError):
-    """A control call, and the workers are only proxied to."""
+    """A control call while the workers are of the type passthrough."""
 
     status, type, code = 501, "not_supported_error", "PASSTHROUGH_WORKERS"
 
@@ -70,18 +70,18 @@ _TREES = ("/dumper/", "/hicache/")
 
 
 def not_steered(path: str) -> HTTPError:
-    """The answer to a control call where no worker knows it."""
+    """Return the error for a control call to passthrough workers."""
     return NotSteered(
-        f"{path} was sent to nobody: the workers are of the type passthrough, which the router only proxies to."
+        f"{path} was sent to no worker: all are of the type passthrough, which the router only proxies to."
         " Steer each server itself, in its own protocol; GET /workers lists them"
     )
 
 
 def refusal(path: str) -> HTTPError | None:
     """Return the error for a ``path`` whose requests go to no engine; None when they may go to any."""
-    if path.startswith("/metrics"):  # SGLang answers whatever begins so
+    if path.startswith("/metrics"):  # SGLang answers all paths with this prefix
         return NoOwnMetrics(
-            "the router has no metrics of its own, and would show one engine's; GET /engine_metrics has those of all"
+            "the router has no metrics of its own; GET /engine_metrics has the metrics of all engines"
         )
     instead = _EACH if path.startswith(_TREES) else _INSTEAD.get(path)
     if instead is None:

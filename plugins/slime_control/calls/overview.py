@@ -19,24 +19,24 @@ from slime_control.calls.metrics_text import CONTENT_TYPE, Family, families_in, 
 
 __all__ = ["QUESTIONS", "NoAnswer", "NoHealthyEngine", "Overview"]
 
-#: The paths that it answers, to GET and HEAD.
+#: The paths that Overview answers, to GET and HEAD.
 QUESTIONS = frozenset(
     (
         "/engine_metrics", "/get_loads", "/get_model_info", "/get_server_info", "/get_weight_version",
         "/health_generate", "/model_info", "/server_info", "/v1/loads",
     )
 )  # fmt: skip
-#: States in which an answer is worth waiting for. The others are named.
+#: States of the workers that are asked. The other workers are listed without an answer.
 _ASKED = ("ready", "stale", "draining")
 _AT_ONCE = 32
 #: SGLang's own health check generates for up to 20 s.
 _HEALTH_S = 25.0
 _HEALTH_AT_ONCE = 8
-#: Shorter than any scraper's patience.
+#: Shorter than the usual timeout of a scraper.
 _METRICS_S = 4.0
 _METRICS_BYTES = 4 << 20
 _METRICS_TOTAL_BYTES = 64 << 20
-#: Settings of a worker that are nobody's business.
+#: Settings of a worker that are not shown.
 _SECRETS = ("admin_api_key", "api_key", "ssl_keyfile_password")
 
 Found = TypeVar("Found")
@@ -51,7 +51,7 @@ class NoAnswer(HTTPError):
 
 
 class NoHealthyEngine(HTTPError):
-    """No engine has generated a token when it was asked to."""
+    """No engine of a kind that requests need can generate a token now."""
 
     status: int = 503
     type: ClassVar[str] = "service_unavailable"
@@ -59,7 +59,7 @@ class NoHealthyEngine(HTTPError):
 
 
 class Overview:
-    """Asks the workers that can be asked, all at once, and names those that gave no answer."""
+    """Asks many workers a question at once, and lists those that gave no answer."""
 
     def __init__(self, router: Router, fan_out: FanOut) -> None:
         self._router = router
@@ -83,7 +83,7 @@ class Overview:
     async def _each(
         self, ask: Callable[[Worker], Awaitable[Found]]
     ) -> tuple[dict[Worker, Found], dict[Worker, str]]:
-        """Ask all workers; the answers, and what was wrong with the others, each in the order of registration."""
+        """Ask all workers. Return the answers and, for the others, the reasons, both in the order of registration."""
         answers: dict[Worker, Found] = {}
         troubles: dict[Worker, str] = {}
         limit = anyio.CapacityLimiter(_AT_ONCE)
@@ -141,17 +141,17 @@ class Overview:
                 worker, "/metrics", timeout_s=_METRICS_S, max_bytes=_METRICS_BYTES
             )
             if taken + len(raw) > _METRICS_TOTAL_BYTES:
-                raise WorkerBroke(f"the metrics of all are larger than {_METRICS_TOTAL_BYTES} bytes")
+                raise WorkerBroke(f"the metrics of all workers are larger than {_METRICS_TOTAL_BYTES} bytes")
             taken += len(raw)
             try:
-                # Some milliseconds for each: requests go on meanwhile.
+                # It takes milliseconds, so a thread does it: requests go on meanwhile.
                 return await to_thread.run_sync(families_in, raw, worker.url)
             except ValueError as error:
                 raise WorkerBroke(f"its metrics cannot be read: {error}") from None
 
         found, troubles = await self._each(ask)
         if not found:
-            raise NoAnswer(f"no worker told its metrics (SGLang: --enable-metrics): {_listed(troubles)}")
+            raise NoAnswer(f"no worker gave its metrics (SGLang: --enable-metrics): {_listed(troubles)}")
         notes = [f"left out: {worker.url}: {trouble}" for worker, trouble in troubles.items()]
         text = await to_thread.run_sync(merged, found.values(), notes)
         return Reply(200, [(b"content-type", CONTENT_TYPE)], text)
@@ -159,7 +159,7 @@ class Overview:
     # Health.
 
     async def _health_generate(self) -> Reply:
-        """One worker of each kind that a request needs has generated a token."""
+        """Find a worker of each kind that a request needs, and that generates a token now. Raises HTTPError."""
         self._expect_workers()
         pool = self._router.pool
         usable = [
@@ -171,7 +171,7 @@ class Overview:
         return Reply.from_json({"status": "ok", "workers": healthy})
 
     async def _first_healthy(self, workers: Sequence[Worker]) -> str:
-        """The URL of the first that answers. Few are asked at a time: each is made to work. Raises NoHealthyEngine."""
+        """Return the URL of the first that answers. Few are asked at a time: each generates. Raises NoHealthyEngine."""
         troubles: dict[Worker, str] = {}
         healthy: list[str] = []
         limit = anyio.CapacityLimiter(_HEALTH_AT_ONCE)
@@ -198,7 +198,7 @@ class Overview:
     # Engines about themselves.
 
     async def _about(self, *paths: str) -> Reply:
-        """All documents by worker, and, for clients that read it as one engine's, the first with the fleet's facts."""
+        """Return all documents by worker. For clients of one engine, the first one's members stand beside them."""
         self._expect_workers()
         found, troubles = await self._each(partial(self._document, paths))
         if not found:
@@ -206,7 +206,7 @@ class Overview:
         router = self._router
         told = {worker.url: document for worker, document in found.items()}
         told |= {worker.url: {"error": trouble} for worker, trouble in troubles.items()}
-        first = min(found, key=lambda worker: not worker.is_healthy)  # the first of equals
+        first = min(found, key=lambda worker: not worker.is_healthy)  # the first healthy one, if any
         content = {
             **found[first],
             "workers": told,
@@ -229,7 +229,7 @@ class Overview:
 
 
 def _listed(troubles: dict[Worker, str]) -> str:
-    """Of many, the first."""
+    """Return the first twenty ``troubles`` as text."""
     told = [f"{worker.url}: {trouble}" for worker, trouble in [*troubles.items()][:20]]
     more = len(troubles) - len(told)
     return "; ".join([*told, f"and {more} more"] if more else told)

@@ -18,7 +18,7 @@ __all__ = ["Recipients"]
 
 
 class Recipients:
-    """All workers, those that a body names, or the one that has what is to be aborted."""
+    """All workers, those that a body names, or those with the request that an abort names."""
 
     def __init__(self, pool: WorkerPool, fan_out: FanOut, under_way: UnderWay) -> None:
         self._pool = pool
@@ -26,11 +26,11 @@ class Recipients:
         self._under_way = under_way
 
     async def bodies(self, call: Call, request: Request) -> dict[Worker, bytes]:
-        """The body of each. Raises BadRequest, WorkerNotFound and WorkerBroke, before anybody was called."""
+        """Return each recipient's body. Raises BadRequest, WorkerNotFound and WorkerBroke before any is called."""
         if call.path == "/abort_request":
             prefix = abort_prefix(request)
             workers = self._under_way.workers(prefix) if prefix else None
-            if workers:  # also one that is no longer registered, and goes on with what it has
+            if workers:  # also removed ones: their requests in flight go on
                 return dict.fromkeys(workers, request.body)
         return await self._of_all(call, request)
 
@@ -49,7 +49,7 @@ class Recipients:
         return dict.fromkeys(workers, request.body)  # one buffer
 
     async def _sizes(self, workers: list[Worker]) -> list[tuple[Worker, int]]:
-        """Return the number of ranks of each of ``workers``. Raises WorkerBroke, before anybody was called."""
+        """Return the number of ranks of each of ``workers``. Raises WorkerBroke, before any call is made."""
         sizes: dict[Worker, object] = {}
 
         async def ask(worker: Worker) -> None:
@@ -64,8 +64,8 @@ class Recipients:
             size = sizes[worker]
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise WorkerBroke(
-                    f"worker {worker.url} does not say its tp_size, so the ranks cannot be counted; nobody was "
-                    'called. Remove it, or give each worker its own body: {"workers": {url: body}}'
+                    f"worker {worker.url} does not say its tp_size, so the ranks cannot be counted; no worker "
+                    'was called. Remove it, or give each worker its own body: {"workers": {url: body}}'
                 )
             found.append((worker, size))
         return found

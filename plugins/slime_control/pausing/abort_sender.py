@@ -1,4 +1,4 @@
-"""Sends the engines aborts of requests whose clients have gone."""
+"""Sends aborts to engines, for requests whose answer nobody will read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 _DEADLINE_S = 10.0
 _SETTLED_S = 2.0
-#: A worker that answers none of them must not take the connections of the others.
+#: Aborts in flight at a worker. A worker that answers none must not take all connections.
 _AT_ONCE = 64
 _MAX_ANSWER_BYTES = 1 << 16
 
@@ -30,13 +30,13 @@ _MAX_ANSWER_BYTES = 1 << 16
 class _Abort:
     worker: Worker
     rid: str
-    over: asyncio.Event = field(default_factory=asyncio.Event)  # anyio's needs a task to be made in
+    over: asyncio.Event = field(default_factory=asyncio.Event)  # anyio's cannot be made outside a task
 
 
 class AbortSender:
-    """Aborts by rid, on the connections that traffic has opened: a thousand clients may leave at once.
+    """Aborts by rid, over the proxy's pooled connections: a thousand clients may disconnect at once.
 
-    :meth:`end` may be called in a callback of a connection, where no task can be started; :meth:`run` is the task.
+    :meth:`end` may be called in a callback of a connection, where no task can be started; :meth:`run` sends.
     """
 
     def __init__(self, router: Router) -> None:
@@ -46,16 +46,16 @@ class AbortSender:
         self._limits: dict[str, anyio.CapacityLimiter] = defaultdict(lambda: anyio.CapacityLimiter(_AT_ONCE))
 
     def end(self, worker: Worker, rid: str) -> None:
-        """``worker`` is to end what begins with ``rid``. Returns at once."""
+        """Abort the requests at ``worker`` whose rid begins with ``rid``. Returns at once."""
         abort = _Abort(worker, rid)
-        with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):  # the router ends
+        with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):  # the router stops
             self._unwanted.send_nowait(abort)
             self._under_way[worker].add(abort)
 
     async def settled(self, worker: Worker) -> None:
-        """Return when ``worker`` has answered the aborts of this moment, after two seconds at the latest.
+        """Return when ``worker`` has answered the aborts pending now, after two seconds at the latest.
 
-        One that is late would end what is sent to it under the same name.
+        A late abort would end a new request with the same rid.
         """
         with anyio.move_on_after(_SETTLED_S):
             for abort in list(self._under_way.get(worker, ())):
@@ -68,12 +68,12 @@ class AbortSender:
                 tasks.start_soon(self._send, abort)
 
     def close(self) -> None:
-        """Take no more."""
+        """Accept no more aborts."""
         self._unwanted.close()
         self._to_end.close()
 
     async def _send(self, abort: _Abort) -> None:
-        """Send an abort to its worker. A failure is only logged: the request's client has gone."""
+        """Send an abort to its worker. A failure is only logged: nobody waits for the answer."""
         worker = abort.worker
         request = Request("POST", b"/abort_request", [(b"content-type", b"application/json")])
         request.replace_json({"rid": abort.rid})
@@ -86,7 +86,7 @@ class AbortSender:
                     finally:
                         reply.close()
         except Exception as error:
-            logger.info("worker %s was not told to abort a request: %s", worker.url, type(error).__name__)
+            logger.info("worker %s did not answer an abort: %s", worker.url, type(error).__name__)
         finally:
             abort.over.set()
             self._under_way[worker].discard(abort)

@@ -1,4 +1,4 @@
-"""The answer to a ``/generate`` that was aborted before an engine saw it: SGLang's own to one that never ran."""
+"""The answer to a ``/generate`` that was aborted in the router, as SGLang answers one that never ran."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from router_core.reply import Reply
 
 __all__ = ["aborted_reply", "names"]
 
-#: A few bytes may ask for any number of them.
+#: Most sequences in an answer. A few bytes may ask for any number.
 _MANY = 1 << 14
 
 
 def names(document: Any) -> list[str]:
-    """The names under which ``document``, a request's body, may be aborted; made up where it has none."""
+    """Return the rids of ``document``, a request's body; a random one if it has none."""
     rid = document.get("rid") if isinstance(document, dict) else None
     if isinstance(rid, list) and rid and all(isinstance(each, str) for each in rid):
         return rid
@@ -24,7 +24,7 @@ def names(document: Any) -> list[str]:
 
 
 def aborted_reply(document: dict[str, Any], rids: list[str]) -> Reply | None:
-    """Each sequence that ``document`` asks for, aborted while it was waiting; None when these are too many to list."""
+    """Return an aborted output for each sequence that ``document`` asks for; None when they are too many to list."""
     count, is_list = _sequences(document)
     if count > _MANY:
         return None

@@ -25,12 +25,12 @@ class ControlEvents:
             self._on_pause.append(on_pause)
 
     def abort(self, prefix: str) -> None:
-        """Tell of an abort of the rids that begin with ``prefix``."""
+        """Notify subscribers of an abort of the rids that begin with ``prefix``."""
         for tell in self._on_abort:
             tell(prefix)
 
     def pause(self, paused: bool) -> None:
-        """Tell that the engines pause, or continue."""
+        """Notify subscribers that the engines pause, or continue."""
         self.paused = paused
         for tell in self._on_pause:
             tell(paused)

@@ -21,7 +21,7 @@ class Paused(HTTPError):
 
 
 class _Waiting:
-    """A request at the gate, by the names under which it may be aborted."""
+    """A request that waits at the gate, and the rids by which it may be aborted."""
 
     __slots__ = ("aborted", "news", "rids")
 
@@ -50,7 +50,7 @@ class Gate:
         return len(self._waiting)
 
     def close(self) -> int | None:
-        """New requests wait from now on. Returns what :meth:`undo` takes; None when it was closed before."""
+        """Let new requests wait. Returns the argument for :meth:`undo`; None when the gate was closed before."""
         if self.closed:
             return None
         self.closed = True
@@ -59,12 +59,12 @@ class Gate:
         return self._moves
 
     def undo(self, move: int) -> None:
-        """Open it, unless somebody has moved it since ``move``."""
+        """Open the gate, unless it was opened or closed again since ``move``."""
         if move == self._moves:
             self.open()
 
     def open(self) -> None:
-        """All go on."""
+        """Let all requests pass."""
         was_closed, self.closed = self.closed, False
         self._moves += 1
         if was_closed:
@@ -72,7 +72,7 @@ class Gate:
         self._tell(self._waiting)
 
     def end(self) -> None:
-        """The router is told to end: nobody waits any more."""
+        """End all waits, since the router shuts down."""
         self.ended = True
         self._tell(self._waiting)
 
@@ -88,7 +88,7 @@ class Gate:
             each.news.set()
 
     async def wait(self, rids: Iterable[str], timeout_s: float) -> bool:
-        """Return when the gate is open (True), or when the request was aborted. Raises Paused, ShuttingDown."""
+        """Wait until the gate is open (True) or the request is aborted (False). Raises Paused, ShuttingDown."""
         waiting = _Waiting(rids)
         self._waiting[waiting] = None
         try:

@@ -1,7 +1,7 @@
-"""Generations that are with the engines now, and the names under which an engine can end them.
+"""Generations in flight, and the rids by which an engine can abort them.
 
-SGLang ends a request by its ``rid``, and all whose rids begin with what is named; a string on a batch becomes
-``{rid}_0``, ``{rid}_1``, ... Requests that bring no name get one, so that each can be ended.
+SGLang aborts all requests whose ``rid`` begins with the given one. A batch with one string gets the rids ``{rid}_0``,
+``{rid}_1``, ... Requests without a rid get one, so that each can be aborted. A "name" below is a rid.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from slime_sglang.aborts import check_rid
 
 __all__ = ["UnderWay", "renamed_by_the_engine", "rids_of"]
 
-#: Whose bodies have a ``rid`` (SGLang: ``GenerateReqInput``, and ``protocol.py`` of its OpenAI endpoints).
+#: Paths whose bodies have a ``rid`` (SGLang: ``GenerateReqInput``, and ``protocol.py`` of its OpenAI endpoints).
 _NAMED = frozenset((b"/generate", b"/v1/chat/completions", b"/v1/completions"))
 _NAMED_PATHS = frozenset(path.decode() for path in _NAMED)
 _OURS = re.compile(rb'[ \t\r\n]*\{[ \t\r\n]*"rid":"([0-9a-f]{32})"')
 
 
 class UnderWay:
-    """Changed only by functions without ``await``: one event loop needs no lock. ``open``: all exchanges of now.
+    """Generations by rid. Changed only by functions without ``await``: one event loop needs no lock.
 
-    ``name`` costs a search of the body and a copy of it; it parses, and remembers, only what brings a ``rid`` of its
-    own. Names that it gave are found in the bodies, when somebody asks for one.
+    ``open`` returns all open exchanges. ``name`` searches and copies the body; it parses and remembers only bodies
+    that have a ``rid``. The rids that it gave are searched for in the bodies when an abort may match one.
     """
 
     def __init__(self, open: Callable[[], Iterable[Exchange]]) -> None:
         self._open = open
         self._by_name: dict[str, Exchange] = {}
         self._waiting: set[Exchange] = set()
-        # Our names: the prefix and a number, all of one length. No name may be the beginning of another one.
+        # The router's rids: the prefix and a number, all of one length, so that none begins another one.
         self._numbers = count()
         self._prefix = uuid4().hex[:20]
         self._field = f'"rid":"{self._prefix}%012x"'.encode()
         self._given = re.compile(f'"rid":"{self._prefix}[0-9a-f]{{12}}"'.encode())
 
     def name(self, exchange: Exchange) -> None:
-        """``exchange`` begins, under the name that it has or gets. Raises BadRequest for one that is too long."""
+        """Remember the rid of ``exchange``, or give it one. Raises BadRequest for a rid that is too long."""
         request = exchange.request
         if _has_rid(request):
             self._keep_name(exchange)
@@ -55,10 +55,10 @@ class UnderWay:
             try:
                 request.add_field(self._field % next(self._numbers))
             except BadRequest:
-                return  # the worker says so in its own words
+                return  # the worker answers with its own error
 
     def _keep_name(self, exchange: Exchange) -> None:
-        """A name is in the body of ``exchange``; for null it gets one."""
+        """Remember the rids in the body of ``exchange``; add one in place of null. Raises BadRequest."""
         request = exchange.request
         rids = rids_of(request)
         if rids is None and request.path in _NAMED_PATHS:
@@ -86,7 +86,7 @@ class UnderWay:
                 del self._by_name[name]
 
     def ends_others(self, rid: str, own: Collection[str]) -> bool:
-        """Return True when an abort of ``rid``, of a request with these ``own`` names, would end another too."""
+        """Return True when an abort of ``rid`` would end another request than the one with the ``own`` rids."""
         return any(name.startswith(rid) and name not in own for name in self._by_name)
 
     def workers(self, prefix: str) -> list[Worker] | None:
@@ -98,7 +98,7 @@ class UnderWay:
 
     @contextmanager
     def waiting(self, exchange: Exchange) -> Iterator[None]:
-        """``exchange`` has a worker, which is not asked yet."""
+        """Note that ``exchange`` has leased a worker, but was not sent to it yet."""
         self._waiting.add(exchange)
         try:
             yield
@@ -106,7 +106,7 @@ class UnderWay:
             self._waiting.discard(exchange)
 
     def give_up(self, prefix: str) -> None:
-        """Begin nothing more for the requests that ``prefix`` ends, all of them, and that no worker is asked now."""
+        """End the requests that are at no worker now, and all of whose rids begin with ``prefix``."""
         for exchange in self._matching(prefix):
             rids = rids_of(exchange.request) or []
             asked = exchange.workers and exchange not in self._waiting
@@ -115,12 +115,12 @@ class UnderWay:
 
     def _matching(self, prefix: str) -> Iterator[Exchange]:
         for name, exchange in self._names(prefix):
-            # The second: one sequence of a batch.
+            # The second condition: ``prefix`` is the rid of one sequence of a batch.
             if name.startswith(prefix) or prefix.startswith(f"{name}_"):
                 yield exchange
 
     def _names(self, prefix: str) -> Iterator[tuple[str, Exchange]]:
-        """All names, but without ours when ``prefix`` can be none of them."""
+        """Yield all rids, but the router's own only when ``prefix`` may match them."""
         yield from self._by_name.items()
         if prefix.startswith(self._prefix) or self._prefix.startswith(prefix):
             for exchange in self._open():
@@ -130,7 +130,7 @@ class UnderWay:
 
 
 def _has_rid(request: Request) -> bool:
-    """True when the body of ``request``, a JSON object, has a ``rid``, null perhaps."""
+    """Return True when the body of ``request``, a JSON object, has a ``rid``, be it null."""
     if not request.may_have(b"rid"):
         return False
     try:
@@ -141,7 +141,7 @@ def _has_rid(request: Request) -> bool:
 
 
 def rids_of(request: Request) -> list[str] | None:
-    """The names that ``request`` brings; None: it has none, and may get one."""
+    """Return the rids of ``request``; None: it has none, and may get one."""
     ours = _OURS.match(request.body)
     if ours is not None:
         return [ours[1].decode()]
@@ -163,7 +163,7 @@ def rids_of(request: Request) -> list[str] | None:
 
 
 def renamed_by_the_engine(request: Request) -> bool:
-    """True when the engine gives its sequences other names (``n`` above 1), so that nobody can end them by these."""
+    """Return True when the engine gives the sequences new rids (``n`` above 1): these cannot abort them."""
     if not request.may_have(b"n"):
         return False
     try:

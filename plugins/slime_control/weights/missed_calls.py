@@ -19,9 +19,9 @@ OWNER = "control"
 
 @dataclass(frozen=True, slots=True)
 class MissedCall:
-    """The number of the call, 0 for one before this process began.
+    """A missed call. ``number``: 0 when it was missed before this process began.
 
-    ``version``: of the fleet at that time, for a call before this process began. An update to it may be the missed one.
+    ``version``: in that case, the fleet's version when this was noticed. An update to it may be the missed one.
     """
 
     number: int
@@ -29,7 +29,7 @@ class MissedCall:
 
 
 class MissedCalls:
-    """The last missed call by worker and kind. A worker with any gets no requests, and its own word is no proof.
+    """The last missed call by worker and kind. A worker with any gets no requests, whatever version it reports.
 
     Changed only by functions without ``await``: one event loop needs no lock.
     """
@@ -41,7 +41,7 @@ class MissedCalls:
     def of(self, worker: Worker) -> Mapping[str, MissedCall]:
         """Return what ``worker`` missed, by kind.
 
-        One that failed a call before this process began is taken to have missed weights.
+        A worker that failed a call before this process began is assumed to have missed weights.
         """
         if OWNER in worker.holds and worker not in self._missed:
             self._missed[worker] = {"weights": MissedCall(0, self._router.weights.current)}
@@ -73,7 +73,7 @@ class MissedCalls:
                     pool.release(worker, OWNER)
 
     def forget(self, worker: Worker) -> None:
-        """Drop all of ``worker``, which begins afresh or was removed."""
+        """Forget all that ``worker`` missed."""
         self._missed.pop(worker, None)
 
     def set_aside(self, worker: Worker, reason: str) -> None:

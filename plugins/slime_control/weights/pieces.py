@@ -19,7 +19,7 @@ __all__ = ["Pieces"]
 
 
 class Pieces:
-    """Tells :class:`Updates` what happens, and carries out the effects.
+    """Passes events to :class:`Updates`, and carries out their effects.
 
     Changed only by functions without ``await``: one event loop needs no lock.
     """
@@ -32,7 +32,7 @@ class Pieces:
         self.updates = Updates(missed.weights_of, unannounced.may_be_restarted)
 
     def next(self, call: Call, *, changes_gate: bool, to_all: bool) -> int:
-        """Number ``call``, which is about to be made. Ends the update that it ends."""
+        """Number ``call``, which is about to be made. Close the current update if ``call`` ends it."""
         is_whole = call.path == "/update_weights_from_disk" and to_all
         if changes_gate or call.misses == "memory" or is_whole or self._is_silent(self.updates.current):
             self._carry_out(self.updates.close())
@@ -55,14 +55,14 @@ class Pieces:
             piece.update.takers[worker] = unannounced.standing(worker)
 
     def failed(self, piece: Piece, worker: Worker, trouble: str, *, is_unchanged: bool = False) -> None:
-        """Note that ``worker`` may have some of ``piece``, or that others have it and it has not."""
+        """Note that ``worker`` failed ``piece``; ``is_unchanged``: without any effect on its weights."""
         self._carry_out(self.updates.failed(piece, worker, trouble, is_unchanged=is_unchanged))
 
     def learnt(self, piece: Piece, version: str, workers: list[Worker], *, is_told: bool) -> None:
-        """Note that ``workers`` took ``piece``, which named no version that was read, and say ``version`` now."""
+        """Note that ``workers`` took ``piece``, in which no version was read, and report ``version`` now."""
         weights, update = self._router.weights, self.updates.current
         if version in weights.ordered:
-            return  # some engine began with it, perhaps meanwhile: no name of an update
+            return  # seen before, perhaps when an engine registered: it is not this update's
         now = anyio.current_time()
         self._carry_out(self.updates.learnt(piece, version, workers, weights.current, now, is_told=is_told))
         current = self.updates.current
@@ -82,7 +82,7 @@ class Pieces:
             self._router.tasks.start_soon(self._watch, update)
 
     async def _watch(self, update: Update) -> None:
-        """Close ``update`` after silence; a worker waits for that."""
+        """Close ``update`` when no more pieces come. A held worker waits for that."""
         while not update.is_closed:
             await anyio.sleep(unannounced.QUIET_S / 60)
             if self._is_silent(update):

@@ -1,4 +1,4 @@
-"""Times in which healthy engines may be silent: they were told to pause, or to take new weights."""
+"""Times in which healthy engines may be silent: during a pause, or a call such as an update of weights."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from slime_control.pausing.gate import Gate
 
 __all__ = ["QuietPeriod"]
 
-#: Calls beside which engines do everything else. During others SGLang generates for a probe no more than for anybody
-#: else, so probes wait as well, and get a 503 in the end.
+#: Calls during which engines go on generating. During other calls SGLang may generate nothing, not even for a probe:
+#: the probe waits, and gets a 503 in the end.
 _BESIDE = frozenset(("/abort_request", "/flush_cache", "/start_profile", "/stop_profile"))
 
 
@@ -27,7 +27,7 @@ class QuietPeriod:
 
     @contextmanager
     def during(self, call: Call) -> Iterator[None]:
-        """``call`` is under way."""
+        """Count ``call`` as under way."""
         if call.path in _BESIDE:
             yield
             return

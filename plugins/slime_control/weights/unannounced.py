@@ -14,7 +14,7 @@ from slime_control.weights.weight_update import Standing, Update
 
 __all__ = ["QUIET_S", "is_silent", "learn_version", "may_be_restarted", "standing"]
 
-#: Silence after which an update is over that nothing else ends.
+#: Silence that ends an update, if nothing else does.
 QUIET_S = 60.0
 
 
@@ -28,16 +28,16 @@ def standing(worker: Worker) -> Standing:
 
 
 def may_be_restarted(worker: Worker, then: Standing | None) -> bool:
-    """Return True when ``worker`` is not in use, and was looked at since it had the standing ``then``."""
+    """Return True when ``worker`` is not in use, and is quarantined or has another standing than ``then``."""
     return not worker.in_use and (worker.state == "quarantined" or then != standing(worker))
 
 
 async def learn_version(
     pool: WorkerPool, fan_out: FanOut, answers: dict[Worker, Answer]
 ) -> tuple[str | None, bool]:
-    """Ask the workers that took an update for its version; None when they do not agree.
+    """Ask the workers that took an update for its version; None unless all report the same.
 
-    True: it surely told one of them, which was in use and had another version before. One that names none has failed.
+    True: the update surely brought it, since a worker in use had another one before. A worker that reports none failed.
     """
     said: set[str] = set()
     is_told = False

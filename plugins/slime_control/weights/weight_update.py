@@ -1,29 +1,29 @@
 """State machine of weight updates that come in pieces: one event in, the next state and a list of effects out.
 
-Trainers name the version with each piece (slime), with one of them, or by ``/update_weight_version`` behind them
-(miles). Most pause generation around all of them, and newer engines are told begin and end. Nothing says which piece
-is the last one. Pieces that name the same version are one update, whatever is between them.
+Trainers name the version with each piece (slime), with one of them, or by ``/update_weight_version`` after them
+(miles). Most trainers pause generation around all pieces; newer engines get calls for begin and end. No piece is
+marked as the last. Pieces that name the same version are one update, whatever comes between them.
 
-There is no router, clock or I/O here: the caller tells the time, and carries out all effects before the next event.
-Pieces are events by their kind, see :data:`~slime_control.calls.endpoints.PieceKind`. ``close``: generation is paused
-or continues, memory is released or resumed, all load from disk, the end is announced, or nothing comes any more.
+There is no router, clock or I/O here: the caller passes the time, and carries out all effects before the next event.
+The event of a piece is its kind, see :data:`~slime_control.calls.endpoints.PieceKind`. ``close``: generation is paused
+or continues, memory is released or resumed, all load from disk, the end is announced, or no piece comes for a while.
 
 ========== ================================== ========== ===============================================================
 state      event                              next       effects
 ========== ================================== ========== ===============================================================
 Idle       begin, weights                     Collecting
 Idle       last, name, close                  Idle
-Collecting weights of its version or none     Collecting Missed: recipients that joined or were doubted since it began
+Collecting weights of its version or none     Collecting Missed: recipients that joined or may have restarted meanwhile
 Collecting last, name                         Collecting as above
-Collecting begin, weights of another version  Collecting as close, then of a new update
+Collecting begin, weights of another version  Collecting as close; then a new update begins
 Collecting learnt: the first version          Collecting
-Collecting learnt: another one, surely told   Collecting as close, then a new update
-Collecting close, a worker has all            Closed     Missed: did not answer; Completed: has all, and missed others;
+Collecting learnt: another one (``is_told``)  Collecting as close; then a new update begins
+Collecting close, a worker has all            Closed     Missed: did not answer; Completed: has all, had missed calls;
                                                          Unproven: joined since it began, and took no piece
 Collecting close, no worker has all           Idle       Missed: did not answer
 Closed     weights that name its version      Collecting as Collecting: it is open again
 Closed     last                               Collecting as above
-Closed     begin, other weights               Collecting a new update
+Closed     begin, other weights               Collecting a new update begins
 Closed     name, close                        Closed
 any        took                               same       Missed: joined since the piece was sent, or was not in use
 any        failed                             same       Missed: unless it refused, and took and missed nothing before
@@ -49,7 +49,7 @@ _CURE = "; it comes back with all pieces of another update, or with one from dis
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """``worker`` lacks weights that came until the call of that ``number``."""
+    """``worker`` lacks weights of the calls up to ``number``."""
 
     worker: Worker
     number: int
@@ -58,14 +58,14 @@ class Missed:
 
 @dataclass(frozen=True, slots=True)
 class Unproven(Missed):
-    """The same while generation is paused, unless ``worker`` says ``version``; None: versions prove nothing."""
+    """Missed if generation is paused and ``worker`` does not report ``version``; None: no report is a proof."""
 
     version: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """``worker`` has all of an update, and so what it missed before."""
+    """``worker`` has all of an update, which makes good the calls that it missed before."""
 
     worker: Worker
     version: str | None
@@ -79,10 +79,10 @@ class Update:
     """Pieces that belong together.
 
     ``began``: the number of the first piece; ``before``: the fleet's version then. ``is_rest``: it may have begun
-    before this process. ``is_guessed``: workers said ``version``, perhaps since their start; a named one replaces it.
-    ``is_delta``: it changes weights, and so completes none. ``takers`` took a piece, and had this standing afterwards;
-    ``loaded`` took weights; ``doubted`` were quarantined since, during or after the call of that number.
-    ``awaited``: pieces without an answer, by number.
+    before this process. ``is_guessed``: workers report ``version``, perhaps since their start; a version in a piece
+    replaces it. ``is_delta``: it changes present weights, so no worker gets all weights by it. ``takers``: workers that
+    took a piece, with their standing afterwards; ``loaded``: that took weights. ``doubted``: takers that were
+    quarantined, with the number of the last call then. ``awaited``: pieces (by number) without an answer.
     """
 
     began: int
@@ -99,7 +99,7 @@ class Update:
     awaited: set[tuple[int, Worker]] = field(default_factory=set)
 
     def includes(self, version: str | None) -> bool:
-        """Return True when weights that name ``version`` belong to it."""
+        """Return True when weights that name ``version`` belong to this update."""
         if version is None or self.version is None or self.is_guessed:
             return not self.is_closed
         return version == self.version
@@ -107,7 +107,7 @@ class Update:
 
 @dataclass(eq=False, slots=True)
 class Piece:
-    """One call of an update. ``update``: its own, from :meth:`Updates.receive` on."""
+    """One call of an update. :meth:`Updates.receive` sets ``update``."""
 
     number: int
     path: str
@@ -120,7 +120,7 @@ class Piece:
 class Updates:
     """The update that pieces belong to now, and the workers that registered meanwhile.
 
-    ``missed`` returns the last call about weights that a worker missed, ``may_be_restarted`` a guess about a taker.
+    ``missed`` returns the last call about weights that a worker missed; ``may_be_restarted`` guesses about a taker.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Updates:
         self._missed = missed
         self._may_be_restarted = may_be_restarted
         self._calls = 0
-        self._is_first = True  # nothing was seen yet that stands between two updates
+        self._is_first = True  # ``close`` was not called yet: a first piece may continue an older update
         self._joined: dict[Worker, int] = {}  # with the number of the last call then
 
     def count(self) -> int:
@@ -157,20 +157,20 @@ class Updates:
             self.current.doubted[worker] = self._calls
 
     def cured(self, worker: Worker, number: int) -> None:
-        """Note that ``worker`` got all weights by the call of that ``number``, which was no piece."""
+        """Note that ``worker`` got all weights by call ``number``, which is no piece."""
         if not self.joined_since(worker, number):
             self._joined.pop(worker, None)
         if self.current is not None and self.current.doubted.get(worker, number) < number:
             del self.current.doubted[worker]
 
     def joined_since(self, worker: Worker, number: int) -> bool:
-        """Return True when ``worker`` registered during that call or later."""
+        """Return True when ``worker`` registered during call ``number`` or later."""
         return self._joined.get(worker, 0) >= number
 
     def receive(
         self, piece: Piece, to: Iterable[Worker], fleet: str | None, now: float
     ) -> tuple[bool, list[Effect]]:
-        """Note that ``piece`` goes ``to`` workers. ``fleet``: its version. False: it is no piece of any update."""
+        """Note that ``piece`` goes ``to`` workers. ``fleet``: the fleet's version. False: it belongs to no update."""
         update, effects = self.current, list[Effect]()
         is_weights = piece.kind == "weights"
         if piece.kind == "begin" or (is_weights and (update is None or not update.includes(piece.version))):
@@ -183,7 +183,7 @@ class Updates:
         if piece.version is not None:
             update.version, update.is_guessed = piece.version, False
         update.is_delta |= piece.is_delta
-        update.is_closed = False  # it may be paused around each piece
+        update.is_closed = False  # trainers may pause around each piece
         for worker in to:
             update.awaited.add((piece.number, worker))
             if self._lacks(update, worker):
@@ -212,7 +212,7 @@ class Updates:
         return effects
 
     def failed(self, piece: Piece, worker: Worker, trouble: str, *, is_unchanged: bool) -> list[Effect]:
-        """Note that ``worker`` failed ``piece``. ``is_unchanged``: it has none of it, and no other has it so far."""
+        """Note that ``worker`` failed ``piece``. ``is_unchanged``: without any effect on its weights."""
         missed = self._missed(worker)
         if missed is None and is_unchanged and worker not in piece.update.takers:
             return []
@@ -223,7 +223,7 @@ class Updates:
     def learnt(
         self, piece: Piece, version: str, by: list[Worker], fleet: str | None, now: float, *, is_told: bool
     ) -> list[Effect]:
-        """Note that ``by`` say ``version``. ``is_told``: since ``piece``, surely; else perhaps since they began."""
+        """Note that ``by`` report ``version``. ``is_told``: surely since ``piece``; else perhaps since their start."""
         update = piece.update
         if update.version is None or update.is_guessed:
             update.version, update.is_guessed = version, not is_told
@@ -257,7 +257,7 @@ class Updates:
         return effects
 
     def _lacks(self, update: Update, worker: Worker) -> bool:
-        """Return True when ``worker`` may have missed a piece of ``update``, and no call is known to have failed."""
+        """Return True when ``worker`` may lack a piece of ``update``, and is not known to have missed one."""
         missed = self._missed(worker)
         if missed is not None and missed.number >= update.began:
             return False
