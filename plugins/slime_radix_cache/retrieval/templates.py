@@ -80,9 +80,7 @@ class ChatTemplate:
                 tokenize=False,
                 **conversation.variables,
             )
-        except (
-            Exception
-        ) as error:  # a template is a program: it may raise any exception
+        except Exception as error:  # a template is a program: it may raise any exception
             raise BadRequest(
                 f"the chat template refuses these messages: {str(error) or type(error).__name__}"
             ) from None
