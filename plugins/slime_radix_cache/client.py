@@ -33,7 +33,7 @@ _SampleT = TypeVar("_SampleT")
 
 
 class RequestFailed(Exception):
-    """The router, or the engine behind it, answered with the error ``status`` and this message."""
+    """An error answer of the router or of an engine, with its ``status`` and message."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"{status}: {message}")

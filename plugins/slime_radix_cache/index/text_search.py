@@ -86,7 +86,7 @@ class Search:
         return found
 
     def alone(self, check: SpellingCheck) -> Found | None:
-        """Return a context of prompts alone with exactly this text, of which no token was sampled; or None."""
+        """Return a context of prompts alone (no sampled token) with exactly this text, or None."""
         context = self._ending_at(self._path.node, inherited({}, check), 0) if self._is_at_node else None
         return (context, len(self._text)) if context is not None else None
 

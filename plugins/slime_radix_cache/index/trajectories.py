@@ -20,7 +20,7 @@ __all__ = ["Limits", "Trajectories"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of the cache: tokens, bytes, and weight versions since the last use. 0 is no limit."""
+    """Limits of the cache: tokens, bytes, and weight versions since the last use. 0: no limit."""
 
     tokens: int = 0
     size_bytes: int = 0
@@ -89,7 +89,7 @@ class Trajectories(SegmentStore):
         self._sessions.begin(running)
 
     def end(self, running: Running, *, is_recorded: bool) -> None:
-        """Remove a running request. Without a recorded answer it still counts as one of its session."""
+        """Remove a running request. It still counts as a request of its session if no answer is recorded."""
         forgotten = self._sessions.end(running, is_recorded=is_recorded)
         if forgotten is not None:
             self._forget(forgotten)

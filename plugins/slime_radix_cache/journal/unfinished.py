@@ -119,7 +119,7 @@ class UnansweredSessions:
             self._slots[session] = slot
 
     def end(self, session: str, *, is_remembered: bool) -> None:
-        """Note that a request of ``session`` ends. ``is_remembered``: see Unanswered, which has one of the session."""
+        """Note that a request of ``session`` ends. ``is_remembered``: ``session`` is in Unanswered."""
         self._requests[session] -= 1
         if not self._requests[session]:
             del self._requests[session]

@@ -191,9 +191,7 @@ class Encoder:
             ids = self._batch([guard + text], False)[0]
             if list(ids[: len(ahead)]) == ahead:
                 return ids[len(ahead) :]
-        return self._batch([text], False)[
-            0
-        ]  # with the tokenizer's added space, if any; the engine gets it too
+        return self._batch([text], False)[0]  # with the tokenizer's added space, if any
 
     def as_dict(self) -> dict[str, Any]:
         """Return the tokenizer's abilities and the counts of tokenisation, ready for JSON."""
