@@ -1,9 +1,9 @@
-"""Routed experts for rollout routing replay (R3): ask every worker for them, and leave the answer alone.
+"""Routed experts for rollout routing replay (R3): requested from every worker, passed on unchanged.
 
-SGLang returns ``meta_info.routed_experts`` when a request says ``return_routed_experts`` and the server runs with
-``--enable-return-routed-experts``. It is base64 of int32, ``[prompt + completion - 1, num_layers, top_k]``: 80 MB for
-a 32k-token sample of a 60-layer, top-8 model. The reply is never parsed here nor encoded again: it passes as a stream,
-byte for byte.
+SGLang returns ``meta_info.routed_experts`` if a request has ``return_routed_experts`` and the server runs with
+``--enable-return-routed-experts``. It is base64 of int32, ``[prompt + completion - 1, num_layers, top_k]``.
+That is 80 MB for a 32k-token sample of a 60-layer, top-8 model. So this plugin neither parses nor encodes the
+reply, which is streamed byte for byte.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _GENERATING = frozenset(("/generate", "/v1/chat/completions", "/v1/completions")
 
 
 def make_plugin(options: argparse.Namespace) -> R3:
-    """The plugin; it has no flags."""
+    """Return the plugin; it has no flags."""
     return R3()
 
 
 class R3:
-    """Adds ``return_routed_experts: true`` to generation requests that do not speak of it themselves."""
+    """Plugin that adds ``return_routed_experts: true`` to generation requests without the field."""
 
     @hookimpl
     def setup(self, router: Router) -> None:
@@ -44,4 +44,4 @@ class R3:
                     return
             request.add_field(b'"return_routed_experts":true')
         except BadRequest:
-            return  # the worker refuses it in its own words
+            return  # the worker refuses the request itself

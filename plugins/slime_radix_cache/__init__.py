@@ -1,7 +1,7 @@
 """Text in, exact tokens out: the plugin ``radix_cache``.
 
-``/generate`` with text is sent on with token ids that are known to be right. The engines' answers are recorded, and
-``/retrieve_from_text`` gives the exact tokens of a text back. See docs/plugins/radix_cache.md.
+In a ``/generate`` request, recorded token ids replace the text. The answers of engines are recorded, and
+``/retrieve_from_text`` returns the exact tokens of a text. See docs/plugins/radix_cache.md.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ __all__ = ["Answer", "Question", "RadixCache", "Retrieval", "Settings", "add_opt
 
 @hookimpl
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The plugin's flags."""
+    """Add the plugin's flags to ``parser``."""
     add_radix_cache_options(parser)
 
 
 def make_plugin(options: argparse.Namespace) -> RadixCache:
-    """The plugin for one router. Raises SettingsError."""
+    """Return the plugin for one router. Raises SettingsError."""
     return RadixCache(Settings.from_options(options))

@@ -1,4 +1,4 @@
-"""For rollout code: exact tokens out of the router, into a sample.
+"""Client for rollout code: retrieves exact tokens and fills them into a sample.
 
 A custom rollout function of slime's is five lines::
 
@@ -9,8 +9,8 @@ A custom rollout function of slime's is five lines::
         sample.response = turn["text"]
         return await router.fill(sample, session=sample.session_id)
 
-Answers come as msgpack, so that nothing is parsed token by token, and are given as the documented JSON object would
-be, with arrays for lists. Nothing is guessed and nothing is asked twice: what is wrong is raised.
+Retrieved tokens are sent as msgpack, which needs no parsing of each token. The client returns the documented JSON
+object, with arrays instead of lists. It never guesses and never retries: every failure raises an exception.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SampleT = TypeVar("_SampleT")
 
 
 class RequestFailed(Exception):
-    """The router, or the engine behind it, answered with ``status``; the message is theirs."""
+    """An error answer of the router or of an engine, with its ``status`` and message."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"{status}: {message}")
@@ -43,7 +43,7 @@ class RequestFailed(Exception):
 class Client:
     """A router, for synchronous code. Raises RequestFailed, NotExact, and httpx.TransportError.
 
-    ``timeout_s`` is how long an answer may take. The environment's proxies are ignored: a router is near.
+    ``timeout_s``: how long an answer may take. Proxy settings of the environment are ignored.
     """
 
     def __init__(self, url: str, *, timeout_s: float = 3600.0) -> None:
@@ -52,21 +52,21 @@ class Client:
     def generate(
         self, text: str, sampling_params: dict[str, Any], *, session: str | None = None, **fields: Any
     ) -> Any:
-        """The engine's answer to ``text``; ``fields`` are further fields of SGLang's ``/generate``."""
+        """Return the engine's answer to ``text``. ``fields``: more fields of SGLang's ``/generate``."""
         return _answer(self._http.post("/generate", json=_ask(text, sampling_params, session, fields)))
 
     def retrieve(self, text: str, *, session: str | None = None) -> dict[str, Any]:
-        """The exact tokens of ``text``, or the reason why they are not exact."""
+        """Return the tokens of ``text``, and ``inexact_reason`` if they are not exact."""
         return _record(
             _answer(self._http.post("/retrieve_from_text", json=_text(text, session), headers=_ACCEPT))
         )
 
     def session(self, session: str) -> dict[str, Any]:
-        """``trajectories``, a record for each leaf of ``session``; ``complete``: none of its responses is lost."""
+        """Return ``trajectories``, a record of each leaf of ``session``, and ``complete``: no response is lost."""
         return _session(_answer(self._http.get(_path(session), headers=_ACCEPT)))
 
     def trajectories(self, session: str) -> list[dict[str, Any]]:
-        """A record for each leaf of ``session`` that is kept; :meth:`session` says if that is all."""
+        """Return a record of each kept leaf of ``session``. Lost responses: see ``complete`` in :meth:`session`."""
         return list(self.session(session)["trajectories"])
 
     def fill(self, sample: _SampleT, *, session: str | None = None, allow_inexact: bool = False) -> _SampleT:
@@ -89,7 +89,7 @@ class Client:
 
 
 class AsyncClient:
-    """The same for asynchronous code; to be used within one event loop."""
+    """A router, for asynchronous code: like Client. Use it within one event loop."""
 
     def __init__(self, url: str, *, timeout_s: float = 3600.0) -> None:
         self._http = httpx.AsyncClient(base_url=url, trust_env=False, timeout=timeout_s, limits=_UNLIMITED)
@@ -135,7 +135,7 @@ class AsyncClient:
         await self.aclose()
 
 
-#: Rollout code decides how many requests it has in flight. A server closes idle connections after 5 s.
+#: Rollout code limits its requests itself. Idle connections expire here before a server closes them, after 5 s.
 _UNLIMITED = httpx.Limits(max_connections=None, keepalive_expiry=4.0)
 
 
@@ -155,7 +155,7 @@ def _text_of(sample: Any) -> str:
     if not isinstance(sample.prompt, str):
         raise TypeError(
             f"sample.prompt is a {type(sample.prompt).__name__}, not the text that was sent; "
-            "retrieve() its text and use fill_sample()"
+            "call retrieve() with that text, then fill_sample()"
         )
     return sample.prompt + str(sample.response)
 
@@ -178,7 +178,7 @@ def _session(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def _record(packed: dict[str, Any]) -> dict[str, Any]:
-    """With arrays for what was packed, and the versions by name."""
+    """Return ``packed`` with arrays, and with a weight version for each token."""
     record = {
         key: np.frombuffer(value["data"], value["dtype"])
         if isinstance(value, dict) and "dtype" in value

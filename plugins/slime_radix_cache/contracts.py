@@ -8,16 +8,16 @@ __all__ = ["TextEncoder"]
 
 
 class TextEncoder(Protocol):
-    """Tokenises without holding up the event loop, and no common text twice; the component ``"encoder"``."""
+    """Tokenizer that does not block the event loop and caches common texts; the component ``"encoder"``."""
 
     async def encode(self, text: str, *, begins: bool, client: str | None = None) -> bytes:
-        """Packed int32 ids of ``text``; ``begins`` when no tokens come before it. ``client``: see FairTurns.
+        """Return the packed int32 ids of ``text``. ``begins``: no tokens come before it.
 
-        Raises BadRequest for a text that is too long, and what the tokenizer raises.
+        ``client``: see FairTurns. Raises BadRequest if the text is too long, and the tokenizer's own errors.
         """
         ...
 
     @property
     def max_characters(self) -> int:
-        """A text of more is too long."""
+        """Maximum length of a text."""
         ...

@@ -1,4 +1,4 @@
-"""The plugin: what happens to a ``/generate`` on its way through the router."""
+"""The plugin's hooks: they rewrite each ``/generate`` request and record its answer."""
 
 from __future__ import annotations
 
@@ -56,15 +56,15 @@ __all__ = ["RadixCache"]
 
 logger = logging.getLogger(__name__)
 
-#: A request with more is encoded in pieces.
+#: A rewritten request with more tokens is encoded to JSON in pieces.
 _MANY_TOKENS = 1 << 15
-#: Both of which SGLang takes for ``/generate``.
+#: SGLang accepts both for ``/generate``.
 _METHODS = ("POST", "PUT")
 
 
 @dataclass(slots=True)
 class _Noted:
-    """State of one exchange: its request, and ``turns``: the prompts, then one for each sequence of the answer."""
+    """State of one exchange. ``turns``: one for each prompt, then one for each sequence of the answer."""
 
     ask: Ask
     turns: list[Turn]
@@ -72,9 +72,9 @@ class _Noted:
 
 
 class RadixCache:
-    """Sends known tokens instead of text, and keeps what the engines answer.
+    """Plugin that sends recorded tokens instead of text, and records the answers of engines.
 
-    No failure in here changes what the client gets: it is counted, logged once per kind, and shows in ``exact``.
+    Its failures do not change what the client gets. They are counted, logged once per kind, and make ``exact`` false.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -85,7 +85,7 @@ class RadixCache:
 
     @hookimpl
     def setup(self, router: Router) -> None:
-        """Load the tokenizer, or take another plugin's; offer ``"trajectories"`` and what else others need."""
+        """Load the tokenizer, or take that of another plugin, and register the components for other plugins."""
         settings = self._settings
         self._router = router
         self._pool = router.pool
@@ -154,7 +154,7 @@ class RadixCache:
     @hookimpl
     @asynccontextmanager
     async def lifespan(self, router: Router) -> AsyncIterator[None]:
-        """Subscribe to pauses and aborts; keep the log small, if there is one."""
+        """Subscribe to pauses and aborts, and compact the log if there is one."""
         events = router.components.find("control_events")
         if events is not None:
             self._interruptions.follow(events)
@@ -175,7 +175,7 @@ class RadixCache:
         return self.retrieval.routes(self.get_stats)
 
     def get_stats(self) -> dict[str, Any]:
-        """Return the sizes of the cache, and counts of what was done so far."""
+        """Return the sizes of the cache, and its counters."""
         kept = self._trajectories
         losses = kept.losses
         return {
@@ -203,7 +203,7 @@ class RadixCache:
             return
         try:
             body = await self._router.read_json(exchange)
-        except TooManyValues:  # it may have more sequences than are allowed
+        except TooManyValues:  # the body may have more sequences than are allowed
             raise
         except BadRequest:
             self._tally.untouched(MALFORMED)
@@ -223,7 +223,7 @@ class RadixCache:
         try:
             turns = await self._begin(exchange, ask)
             document = rewritten(body, ask, [np.frombuffer(turn.ids, np.int32) for turn in turns])
-        except HTTPError:  # of the request, the name of its session, say
+        except HTTPError:  # an invalid request, such as a session name that is too long
             raise
         except Exception as error:
             self._tally.untouched("failed")
@@ -260,14 +260,14 @@ class RadixCache:
 
     @hookimpl
     async def post_response(self, exchange: Exchange) -> None:
-        """Record the answer; a stream's when its last event passes."""
+        """Record the answer; that of a stream when its last event passes."""
         noted: _Noted | None = exchange.notes.get(NOTE)
         reply = exchange.reply
         if noted is None or reply is None or reply.status != 200 or is_only_proxied(exchange.worker):
             mark_untouched(exchange, self._trajectories, self._tally)
             return
         noted.turns = [sequence for turn in noted.turns for sequence in turn.sequences(noted.ask.copies)]
-        if noted.ask.copies == 1:  # by now it has a name: the last plugin may have given one
+        if noted.ask.copies == 1:  # a later plugin may have set the rid
             for turn, rid in zip(noted.turns, names(exchange.request.json(), noted.ask), strict=True):
                 turn.rid = rid
         worker = exchange.worker.url if exchange.worker is not None else "unknown"
@@ -296,5 +296,5 @@ class RadixCache:
 
     @hookimpl
     async def on_weight_update(self, update: WeightUpdate) -> None:
-        """Forget what was not used under the last few weights."""
+        """Evict segments that were not used within the last weight versions."""
         self._trajectories.see_version(update.version)

@@ -1,4 +1,4 @@
-"""Retrieved tokens as the fields of a slime-like ``Sample``."""
+"""Retrieved tokens as fields of slime's ``Sample``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STATUS = {"stop": "COMPLETED", "length": "TRUNCATED", "abort": "ABORTED"}
 
 
 class NotExact(Exception):
-    """The tokens are not those that an engine consumed and sampled: ``reason`` says why, ``answer`` has all."""
+    """The retrieved tokens are not exact. ``reason``: the ``inexact_reason``; ``answer``: the whole answer."""
 
     def __init__(self, answer: Mapping[str, Any]) -> None:
         self.reason: str = answer["inexact_reason"]
@@ -23,7 +23,7 @@ class NotExact(Exception):
         matched, size = answer["matched_length"], len(answer.get("text", answer["response"]))
         super().__init__(
             f"the tokens are not exact: {self.reason} ({matched} of {size} characters were recorded); "
-            "docs/plugins/radix_cache.md says what to do"
+            "docs/plugins/radix_cache.md explains each reason"
         )
 
 
@@ -31,10 +31,10 @@ def fill_sample(sample: _SampleT, answer: Mapping[str, Any], *, allow_inexact: b
     """Fill ``sample`` with a retrieved ``answer``, or a record of a session; returns it. Raises NotExact.
 
     ``sample`` is any object with slime's attributes. ``tokens`` are those of the whole text; ``response_length``
-    counts those from the first sampled one on; ``loss_mask`` and ``rollout_log_probs`` have as many. A logprob is NaN
-    where the token is known without one, and that is allowed. ``weight_versions`` has each version once, in order.
-    ``status`` is set when the end is known and the sample's class has a ``Status``; ``prompt`` and ``response`` when
-    ``answer`` is a session's record.
+    counts them from the first sampled one on; ``loss_mask`` and ``rollout_log_probs`` have that length. With
+    ``allow_inexact``, missing logprobs are NaN. ``weight_versions`` has each version once, in order. ``status`` is
+    set if the finish reason is known and the sample's class has a ``Status``. ``prompt`` and ``response`` are set if
+    ``answer`` is a record of a session.
     """
     if not answer["exact"] and not allow_inexact:
         raise NotExact(answer)

@@ -11,20 +11,20 @@ from slime_radix_cache.tokens.encoding import MAX_TOKENS
 
 __all__ = ["Settings", "add_radix_cache_options"]
 
-#: Room for a few steps of a large rollout (512 prompts x 8 samples x 8k tokens are 34M tokens).
+#: Enough for a few steps of a large rollout (512 prompts x 8 samples x 8k tokens are 34M tokens).
 _MAX_TOKENS = 100_000_000
 _MAX_BYTES = 4 << 30
-#: 1,024 prompts of a batch with 16 samples each.
+#: Enough for a batch of 1,024 prompts with 16 samples each.
 _MAX_SEQUENCES = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """See the flags' help."""
+    """Values of the flags; each flag has a help text."""
 
     hf_checkpoint: str = flag(
         "--hf-checkpoint", default="", metavar="PATH",
-        help="the model's tokenizer (what transformers loads); without it, the tokenizer of another plugin",
+        help="the model's tokenizer, loaded with transformers; without it, another plugin must offer one",
     )  # fmt: skip
     max_tokens: int = flag(
         "--radix-tree-max-size", default=_MAX_TOKENS, at_least=0, metavar="TOKENS",
@@ -36,7 +36,7 @@ class Settings:
     )  # fmt: skip
     gc_threshold_k: int = flag(
         "--gc-threshold-k", default=5, at_least=0, metavar="K",
-        help="forget what was not used within the last K weight versions, 0 for never",
+        help="evict tokens that were not used within the last K weight versions, 0 for never",
     )  # fmt: skip
     max_sequences: int = flag(
         "--max-sequences-per-request", default=_MAX_SEQUENCES, at_least=1, metavar="N",
@@ -52,11 +52,11 @@ class Settings:
     )  # fmt: skip
     abort_retries: int = flag(
         "--abort-retries", default=5, at_least=0, metavar="N",
-        help="how often a generation from text is tried again after an engine aborted it, 0 for never",
+        help="how often a generation from text is tried again after an abort by the engine, 0 for never",
     )  # fmt: skip
     abort_retry_wait_s: float = flag(
         "--abort-retry-wait-s", default=30.0, at_least=0, metavar="SECONDS",
-        help="wait before an aborted generation is tried again; while engines are paused, until they continue",
+        help="wait before an aborted generation is tried again; if engines are paused, until they continue",
     )  # fmt: skip
     resume_aborted: bool = flag(
         "--resume-aborted", default=False,

@@ -1,4 +1,4 @@
-"""Counters of the cache's work; each kind of trouble is logged once."""
+"""Counters of the cache; each kind of failure is logged once."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ logger = logging.getLogger(__name__)
 class Tally:
     """Counters behind ``get_stats()``.
 
-    A *turn* is a prompt that was rewritten; it is a *hit* when some of its tokens were known. Turns are numbered
-    by the responses before them in their context, so what starts afresh counts as turn 1.
+    A *turn* is a prompt that is sent as tokens. It is a *hit* if some of its tokens were known. The number of a
+    turn is one more than the number of responses before it in its context.
     """
 
     def __init__(self) -> None:
@@ -30,35 +30,35 @@ class Tally:
         self._aborts: Counter[str] = Counter()
 
     def turn(self, number: int, reused: int, encoded: int) -> None:
-        """A prompt was rewritten: ``reused`` tokens known, ``encoded`` made."""
+        """Count a prompt with ``reused`` known tokens and ``encoded`` others (tokenised, or given as ids)."""
         self._turns[number] += 1
         self._hits[number] += reused > 0
         self.tokens_reused += reused
         self.tokens_encoded += encoded
 
     def untouched(self, reason: str) -> None:
-        """A ``/generate`` was passed on as it was: nothing of it will be exact."""
+        """Count a generation request that was passed on untouched, by the ``reason`` or its path."""
         self._untouched[reason] += 1
 
     def unrecorded(self, kind: str, error: Exception | None = None, worker: str | None = None) -> None:
-        """Something of an answer was not kept, or not believed. The first of a kind is logged.
+        """Count a failure to record, and log the first of each ``kind``.
 
-        A ValueError says what is wrong with what ``worker`` sent; any other error is ours, so it is traced.
+        A ValueError means that ``worker`` sent something wrong. Any other error is logged with its traceback.
         """
         self._unrecorded[kind] += 1
         if self._unrecorded[kind] > 1:
             return
-        told = isinstance(error, ValueError)
+        is_explained = isinstance(error, ValueError)
         logger.warning(
             "not recorded: %s%s%s (further ones are only counted)",
             kind,
             f", by worker {worker}" if worker is not None else "",
-            f": {error}" if told else "",
-            exc_info=None if told else error,
+            f": {error}" if is_explained else "",
+            exc_info=None if is_explained else error,
         )
 
     def contradicted(self, figure: str) -> None:
-        """An engine's ``figure`` contradicts another one, or the request. The first of a kind is logged."""
+        """Count a contradictory ``figure`` (field) of an engine's answer, and log the first of each."""
         self._contradictions[figure] += 1
         if self._contradictions[figure] == 1:
             logger.warning(
@@ -68,16 +68,16 @@ class Tally:
             )
 
     def aborted(self, outcome: str) -> None:
-        """An engine aborted a generation by itself: ``tried_again``, ``resumed``, ``completed`` as it
-        was, or ``passed_on`` to the client."""
+        """Count an abort by an engine. ``outcome``: ``tried_again``, ``resumed``, ``completed`` (the answer was
+        whole already), or ``passed_on`` to the client."""
         self._aborts[outcome] += 1
 
     def answered(self, reason: str | None) -> None:
-        """Tokens were retrieved; ``reason`` is why they are not exact."""
+        """Count a retrieved answer. ``reason``: why it is not exact; None if it is."""
         self._answers[reason or "exact"] += 1
 
     def as_dict(self) -> dict[str, Any]:
-        """All counters, ready for JSON."""
+        """Return all counters, ready for JSON."""
         turns, hits = self._turns.total(), self._hits.total()
         return {
             "requests": turns,

@@ -1,1 +1,1 @@
-"""A ``/generate`` on its way: its prompts as tokens, its answer recorded."""
+"""Conversion of the prompts of ``/generate`` requests to tokens, and recording of the answers."""

@@ -1,4 +1,4 @@
-"""Prompts that clients gave as ids, compared with the ids that the tokenizer makes of their text."""
+"""Comparison of prompts that clients gave as ids with the ids that the tokenizer makes of their text."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["GivenPrompts"]
 
 
 class GivenPrompts:
-    """Asks the tokenizer about a prompt when another client writes its text, and remembers what it says."""
+    """Comparisons of given prompts, each made when another client first sends the same text."""
 
     def __init__(self, encoder: Encoder, spelling: Spelling) -> None:
         self._encoder = encoder
         self._spelling = spelling
 
     async def find_out(self, prompt: Prompt, client: str | None = None) -> None:
-        """Note in ``prompt`` if its tokens are odd: others than the tokenizer makes of the text that they say."""
+        """Set ``is_odd`` in the giver of ``prompt``: the tokenizer makes other tokens of its text."""
         ids, begins = _up_to(prompt)
         said = await self._encoder.text_of(self._spelling, ids, client)
         is_odd = not text_of(prompt.node).endswith(said.encode()) or ids != await self._encoder.encode(
@@ -29,9 +29,9 @@ class GivenPrompts:
 
 
 def _up_to(prompt: Prompt) -> tuple[bytes, bool]:
-    """The packed ids of ``prompt`` and of the prompts right before it, and whether a text begins with them.
+    """Return the packed ids of ``prompt`` and of the prompts right before it; True if nothing precedes them.
 
-    Given ids may continue an earlier prompt. The tokenizer would take both as one text, so they belong together.
+    Given ids may continue an earlier prompt. The tokenizer would encode both as one text, so both are compared.
     """
     parts = [prompt.ids]
     here: Segment = prompt

@@ -1,7 +1,7 @@
-"""Streams that are still running: a client may act on what it was told before its stream has ended.
+"""Running streams: a client may continue the text of a stream before the stream has ended.
 
-An agent that stops reading behind ``</search>`` asks for its next turn at once. That request may be here before the
-end of the old connection is noticed. What was streamed until then is recorded first.
+An agent that stops reading after ``</search>`` sends its next turn at once. The router may get that request before it
+sees the disconnect. So it first records the part that was streamed.
 """
 
 from __future__ import annotations
@@ -13,40 +13,40 @@ __all__ = ["OpenStreams", "RunningStream"]
 
 
 class RunningStream(Protocol):
-    """A stream that can record what it has told so far."""
+    """A stream that can record the part that was passed on so far."""
 
     session: str | None
 
     def catch_up(self, prompt: bytes) -> None:
-        """Do so if a client that asks with ``prompt`` may have read it."""
+        """Record that part if the client that sends ``prompt`` may have read it."""
         ...
 
     def record_all(self) -> None:
-        """Do so."""
+        """Record that part."""
         ...
 
 
 class OpenStreams:
-    """The streams that run now, by their sessions."""
+    """The running streams, by session."""
 
     def __init__(self) -> None:
         self._running: dict[str | None, dict[RunningStream, None]] = {}
 
     def opened(self, stream: RunningStream) -> None:
-        """``stream`` begins."""
+        """Add ``stream``, which begins."""
         self._running.setdefault(stream.session, {})[stream] = None
 
     def closed(self, stream: RunningStream) -> None:
-        """``stream`` has ended."""
+        """Remove ``stream``, which has ended."""
         own = self._running[stream.session]
         del own[stream]
         if not own:
             del self._running[stream.session]
 
     def catch_up(self, prompt: bytes, session: str | None) -> None:
-        """Record what a client that asks with ``prompt`` may have read of running streams.
+        """Record the parts of running streams that the client that sends ``prompt`` may have read.
 
-        O(streams of the session, and those without one); of all, when the client names no session.
+        O(streams of the session, and those without a session); without a ``session``, O(all streams).
         """
         sessions = list(self._running) if session is None else [session, None]
         for one in sessions:
@@ -54,7 +54,7 @@ class OpenStreams:
                 stream.catch_up(prompt)
 
     def catch_up_session(self, session: str) -> None:
-        """Record what the running streams of ``session`` have told so far."""
+        """Record the parts of the running streams of ``session`` that were passed on so far."""
         for stream in self._of(session):
             stream.record_all()
 

@@ -1,4 +1,4 @@
-"""A stream on its way into the cache."""
+"""Recording of a streamed answer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["StreamRecorder"]
 class StreamRecorder:
     """A tap that records the sequences of one streamed ``/generate``; ``turns[i]`` is the prompt of sequence ``i``.
 
-    It comes from ``worker``. ``doubt`` says why what was told so far is not to be believed; None: it is.
+    The stream comes from ``worker``. ``doubt`` returns why the answer so far is not exact; None if it is.
     """
 
     def __init__(
@@ -36,11 +36,11 @@ class StreamRecorder:
         streams.opened(self)
 
     def feed(self, chunk: bytes) -> None:
-        """The next bytes of the reply."""
+        """Take the next bytes of the reply."""
         self._stream.feed(chunk)
 
     def close(self, complete: bool) -> None:
-        """The reply has ended, or was given up."""
+        """Record the rest: the reply has ended (``complete``) or was cancelled."""
         self._streams.closed(self)
         self._stream.record_all()
         if complete and not self._stream.failed and not self._failed:
@@ -52,22 +52,22 @@ class StreamRecorder:
         self.doubt = _no_doubt
 
     def catch_up(self, prompt: bytes) -> None:
-        """Record what was streamed until now, if a client that asks with ``prompt`` may have read it."""
+        """Record what was streamed so far, if the client that sends ``prompt`` may have read it."""
         for turn in self._turns:
             if len(prompt) > len(turn.prompt) and prompt.startswith(turn.prompt):
                 self._stream.record_all()
                 return
 
     def record_all(self) -> None:
-        """Record what was streamed until now."""
+        """Record what was streamed so far."""
         self._stream.record_all()
 
     def so_far(self) -> AnswerSoFar:
-        """The only sequence, as far as the client was told of it. A copy."""
+        """Return a copy of the only sequence, as far as it was passed on."""
         return self._stream.so_far()
 
     def keep(self, answer: dict[str, Any]) -> None:
-        """Record an aborted answer that the client does not see: the beginning of what comes."""
+        """Record an aborted ``answer``, hidden from the client: the beginning of the response to come."""
         try:
             if sampled_ids(answer):
                 self._record(0, answer)
@@ -75,7 +75,7 @@ class StreamRecorder:
             self.failed(error)
 
     def begin_anew(self) -> None:
-        """Keep what came as a fact of its own: from now on it is sampled anew."""
+        """Keep the response so far as it is: the next attempt samples another one."""
         self._responses[0].begin_anew()
         self.doubt = _no_doubt
 
@@ -87,7 +87,7 @@ class StreamRecorder:
         self._responses[index].record(answer, doubt, is_whole=False)
 
     def failed(self, error: Exception) -> None:
-        """Something of the stream was not understood: what was recorded of it is not to be believed any more."""
+        """Count an event that was not understood, and record the stream again as not exact."""
         had_failed, self._failed = self._failed, True
         self._tally.unrecorded("stream_not_understood", error, self._worker)
         for turn in self._turns:

@@ -1,18 +1,18 @@
-"""The events of a cumulative stream, compared as bytes: each repeats text, ids and logprobs of the one before.
+"""Comparison of the events of a cumulative stream: each repeats text, ids and logprobs of the one before.
 
-To parse every event of an answer of n tokens would be O(n²), in steps of microseconds; this is memory compared.
+Parsing every event of an answer of n tokens would be O(n²) and slow. So the raw bytes of events are compared.
 """
 
 from __future__ import annotations
 
 __all__ = ["RepeatedEvents"]
 
-#: In JSON none can stand inside a string: there the quotes would be escaped. SGLang writes the text first.
+#: None can occur inside a JSON string, where the quotes would be escaped. SGLang writes the text first.
 _TEXT, _IDS, _LOGPROBS = b'"text":', b'"output_ids":', b'"output_token_logprobs":[['
 
 
 class RepeatedEvents:
-    """Events of one sequence. ``took_back``: one did not repeat what the one before had told."""
+    """The events of one sequence. ``took_back``: an event did not repeat the one before it."""
 
     __slots__ = ("_ids", "_logprobs", "_text", "took_back")
 
@@ -21,7 +21,7 @@ class RepeatedEvents:
         self._text = self._ids = self._logprobs = b""
 
     def see(self, event: bytes, *, is_last: bool = False) -> None:
-        """Take the next ``event``. The text of the last one may be shorter: there a stop string is trimmed."""
+        """Take the next ``event``. The text of the last event may be shorter, since a stop string is trimmed."""
         start = event.find(_IDS)
         if start < 0:
             return
@@ -43,5 +43,5 @@ class RepeatedEvents:
 
 
 def _begins(ids: bytes, known: bytes) -> bool:
-    """True when ``ids`` are ``known`` and more: behind the number 1 comes no digit."""
+    """Return True if ``ids`` begin with ``known``, and not in the middle of a number."""
     return ids.startswith(known) and not (known[-1:].isdigit() and ids[len(known) : len(known) + 1].isdigit())

@@ -1,6 +1,6 @@
-"""An engine's answer, read out of SGLang's JSON: checked once, here.
+"""An engine's answer, read from SGLang's JSON and checked.
 
-Every key may be missing: an aborted generation has next to none.
+Every key may be missing: an aborted generation has few of them.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from slime_radix_cache.index.segments import Versions, pack_logprobs
 
 __all__ = ["NOTHING_SAMPLED", "Output", "Unusable", "read_output"]
 
-#: The kind of an answer without tokens that claims none.
+#: The kind of an answer that has no tokens and claims none.
 NOTHING_SAMPLED = "nothing_sampled"
 
 
 class Unusable(Exception):
-    """An answer of which nothing can be recorded. ``kind`` names why, for counting."""
+    """An answer that cannot be recorded. ``kind``: the reason, for counting."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(kind)
@@ -32,7 +32,7 @@ class Unusable(Exception):
 class Output:
     """One sampled sequence. ``ids`` and ``logprobs`` are packed (see segments); ``ids`` is not empty.
 
-    Figures that contradict each other are left out; :func:`slime_sglang.contradiction` names them.
+    Contradictory logprobs and versions are left out; :func:`slime_sglang.contradiction` names the field.
     """
 
     text: str
@@ -43,7 +43,7 @@ class Output:
 
 
 def read_output(output: Any) -> Output:
-    """``output`` is one object of a ``/generate`` answer, parsed. Raises Unusable."""
+    """Read ``output``, one parsed object of a ``/generate`` answer. Raises Unusable."""
     if not isinstance(output, dict):
         raise Unusable("answer_not_understood")
     meta = output.get("meta_info")
@@ -68,7 +68,7 @@ def read_output(output: Any) -> Output:
 
 
 def _tokens(ids: Any, triples: Any) -> tuple[bytes, bytes | None]:
-    """Packed ids and logprobs from ``output_ids`` and ``[logprob, id, text]``; each may be missing."""
+    """Pack the ids and logprobs in ``output_ids`` and ``[logprob, id, text]``; each may be missing."""
     if ids is None:
         ids = [triple[1] for triple in triples or ()]
     packed = array("i", ids).tobytes()
@@ -79,12 +79,12 @@ def _tokens(ids: Any, triples: Any) -> tuple[bytes, bytes | None]:
         if [triple[1] for triple in triples] == ids:
             return packed, logprobs
     except (TypeError, LookupError):
-        pass  # they are of other tokens, or no logprobs
+        pass  # they are no logprobs
     return packed, None
 
 
 def _versions(meta: dict[str, Any], count: int) -> Versions:
-    """Versions of ``count`` tokens: from spans ``[{version, start, end}]`` when they cover all; else one for all."""
+    """Return the versions of ``count`` tokens, from spans or one for all; None if the spans do not fit."""
     spans = meta.get("weight_versions")
     if spans:
         runs: list[tuple[str | None, int]] = []

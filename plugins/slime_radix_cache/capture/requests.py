@@ -1,4 +1,4 @@
-"""The request in a ``/generate`` body, and the body that the engine gets instead."""
+"""Reading of ``/generate`` bodies, and rewriting of them for the engine."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ __all__ = [
     "size_of",
 ]
 
-#: The reason to pass on a request that an engine will refuse.
+#: The reason to pass on a request untouched, since the engine will refuse it.
 MALFORMED = "malformed"
-#: Characters of a field's name that are kept.
+#: Characters of an unknown field's name that are kept.
 _SHOWN = 64
-#: Fields that put more into an engine's context than the prompt says: such a request is passed on as it is.
+#: Fields that put more than the prompt into an engine's context: such a request is passed on untouched.
 _MORE_THAN_PROMPT = ("input_embeds", "image_data", "video_data", "audio_data", "session_params")
 
 
@@ -58,8 +58,8 @@ _PER_PROMPT = (
 class Ask:
     """Prompts to continue, ``copies`` times each: texts, or token ids (packed) that stay as they are.
 
-    ``batch``: the body has a list of prompts. ``adapters``: the LoRA adapter for each prompt. ``doubt``: why no answer
-    is exact, a field that is not known to be harmless.
+    ``batch``: the body has a list of prompts. ``adapters``: the LoRA adapter for each prompt. ``doubt``: why no
+    answer is exact (an unknown field); None if answers may be.
     """
 
     prompts: tuple[str, ...] | tuple[bytes, ...]
@@ -80,13 +80,13 @@ class Ask:
 
 
 def size_of(body: Any) -> tuple[int, int]:
-    """The number of prompts in ``body``, and that of answers to each: seen before anything is made of them."""
+    """Return the number of prompts in ``body``, and of samples for each, before the prompts are read."""
     copies = _copies(body.get("sampling_params")) if isinstance(body, dict) else None
     return len(_prompts(body)), copies or 1
 
 
 def longest_ids(body: Any) -> int:
-    """The number of ids in the longest prompt of ``body`` that is given as ids."""
+    """Return the number of ids in the longest prompt of ``body`` that is given as ids."""
     return max((len(one) for one in _prompts(body) if isinstance(one, list | array)), default=0)
 
 
@@ -100,10 +100,10 @@ def _prompts(body: Any) -> Sequence[Any]:
 
 
 def read_ask(body: Any) -> Ask | str:
-    """Return the request in ``body``, or why it is to be passed on untouched (in one word, for counting).
+    """Return the request in ``body``, or the reason to pass it on untouched (one word, for counting).
 
-    Malformed bodies are among these: the worker says in its own words what is wrong with them. Raises BadRequest for
-    the name of an adapter that is too long to be kept.
+    Malformed bodies are passed on too: the worker refuses them with its own message. Raises BadRequest if the name
+    of an adapter is too long.
     """
     if not isinstance(body, dict):
         return MALFORMED
@@ -130,7 +130,7 @@ def read_ask(body: Any) -> Ask | str:
 
 
 def _adapters(paths: Any, prompts: int) -> tuple[str | None, ...] | None:
-    """The adapter of each prompt; an empty name is the base model, as in SGLang."""
+    """Return the adapter of each prompt. An empty name is the base model, as in SGLang."""
     if paths is None:
         return (None,) * prompts
     each = paths if isinstance(paths, list) else [paths] * prompts
@@ -168,9 +168,9 @@ def _packed(ids: Any) -> tuple[bytes, ...] | None:
 def rewritten(
     body: dict[str, Any], ask: Ask, prompts: Sequence[npt.NDArray[np.int32]]
 ) -> dict[str, Any] | None:
-    """``body`` with ``prompts`` instead of texts, and with logprobs unless the client has forbidden them.
+    """Return ``body`` with ``prompts`` instead of texts, and with logprobs unless the client declined them.
 
-    None when there is nothing to change.
+    None if nothing needs to change.
     """
     changed = {name: value for name, value in body.items() if name != "text"}
     if isinstance(ask.prompts[0], str):
@@ -183,7 +183,7 @@ def rewritten(
 
 
 def names(body: dict[str, Any], ask: Ask) -> list[str | None]:
-    """Return the engine's name of each sequence of its answer; None where that is its own choice."""
+    """Return the ``rid`` of each sequence of the answer; None if the engine chooses it."""
     rid = body.get("rid") if ask.copies == 1 else None
     count = ask.sequences
     if ask.batch and isinstance(rid, str):
@@ -193,7 +193,7 @@ def names(body: dict[str, Any], ask: Ask) -> list[str | None]:
 
 
 def single(body: dict[str, Any], ask: Ask, number: int) -> dict[str, Any]:
-    """``body``, which has ``input_ids``, as a request for sequence ``number`` of its answer alone."""
+    """Return a request for only sequence ``number`` of the answer to ``body``, which has ``input_ids``."""
     place = number // ask.copies
     alone = dict(body)
     if ask.batch:
@@ -203,13 +203,13 @@ def single(body: dict[str, Any], ask: Ask, number: int) -> dict[str, Any]:
         if isinstance(body.get("rid"), str):
             alone["rid"] = f"{body['rid']}_{place}"  # as the engine names them
     if ask.copies > 1:
-        alone.pop("rid", None)  # of several samples each gets a new name
+        alone.pop("rid", None)  # the engine chooses a rid for each sample
         alone["sampling_params"] = {**alone["sampling_params"], "n": 1}
     return alone
 
 
 def handles_aborts(exchange: Exchange, ask: Ask) -> bool:
-    """True when the client itself sent token ids, in a ``/generate``, a chat or a completion."""
+    """Return True if the client itself sent token ids, in a ``/generate``, a chat or a completion."""
     if exchange.parent is None:
         return ask.has_ids
     try:

@@ -1,4 +1,4 @@
-"""Answers that come as server-sent events: put together from the bytes that the client sees."""
+"""Answers that come as server-sent events, put together from the bytes that the client gets."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from slime_sglang.events import EventSplitter
 
 __all__ = ["GenerationStream"]
 
-#: In JSON this cannot stand inside a string: there the quotes would be escaped.
+#: This cannot occur inside a JSON string, where the quotes would be escaped.
 _FINISH = b'"finish_reason":'
 _INDEX = b'"index":'
 _OF_A_SEQUENCE = {"text", "output_ids"}
 
 
 class GenerationStream:
-    """One streamed ``/generate``: its bytes in, answers as of an unstreamed one out.
+    """One streamed ``/generate``: takes its bytes, and makes answers like those of an unstreamed request.
 
     ``record(index, answer, took_back)`` is called for each sequence when its last event has come, before the client
-    sees that event. :meth:`record_all` calls it with what there is. ``took_back``: an event told other tokens, or
-    another text, than one before. ``fail(error)`` is called when something goes wrong; nothing is raised.
+    gets that event. :meth:`record_all` calls it with the answer so far. ``took_back``: an event had other tokens or
+    another text than an event before it. Errors are not raised; ``fail(error)`` is called with each.
     """
 
     def __init__(self, record: Callable[[int, Any, bool], None], fail: Callable[[Exception], None]) -> None:
@@ -34,11 +34,11 @@ class GenerationStream:
         self._repeats: dict[int, RepeatedEvents] = {}
         self._ended: set[int] = set()
         self._recorded: set[int] = set()
-        #: The engine has said that it failed.
+        #: The engine has sent an error event.
         self.failed = False
 
     def feed(self, chunk: bytes) -> None:
-        """The next bytes of the reply."""
+        """Take the next bytes of the reply."""
         for data in self._events.feed(chunk):
             if data != b"[DONE]":
                 try:
@@ -47,26 +47,26 @@ class GenerationStream:
                     self._fail(error)
 
     def record_all(self) -> None:
-        """Record what has come of the sequences that have not ended."""
+        """Record the received part of each sequence that has not ended."""
         for index in self._answers.keys() - self._ended:
             self._try_record(index)
 
     def record_again(self) -> None:
-        """Record once more what was recorded: there is something to be said against it."""
+        """Record again all sequences that were recorded: they are not exact any more."""
         for index in list(self._recorded):
             self._try_record(index)
 
     def forget(self) -> None:
-        """Let go of the listeners: they refer to this stream, and a cycle would wait for the garbage collector."""
+        """Drop the callbacks: they refer to this stream, and a cycle would wait for the garbage collector."""
         self._record = lambda index, answer, took_back: None
         self._fail = lambda error: None
 
     def has_begun(self, index: int) -> bool:
-        """True when an event of sequence ``index`` has come."""
+        """Return True if an event of sequence ``index`` has come."""
         return index in self._answers
 
     def so_far(self) -> AnswerSoFar:
-        """All that was told of the only sequence. A copy."""
+        """Return a copy of the answer so far of the only sequence."""
         answer = self._answers.get(0)
         return answer.copy() if answer is not None else AnswerSoFar()
 
@@ -78,7 +78,7 @@ class GenerationStream:
             return
         event = parsed(data)
         if isinstance(event, dict) and "meta_info" not in event and not event.keys() & _OF_A_SEQUENCE:
-            self.failed = True  # an error after the start: what was sampled until then stays
+            self.failed = True  # an error event: the tokens before it stay valid
             return
         event = read_event(event)
         index = event.get("index", 0)
@@ -113,14 +113,14 @@ class GenerationStream:
 
 
 def _check_is_old(event: dict[str, Any], answer: AnswerSoFar) -> None:
-    """Raise ValueError when ``event``, behind the end of ``answer``, tells a client more or other tokens or text."""
+    """Raise ValueError if ``event``, after the end of ``answer``, has more or other tokens or text."""
     longer = answer.copy()
     longer.take(event)
     if (longer.ids, longer.text) != (answer.ids, answer.text):
-        raise ValueError("a sequence goes on behind its end")
+        raise ValueError("a sequence continues after its finish reason")
 
 
 def _is_last(data: bytes) -> bool:
-    """True unless the event says that generating goes on."""
+    """Return True unless the finish reason of the event is null."""
     place = data.rfind(_FINISH)
     return place < 0 or not data[place + len(_FINISH) :].lstrip().startswith(b"null")

@@ -1,4 +1,4 @@
-"""One prompt on its way to an engine, and its answer on its way into the cache."""
+"""Turns: conversion of a prompt to tokens, and recording of its answer."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ logger = logging.getLogger(__name__)
 
 __all__ = ["Growing", "Turn", "Turns"]
 
-#: The replacement of bytes that are no (whole) character.
+#: The replacement character, for bytes that are no (whole) character.
 _BROKEN = "\ufffd".encode()
 
 
 @dataclass(slots=True)
 class Turn:
-    """A prompt, in UTF-8: ``context`` is known and pinned, and has the first ``position`` bytes.
+    """A prompt in UTF-8. ``context``: recorded and pinned; it covers the first ``position`` bytes.
 
-    ``rest`` are the packed ids behind it, ``tokens`` counts both; ``giver``: the client that gave them as ids.
-    ``adapter`` samples the answer; ``doubt``: why its record will not be exact. ``rid``: what the engine calls it, if
-    known. ``response``: what was recorded last.
+    ``rest``: packed ids of the other bytes. ``tokens``: number of tokens of context and rest. ``giver``: the client
+    that gave the ids. ``adapter``: the LoRA adapter of the answer. ``doubt``: why its record will not be exact.
+    ``rid``: the engine's id of the request, if known. ``response``: the response that was recorded last.
     """
 
     prompt: bytes
@@ -53,17 +53,17 @@ class Turn:
     client: str | None = None
 
     def sequences(self, number: int) -> list[Turn]:
-        """This turn, and copies for further sequences that are sampled for the same prompt."""
+        """Return this turn, and copies of it for ``number - 1`` more sequences of the same prompt."""
         return [self, *(replace(self) for _ in range(number - 1))]
 
     @property
     def ids(self) -> bytes:
-        """The ids that the engine gets, packed."""
+        """Packed ids that the engine gets."""
         return context_ids(self.context) + self.rest
 
 
 class Turns:
-    """Begins turns and records how they ended."""
+    """Begins turns, and records their answers."""
 
     def __init__(
         self,
@@ -93,9 +93,9 @@ class Turns:
         doubt: str | None = None,
         client: str | None = None,
     ) -> Turn:
-        """A turn for a text, or for packed ids; its context is pinned until :meth:`end`.
+        """Return a turn for a text, or for packed ids. Its context is pinned until :meth:`end`.
 
-        ``client``: who gets a turn for what is long.
+        ``client``: see FairTurns.
         """
         if isinstance(prompt, bytes):
             turn = self._given(prompt, await self._encoder.text_of(self._spelling, prompt, client), session)
@@ -131,7 +131,7 @@ class Turns:
         return Turn(text, match.context, session, match.position)
 
     async def encode(self, turn: Turn, prompt: str | bytes) -> None:
-        """Tokenise what is not known of ``prompt``, which ``turn`` began with. Raises PromptTooLong."""
+        """Tokenise the part of ``prompt`` after the context of its ``turn``. Raises PromptTooLong."""
         known = list(links(turn.context))
         reused = sum(length for _, length in known)
         if turn.position < len(turn.prompt):
@@ -149,22 +149,22 @@ class Turns:
         self._tally.turn(number, reused, turn.tokens - reused)
 
     def end(self, turn: Turn) -> None:
-        """The turn is over, however it went; to be called once."""
+        """Unpin the context of ``turn``, which has ended in any way. Call this once."""
         self._trajectories.unpin(turn.context)
         if turn.running is not None:
-            # A response is found by its prompt, which no text goes on from that has the other half of a character.
+            # A response is found by its prompt. No text continues a prompt that ends in half a character.
             is_found = turn.response is not None and turn.running.prompt == turn.prompt
             self._trajectories.end(turn.running, is_recorded=is_found)
 
     def lose(self, turn: Turn, answer: Any = None) -> None:
-        """Remember that the ``answer`` to ``turn``, as far as it is known, is not recorded."""
+        """Mark the ``answer`` to ``turn``, as far as it is known, as lost."""
         text = answer.get("text") if isinstance(answer, dict) else None
-        told = text.encode("utf-8", "replace") if isinstance(text, str) else b""
+        sampled = text.encode("utf-8", "replace") if isinstance(text, str) else b""
         turn.response = None
-        self._trajectories.lose(turn.session, turn.prompt + told)
+        self._trajectories.lose(turn.session, turn.prompt + sampled)
 
     def fail(self, turn: Turn, error: Exception, *, answer: Any = None, worker: str | None = None) -> None:
-        """Count that the ``answer`` to ``turn`` was not understood, and remember that it is lost."""
+        """Count the ``answer`` to ``turn`` as not understood, and mark it as lost."""
         self._tally.unrecorded("answer_not_understood", error, worker)
         self.lose(turn, answer)
 
@@ -177,10 +177,10 @@ class Turns:
         is_whole: bool = True,
         instead_of: Response | None = None,
     ) -> Response | None:
-        """Keep ``answer``, one object of the engine's; None, and counted, when there is nothing to be kept.
+        """Record ``answer``, one object of the engine's. Returns None, and counts it, if it cannot be recorded.
 
-        ``doubt``: why it is no evidence, if an attempt that it was made of was none. ``is_whole``: nothing more comes.
-        ``instead_of``: its beginning, which is forgotten, unless somebody went on from it.
+        ``doubt``: why it is not exact, from an earlier check of its attempts. ``is_whole``: no more tokens follow.
+        ``instead_of``: its recorded beginning, which is removed unless something continues it.
         """
         try:
             output = read_output(answer)
@@ -235,9 +235,9 @@ class Turns:
 
 
 class Growing:
-    """A response that is recorded in part, and again when more is known of it.
+    """A response that is recorded in part, and again when more tokens have come.
 
-    The part is taken back then, unless somebody went on from it.
+    The recorded part is then removed, unless something continues it.
     """
 
     def __init__(self, recorder: Turns, turn: Turn) -> None:
@@ -246,7 +246,7 @@ class Growing:
         self._part: Response | None = None
 
     def record(self, answer: Any, doubt: str | None = None, *, is_whole: bool = True) -> None:
-        """Keep ``answer``, unless as much is known. The others: see :meth:`Turns.record`."""
+        """Record ``answer``, unless more of it is recorded. Other arguments: see :meth:`Turns.record`."""
         part = self._part
         if part is not None and len(part) > len(sampled_ids(answer)):
             return
@@ -255,12 +255,12 @@ class Growing:
             self._part = response
 
     def begin_anew(self) -> None:
-        """Leave the record so far as it is: from now on comes another response."""
+        """Keep the record so far as it is: the next answer is another response."""
         self._part = None
 
 
 def _without_half_character(prompt: bytes) -> bytes:
-    """``prompt`` up to a character that is not all there, as the end of given ids may be."""
+    """Return ``prompt`` without incomplete characters at its end; given ids may end in one."""
     if not prompt.endswith(_BROKEN):
         return prompt
     return prompt.decode().rstrip(_BROKEN.decode()).encode()

@@ -1,4 +1,4 @@
-"""Answers to requests that were passed on untouched: their tokens are not known, and they say so."""
+"""Marking of answers to untouched requests as not exact."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NOT_EXACT = (b"x-slime-exact", b"false")
 
 
 def mark_untouched(exchange: Exchange, trajectories: Trajectories, tally: Tally) -> None:
-    """Say of the answer of ``exchange`` that its tokens are not known, and remember that in ``trajectories``."""
+    """Mark the answer of ``exchange`` as not exact, and its session as incomplete in ``trajectories``."""
     reply, request, worker = exchange.reply, exchange.request, exchange.worker
     if reply is None or worker is None or reply.status >= 400:
         return
@@ -23,12 +23,12 @@ def mark_untouched(exchange: Exchange, trajectories: Trajectories, tally: Tally)
     if not is_known and not (is_only_proxied(worker) and request.method == "POST"):
         return
     trajectories.lose(exchange.session)
-    if is_known and request.path != "/generate":  # whose reason was counted
+    if is_known and request.path != "/generate":  # that of a /generate is counted already
         tally.untouched(request.path)
     if reply.header(_NOT_EXACT[0]) is None:
         reply.headers = [*reply.headers, _NOT_EXACT]
 
 
 def is_only_proxied(worker: Worker | None) -> bool:
-    """Return True when ``worker`` is no evidence: it may speak any protocol, and has just taken others' place."""
+    """Return True if ``worker`` is a passthrough worker: it may speak any protocol, so nothing is recorded."""
     return worker is not None and worker.passthrough

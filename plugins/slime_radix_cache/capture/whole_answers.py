@@ -1,4 +1,4 @@
-"""Whole answers on their way to the client: resumed where an engine aborted them, then recorded."""
+"""Unstreamed answers: resumed if an engine aborted them, and recorded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["WholeAnswers"]
 
 
 class WholeAnswers:
-    """One reply: ``turns[i]`` is the prompt of sequence ``i`` of its answer, ``generation`` resumes it, if it may."""
+    """The answer in one reply. ``turns[i]``: the prompt of its sequence ``i``; ``generation`` resumes aborted ones."""
 
     def __init__(
         self,
@@ -45,9 +45,9 @@ class WholeAnswers:
         self._long_work = long_work
 
     async def pass_on(self, reply: Reply) -> None:
-        """Read ``reply``, resume it and record it. Raises what reading raises, and ValueError for what is no answer.
+        """Read ``reply``, resume and record it. Raises errors of reading, and ValueError if it is no answer.
 
-        Sequences that it does not have, or has beyond those asked for, count as lost.
+        If its number of sequences is wrong, all of them count as lost.
         """
         body = await reply.read()
         try:
@@ -65,7 +65,7 @@ class WholeAnswers:
         if generation is None or not aborted:
             return
         if isinstance(answer, list):
-            answers = orjson.loads(body)  # all of it: it is encoded again
+            answers = orjson.loads(body)  # with routed experts too: the list is encoded again
             await self._resume_some(answers, aborted, generation)
             reply.replace_body(orjson.dumps(answers))
         else:
@@ -80,7 +80,7 @@ class WholeAnswers:
         return await self._long_work.run(parse(without, is_limited=False, packs=False), self._exchange.client)
 
     async def _record(self, answers: list[Any], aborted: Collection[int]) -> None:
-        """Record those that were not ``aborted``. Of many, or long ones, others get the event loop in between."""
+        """Record the ``answers`` that were not ``aborted``, with breaks for the work of other clients."""
         breaks = self._long_work.breaks(self._exchange.client)
         for number, (turn, answer) in enumerate(zip(self._turns, answers, strict=True)):
             try:
@@ -97,7 +97,7 @@ class WholeAnswers:
             self._recorder.lose(turn if turn is not None else self._turns[-1], answer)
 
     async def _resume_some(self, answers: list[Any], aborted: list[int], generation: Generation) -> None:
-        """Mend those in ``answers`` that were ``aborted``, all at once, each as a request of its own."""
+        """Replace the ``aborted`` ones in ``answers``: each is resumed as a separate request, all at once."""
         asked = self._exchange.request
         self._exchange.release()
 
@@ -114,7 +114,7 @@ class WholeAnswers:
                 tasks.start_soon(resume, number)
 
     async def _resumed(self, number: int, aborted: Any, generation: Generation) -> bytes | None:
-        """Return a better answer than ``aborted``, as JSON; None when there is none. All of it is recorded."""
+        """Return the resumed answer instead of ``aborted``, as JSON, or None. Every attempt is recorded."""
         response = Growing(self._recorder, self._turns[number])
         grows = generation.goes_on
 
@@ -125,6 +125,6 @@ class WholeAnswers:
 
         try:
             return await resume_answer(generation, aborted, record)
-        except ValueError as error:  # others of its batch go on
+        except ValueError as error:  # the other sequences continue
             self._recorder.fail(self._turns[number], error, answer=aborted)
             return None

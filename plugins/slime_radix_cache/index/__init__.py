@@ -1,1 +1,1 @@
-"""The structures of what is recorded: segments, the index by text, and the contexts that a session may take."""
+"""Recorded segments, their index by text, and the contexts that a session may continue."""

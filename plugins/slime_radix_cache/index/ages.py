@@ -1,4 +1,4 @@
-"""Segments by the time of their last use, as a list that is linked through the segments themselves."""
+"""Linked list of segments by the time of their last use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["Ages"]
 
 
 class Ages:
-    """All segments that may be evicted, oldest first. Every operation is O(1).
+    """All segments that may be evicted, oldest first, linked by ``older`` and ``newer``. Each operation is O(1).
 
     A segment's ancestors are added or refreshed right after it. So a segment is always older than its parent, and the
     oldest one is a leaf.
@@ -28,7 +28,7 @@ class Ages:
         self._newest = segment
 
     def remove(self, segment: Segment) -> None:
-        """Take ``segment`` out."""
+        """Remove ``segment``."""
         older, newer = segment.older, segment.newer
         if older is None:
             self.oldest = newer

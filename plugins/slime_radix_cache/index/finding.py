@@ -1,4 +1,4 @@
-"""From texts and ids to the contexts that a session may take. Nothing is changed."""
+"""Search for the contexts that a session may take, by text or by ids. Nothing is changed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NONE = object()  # a context may be None
 
 
 class Finder:
-    """Looks into the structures of Trajectories."""
+    """Searches in the structures of Trajectories."""
 
     def __init__(
         self, index: TextIndex, starts: Starts, sessions: Sessions, losses: Losses, cut: Cut, around: Around
@@ -34,11 +34,11 @@ class Finder:
         self._around = around
 
     def to_continue(self, text: bytes, session: str | None = None) -> Match:
-        """The context to continue for ``text``; the text behind the match is to be tokenised.
+        """Return the context to continue for ``text``; the text after the match must be tokenised.
 
-        Contexts that have the ``unknown`` prompts were left out: look again when it is known whether those are odd. A
-        session may have asked with the tokens of another one's context by another text, which the tokenizer normalises
-        to the same. So there is a second look, by ids.
+        Contexts with the ``unknown`` prompts of the match were left out: compare these prompts, then search again.
+        The session may have sent the tokens of another session's context as another text, if the tokenizer normalises
+        both to the same. So a second search by ids follows.
         """
         path = self._index.walk(text)
         check = SpellingCheck(session)
@@ -64,7 +64,7 @@ class Finder:
         return find(lambda: chain(by_text(), by_ids), ids)
 
     def given(self, ids: bytes, session: str | None = None, text: bytes = b"") -> Context:
-        """The longest context that ``ids`` (packed), which say ``text``, begin with."""
+        """Return the longest context that ``ids`` (packed) begin with. ``text``: their text."""
         along = partial(self._starts.along, ids)
 
         def others() -> ContextFilter:
@@ -77,20 +77,20 @@ class Finder:
         return find_given(along, ids, self._known(session), others)
 
     def may_take(self, ids: bytes, session: str) -> bool:
-        """False when ``session`` has asked with the first of ``ids`` (packed), and did not go on with the others."""
+        """Return False if ``session`` sent the first of ``ids`` (packed) as a prompt, but has no context of all."""
         has_asked = any(response.session == session for response, _ in self._starts.along(ids))
         if not has_asked and next(self._sessions.asked(session, b"", ids), _NONE) is _NONE:
             return True
         return len(context_ids(self.given(ids, session))) == len(ids)
 
     def to_read(self, text: bytes, session: str | None = None) -> Match:
-        """The context that ``text`` stands for."""
+        """Return the context that ``text`` stands for."""
         return find_to_read(self._index.walk(text), text, self._cut, self._around, session)
 
     def candidates(self, text: bytes, match: Match | None = None) -> Count:
-        """Count the contexts that ``text`` may stand for, lost ones included; ``match``: what :meth:`to_read` found.
+        """Count the contexts that ``text`` may stand for, lost ones included. ``match``: the result of :meth:`to_read`.
 
-        Where something is lost there may be more: nobody knows which beginnings of a lost text end with a token.
+        After any loss the count is a lower bound: ``text`` may be the beginning of a lost text.
         """
         match = match if match is not None else self.to_read(text)
         lost = self._losses.texts
@@ -107,11 +107,11 @@ class Finder:
         ids: bytes | None,
         check: SpellingCheck | None,
     ) -> ContextFilter:
-        """Contexts that ``session`` may take where it has none of its own; ``spoken``: its responses on the way.
+        """Return a filter for contexts that ``session`` may take if it has none of its own.
 
-        Its first request of a branch may continue anybody's, its later ones only the context that the first began with.
-        If responses of the session are lost, or requests before a restart had no answer, no request is its first: the
-        context that those began with is not known any more.
+        ``spoken``: its responses to beginnings of the text or ids. Its first request of a branch may continue any
+        context; later ones only the context that the first began with. If the session lost responses, or had unanswered
+        requests before a restart, no request counts as its first: the context of the first is not known any more.
         """
         if session is None:
             return anybodys(check)

@@ -1,8 +1,8 @@
-"""Marks of what was lost: in bounded memory, and none is ever forgotten.
+"""Marks of losses, in bounded memory. No mark is ever dropped.
 
-The latest marks are counted exactly. All of them are in a Bloom filter too (B. H. Bloom, CACM 13, 1970), which may
-say yes to what was never marked and never says no to what was. With a file the filter outlives the process: its
-pages are the kernel's, as those of the trajectory log are.
+The latest marks are counted exactly. All marks are also in a Bloom filter (B. H. Bloom, CACM 13, 1970), which has
+false positives but no false negatives. With a file the filter outlives the process: its pages are in the kernel, like
+those of the trajectory log.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ __all__ = ["Count", "Digest", "Losses", "Marks", "digest_of", "opened"]
 
 T = TypeVar("T")
 
-#: Marks of which it is known how many there are.
+#: Number of latest marks that are counted exactly.
 _EXACT = 16_384
-#: Bits of a filter, and bits that a mark sets: 8 MiB. False alarms: 1 in 2.5 million at a million marks, 1 in 450 at
-#: five million, 1 in 24 at ten million.
+#: Bits of a filter (8 MiB), and bits that a mark sets. False positives: 1 in 2.5 million with a million marks, 1 in 450
+#: with five million, 1 in 24 with ten million.
 _BITS = 1 << 26
 _PROBES = 6
 _MAGIC = b"slime-router marks 1\n"
 _HEADER = struct.Struct("<32sQQQ")  # magic, bits, probes, marks
 
 
-#: Of a key, in all processes. The second number is odd.
+#: The digest of a key, equal in all processes. The second number is odd.
 Digest: TypeAlias = tuple[int, int]
 
 
 class Count(NamedTuple):
-    """Number of marks. ``at_least``: older marks may not be counted, or were never made."""
+    """A number of marks or contexts. ``at_least``: there may be more."""
 
     number: int
     at_least: bool
 
 
 class Marks:
-    """A set of marked keys that only grows. The filter is made at the first mark, or read from ``path``."""
+    """A set of marked keys that only grows. The filter is created with the first mark, or read from ``path``."""
 
     def __init__(self, path: Path | None = None, *, exact: int = _EXACT, bits: int = _BITS) -> None:
         self.number = 0
@@ -55,13 +55,13 @@ class Marks:
         self._recent: OrderedDict[int, int] = OrderedDict()
         self._filter: bytearray | memoryview | None = None
         self._header: memoryview | None = None
-        #: The filter has marks that are not counted: of a former process, or too many.
+        #: The filter has marks that are not counted exactly: from a former process, or too many.
         self._has_uncounted = False
         if path is not None:
             self._open(path)
 
     def _open(self, path: Path) -> None:
-        """Map the file. Its blocks are allocated now, so that a full disk is an error here and no signal later."""
+        """Map the file. It is fully allocated now: a full disk is an error here, not a SIGBUS later."""
         size = _HEADER.size + self._bits // 8
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -76,8 +76,8 @@ class Marks:
         head = (_MAGIC.ljust(32, b"\0"), self._bits, _PROBES)
         if is_new:
             _HEADER.pack_into(mapped, 0, *head, 0)
-        *told, self.number = _HEADER.unpack_from(mapped)
-        if tuple(told) != head:
+        *found, self.number = _HEADER.unpack_from(mapped)
+        if tuple(found) != head:
             raise ValueError(f"wanted a file that begins with {_MAGIC.decode().strip()!r}")
         self._header, self._filter = mapped[: _HEADER.size], mapped[_HEADER.size :]
         self._has_uncounted = self.number > 0
@@ -101,7 +101,7 @@ class Marks:
 
     def _set(self, digest: Digest) -> None:
         marks = self._filter
-        assert marks is not None  # narrowing: made before the first mark
+        assert marks is not None  # narrowing: created before the first mark
         for place in self._places(digest):
             marks[place >> 3] |= 1 << (place & 7)
         if self._header is not None:
@@ -121,16 +121,16 @@ class Marks:
 
     @property
     def size_bytes(self) -> int:
-        """Memory of the filter, and of what is counted."""
+        """Memory of the filter and of the exact counts."""
         return (len(self._filter) if self._filter is not None else 0) + 140 * len(self._recent)
 
     @property
     def false_alarm_rate(self) -> float:
-        """Share of keys that were never marked and are called so."""
+        """Expected share of false positives among keys that were never marked."""
         return (1 - math.exp(-_PROBES * self.number / self._bits)) ** _PROBES
 
     def as_dict(self) -> dict[str, float]:
-        """Its size, ready for JSON."""
+        """Return the size, ready for JSON."""
         return {
             "marks": self.number,
             "bytes": self.size_bytes,
@@ -144,15 +144,15 @@ class Marks:
         )
 
     def _places(self, digest: Digest) -> list[int]:
-        """Kirsch and Mitzenmacher, 2006: two hashes are as good as six."""
+        """Return the bits of ``digest``, by double hashing (Kirsch and Mitzenmacher, 2006)."""
         first, second = digest
         return [(first + number * second) % self._bits for number in range(_PROBES)]
 
 
 class Losses:
-    """Marks of all that was evicted or could not be recorded: ``sessions`` by name, ``texts`` in UTF-8.
+    """Marks of responses that were evicted or not recorded: ``sessions`` by name, ``texts`` in UTF-8.
 
-    ``asked``: sessions of which a former process knew what they had asked without an answer.
+    ``asked``: sessions with unanswered requests in a former process.
     """
 
     def __init__(
@@ -163,27 +163,27 @@ class Losses:
         self.asked = asked
 
     def __contains__(self, session: str) -> bool:
-        """True when it is not known any more what ``session`` was answered, or what it asked."""
+        """Return True if responses or unanswered requests of ``session`` are not known any more."""
         return session in self.sessions or session in self.asked
 
     def add(self, session: str) -> None:
-        """Remember that something of ``session`` is lost."""
+        """Mark ``session``, which lost a response."""
         self.sessions.add(session)
 
 
 def opened(directory: LogDirectory, name: str, read: Callable[[Path], T]) -> T:
-    """Open the file ``name`` in ``directory`` by ``read``. Raises StartupError."""
+    """Open the file ``name`` in ``directory`` with ``read``. Raises StartupError."""
     path = directory.path / name
     try:
         return read(path)
     except OSError as error:
         raise directory.refused(f"{path}: {error.strerror}") from None
     except ValueError as error:
-        raise directory.refused(f"{path}: {error}; move it away to go on without knowing it") from None
+        raise directory.refused(f"{path}: {error}; move it away to start without these marks") from None
 
 
 def digest_of(key: str | bytes) -> Digest:
-    """The same in each process, unlike ``hash``."""
+    """Return the digest of ``key``. Unlike ``hash``, it is the same in each process."""
     data = key.encode("utf-8", "surrogatepass") if isinstance(key, str) else key
     first, second = struct.unpack("<QQ", blake2b(data, digest_size=16).digest())
     return first, second | 1

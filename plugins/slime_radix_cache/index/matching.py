@@ -1,8 +1,8 @@
-"""From a text to the longest context that is known for it: rules 3 to 6 of exact tokens.
+"""Search for the longest recorded context of a text, or of given ids.
 
-Two questions look alike and differ in what may be the answer. *Generating* continues a context, so it may
-start where a prompt ends only if that is the whole text: the tokens of a longer prompt are not those of its
-beginning and its rest. *Reading* wants to know what was consumed and sampled, whatever comes after.
+The search differs by purpose. *Generating* continues a context. It may continue a prompt only if that is the whole
+text: the tokens of a longer prompt may differ from those of its two parts. *Reading* finds what was consumed and
+sampled, whatever follows.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def find_to_continue(
     others: Callable[[], ContextFilter],
     check: SpellingCheck | None,
 ) -> Match:
-    """The context to continue for ``text``: one of the session's own, else one of the ``others``.
+    """Return the context to continue for ``text``: one of the session's own, else one of the ``others``.
 
-    Its own come before longer ones.
+    The session's own is preferred even if another is longer.
     """
     search = Search(path, text, cut, around, reading=False)
     found = search.own(session, check) if session is not None else None
@@ -41,7 +41,7 @@ def find_to_continue(
 
 
 def find_to_read(path: Path, text: bytes, cut: Cut, around: Around, session: str | None) -> Match:
-    """The context that ``text`` stands for: the session's own, else one that covers all of it, else the longest."""
+    """Return the context of ``text``: the session's own, else prompts alone with this text, else the longest."""
     search = Search(path, text, cut, around, reading=True)
     check = SpellingCheck(session)
     own = search.own(session, check) if session is not None else search.longest(anybodys())
@@ -52,7 +52,7 @@ def find_to_read(path: Path, text: bytes, cut: Cut, around: Around, session: str
     if session is None or (own is not None and own[1] == len(text)):
         return search.matched(own)
     if own is not None and path.position < len(text):
-        return search.matched(own)  # nobody has all of it
+        return search.matched(own)  # no context covers all of it
     other, kind = search.alone(check), "asked"
     if other is None:
         other, kind = search.longest(anybodys(check)), "sampled"
@@ -68,10 +68,10 @@ def find_given(
     session: str | None,
     others: Callable[[], ContextFilter],
 ) -> Context:
-    """The longest context whose tokens are the first of ``ids`` (packed).
+    """Return the longest context whose tokens are the first of ``ids`` (packed).
 
-    ``along()`` gives responses before which stand the first of them, and how many: see :class:`Starts`. Unlike text,
-    given ids may go on from anywhere.
+    ``along``: see :meth:`Starts.along` for these ids. Given ids, unlike text, may continue a context after any
+    token.
     """
 
     def longest(fitting: ContextFilter, since: float = 0) -> Found | None:
@@ -81,7 +81,7 @@ def find_given(
             if shared is not None and place + shared[1] > (best[1] if best is not None else 0):
                 best = shared[0], place + shared[1]
                 if 4 * best[1] == len(ids):
-                    break  # of many answers to one prompt one is enough
+                    break  # one of many answers to the same prompt is enough
         return best
 
     found = None
@@ -92,7 +92,7 @@ def find_given(
 
 
 def _shared(response: Response, ids: bytes, fitting: ContextFilter, since: float) -> Found | None:
-    """Find what of ``response`` begins as ``ids`` do, else what it continues; and how many of ``ids`` that has."""
+    """Return the part of ``response`` that ``ids`` begin with, else its parent; and how many ``ids`` that part has."""
     common = _common_tokens(response.ids, ids) if response.ids[:4] == ids[:4] else 0
     if common and (length := fitting(response, common)):
         return (response, length), length

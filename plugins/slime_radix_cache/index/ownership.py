@@ -1,7 +1,8 @@
 """Contexts that a session may take: its own, those that it continued, or any.
 
-A response belongs to the session that asked for it. Another session may continue its context in the first request of a
-branch; the tokens count as continued from then on. What it writes later is its client's text, whoever sampled the like.
+A response belongs to the session of its request. Another session may continue its context in the first request of
+a branch; these tokens then have mask 1 for it too. Text that its client sends later is prompt, even if another
+session sampled the same text.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from slime_radix_cache.index.segments import Context, Prompt, Response, Segment,
 
 __all__ = ["ContextFilter", "SpellingCheck", "anybodys", "continued_by", "inherited", "owned_by"]
 
-#: Returns the number of a segment's first tokens that may be taken, with all before them; 0: none. Arguments: the
-#: segment, and the number of its tokens that fit.
+#: Returns how many of a segment's first tokens may be taken, with the context before them; 0: none. Arguments: the
+#: segment, and the number of its tokens that match.
 ContextFilter: TypeAlias = Callable[[Segment, int], int]
 
 
 class SpellingCheck:
-    """Tokens that a client gave as ids are not sent for another client's text, unless the tokenizer spells it so.
+    """A check of given prompts: another client's text gets these ids only if the tokenizer makes the same.
 
-    ``unknown`` collects the prompts that only the tokenizer can decide about.
+    ``unknown`` collects the prompts that were not yet compared with the tokenizer.
     """
 
     def __init__(self, session: str | None) -> None:
@@ -29,7 +30,7 @@ class SpellingCheck:
         self._session = session
 
     def allows(self, prompt: Prompt) -> bool:
-        """True when the tokens of ``prompt`` may stand for its text."""
+        """Return True if the tokens of ``prompt`` may be used for its text."""
         giver = prompt.giver
         if giver is None or giver.is_odd is False:
             return True
@@ -41,7 +42,7 @@ class SpellingCheck:
 
 
 def owned_by(session: str, check: SpellingCheck | None = None) -> ContextFilter:
-    """Contexts of which ``session`` sampled the last response."""
+    """Return a filter for contexts whose last response belongs to ``session``."""
 
     def fitting(segment: Segment, length: int) -> int:
         here: Segment | None = segment
@@ -55,7 +56,7 @@ def owned_by(session: str, check: SpellingCheck | None = None) -> ContextFilter:
 
 
 def anybodys(check: SpellingCheck | None = None) -> ContextFilter:
-    """All contexts."""
+    """Return a filter for all contexts without contradictions."""
 
     def fitting(segment: Segment, length: int) -> int:
         if not segment.is_fact:
@@ -71,9 +72,10 @@ def anybodys(check: SpellingCheck | None = None) -> ContextFilter:
 
 
 def inherited(kept: Mapping[Response, int], check: SpellingCheck | None = None) -> ContextFilter:
-    """Contexts whose last response is one of ``kept``, with no more of its tokens than that; and prompts alone.
+    """Return a filter for contexts whose last response is in ``kept``, up to that number of its tokens.
 
-    Prompts alone say nothing in anybody's name. Those before a response in ``kept`` were sent for the session before.
+    It also takes contexts of prompts alone, which no session sampled. Prompts before a response in ``kept`` need no
+    ``check``: they were sent for this session before.
     """
 
     def fitting(segment: Segment, length: int) -> int:
@@ -95,7 +97,7 @@ def inherited(kept: Mapping[Response, int], check: SpellingCheck | None = None) 
 
 
 def continued_by(contexts: Iterable[Context]) -> dict[Response, int]:
-    """The responses in ``contexts``, and how many tokens of each are in one of them."""
+    """Return the responses in ``contexts``, each with the largest number of its tokens in one of them."""
     kept: dict[Response, int] = {}
     for context in contexts:
         for segment, length in links(context):

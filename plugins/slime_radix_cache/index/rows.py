@@ -1,4 +1,4 @@
-"""Rows of items: a few in a tuple, many in a dict."""
+"""Rows: ordered sets of items, compact for few items and fast for many."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ __all__ = ["MANY", "Row", "with_item", "without_item"]
 _T = TypeVar("_T")
 #: Items in a row: a few in a tuple, many in a dict, which grows and shrinks without a copy.
 Row: TypeAlias = "tuple[_T, ...] | dict[_T, None]"
-#: So many are looked through, and copied for each one that comes.
+#: Maximum length of a tuple, which is searched item by item and copied for each new item.
 MANY = 64
 
 
 def with_item(items: Row[_T], item: _T) -> Row[_T]:
-    """``items`` and ``item``, the newest of them."""
+    """Return ``items`` with ``item`` added as the newest."""
     if isinstance(items, dict):
         items[item] = None
         return items
@@ -22,7 +22,7 @@ def with_item(items: Row[_T], item: _T) -> Row[_T]:
 
 
 def without_item(items: Row[_T], item: _T) -> Row[_T]:
-    """``items`` without ``item``, which is one of them."""
+    """Return ``items`` without ``item``, which is one of them."""
     if isinstance(items, dict):
         del items[item]
         return items

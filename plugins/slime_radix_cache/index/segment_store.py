@@ -1,4 +1,4 @@
-"""Recorded segments in all structures that lead to them, counted."""
+"""Store of the recorded segments and of all indexes to them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slime_radix_cache.index.text_node import Node
 
 __all__ = ["Sampled", "SegmentStore", "confirm"]
 
-# Memory of an object of each kind in CPython 3.11, with its parts but without packed values and text.
+# Memory of an object of each kind in CPython 3.11, without packed values and text.
 _NODE_BYTES = 198
 _PROMPT_BYTES = 226
 _RESPONSE_BYTES = 636
@@ -23,11 +23,11 @@ _SESSION_BYTES = 240
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """An engine's answer, ready to be kept.
+    """An engine's answer, ready to be recorded.
 
-    ``ids`` and ``logprobs`` are packed (see Response). ``text`` is what the client saw; the first ``visible``
-    tokens spell it (-1: it ends inside a token), the others spell ``tail``. ``doubt``: why its record is not exact;
-    ``adapter``: the LoRA adapter that sampled it.
+    ``ids`` and ``logprobs`` are packed (see Response). ``text`` is what the client got; the first ``visible``
+    tokens spell it (-1: it ends inside a token), the others spell ``tail``. ``doubt``: why its record is not exact,
+    or None. ``adapter``: the LoRA adapter that sampled it.
     """
 
     ids: bytes
@@ -42,9 +42,9 @@ class Sampled:
 
 
 class SegmentStore:
-    """Adds and removes segments: ``_index`` by text, ``_starts`` by ids, ``_sessions`` by session, ``_ages`` by use.
+    """All segments: ``_index`` by text, ``_starts`` by ids, ``_sessions`` by session, ``_ages`` by last use.
 
-    A segment that is pinned has no age, and is not removed.
+    A pinned segment is not in ``_ages``, and is not removed.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class SegmentStore:
 
     @property
     def size_bytes(self) -> int:
-        """Memory in use, text and bookkeeping included, as far as it can be counted."""
+        """Estimated memory in use, text and bookkeeping included."""
         counts = self._index.nodes * _NODE_BYTES + len(self._sessions) * _SESSION_BYTES
         return self._payload_bytes + self._index.size_bytes + counts
 
@@ -90,7 +90,7 @@ class SegmentStore:
                 and segment.ids == ids
             ):
                 confirm(segment, doubt)
-                if segment.giver is not None:  # else the tokenizer makes these tokens of the text
+                if segment.giver is not None:  # otherwise the tokenizer makes these tokens of the text
                     segment.giver = segment.giver.with_another(giver.sessions) if giver is not None else None
                 return segment
         prompt = Prompt(context, ids, node, doubt, giver)
@@ -99,7 +99,7 @@ class SegmentStore:
         return prompt
 
     def _prompt_end(self, context: Context, prompt: bytes) -> Node:
-        """The node at which ``prompt`` ends, of which ``context`` has all tokens."""
+        """Return the node at which ``prompt`` ends; ``context`` has all of its tokens."""
         before = context[0].node if context is not None else None
         if before is not None and before.depth == len(prompt) and text_of(before) == prompt:
             return before
@@ -114,12 +114,12 @@ class SegmentStore:
         again: Response | None,
         part: Response | None,
     ) -> Response:
-        """Add ``sampled``; ``begin``: the node at which its prompt ends, ``part``: its recorded beginning."""
+        """Add ``sampled``. ``begin``: the node at which its prompt ends; ``part``: its recorded beginning."""
         node = self._index.insert(sampled.text.encode(), begin)
         if again is not None and again in node.ends and _is_all(again, context, sampled, session):
             return again
         if session is not None:
-            session = sys.intern(session)  # each request brings its own
+            session = sys.intern(session)  # each request has its own copy of the name
         end = self._index.insert(sampled.tail.encode(), node)
         response = Response(
             context,
@@ -187,13 +187,13 @@ class SegmentStore:
 
 
 def confirm(prompt: Prompt, doubt: str | None) -> None:
-    """Drop the doubt of ``prompt``, which another answer confirms; not if that answer has a ``doubt`` itself."""
+    """Drop the doubt of ``prompt`` if another answer to it has no ``doubt``."""
     if doubt is None:
         prompt.doubt = None
 
 
 def _is_beginning(part: Response, response: Response) -> bool:
-    """True when the tokens of ``part`` are the first of ``response``, in one context."""
+    """Return True if the tokens of ``part`` are the first of ``response``, in the same context."""
     return (
         (part.parent, part.kept) == (response.parent, response.kept)
         and part.session == response.session
@@ -202,7 +202,7 @@ def _is_beginning(part: Response, response: Response) -> bool:
 
 
 def _is_all(known: Response, context: Context, sampled: Sampled, session: str | None) -> bool:
-    """True when ``known`` is all that was ``sampled``."""
+    """Return True if ``known`` is the same response as ``sampled``."""
     return (
         (known.parent, known.kept) == (context if context is not None else (None, 0))
         and known.session == session

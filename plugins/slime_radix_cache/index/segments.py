@@ -1,8 +1,8 @@
-"""Recorded segments of tokens, each with a pointer to what came before it.
+"""Recorded segments of tokens, each with a pointer to the segment before it.
 
 A *context* is a pair ``(segment, length)``: the first ``length`` tokens of ``segment`` and, by parent
-pointers, everything before them. A parent may be kept in part (a client cut a response), so cutting
-copies nothing. Token ids and logprobs are packed bytes: Python objects per token would cost ten times more.
+pointers, everything before them. A context may keep only a part of a parent (a client cut a response),
+so cutting copies nothing. Token ids and logprobs are packed bytes; Python objects would need ten times the memory.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ __all__ = [
     "said_before",
 ]
 
-#: Versions of consecutive runs of tokens: ``(version, number of tokens)``; None where the engine sent none.
+#: ``(version, number of tokens)`` of consecutive runs of tokens; the version is None where the engine sent none.
 Versions: TypeAlias = tuple[tuple[str | None, int], ...]
 #: A segment and how many of its tokens belong to the context; ``None`` is the empty context.
 Context: TypeAlias = "tuple[Segment, int] | None"
 
 _ID_BYTES = 4
-#: Sessions remembered as givers of one prompt; for any other session the tokenizer decides.
+#: Sessions remembered as givers of one prompt. For other sessions the tokenizer's spelling decides.
 _GIVERS = 64
 
 
@@ -51,9 +51,9 @@ class Segment:
     """Tokens that entered a context in one step.
 
     ``kept``: how many tokens of ``parent`` precede it. ``ids``: packed int32. ``node``: the end of its visible text
-    in the index. ``doubt``: why records with this segment are inexact, or None. Only a contradiction makes it no fact;
-    then it is never continued. The other fields belong to the cache: ``children`` counts segments that continue it,
-    ``pins`` contexts in flight; ``generation`` is that of its last use; ``older`` and ``newer`` are neighbours by age.
+    in the index. ``doubt``: why records with this segment are inexact, or None. The other fields belong to the cache:
+    ``children`` counts segments that continue it, ``pins`` counts contexts in flight with it. ``generation`` counts
+    the new weight versions before its last use; ``older`` and ``newer`` are neighbours by age.
     """
 
     __slots__ = ("children", "doubt", "generation", "ids", "kept", "newer", "node", "older", "parent", "pins")
@@ -80,21 +80,21 @@ class Segment:
 
     @property
     def is_fact(self) -> bool:
-        """True unless only contradictory answers tell of it."""
+        """False if it is known only from contradictory answers; then nothing continues it."""
         return self.doubt is None or self.doubt != CONTRADICTION
 
 
 class Giver(NamedTuple):
-    """The sessions that gave the tokens of a prompt as ids, as far as they are known; anonymous clients are not.
+    """The known sessions that gave the tokens of a prompt as ids; requests without a session are not included.
 
-    ``is_odd``: the tokenizer spells their text in other tokens. None while nobody has asked it.
+    ``is_odd``: the tokenizer makes other tokens of the text. None until this is checked.
     """
 
     sessions: tuple[str, ...]
     is_odd: bool | None = None
 
     def with_another(self, sessions: tuple[str, ...]) -> Giver:
-        """This giver with ``sessions`` added: they gave the same ids."""
+        """Return this giver with ``sessions`` added, which gave the same ids."""
         new = [one for one in sessions if one not in self.sessions]
         return (
             self._replace(sessions=(*self.sessions, *new)) if new and len(self.sessions) < _GIVERS else self
@@ -102,9 +102,9 @@ class Giver(NamedTuple):
 
 
 class Prompt(Segment):
-    """Tokens that the router made from text, or was given: loss mask 0, logprob 0.0.
+    """Tokens that the router made from text, or got from a client: loss mask 0, logprob 0.0.
 
-    ``giver`` is None for tokens that the tokenizer makes of their text.
+    ``giver`` is None if the tokenizer makes these tokens of their text.
     """
 
     __slots__ = ("giver",)
@@ -119,13 +119,13 @@ class Prompt(Segment):
 class Response(Segment):
     """Tokens that an engine sampled: loss mask 1.
 
-    ``logprobs``: packed float32 where that loses nothing, else float64; None when the engine sent none.
-    ``visible``: tokens that the text shows, the hidden tail left out; -1 when the text ends inside a token.
-    ``end``: where visible text plus decoded hidden tail lies in the index, ``node`` when there is no tail.
+    ``logprobs``: packed float32 if that loses nothing, else float64; None if the engine sent none.
+    ``visible``: number of tokens in the text, without the hidden tail; -1 if the text ends inside a token.
+    ``end``: the node at which the text plus the decoded hidden tail ends; ``node`` if there is no tail.
     ``start``: bytes of text before the response. ``before``: digest of the ids before it.
-    ``version``: of all tokens, or runs of versions. ``finish_reason``: the engine's JSON value, as JSON.
-    ``adapter``: name of the LoRA adapter that sampled it. ``continuation_lost``: the session went on from here, and
-    what it got is lost.
+    ``version``: that of all tokens, or runs of versions. ``finish_reason``: the engine's JSON value, as JSON.
+    ``adapter``: name of the LoRA adapter that sampled it. ``continuation_lost``: the session continued this
+    response, and the next response is lost.
     """
 
     __slots__ = (
@@ -176,12 +176,12 @@ class Response(Segment):
 
     @property
     def reach(self) -> Node:
-        """The node up to which a text may cut the response."""
+        """The last node up to which a text may cut the response."""
         return self.node if self.visible >= 0 else self.end
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the packed values, and of the session's name, which others of the same session share."""
+        """Bytes of the packed values, and of the session's name (shared by its responses)."""
         name = len(self.session) if self.session is not None else 0
         return len(self.ids) + (len(self.logprobs) if self.logprobs is not None else 0) + name
 
@@ -191,33 +191,32 @@ class Response(Segment):
         return self.logprobs is not None and len(self.logprobs) > len(self.ids)
 
     def logprob_array(self, length: int) -> npt.NDArray[np.floating[Any]]:
-        """The first ``length`` logprobs; NaN where the engine sent none."""
+        """Return the first ``length`` logprobs; NaN where the engine sent none."""
         if self.logprobs is None:
             return np.full(length, np.nan)
         return np.frombuffer(self.logprobs, np.float64 if self.has_wide_logprobs else np.float32, length)
 
     def packed_logprobs(self, length: int, *, wide: bool) -> bytes:
-        """The first ``length`` logprobs: float64 when ``wide``, else float32; NaN where none was sent."""
+        """Return the first ``length`` logprobs as float64 (``wide``) or float32; NaN where none was sent."""
         if self.logprobs is None or wide != self.has_wide_logprobs:
             return self.logprob_array(length).astype(np.float64 if wide else np.float32).tobytes()
         return self.logprobs[: length * (8 if wide else 4)]
 
 
 def pack_logprobs(values: Sequence[float | None]) -> bytes:
-    """``values`` without loss: as float32 where all of them are exactly that, else as float64; None as NaN.
+    """Pack ``values`` without loss: as float32 if all of them fit exactly, else as float64; None as NaN.
 
-    Engines compute logprobs in float32, so half the bytes are the usual case; the comparison proves it.
-    Raises TypeError when a value is no number.
+    Engines compute logprobs in float32, so float32 is the usual case. Raises TypeError if a value is no number.
     """
     exact = array("d", [math.nan if value is None else value for value in values])
-    with np.errstate(over="ignore", invalid="ignore"):  # too large for float32: the comparison sees it
+    with np.errstate(over="ignore", invalid="ignore"):  # a value too large for float32 fails the comparison
         narrow = np.frombuffer(exact).astype(np.float32)
     wide = exact.tobytes()
     return narrow.tobytes() if narrow.astype(np.float64).tobytes() == wide else wide
 
 
 def links(context: Context) -> Iterator[tuple[Segment, int]]:
-    """The segments of ``context`` from its end to its beginning, each with the number of tokens kept."""
+    """Yield the segments of ``context`` from its end to its beginning, each with the number of tokens kept."""
     while context is not None:
         yield context
         segment = context[0]
@@ -225,7 +224,7 @@ def links(context: Context) -> Iterator[tuple[Segment, int]]:
 
 
 def last_response(segment: Segment) -> Response | None:
-    """``segment`` or the nearest response before it; None when the context is prompts only."""
+    """Return ``segment`` or the nearest response before it; None if there are only prompts."""
     here: Segment | None = segment
     while here is not None and not isinstance(here, Response):
         here = here.parent
@@ -233,7 +232,7 @@ def last_response(segment: Segment) -> Response | None:
 
 
 def last_sampled(context: Context) -> tuple[Response, int] | None:
-    """The last response of ``context`` and how many tokens of it are kept; None when there are only prompts."""
+    """Return the last response of ``context`` and how many tokens of it are kept; None if there are only prompts."""
     while context is not None:
         segment, length = context
         if isinstance(segment, Response):
@@ -243,7 +242,7 @@ def last_sampled(context: Context) -> tuple[Response, int] | None:
 
 
 def doubt_of(context: Context) -> str | None:
-    """The doubt in the earliest segment of ``context`` that has one. O(segments)."""
+    """Return the doubt of the earliest segment of ``context`` that has one. O(segments)."""
     found = None
     while context is not None:
         segment = context[0]
@@ -253,7 +252,7 @@ def doubt_of(context: Context) -> str | None:
 
 
 def said_before(response: Response) -> Response | None:
-    """The nearest response of the same session before it; None when there is none."""
+    """Return the nearest response before ``response`` of the same session, or None."""
     before = last_response(response.parent) if response.parent is not None else None
     while before is not None and before.session != response.session:
         before = last_response(before.parent) if before.parent is not None else None
@@ -261,9 +260,9 @@ def said_before(response: Response) -> Response | None:
 
 
 def context_ids(context: Context) -> bytes:
-    """The token ids of ``context``, packed int32. O(tokens), a copy per segment."""
+    """Return the token ids of ``context``, packed int32. O(tokens)."""
     parts = []
-    while context is not None:  # links() would cost half as much again
+    while context is not None:  # inlined: links() would take 1.5 times as long
         segment, length = context
         ids = segment.ids
         parts.append(ids if length * _ID_BYTES == len(ids) else ids[: length * _ID_BYTES])
@@ -273,5 +272,5 @@ def context_ids(context: Context) -> bytes:
 
 
 def ids_before(segment: Segment) -> bytes:
-    """The token ids of the context that ``segment`` continues, packed int32."""
+    """Return the token ids of the context that ``segment`` continues, packed int32."""
     return context_ids((segment.parent, segment.kept) if segment.parent is not None else None)

@@ -14,9 +14,9 @@ __all__ = ["Running", "Sessions", "spoken_at"]
 
 @dataclass(eq=False, slots=True)
 class Running:
-    """A request that has not been answered: ``session`` asked with ``prompt``, behind ``context``.
+    """A running request of ``session`` with ``prompt``, which continues ``context``.
 
-    ``ids``: of all of the prompt, packed; None until they are known.
+    ``ids``: packed ids of the whole prompt; None until they are known.
     """
 
     session: str
@@ -26,7 +26,7 @@ class Running:
 
 
 class Sessions:
-    """Answered and running requests of each session, oldest first. O(1), but for removing from the middle."""
+    """Responses and running requests of each session, oldest first. O(1), except removal from the middle."""
 
     def __init__(self) -> None:
         self._responses: dict[str, list[Response]] = {}
@@ -38,19 +38,19 @@ class Sessions:
         return len(self._responses)
 
     def __contains__(self, session: str) -> bool:
-        """True when something is kept of ``session``."""
+        """Return True if a response of ``session`` is kept."""
         return session in self._responses
 
     def of(self, session: str) -> list[Response]:
-        """The responses of ``session`` that are kept."""
+        """Return the kept responses of ``session``, oldest first."""
         return list(self._responses.get(session, ()))
 
     def add(self, session: str, response: Response) -> None:
-        """Keep ``response``."""
+        """Add ``response``."""
         self._responses.setdefault(session, []).append(response)
 
     def remove(self, session: str, response: Response) -> None:
-        """Forget ``response``: the first when it is evicted, nearly always, the last when more of it is known."""
+        """Remove ``response``: usually the first one (evicted), or the last one (a longer one is recorded)."""
         remaining = self._responses[session]
         if remaining[-1] is response:
             remaining.pop()
@@ -73,11 +73,11 @@ class Sessions:
             del self._longer[session]
 
     def grew(self, session: str, part: Response, longer: Response) -> None:
-        """``part`` is the beginning of ``longer``: the same tokens, of which more is known."""
+        """Note that ``part`` is the beginning of ``longer``, of which more tokens are recorded."""
         self._longer.setdefault(session, {})[part] = longer
 
     def longer(self, session: str) -> dict[Response, Response]:
-        """For each response that is only the beginning of another one: all of that."""
+        """Return the longest record of each response that is only the beginning of another one."""
         known = self._longer.get(session, {})
         found = {}
         for part, whole in known.items():
@@ -87,11 +87,11 @@ class Sessions:
         return found
 
     def begin(self, running: Running) -> None:
-        """A request is on its way; to be given to :meth:`end`."""
+        """Add a running request, until :meth:`end`."""
         self._running.setdefault(running.session, {})[running] = None
 
     def end(self, running: Running, *, is_recorded: bool) -> str | None:
-        """It is over. Returns a session of which a request without a recorded answer had to be forgotten."""
+        """Remove ``running``. Returns a session that had an unanswered request forgotten for this one, or None."""
         own = self._running[running.session]
         del own[running]
         if not own:
@@ -101,9 +101,9 @@ class Sessions:
         return self.unanswered.add(running.session, running.prompt, running.ids, running.context)
 
     def asked(self, session: str, text: bytes, ids: bytes | None) -> Iterator[Context]:
-        """Contexts of requests of ``session`` without a recorded answer, running ones included.
+        """Yield the contexts of requests of ``session`` without a recorded answer, running ones included.
 
-        Those with whose prompts ``text``, or the given ``ids`` (packed), begin.
+        Only requests whose prompt is the beginning of ``text`` or of ``ids`` (packed).
         """
         for one in self._running.get(session, ()):
             if text.startswith(one.prompt) or (ids is not None and one.ids and ids.startswith(one.ids)):
@@ -112,7 +112,7 @@ class Sessions:
 
 
 def spoken_at(nodes: Iterable[Node], session: str) -> Iterator[Response]:
-    """Responses of ``session`` whose prompts end at one of ``nodes``. O(nodes, and what is found)."""
+    """Yield the responses of ``session`` whose prompts end at one of ``nodes``. O(nodes and results)."""
     for node in nodes:
         if node.begun is not None:
             yield from node.begun_by(session)

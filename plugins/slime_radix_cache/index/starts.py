@@ -1,7 +1,7 @@
-"""Responses by the ids before them: given ids lead there, also when their text differs.
+"""Index of responses by the ids before them: it finds the context of given ids.
 
-A text does not lead from ids to their context. It may leave out special tokens that were sampled, and a tokenizer may
-compose what a client wrote apart (NFC).
+The text of the ids does not always lead to their context. It may leave out special tokens that were sampled, and a
+tokenizer may compose characters (NFC) that a client sent decomposed.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from slime_radix_cache.index.segments import Response, Segment, ids_before, link
 __all__ = ["Starts"]
 
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that no power of it is 0
-#: Tokens that are looked at in one go: arrays that stay in a core's cache.
+#: Tokens per step, so that the arrays fit in a core's cache.
 _BLOCK = 1 << 15
 _POWERS = np.cumprod(np.full(_BLOCK, _FACTOR), dtype=np.uint64)
 _BITS = 1 << 64
-#: Bits of a digest that are not among its first twenty.
+#: Shifts a digest to its first 20 bits.
 _SHIFT = 44
 
 
 class Starts:
-    """Starts of responses, by a digest of the tokens before them; these are compared before it is believed."""
+    """Responses by a digest of the tokens before them. A search compares the tokens too."""
 
     def __init__(self) -> None:
         self._by_digest: dict[int, Row[Response]] = {}
-        #: The number of digests with these first bits: most places of a long prompt are passed over at once.
+        #: Number of responses whose digest has these first bits; it rules out most places of a long prompt at once.
         self._counts = np.full(1 << 64 - _SHIFT, 0, np.uint32)
 
     def add(self, response: Response) -> None:
@@ -47,9 +47,9 @@ class Starts:
             self._by_digest[response.before] = alike
 
     def along(self, ids: bytes) -> Iterator[tuple[Response, int]]:
-        """Responses before which stand the first of ``ids`` (packed), and how many: most first, newest first.
+        """Yield responses whose context is the first of ``ids`` (packed), with its length: longest first, then newest.
 
-        O(tokens), and a comparison for each context that they continue.
+        O(tokens), and a comparison for each such context.
         """
         digest = 0
         found = [(0, 0)] if self._counts[0] else []
@@ -69,7 +69,7 @@ class Starts:
 
 
 def _digest_before(response: Response) -> int:
-    """Return the digest of all that stands before ``response``; that of the response before it is known."""
+    """Return the digest of the tokens before ``response``, from that of the response before it."""
     since: list[bytes] = []
     before, known = 0, 0  # tokens before the earlier response, and their digest
     found = False
@@ -86,9 +86,9 @@ def _digest_before(response: Response) -> int:
 
 
 def _terms(ids: bytes) -> Iterator[tuple[int, npt.NDArray[np.uint64]]]:
-    """Of a polynomial modulo 2**64, block after block, and where each begins.
+    """Yield blocks of the terms of a polynomial modulo 2**64, each with the place where it begins.
 
-    Their sums are the digests of the first 1, 2, ... ``ids``.
+    The sums of the first 1, 2, ... terms are the digests of the first 1, 2, ... ``ids``.
     """
     values = np.frombuffer(ids, np.int32)
     factor = 1

@@ -1,7 +1,7 @@
-"""The index: a radix tree over text that leads from a text to the segments that end in it.
+"""A radix tree over text: it leads from a text to the segments whose text ends along it.
 
-Text is kept as UTF-8, so an edge may be cut anywhere and ASCII costs a byte a character. Edges are split
-wherever texts diverge; one ``startswith`` decides an edge, whatever its length.
+Text is stored as UTF-8, so an edge may be cut anywhere and an ASCII character takes one byte. Edges are split
+where texts diverge. One ``startswith`` call compares a whole edge.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ __all__ = ["Path", "TextIndex", "prompt_end", "text_of"]
 
 
 class Path(NamedTuple):
-    """The match of a text: ``position`` bytes, into the edge of ``node``.
+    """The longest known prefix of a text: ``position`` bytes, which end on the edge to ``node``.
 
-    ``stops`` are the nodes passed in full at which segments end or responses begin, shallowest first.
+    ``stops``: the fully matched nodes at which segments end or responses begin, shallowest first.
     """
 
     position: int
@@ -30,7 +30,7 @@ class Path(NamedTuple):
 
 
 class TextIndex:
-    """Texts and the segments that end in them. ``size_bytes`` and ``nodes`` count what it holds."""
+    """Texts and the segments that end in them. ``size_bytes``: stored text; ``nodes``: number of nodes."""
 
     def __init__(self) -> None:
         self.root = Node(None, b"", 0)
@@ -63,7 +63,7 @@ class TextIndex:
         return Path(position, node, stops)
 
     def insert(self, text: bytes, below: Node | None = None) -> Node:
-        """The node at which ``text``, read on from ``below`` (default: the root), ends; made if need be."""
+        """Return the node at which ``text``, from ``below`` (default: the root) on, ends; create it if needed."""
         node = below if below is not None else self.root
         position = 0
         size = len(text)
@@ -106,7 +106,7 @@ class TextIndex:
         node.begin(response)
 
     def unbegin(self, response: Response, node: Node) -> None:
-        """Undo :meth:`begin`, and drop the text that nothing needs any more."""
+        """Undo :meth:`begin`, and drop the text that no segment needs any more."""
         node.unbegin(response)
         if node.begun is None and not node.ends:
             self._prune(node)
@@ -122,7 +122,7 @@ class TextIndex:
             node.through = without_item(node.through, response)
 
     def detach(self, segment: Segment, node: Node) -> None:
-        """Undo :meth:`attach`, and drop the text that nothing needs any more."""
+        """Undo :meth:`attach`, and drop the text that no segment needs any more."""
         node.ends = without_item(node.ends, segment)
         if not node.ends and node.begun is None:
             self._prune(node)
@@ -142,7 +142,7 @@ class TextIndex:
 
 
 def text_of(node: Node, above: Node | None = None) -> bytes:
-    """The text that leads to ``node``, from ``above`` (default: the root) on. O(its length)."""
+    """Return the text from ``above`` (default: the root) to ``node``. O(its length)."""
     edges = []
     while node.parent is not None and node is not above:
         edges.append(node.edge)
@@ -152,7 +152,7 @@ def text_of(node: Node, above: Node | None = None) -> bytes:
 
 
 def prompt_end(response: Response) -> Node:
-    """The node at which the prompt of ``response`` ends."""
+    """Return the node at which the prompt of ``response`` ends."""
     node = response.node
     while node.depth > response.start:
         assert node.parent is not None  # depth > start >= 0: not the root
@@ -169,7 +169,7 @@ def _covered(response: Response) -> Iterator[Node]:
 
 
 def _common(edge: bytes, text: bytes, position: int) -> int:
-    """Length of the common prefix of ``edge`` and ``text[position:]``; by halving, since slices compare fast."""
+    """Return the length of the common prefix of ``edge`` and ``text[position:]``, by binary search over slices."""
     low, high = 0, min(len(edge), len(text) - position)
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,4 +1,4 @@
-"""Nodes of the text index: places in texts, and the segments that begin, end or pass there."""
+"""Nodes of the text index, with the segments that begin, end or pass there."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ __all__ = ["Node"]
 
 
 class Node:
-    """A place in a text: ``depth`` bytes from its beginning, reached from ``parent`` over ``edge``.
+    """A place in a text, ``depth`` bytes after its beginning. ``edge``: the bytes from ``parent`` to here.
 
-    ``kid`` is the only one, or None; of several, ``kids[i]`` is reached over an edge that begins with the byte
-    ``keys[i]``. ``ends``: segments whose text ends here, newest last. ``through``: responses whose text covers some
-    of the edge, newest last; only they can be cut inside it. Nearly all are short and change seldom: a tuple takes half
-    the memory of a list. ``begun``: the only response whose prompt ends here, nearly always, or several, or many by
-    session, or None.
+    ``kid``: the only child, or None. Of several children, the edge to ``kids[i]`` begins with the byte ``keys[i]``.
+    ``ends``: segments whose text ends here, newest last. ``through``: responses whose text covers a part of the
+    edge, newest last; only they can be cut inside it. These are mostly short: a tuple takes half the memory of a
+    list. ``begun``: responses whose prompt ends here: None, one response, a tuple of several, or many by session.
     """
 
     __slots__ = ("begun", "depth", "edge", "ends", "keys", "kid", "kids", "parent", "through")
@@ -36,7 +35,7 @@ class Node:
         self.through: Row[Response] = ()
 
     def kid_at(self, byte: int) -> Node | None:
-        """The kid whose edge begins with ``byte``."""
+        """Return the child whose edge begins with ``byte``, or None."""
         if self.kid is not None:
             return self.kid if self.kid.edge[0] == byte else None
         slot = self.keys.find(byte)
@@ -44,25 +43,25 @@ class Node:
 
     @property
     def all_kids(self) -> tuple[Node, ...]:
-        """One, several, or none."""
+        """All children."""
         return (self.kid,) if self.kid is not None else self.kids
 
     @property
     def begins(self) -> tuple[Response, ...]:
-        """Responses whose prompt ends here; of each session the newest last."""
+        """Responses whose prompt ends here; within each session the newest is last."""
         begun = self.begun
         if isinstance(begun, dict):
             return tuple(response for some in begun.values() for response in some)
         return () if begun is None else begun if isinstance(begun, tuple) else (begun,)
 
     def begun_by(self, session: str) -> Row[Response]:
-        """Those of ``session``. O(its own, and a few others)."""
+        """Return the responses of ``session`` in ``begins``. O(their number), and at most MANY others."""
         if isinstance(self.begun, dict):
             return self.begun.get(session, ())
         return tuple([response for response in self.begins if response.session == session])
 
     def begin(self, response: Response) -> None:
-        """The prompt of ``response`` ends here."""
+        """Add ``response``, whose prompt ends here."""
         if isinstance(self.begun, dict):
             self.begun[response.session] = with_item(self.begun.get(response.session, ()), response)
             return
@@ -87,7 +86,7 @@ class Node:
             self.begun = None
 
     def add(self, kid: Node) -> None:
-        """``kid`` begins as none of the others does."""
+        """Add ``kid``, whose edge begins with a new byte."""
         if self.kid is not None:
             self.keys = self.kid.edge[:1] + kid.edge[:1]
             self.kids = self.kid, kid
@@ -99,7 +98,7 @@ class Node:
             self.kid = kid
 
     def replace(self, old: Node, new: Node) -> None:
-        """``new`` begins as ``old`` does and takes its place."""
+        """Put ``new``, whose edge begins with the same byte, in the place of ``old``."""
         if self.kid is old:
             self.kid = new
         else:
@@ -107,7 +106,7 @@ class Node:
             self.kids = (*self.kids[:slot], new, *self.kids[slot + 1 :])
 
     def drop(self, kid: Node) -> None:
-        """Forget ``kid``."""
+        """Remove ``kid``."""
         if self.kid is kid:
             self.kid = None
             return

@@ -1,4 +1,4 @@
-"""Search along the path of a text for the longest context that ends there, whole or cut."""
+"""Search along the path of a text for the longest context, whole or cut."""
 
 from __future__ import annotations
 
@@ -15,21 +15,20 @@ from slime_radix_cache.index.text_node import Node
 
 __all__ = ["Around", "Cut", "Found", "Match", "Search", "with_all_said"]
 
-#: Counts a response's leading tokens that spell a prefix of a text, ending where a token and a character
-#: ends, and the bytes that they spell. ``(0, 0)`` when none do. Arguments: packed ids, text in UTF-8.
+#: Returns how many first tokens of a response spell a prefix of a text, and how many bytes they spell. The prefix ends
+#: with a whole token and a whole character. ``(0, 0)``: none do. Arguments: packed ids, text in UTF-8.
 Cut: TypeAlias = Callable[[bytes, bytes], tuple[int, int]]
-#: Finds the beginning of the special token around a place in a text; None when no token is torn there.
+#: Returns the start of the special token around a place in a text; None if the place is inside none.
 Around: TypeAlias = "Callable[[bytes, int], int | None]"
 
 #: A context, and where it ends.
 Found: TypeAlias = "tuple[tuple[Segment, int], int]"
 
-#: Limits of the search for the longest cut among responses of other sessions: spellings that are cut, and responses
-#: that are looked at. A session's own responses are searched without limits.
+#: Limits of the search for the longest cut among responses of other sessions: responses that are decoded, and
+#: responses that are visited. A session's own responses are searched without limits.
 _CUTS_TRIED = 32
 _LOOKED_AT = 1024
-#: Bytes of ids behind a cut on which it depended: of the token that it would have gone through, and of those that may
-#: complete a character.
+#: Bytes of the ids after a cut that affect it: the token around the cut, and tokens that may complete a character.
 _AROUND_CUT = 4 * 4
 #: The finish reason of a response that is still being sampled.
 _RUNNING = "null"
@@ -38,11 +37,11 @@ _RUNNING = "null"
 class Match(NamedTuple):
     """The longest known context: ``context`` covers the first ``position`` bytes of the text.
 
-    ``candidates``: recorded contexts that this text may stand for; with ``at_least`` there may be more.
-    ``inside_response``: all of the text is recorded, and it ends within a response. ``others``: all of the text was
-    ``asked``, or a part of it ``sampled``, but not in a context of the session that wants to know. ``is_asked``: that
-    session asked with this context, and so continued all of it. ``unknown``: see SpellingCheck; contexts with one of
-    these prompts were left out.
+    ``candidates``: recorded contexts that this text may stand for; ``at_least``: there may be more.
+    ``inside_response``: all of the text is recorded, and it ends within a response. ``others``: only other sessions
+    have all of the text, as a prompt (``asked``) or with ``sampled`` parts. ``is_asked``: the session of the search
+    sent a request with this context, and so continued all of it. ``unknown``: see SpellingCheck; contexts with one
+    of these prompts were left out.
     """
 
     context: Context
@@ -56,7 +55,7 @@ class Match(NamedTuple):
 
 
 class Search:
-    """One text's way through the index, and what is asked of it."""
+    """Searches along the path of one text through the index."""
 
     def __init__(self, path: Path, text: bytes, cut: Cut, around: Around, *, reading: bool) -> None:
         self._path = path
@@ -66,12 +65,12 @@ class Search:
         self._reading = reading
 
     def own(self, session: str, check: SpellingCheck | None) -> Found | None:
-        """The longest context of ``session``; None without any."""
+        """Return the longest context of ``session``, or None."""
         longest = partial(self.longest, owned_by(session, check), exhaustive=True)
         return with_all_said(lambda since: longest(since=since), lambda said: said.start)
 
     def longest(self, fitting: ContextFilter, since: float = 0, *, exhaustive: bool = False) -> Found | None:
-        """The longest ``fitting`` context, and where it ends. ``exhaustive``: look at all responses, without limits.
+        """Return the longest ``fitting`` context, and where it ends. ``exhaustive``: search without limits.
 
         A context that ends with a prompt counts only if its last response begins at ``since`` or later.
         """
@@ -87,12 +86,12 @@ class Search:
         return found
 
     def alone(self, check: SpellingCheck) -> Found | None:
-        """A context of prompts alone with exactly this text: nobody sampled any of it."""
+        """Return a context of prompts alone (no sampled token) with exactly this text, or None."""
         context = self._ending_at(self._path.node, inherited({}, check), 0) if self._is_at_node else None
         return (context, len(self._text)) if context is not None else None
 
     def asked(self, session: str) -> Found | None:
-        """The context with which ``session`` asked for an answer to exactly this text."""
+        """Return the context that ``session`` sent as a prompt with exactly this text, or None."""
         for response in reversed(self._path.node.begun_by(session) if self._is_at_node else ()):
             if response.is_fact and response.parent is not None:
                 return (response.parent, response.kept), len(self._text)
@@ -103,7 +102,7 @@ class Search:
         return self._path.node.depth == self._path.position == len(self._text)
 
     def contradictory(self, session: str | None) -> Found | None:
-        """The contradictory response to ``session`` (None: to anybody) with exactly this text."""
+        """Return the contradictory response of ``session`` (None: of any) with exactly this text, or None."""
         if self._path.node.depth == len(self._text) == self._path.position:
             for segment in reversed(self._path.node.ends):
                 if (
@@ -115,7 +114,7 @@ class Search:
         return None
 
     def matched(self, found: Found | None) -> Match:
-        """``found`` with what there is to be said of it."""
+        """Return ``found`` as a Match, with its candidates."""
         path, size = self._path, len(self._text)
         context, position = found if found is not None else (None, 0)
         if path.position < size:
@@ -128,10 +127,10 @@ class Search:
         return Match(context, position, candidates, at_least, inside)
 
     def _begun(self, ends: Collection[Segment]) -> int:
-        """Count the contexts of responses that begin here and that neither end here nor are cut here.
+        """Count the contexts of responses that begin here, except contexts that end here or are cut here.
 
         Such a context leaves out the hidden tail of a response, perhaps a stop token. Or it was recorded for another
-        text, which writes such a token out where this text does not, or the reverse.
+        text: one of the two texts spells such a token out and the other does not.
         """
         node = self._path.node
         begun = node.begins if self._is_at_node else ()
@@ -151,7 +150,7 @@ class Search:
         )
 
     def _cuts(self, ends: Collection[Segment]) -> tuple[int, bool]:
-        """Count the responses that continue after the text and have a token's end there; True if there may be more."""
+        """Count the responses that continue after the text and have a token end there; True if there may be more."""
         count = 0
         passing = [one for one in self._path.node.through if one.start < len(self._text) and one not in ends]
         for response in passing[:_CUTS_TRIED]:
@@ -160,7 +159,7 @@ class Search:
         return count, len(passing) > _CUTS_TRIED
 
     def _ending_at(self, node: Node, fitting: ContextFilter, since: float) -> Context:
-        """The newest context that ends at ``node`` and may be the answer, or go on there."""
+        """Return the newest ``fitting`` context that ends at ``node``, or None."""
         whole = node.depth == len(self._text)
         for segment in reversed(node.ends):
             if not isinstance(segment, Response):
@@ -178,10 +177,10 @@ class Search:
         return None
 
     def _longer_cut(self, floor: int, fitting: ContextFilter, *, exhaustive: bool) -> Found | None:
-        """The response whose cut, after a whole token, covers most of the text; None if not more than ``floor`` bytes.
+        """Return the response whose cut after a whole token covers most of the text, if more than ``floor`` bytes.
 
-        It looks at the end of the text first, and then upwards. A response that differs from the text earlier may have
-        a later token's end in common with it than one that differs later.
+        The search goes from the end of the text upwards. It does not stop at the first cut: a response that differs
+        from the text earlier may still share a later end of a token.
         """
         best: Found | None = None
         spelt: list[tuple[int, bytes]] = []
@@ -190,7 +189,7 @@ class Search:
             for response, size in self._cuttable(node, end, fitting, exhaustive=exhaustive):
                 start, ids = response.start, response.ids[: 4 * size]
                 if any(start == begin and ids.startswith(known) for begin, known in spelt):
-                    continue  # it was cut already, or one that begins with the same tokens
+                    continue  # a response with the same first tokens was cut already
                 if len(spelt) == _CUTS_TRIED and not exhaustive:
                     return best
                 length, covered = self._cut(ids, self._text[start:end])
@@ -208,7 +207,7 @@ class Search:
     def _cuttable(
         self, node: Node, end: int, fitting: ContextFilter, *, exhaustive: bool
     ) -> Iterable[tuple[Response, int]]:
-        """Responses that may be cut on the edge to ``node``, newest first, and how many tokens of each are allowed."""
+        """Return responses that may be cut on the edge to ``node``, newest first, each with its allowed tokens."""
         found = (
             (one, size)
             for one in reversed(node.through)
@@ -220,10 +219,10 @@ class Search:
 def with_all_said(
     longest: Callable[[float], Found | None], begins: Callable[[Response], float]
 ) -> Found | None:
-    """The longest context of a session; one that ends with a prompt must include the session's last response there.
+    """Return the longest context of a session. If it ends with a prompt, it has the session's last response there.
 
-    Another client may have sent a text of which the session has sampled a part. ``longest(since)`` takes contexts that
-    end with a prompt only if their last response ``begins`` at ``since`` or later; with infinity it takes none of them.
+    This excludes the prompt of another client that has a sampled part of the session as text. ``longest(since)`` takes
+    a context that ends with a prompt only if its last response ``begins`` at ``since`` or later (infinity: never).
     """
     found = longest(0)
     if found is None or isinstance(found[0][0], Response):

@@ -1,4 +1,4 @@
-"""The trajectories of all rollouts: what is found, recorded and forgotten, behind one small set of verbs."""
+"""The trajectories of all rollouts: search, recording and eviction."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Limits", "Trajectories"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of the cache: tokens, bytes, and uses no older than ``versions`` weight versions. 0 is no limit."""
+    """Limits of the cache: tokens, bytes, and weight versions since the last use. 0: no limit."""
 
     tokens: int = 0
     size_bytes: int = 0
@@ -28,7 +28,7 @@ class Limits:
 
 
 class Trajectories(SegmentStore):
-    """Contexts by text. Every method is synchronous and leaves it whole: one event loop needs no lock."""
+    """Contexts by text. Every method is synchronous, so one event loop needs no lock."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Trajectories(SegmentStore):
         self._finder = Finder(self._index, self._starts, self._sessions, self.losses, cut, around)
         self._versions = WeightVersions()
 
-    # Looking: nothing is changed. See Finder.
+    # Search: nothing is changed. See Finder.
 
     def find_to_continue(self, text: bytes, session: str | None = None) -> Match:
         """See :meth:`Finder.to_continue`."""
@@ -67,35 +67,35 @@ class Trajectories(SegmentStore):
         return self._finder.candidates(text, match)
 
     def is_lost(self, text: bytes) -> bool:
-        """True when a context with this text was recorded and had to go, or could not be recorded."""
+        """Return True if a context with this text was evicted, or could not be recorded. May be a false positive."""
         return text in self.losses.texts
 
     def responses_of(self, session: str) -> list[Response]:
-        """Return the responses of ``session`` that are kept, oldest first."""
+        """Return the kept responses of ``session``, oldest first."""
         return self._sessions.of(session)
 
     def longer_of(self, session: str) -> dict[Response, Response]:
-        """See :meth:`Sessions.longer`: a client went on from these beginnings before all had come."""
+        """See :meth:`Sessions.longer`."""
         return self._sessions.longer(session)
 
     def has_lost(self, session: str) -> bool:
-        """True when a response of ``session`` had to go, or could not be recorded. O(1); rarely true without that."""
+        """Return True if ``session`` has a mark in ``losses``. O(1); may be a false positive, rarely."""
         return session in self.losses.sessions
 
-    # Requests under way.
+    # Running requests.
 
     def begin(self, running: Running) -> None:
-        """A request is on its way; to be given to :meth:`end`. Its session speaks there from now on."""
+        """Add a running request, until :meth:`end`. It counts as a request of its session from now on."""
         self._sessions.begin(running)
 
     def end(self, running: Running, *, is_recorded: bool) -> None:
-        """It is over. Without a record, too, its session has spoken there."""
+        """Remove a running request. It still counts as a request of its session if no answer is recorded."""
         forgotten = self._sessions.end(running, is_recorded=is_recorded)
         if forgotten is not None:
             self._forget(forgotten)
 
     def _forget(self, session: str) -> None:
-        """An unanswered request of ``session`` had to be forgotten."""
+        """Mark ``session``: an unanswered request of it was forgotten."""
         self.losses.sessions.add(session)
 
     # Recording.
@@ -111,12 +111,12 @@ class Trajectories(SegmentStore):
         again: Response | None = None,
         instead_of: Response | None = None,
     ) -> Response:
-        """Keep what an engine consumed and sampled.
+        """Record the tokens that an engine consumed and sampled.
 
         It consumed ``context``, which is pinned, and then ``prompt_ids``; the text of both is ``prompt``. ``giver``:
-        the client that gave these ids. ``again``: what was recorded of the same sequence before; if that was all, it
-        stays. ``instead_of``: the recorded beginning of this response, which is withdrawn unless somebody went on from
-        it. An attempt that was made anew is no such beginning, although its tokens may be the same.
+        the client that gave these ids. ``again``: the earlier record of the same sequence, which stays if it is
+        equal. ``instead_of``: the recorded beginning of this response, which is withdrawn unless something continues
+        it. An earlier attempt that was not continued is no such beginning, even if its tokens are the same.
         """
         doubt = CONTRADICTION if sampled.doubt == CONTRADICTION else None
         if giver is not None:
@@ -145,21 +145,21 @@ class Trajectories(SegmentStore):
         return response
 
     def lose(self, session: str | None, *texts: bytes) -> None:
-        """Remember that something of ``session`` is lost, with one of these texts, or none that is known."""
+        """Mark ``session`` and ``texts`` as lost. Without texts, the lost text is not known."""
         if session is not None:
             self.losses.sessions.add(session)
-        for text in texts or (b"",):  # one mark at least: nobody can count all candidates any more
+        for text in texts or (b"",):  # one mark at least: all counts of candidates are lower bounds now
             self.losses.texts.add(text)
 
     def withdraw(self, part: Response) -> None:
-        """Forget ``part``, of which more is recorded by now, if nothing goes on from it."""
+        """Remove ``part``, of which a longer record exists, unless something continues it."""
         if part in part.node.ends and not part.children and not part.pins:
             self._remove(part)
 
-    # Forgetting.
+    # Eviction.
 
     def see_version(self, version: str) -> None:
-        """The engines serve ``version``: what was not used within the last versions goes."""
+        """Note that engines serve ``version``, and evict segments not used within the last versions."""
         self._see(version)
         self._keep_to_limits()
 
@@ -171,9 +171,9 @@ class Trajectories(SegmentStore):
             self._generation += 1
 
     def forget(self, session: str) -> None:
-        """Evict what ``session`` was answered, but what is in flight, or another session goes on from. O(what goes).
+        """Evict the responses of ``session``, except those in flight or continued by another session.
 
-        Nothing of it is complete any more, under this name.
+        The session is not complete from then on. O(evicted segments).
         """
         for response in reversed(self._sessions.of(session)):
             segment: Segment | None = response if response in response.node.ends else None
@@ -184,12 +184,11 @@ class Trajectories(SegmentStore):
                 self._evict(segment)
                 self.evicted["deleted"] += 1
                 segment = before
-        self.losses.sessions.add(
-            session
-        )  # what it is answered yet, of requests that still wait too, is nobody's
+        # Later answers, also to requests that wait now, do not make the session complete again.
+        self.losses.sessions.add(session)
 
     def _keep_to_limits(self, newest: Segment | None = None) -> None:
-        """Evict the oldest until the limits hold, or all that is left is in flight or the ``newest``. O(what goes)."""
+        """Evict the oldest segments until the limits hold; not those in flight, nor the ``newest``. O(evicted)."""
         limits = self._limits
         while (oldest := self._ages.oldest) is not None and oldest is not newest:
             if limits.versions and oldest.generation <= self._generation - limits.versions:
@@ -204,7 +203,7 @@ class Trajectories(SegmentStore):
             self.evicted[reason] += 1
 
     def _evict(self, segment: Segment) -> None:
-        assert segment.children == 0, "a segment is older than what it continues, so a leaf goes first"
+        assert segment.children == 0, "a segment is older than its parent, so a leaf is evicted first"
         session = None
         texts = [text_of(segment.node)]
         if isinstance(segment, Response):
@@ -216,18 +215,18 @@ class Trajectories(SegmentStore):
         self._remove(segment)
 
     def _note_loss(self, response: Response) -> None:
-        """Note that the session's response before is a leaf from now on, but not the session's end."""
+        """Note in the response before ``response``, of the same session, that its continuation is lost."""
         before = said_before(response) if response.session is not None else None
         if before is not None:
             before.continuation_lost = True
 
 
 def _give(context: Context, giver: Giver) -> None:
-    """``giver`` gave all ids of ``context``, those that another client had given first, too."""
+    """Add ``giver`` to all given prompts in ``context``: it gave these ids too."""
     for segment, kept in links(context):
         if not isinstance(segment, Prompt) or segment.giver is None or kept < len(segment):
             continue
-        told = segment.giver.with_another(giver.sessions)
-        if told is segment.giver:  # then it gave the ids before that, too
+        givers = segment.giver.with_another(giver.sessions)
+        if givers is segment.giver:  # then it gave the ids before this segment too
             return
-        segment.giver = told
+        segment.giver = givers

@@ -1,4 +1,4 @@
-"""Requests of which no answer was recorded: their sessions have spoken there all the same."""
+"""Requests without a recorded answer: they still count as requests of their session."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _REMEMBERED = 16_384
 
 
 class _Beginning(NamedTuple):
-    """The first ``size`` bytes of something have this ``digest``."""
+    """A byte string that may be the beginning of others: its ``size`` and ``digest``."""
 
     size: int
     digest: bytes
@@ -30,7 +30,7 @@ class _Beginning(NamedTuple):
 
 
 class _Request(NamedTuple):
-    """``session`` asked with a prompt, and the packed ids of one that was given, behind ``context``."""
+    """A request of ``session`` that continues ``context``. ``ids``: the packed ids of the prompt, if known."""
 
     session: str
     prompt: _Beginning
@@ -39,7 +39,7 @@ class _Request(NamedTuple):
 
 
 class Unanswered:
-    """The latest ones, each once. A context that is evicted is let go."""
+    """The latest unanswered requests, each once. An evicted context is dropped from its request."""
 
     def __init__(self, *, remembered: int = _REMEMBERED) -> None:
         self._remembered = remembered
@@ -48,13 +48,13 @@ class Unanswered:
         self._by_segment: dict[Segment, dict[_Request, None]] = {}
 
     def __contains__(self, session: str) -> bool:
-        """True when a request of ``session`` is remembered."""
+        """Return True if a request of ``session`` is remembered."""
         return session in self._by_session
 
     def add(self, session: str, prompt: bytes, ids: bytes | None, context: Context) -> str | None:
-        """Remember a request. Returns the session of one that had to be forgotten for it."""
-        given = _Beginning.all_of(ids) if ids is not None else None
-        self._add(_Request(session, _Beginning.all_of(prompt), given, context))
+        """Remember a request. Returns the session of the request that was forgotten for it, or None."""
+        packed = _Beginning.all_of(ids) if ids is not None else None
+        self._add(_Request(session, _Beginning.all_of(prompt), packed, context))
         if len(self._requests) <= self._remembered:
             return None
         oldest = next(iter(self._requests))
@@ -62,13 +62,13 @@ class Unanswered:
         return oldest.session
 
     def contexts(self, session: str, text: bytes, ids: bytes | None) -> Iterator[Context]:
-        """Contexts of the requests of ``session`` whose prompts begin ``text``, or the given ``ids``."""
+        """Yield the contexts of requests of ``session`` whose prompt is the beginning of ``text`` or ``ids``."""
         for request in self._by_session.get(session, ()):
             if request.prompt.fits(text) or (ids is not None and request.ids and request.ids.fits(ids)):
                 yield request.context
 
     def evicted(self, segment: Segment) -> None:
-        """Forget ``segment``, which was evicted: it can no longer be continued."""
+        """Drop ``segment``, which was evicted, from the requests that continued it."""
         for request in list(self._by_segment.get(segment, ())):
             self._remove(request)
             self._add(request._replace(context=None))

@@ -11,10 +11,10 @@ __all__ = ["TRAJECTORIES", "Answered", "Asked", "Gone", "Record", "Seen"]
 
 
 class Asked(NamedTuple):
-    """A prompt segment was consumed: ``ids`` after the first ``kept`` tokens of segment ``parent`` (0: none).
+    """A recorded prompt: ``ids`` after the first ``kept`` tokens of the segment ``parent`` (0: none).
 
-    Its text is the first ``shared`` bytes of the parent's, and then ``text``. ``giver``: the sessions of
-    the clients that gave the ids. ``doubt`` as in Segment. Earlier versions wrote neither.
+    Its text is the first ``shared`` bytes of the parent's text, and then ``text``. ``giver``: the sessions that
+    sent these ids. ``doubt``: as in Segment. Earlier versions of the log have neither field.
     """
 
     serial: int
@@ -32,9 +32,9 @@ class Asked(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """A response was sampled; it begins at byte ``start`` of the text. The other fields are those of Asked and Sampled.
+    """A recorded response. It begins at byte ``start`` of the text. Other fields: see Asked and Sampled.
 
-    ``parts``: the segments that are only a beginning of it.
+    ``parts``: the segments that are beginnings of it.
     """
 
     serial: int
@@ -60,10 +60,10 @@ class Answered(NamedTuple):
 
 
 class Gone(NamedTuple):
-    """A segment of this ``size`` was evicted, or withdrawn since another segment has all of it.
+    """A removed segment: evicted, or withdrawn because another segment has all of its tokens.
 
-    ``session``: the session that lost a response by it, which its marks record too; ``before``: the serial of its last
-    response before that one (0: none is left).
+    ``size`` counts its tokens. ``session``: the session that lost this response (its mark is also in a file).
+    ``before``: the serial of the response before it, of the same session (0: none is left).
     """
 
     serial: int
@@ -74,7 +74,7 @@ class Gone(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """Weights with this version are served."""
+    """A weight version that engines serve."""
 
     version: str
 

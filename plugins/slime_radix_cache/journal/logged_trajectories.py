@@ -1,4 +1,4 @@
-"""Trajectories that outlive the process: each change is in the log before its caller goes on."""
+"""Trajectories that outlive the process: each change is written to the log before the method returns."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ __all__ = ["LoggedTrajectories"]
 
 @dataclass(slots=True)
 class _Replay:
-    """State while the log is read: ``serial`` is that of the record that is being replayed."""
+    """State of the replay of the log. ``serial``: that of the current record."""
 
     serial: int = 0
     segments: dict[int, Segment] = field(default_factory=dict)
 
 
 class LoggedTrajectories(Trajectories):
-    """Begins with what ``log`` has, and owns it. Raises StartupError.
+    """Trajectories restored from ``log``, which this object owns. Raises StartupError.
 
-    A segment is logged when it is added and when it goes. So the log has the order of both, and nothing is decided
-    anew when it is read. Whatever was not evicted has its place in the tree again; limits hold from the next record
-    on.
+    A segment is logged when it is added and when it is removed, in that order. So a replay decides nothing: it
+    repeats the logged changes. It restores all segments that were not removed. It enforces no limits; the next
+    record does.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class LoggedTrajectories(Trajectories):
         self._unanswered = unanswered
         self._serials: dict[Segment, int] = {}
         self._told_versions: set[str] = set()
-        #: Of each response (by serial) behind which its session lost something, the last to go.
+        #: By serial of a response: the serial of the last segment evicted after it, in its session.
         self._last_gone: dict[int, int] = {}
         self._unwritten: list[Record] = []
         self._replay: _Replay | None = _Replay()
@@ -60,7 +60,7 @@ class LoggedTrajectories(Trajectories):
         self._last_gone = {one: serial for one, serial in self._last_gone.items() if one in there}
 
     async def tidy(self) -> None:
-        """Keep the log small, for ever."""
+        """Compact the log from time to time."""
         await self.log.tidy(self._is_needed)
 
     def _is_needed(self, record: Record) -> bool:
@@ -69,10 +69,10 @@ class LoggedTrajectories(Trajectories):
         return record.serial == self._last_gone.get(record.before)
 
     def close(self) -> None:
-        """Let go of the log."""
+        """Close the log."""
         self.log.close()
 
-    # Requests without an answer are no records; their sessions stand in a file.
+    # Requests without an answer are not logged; a file has digests of their sessions.
 
     def begin(self, running: Running) -> None:
         """See Trajectories."""
@@ -105,7 +105,7 @@ class LoggedTrajectories(Trajectories):
         again: Response | None = None,
         instead_of: Response | None = None,
     ) -> Response:
-        """See Trajectories. One write tells of it, and of what goes: a kill leaves both, or neither."""
+        """See Trajectories. One write has the response and the evictions: a kill leaves both or neither."""
         response = super().record(context, prompt_ids, prompt, sampled, session, giver, again, instead_of)
         self._write()
         return response
@@ -133,12 +133,12 @@ class LoggedTrajectories(Trajectories):
             self._unwritten = []
 
     def _lose_unwritten(self) -> None:
-        """Mark the sessions of answers that the log lacks: they will be lost with the process."""
+        """Mark the sessions of answers that are not in the log: they are lost when the process ends."""
         for record in self._unwritten:
             if isinstance(record, Answered):
                 self.lose(record.session, b"")
 
-    # Consequences of changes: noted as they happen.
+    # Consequences of changes: collected for the next write.
 
     def _add(self, segment: Segment, overhead: int) -> None:
         super()._add(segment, overhead)
@@ -211,7 +211,7 @@ class LoggedTrajectories(Trajectories):
             if self._replay is None:
                 self._unwritten.append(Seen(version))
 
-    # The log, read: what was told is told again.
+    # Replay of the log.
 
     def _again(self, record: Record) -> None:
         if isinstance(record, Asked | Answered):
@@ -231,7 +231,7 @@ class LoggedTrajectories(Trajectories):
             context = parent, record.kept
             text = text_of(_end(parent))[: record.shared] + text
         replay.serial = record.serial
-        self.pin(context)  # whose age follows, also that of a prompt whose answers have gone
+        self.pin(context)  # the context counts as used, also if all answers to it were removed
         if isinstance(record, Asked):
             giver = Giver(record.giver) if record.giver is not None else None
             self._prompt(context, record.ids, text, record.doubt, giver)
@@ -250,7 +250,7 @@ class LoggedTrajectories(Trajectories):
         if segment is not None:
             self._evict(segment) if record.evicted else self._remove(segment)
             return
-        if record.session is not None:  # it is told for this alone
+        if record.session is not None:  # the log was compacted: only the loss is left of the segment
             self.losses.sessions.add(record.session)
             before = replay.segments.get(record.before)
             if isinstance(before, Response):
@@ -277,15 +277,15 @@ def _sampled(record: Answered, text: bytes) -> Sampled:
 
 
 def _end(segment: Segment) -> Node:
-    """Return the node at which all text of ``segment`` ends, that of hidden tokens too."""
+    """Return the node at which the text of ``segment`` ends, hidden tokens included."""
     return segment.end if isinstance(segment, Response) else segment.node
 
 
 def _fork(one: Node, other: Node) -> Node:
-    """Return the node at which the texts of two nodes part. O(edges behind it)."""
+    """Return the node at which the texts of two nodes diverge. O(edges after it)."""
     while one is not other:
         deeper = one if one.depth >= other.depth else other
-        assert deeper.parent is not None  # not the root: that is no deeper than any other
+        assert deeper.parent is not None  # not the root, which is never the deeper node
         if deeper is one:
             one = deeper.parent
         else:

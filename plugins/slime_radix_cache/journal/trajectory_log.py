@@ -21,7 +21,7 @@ __all__ = ["TrajectoryLog"]
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryLog:
-    """``trajectories`` that outlive the process, and the sessions whose streams were ``unfinished`` when it ended."""
+    """Logged ``trajectories``, and ``unfinished``: the sessions of running streams."""
 
     directory: LogDirectory
     trajectories: LoggedTrajectories
@@ -31,7 +31,7 @@ class TrajectoryLog:
     def open(
         cls, path: Path, tokenizer: Tokenizer, limits: Limits, cut: Cut, around: Around
     ) -> TrajectoryLog:
-        """Begin with what lies in ``path``. Raises StartupError."""
+        """Open the files in the directory ``path``, or create them. Raises StartupError."""
         directory = LogDirectory(path, "--trajectory-log")
         log = RecordLog(directory, TRAJECTORIES, fingerprint(tokenizer))
         sessions, texts = (opened(directory, f"lost-{name}.marks", Marks) for name in ("sessions", "texts"))

@@ -1,4 +1,4 @@
-"""Sessions with something unfinished: in files that are read at the next start, for the process may be killed."""
+"""Sessions with unfinished requests, in files: after a kill, the next start reads them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from slime_radix_cache.index.losses import Digest, Marks, digest_of
 
 __all__ = ["SessionFile", "UnansweredSessions", "UnfinishedStreams"]
 
-#: Sessions at one time that a file has room for: 1 MiB.
+#: Sessions that a file has room for at one time: 1 MiB.
 _SLOTS = 1 << 16
 _SLOT = struct.Struct("<QQ")
 _FREE: Digest = (0, 0)
-#: Stands for a client without a session: no session has this name.
-_NOBODY = ""
+#: The name that stands for requests without a session; no session has it.
+_NO_SESSION = ""
 
 
 class SessionFile:
-    """A file with a slot for each of some sessions. ``left``: the slots that a former process left, and who is there.
+    """A file with slots for sessions. ``left``: slots that a former process left taken, with their sessions' digests.
 
     Raises OSError and ValueError.
     """
@@ -46,7 +46,7 @@ class SessionFile:
                 yield slot, (first, second)
 
     def take(self, session: str) -> int | None:
-        """A slot for ``session``; None: there is no room."""
+        """Take a slot for ``session`` and return it; None if all are taken."""
         if not self._free:
             return None
         slot = self._free.pop()
@@ -54,16 +54,16 @@ class SessionFile:
         return slot
 
     def free(self, slot: int) -> None:
-        """Give ``slot`` back."""
+        """Free ``slot``."""
         _SLOT.pack_into(self._mapped, slot * _SLOT.size, *_FREE)
         self._free.append(slot)
 
 
 class UnfinishedStreams:
-    """Sessions that are told a stream, which is recorded when it ends, or when somebody asks for what it has told.
+    """Sessions with running streams. A stream is recorded when it ends, or when a request or a retrieval needs it.
 
-    ``sessions`` gets those that a former process left: what their streams had told is gone. So may be the twin of any
-    text, and ``texts`` gets a mark.
+    Streams of a former process are lost: ``sessions`` gets a mark for each session. The lost text is not known, so
+    ``texts`` gets a mark that makes the candidates of every text a lower bound.
     """
 
     def __init__(self, file: SessionFile, sessions: Marks, texts: Marks) -> None:
@@ -71,17 +71,17 @@ class UnfinishedStreams:
         self._sessions = sessions
         self._texts = texts
         for slot, digest in file.left.items():
-            if digest != digest_of(_NOBODY):
+            if digest != digest_of(_NO_SESSION):
                 sessions.add_digest(digest)
             texts.add(b"")
             file.free(slot)
 
     def begin(self, session: str | None) -> Callable[[], None]:
-        """``session`` is told a stream until the function returned is called; None: nobody's.
+        """Note that a stream of ``session`` (None: without one) runs; returns the function that ends this.
 
-        Where there is no room, something of it counts as lost at once.
+        If the file has no room, the stream counts as lost at once.
         """
-        slot = self._file.take(session if session is not None else _NOBODY)
+        slot = self._file.take(session if session is not None else _NO_SESSION)
         if slot is None:
             if session is not None:
                 self._sessions.add(session)
@@ -91,10 +91,10 @@ class UnfinishedStreams:
 
 
 class UnansweredSessions:
-    """Sessions that ask, or have asked, without a recorded answer. Nothing of them is lost by that.
+    """Sessions with a request that has no recorded answer, running or ended. This alone is no loss.
 
-    Contains those of former processes, of which nobody knows any more what they had asked. ``lost`` gets sessions for
-    which there is no room.
+    ``in`` is true for sessions of former processes: their requests are not known any more. If the file has no room
+    for a session, ``lost`` gets a mark for it.
     """
 
     def __init__(self, file: SessionFile, lost: Marks) -> None:
@@ -108,7 +108,7 @@ class UnansweredSessions:
         return isinstance(session, str) and bool(self._former) and digest_of(session) in self._former
 
     def begin(self, session: str) -> None:
-        """A request of ``session`` begins."""
+        """Note that a request of ``session`` begins."""
         self._requests[session] = self._requests.get(session, 0) + 1
         if session in self._slots:
             return
@@ -119,7 +119,7 @@ class UnansweredSessions:
             self._slots[session] = slot
 
     def end(self, session: str, *, is_remembered: bool) -> None:
-        """A request of ``session`` ends. ``is_remembered``: this process remembers one that was not answered."""
+        """Note that a request of ``session`` ends. ``is_remembered``: ``session`` is in Unanswered."""
         self._requests[session] -= 1
         if not self._requests[session]:
             del self._requests[session]
@@ -127,6 +127,6 @@ class UnansweredSessions:
                 self.forget(session)
 
     def forget(self, session: str) -> None:
-        """No unanswered request of ``session`` is remembered; where none runs, its slot is free."""
+        """Free the slot of ``session``, which has no remembered request, unless a request of it runs."""
         if session in self._slots and session not in self._requests:
             self._file.free(self._slots.pop(session))

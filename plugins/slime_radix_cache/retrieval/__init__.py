@@ -1,1 +1,1 @@
-"""Exact tokens by text, by messages and by session."""
+"""Retrieval of exact tokens by text, by messages and by session."""

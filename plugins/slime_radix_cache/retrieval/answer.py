@@ -1,4 +1,4 @@
-"""A context as the arrays that a trainer wants, and whether they are exact."""
+"""The tokens of a context as arrays for a trainer, and the reason if they are not exact."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ PROMPT = -1
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The tokens of a context and what is known of each; all of one length.
+    """The tokens of a context, with mask, logprob and version of each.
 
     ``loss_mask``: 1 where the policy sampled. ``logprobs``: the engine's, bit for bit; 0.0 where the mask is 0, NaN
-    where the engine gave none. ``spans``: runs of tokens ``(version, count)``; the version as the engine named it,
-    None where it did not, ``PROMPT`` where the mask is 0. ``has_logprobs`` is false when a NaN is among the logprobs.
+    where the engine gave none. ``spans``: ``(version, count)`` of runs of tokens. A version is the engine's name,
+    None if the engine gave none, ``PROMPT`` where the mask is 0. ``has_logprobs``: no logprob is NaN.
     """
 
     tokens: npt.NDArray[np.int32]
@@ -73,7 +73,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A record, and what is to be said ``about`` it by key, ready for JSON. ``logprobs``: whether they are wanted."""
+    """A record, and its other fields in ``about``, ready for JSON. ``logprobs``: the answer includes them."""
 
     record: Record
     about: dict[str, Any]
@@ -81,10 +81,10 @@ class Answer:
 
 
 def record_of(context: Context, rest: bytes = b"", session: str | None = None) -> Record:
-    """``context``, and the packed ids ``rest`` behind it as a prompt. O(tokens), a few array operations a segment.
+    """Return the record of ``context`` and, as a prompt, the packed ids ``rest`` after it. O(tokens).
 
-    The mask is 1 where ``session`` sampled, or continued what another one had sampled (None: wherever an engine did),
-    with the adapter that sampled last. What a contradictory answer claims is not known to be sampled.
+    The mask is 1 for all responses up to the last one of ``session`` (None: of any session), also those of other
+    sessions that it continued. It is 0 for another adapter than that of the last one, and for contradictory answers.
     """
     chain = list(links(context))
     trained = _trained(chain, session)
@@ -97,7 +97,7 @@ def record_of(context: Context, rest: bytes = b"", session: str | None = None) -
     for segment, length in reversed(chain):
         ids.append(segment.ids[: 4 * length])
         if segment in trained:
-            assert isinstance(segment, Response)  # narrowing: no prompt is
+            assert isinstance(segment, Response)  # narrowing: prompts are not trained
             mask.append(b"\1" * length)
             logprobs.append(segment.packed_logprobs(length, wide=wide))
             spans += segment.versions if 4 * length == len(segment.ids) else _first(segment.versions, length)
@@ -117,7 +117,7 @@ def record_of(context: Context, rest: bytes = b"", session: str | None = None) -
 
 
 def _trained(chain: Sequence[tuple[Segment, int]], session: str | None) -> set[Response]:
-    """The responses of ``chain``, which begins with the last segment, that a sample of ``session`` trains on."""
+    """Return the responses in ``chain`` (last segment first) that have mask 1 for ``session``."""
     trained: set[Response] = set()
     adapter: str | None = None
     is_known = False
@@ -126,7 +126,7 @@ def _trained(chain: Sequence[tuple[Segment, int]], session: str | None) -> set[R
             continue
         if not is_known:
             if session is not None and segment.session != session:
-                continue  # said since by others
+                continue  # another session sampled it after the last response of ``session``
             is_known, adapter = True, segment.adapter
         if segment.adapter == adapter and segment.is_fact:
             trained.add(segment)
@@ -134,7 +134,7 @@ def _trained(chain: Sequence[tuple[Segment, int]], session: str | None) -> set[R
 
 
 def _first(versions: Versions, length: int) -> Versions:
-    """The runs of the first ``length`` tokens."""
+    """Return the runs of the first ``length`` tokens."""
     runs: list[tuple[str | None, int]] = []
     for version, count in versions:
         runs.append((version, min(count, length)))
@@ -145,7 +145,7 @@ def _first(versions: Versions, length: int) -> Versions:
 
 
 def about_record(record: Record, reason: str | None, matched: int, candidates: Count) -> dict[str, Any]:
-    """Return the fields that every answer has beside its tokens; ``reason``: why they are not exact."""
+    """Return the fields that every answer has besides its tokens. ``reason``: why they are not exact."""
     length = len(record.tokens)
     return {
         "token_length": length,
@@ -159,7 +159,7 @@ def about_record(record: Record, reason: str | None, matched: int, candidates: C
 
 
 def has_logprobs(context: Context, session: str | None) -> bool:
-    """The ``has_logprobs`` of a record of ``context`` for ``session``, without making one. O(sampled tokens)."""
+    """Return ``has_logprobs`` of the record of ``context`` for ``session``, without making it. O(sampled tokens)."""
     chain = list(links(context))
     trained = _trained(chain, session)
     return not any(
@@ -170,24 +170,24 @@ def has_logprobs(context: Context, session: str | None) -> bool:
 
 
 def reason_of_record(context: Context, *, has_logprobs: bool) -> str | None:
-    """Return the reason why a record of all of ``context`` is not exact; None when it is.
+    """Return the reason why the record of ``context`` is not exact; None if it is.
 
-    - ``engine_contradicts_itself``, ``unknown_field:NAME``: the doubt in the earliest response that has one.
-    - ``no_logprobs``: a sampled token has none.
+    - ``engine_contradicts_itself``, ``unknown_field:NAME``: the doubt of the earliest segment that has one.
+    - ``no_logprobs``: a sampled token has no logprob.
     """
     return doubt_of(context) or (None if has_logprobs else "no_logprobs")
 
 
 def inexact_reason(match: Match, text: bytes, record: Record, losses: Callable[[], Lost]) -> str | None:
-    """Return the reason why ``record``, made from ``match`` for ``text``, is not exact; None when it is.
+    """Return the reason why ``record``, made from ``match`` for ``text``, is not exact; None if it is.
 
-    ``losses`` is called where they matter: they take a hash of the whole text.
+    ``losses`` is called only if needed, since it hashes the whole text.
 
-    - ``cut_inside_token``: the text ends within a sampled token; what is left of it was tokenised again.
-    - ``evicted``: the text was recorded, and had to go; or the session has lost something, and only others have this.
-    - ``uncovered_text``: no engine has consumed the end of the text behind its beginning.
-    - ``other_session``: only another session has said this.
-    - and what :func:`reason_of_record` gives.
+    - ``cut_inside_token``: the text ends within a sampled token; the rest was tokenised again.
+    - ``evicted``: the text is lost; or the session lost a response, and only other sessions have this text.
+    - ``uncovered_text``: no engine has consumed the end of the text in this context.
+    - ``other_session``: only another session sampled this.
+    - the reasons of :func:`reason_of_record`.
     """
     if match.others is not None:
         lost = losses()
@@ -203,7 +203,7 @@ def inexact_reason(match: Match, text: bytes, record: Record, losses: Callable[[
 
 
 class Lost(NamedTuple):
-    """Losses that concern a question: something of its ``session``, something with its ``text``."""
+    """Losses for one question. ``session``: that session lost a response; ``text``: this text is lost."""
 
     session: bool
     text: bool

@@ -1,4 +1,4 @@
-"""A session as the tree that it is: where it ended, and what its ends share."""
+"""The leaves of a session's tree of responses, and the prefixes that they share."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One leaf: a response that its session has not gone on from, with everything before it.
+    """One leaf: a response that its session has not continued, with everything before it.
 
-    ``text``: all of it in UTF-8, as a client saw it; its first ``prompt_bytes`` and ``prompt_tokens`` come before
-    anything that was sampled. No bytes are known where ids were given whose text is not what was said before.
-    ``parent``: the earlier branch that it shares most with; None for the first of a tree.
-    ``candidates``: contexts that this text may stand for, lost ones included. ``cut_short``: the session did go on, and
-    that had to make room.
+    ``text``: all of it in UTF-8, as a client saw it. ``prompt_bytes`` and ``prompt_tokens`` count the part before
+    the first sampled token; ``prompt_bytes`` is None if the text does not begin with the text of that part.
+    ``parent``: the earlier branch with the longest shared prefix; None for the first of a tree.
+    ``candidates``: contexts that this text may stand for, lost ones included. ``cut_short``: the session continued
+    the leaf, and that response was evicted.
     """
 
     leaf: Response
@@ -49,11 +49,11 @@ def branches(
     candidates: Callable[[bytes], Count],
     longer: Mapping[Response, Response],
 ) -> list[Branch]:
-    """The branches of ``responses``, which are all of one session, oldest first. O(their segments and text).
+    """Return the branches of ``responses``, which are all those of one session, oldest first. O(segments and text).
 
-    A response that was continued is no leaf, even where only a part of it was kept. Nor is the beginning of a longer
-    one. This holds also if nothing goes on from it: the request that was to do so failed, or is on its way.
-    ``candidates``: how many contexts a text may stand for. ``longer``: see Sessions.
+    A continued response is no leaf, also if the client kept only a part of it. The recorded beginning of a longer
+    response is a leaf only if its continuation was lost. ``candidates`` counts the contexts that a text may stand
+    for. ``longer``: see Sessions.
     """
     continued = continued_in(responses)
     continued |= {whole for part, whole in longer.items() if part in continued}
@@ -67,7 +67,7 @@ def branches(
 
 
 def continued_in(responses: Sequence[Response]) -> set[Segment]:
-    """The segments that one of ``responses`` goes on from."""
+    """Return the segments that one of ``responses`` continues."""
     continued: set[Segment] = set()
     for response in responses:
         before = (response.parent, response.kept) if response.parent is not None else None
@@ -85,7 +85,7 @@ def _branch(
     seen: dict[Segment, list[tuple[int, int]]],
     candidates: Callable[[bytes], Count],
 ) -> Branch:
-    """``seen``: for each segment the branches it is in, and how many of its tokens each has."""
+    """Return the branch of ``leaf``. ``seen``: for each segment, its branches and how many tokens each has of it."""
     chain = list(links((leaf, len(leaf))))
     position = sum(length for _, length in chain)
     parent = None
@@ -115,9 +115,9 @@ def _branch(
 
 
 def answer_of(branch: Branch, spell: Callable[[Sequence[int]], str]) -> Answer:
-    """The record of ``branch``, as documented for ``/trajectories``. O(its tokens); any thread may make it.
+    """Return the record of ``branch``, as documented for ``/trajectories``. O(its tokens); safe in any thread.
 
-    ``spell``: the text of tokens, for prompts that have none of their own in the text.
+    ``spell`` decodes tokens, for prompts whose text is not the beginning of the branch's text.
     """
     leaf = branch.leaf
     context = leaf, len(leaf)

@@ -1,6 +1,6 @@
-"""Answers on the wire: JSON for everybody, msgpack and npz for long ones.
+"""Formats of answers: JSON by default, msgpack and npz for long answers.
 
-What JSON has as a list with an entry for each token, the two others have as an array, bit for bit the same:
+Where JSON has a list with an entry for each token, msgpack and npz have an array with the same values:
 
 =================  =======  =================================================
 ``tokens``         ``<i4``
@@ -11,7 +11,7 @@ What JSON has as a list with an entry for each token, the two others have as an 
 
 ``version_index`` and the list ``version_names`` (an entry is null where the engine named no version) replace JSON's
 ``generation_versions``.
-The npz of a session concatenates each array: trajectory ``i`` is ``offsets[i]`` to ``offsets[i + 1]`` (``<i8``).
+The npz of a session concatenates its arrays: trajectory ``i`` is ``offsets[i]`` to ``offsets[i + 1]`` (``<i8``).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _Arrays = dict[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A format of answers. ``one`` encodes one answer; ``many`` the fields of a session and all its answers."""
+    """A format of answers. ``one`` encodes an answer; ``many`` encodes a session's fields and all its answers."""
 
     media_type: str
     one: Callable[[Answer], bytes]
@@ -56,7 +56,7 @@ def _json(answer: Answer) -> bytes:
 
 
 def _repeated(runs: Iterable[tuple[bytes, int]]) -> orjson.Fragment:
-    """A JSON list from runs of equal entries, each encoded once: four times as fast as entry by entry."""
+    """Return a JSON list from runs of equal entries. Each run is encoded once, which is four times as fast."""
     return orjson.Fragment(b"[" + b"".join(text * count for text, count in runs)[:-1] + b"]")
 
 
@@ -76,12 +76,12 @@ def _logprobs(record: Record) -> orjson.Fragment:
 
 def _json_many(about: Mapping[str, Any], answers: Sequence[Answer]) -> bytes:
     head = orjson.dumps({**about, "trajectories": []})
-    # One at a time: each call of orjson holds the interpreter until it is done.
+    # One answer at a time: orjson holds the GIL during each call.
     return head[:-2] + b",".join(map(_json, answers)) + b"]}"
 
 
 def _arrays(answer: Answer, names: dict[Any, int]) -> _Arrays:
-    """The arrays of ``answer``; its versions are added to ``names``, which numbers them."""
+    """Return the arrays of ``answer``, and add its versions to ``names``, which numbers them."""
     record = answer.record
     numbers = [
         PROMPT if version == PROMPT else names.setdefault(version, len(names)) for version, _ in record.spans
@@ -148,20 +148,20 @@ _BY_TYPE = {format.media_type: format for format in (JSON, MSGPACK, NPZ)}
 
 
 def format_for(accept: str) -> Format:
-    """The format that an ``Accept`` header likes best; JSON if it names none of them."""
+    """Return the format that an ``Accept`` header prefers; JSON if it names none."""
     if (named := _BY_TYPE.get(accept)) is not None:
         return named  # most clients send just the media type
-    best, liking = JSON, 0.0
+    best, highest = JSON, 0.0
     for part in accept.split(","):
         kind, *parameters = (piece.strip().lower() for piece in part.split(";"))
         format = _BY_TYPE.get(kind)
-        if format is not None and (quality := _quality(parameters)) > liking:
-            best, liking = format, quality
+        if format is not None and (quality := _quality(parameters)) > highest:
+            best, highest = format, quality
     return best
 
 
 def _quality(parameters: Sequence[str]) -> float:
-    """RFC 9110, section 12.4.2; 0 for what cannot be read."""
+    """Return the quality value (RFC 9110, section 12.4.2); 0 if it is malformed."""
     for parameter in parameters:
         if parameter.startswith("q="):
             try:

@@ -15,7 +15,7 @@ __all__ = ["Conversation", "Question", "read_object"]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """The tokens of ``text``; ``logprobs`` and ``routed_experts`` say what is wanted beside them."""
+    """A request for the tokens of ``text``, and for ``logprobs`` or ``routed_experts`` if true."""
 
     text: str
     session: str | None = None
@@ -24,7 +24,7 @@ class Question:
 
     @classmethod
     def from_json(cls, request: Request, session: str | None) -> Question:
-        """From the body of a ``/retrieve_from_text``, which is of ``session``. Raises BadRequest."""
+        """Read the body of a ``/retrieve_from_text`` of ``session``. Raises BadRequest."""
         document = read_object(request, "text")
         text = document.get("text")
         if not isinstance(text, str):
@@ -33,7 +33,7 @@ class Question:
 
     @classmethod
     def about(cls, text: str, document: Mapping[str, Any], session: str | None) -> Question:
-        """``text`` with the options that ``document`` has. Raises BadRequest."""
+        """Return a question about ``text`` with the options in ``document``. Raises BadRequest."""
         named = document.get("session_id")
         if named is not None and not isinstance(named, str):
             raise BadRequest(f'"session_id" must be a string, got {_kind(named)}')
@@ -56,7 +56,7 @@ class Conversation:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Conversation:
-        """From the body of ``/retrieve_from_messages_template``. Raises BadRequest."""
+        """Read the body of ``/retrieve_from_messages_template``. Raises BadRequest."""
         messages = document.get("messages")
         if not isinstance(messages, list) or not messages:
             wanted = "a list of at least one message"
@@ -77,7 +77,7 @@ class Conversation:
 
 
 def read_object(request: Request, key: str) -> dict[str, Any]:
-    """The body as a JSON object; ``key`` is what it has to have, for the message. Raises BadRequest."""
+    """Return the body as a JSON object. ``key``: the required key that an error names. Raises BadRequest."""
     document = request.json()
     if not isinstance(document, dict):
         raise BadRequest(f'wanted a JSON object with "{key}", got {_kind(document)}')

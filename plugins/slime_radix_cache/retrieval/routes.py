@@ -1,4 +1,4 @@
-"""The routes that give tokens back: by text, by messages, by session; and ``/cache_stats``."""
+"""The routes that retrieve tokens by text, by messages and by session; and ``/cache_stats``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from slime_radix_cache.tokens.encoding import Encoder
 
 __all__ = ["Retrieval", "SessionNotFound"]
 
-#: Answers with more tokens are written in a thread: about 1 ms of work.
+#: Answers with more tokens are encoded in a thread: about 1 ms of work.
 _MANY_TOKENS = 16_384
 
 
@@ -42,10 +42,10 @@ class SessionNotFound(HTTPError):
 
 
 class Retrieval:
-    """Answers with exact tokens, or says that they are not. The component ``"trajectories"``.
+    """Answers with tokens, and the reason if they are not exact. The component ``"trajectories"``.
 
-    Every answer is a pure read. It leaves no trace in the trajectories or their ages, except that tokens which running
-    streams have told already are recorded.
+    Retrieval changes neither the trajectories nor their ages, with one exception: it first records the tokens that
+    running streams have passed on so far.
     """
 
     def __init__(
@@ -74,9 +74,9 @@ class Retrieval:
         self._threads = threads
 
     async def retrieve(self, question: Question, client: str | None = None) -> Answer:
-        """The answer that is documented for ``/retrieve_from_text``. ``client``: see FairTurns.
+        """Return the answer that is documented for ``/retrieve_from_text``. ``client``: see FairTurns.
 
-        Raises BadRequest for a text that is too long.
+        Raises BadRequest if the text is too long.
         """
         self._encoder.check_text(question.text)
         text = await self._encoder.in_utf8(question.text, client)
@@ -113,7 +113,7 @@ class Retrieval:
         return Lost(session is not None and kept.has_lost(session), kept.is_lost(text))
 
     async def retrieve_messages(self, request: Request, client: str | None = None) -> Answer:
-        """The answer for the text of the messages in the body of ``request``. Raises BadRequest."""
+        """Return the answer for the text of the messages in the body of ``request``. Raises BadRequest."""
         document = read_object(request, "messages")
         conversation = Conversation.from_document(document)
         question = Question.about("", document, self._session_of(request))
@@ -125,7 +125,7 @@ class Retrieval:
         return await self.retrieve(replace(question, text=text), client)
 
     def _without_unseen(self, space: str, text: str, session: str | None) -> str:
-        """``text`` without what no engine consumed of the ``space`` that the template writes behind the last turn."""
+        """Return ``text`` without the part of the template's closing ``space`` that no engine consumed."""
         whole = text.encode()
         self._streams.catch_up(whole, session)
         position = self._trajectories.find_to_read(whole, session).position
@@ -147,8 +147,8 @@ class Retrieval:
         return about, branches(responses, kept.candidates, kept.longer_of(session))
 
     async def _read(self, request: HTTPRequest) -> tuple[Request, str | None]:
-        """``request`` as the router's own kind, whose body is parsed, and its client. Raises BadRequest."""
-        body = BytesIO()  # it makes no copy of what was written
+        """Return ``request`` in the router's own type, with its body parsed, and its client. Raises BadRequest."""
+        body = BytesIO()  # getvalue() makes no copy
         async for piece in request.stream():
             body.write(piece)
         scope = request.scope
@@ -156,7 +156,7 @@ class Retrieval:
         client = client_of(asked, _address(request))
         if asked.is_long_work:
             await self._long_work.run(asked.reading(), client)
-        asked.json()  # before anybody looks through its bytes for a key
+        asked.json()  # parse it once, before session sources search its bytes for a key
         return asked, client
 
     async def _one(self, request: HTTPRequest, answer: Answer, client: str | None) -> HTTPResponse:
@@ -173,7 +173,7 @@ class Retrieval:
         return session_of(request, self._session_sources)
 
     def routes(self, stats: Callable[[], dict[str, Any]]) -> list[Route]:
-        """The plugin's routes."""
+        """Return the plugin's routes."""
 
         async def retrieve_from_text(request: HTTPRequest) -> HTTPResponse:
             asked, client = await self._read(request)
@@ -210,7 +210,7 @@ def _address(request: HTTPRequest) -> str | None:
 
 
 def _finish_reason(match: Match, text: bytes) -> Any:
-    """Return the finish reason of the response that ``text`` ends with; None when that is not all of one."""
+    """Return the finish reason of the response at the end of ``text``; None if that is not a whole response."""
     if match.context is None or match.position < len(text):
         return None
     last, length = match.context

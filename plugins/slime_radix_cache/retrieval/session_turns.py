@@ -1,4 +1,4 @@
-"""A session turn by turn, as it was sampled: for plugins that make samples or records of it."""
+"""The sampled turns of a session, for plugins that make samples or records of them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["SessionTurns", "Turn", "TurnContext"]
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One response of a session. ``before``: number of the turn that it goes on from, None where it begins.
+    """One response of a session. ``before``: number of the turn that it continues; None for a first turn.
 
-    Numbers are in the order in which responses came. ``prompt``: the same for responses to one prompt.
-    ``finish_reason``: the engine's; None when no end was seen, or one that is no object. ``parts``: its beginnings,
-    which the client went on from, or wanted to, before all of ``response`` had come.
+    Numbers are in the order in which responses came. ``prompt``: equal for responses to one prompt.
+    ``finish_reason``: the engine's; None if no end was seen, or if it is no object. ``parts``: recorded beginnings
+    of ``response``, from before it was complete.
     """
 
     number: int
@@ -37,11 +37,11 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class TurnContext:
-    """All that an engine consumed and sampled up to the end of one turn.
+    """All tokens that an engine consumed and sampled up to the end of one turn.
 
-    ``spans``: ``(number, start, end, is_whole)`` of each turn of the session in it, in tokens. A turn is not whole if
-    the client kept a part of the response. ``sampled``: ``(key, start, end)`` of each response in it, also of other
-    sessions; a key is the same in all contexts. ``inexact_reason``: None when the record is exact.
+    ``spans``: ``(number, start, end, is_whole)`` of each turn of the session in the context, in tokens. A turn is not
+    whole if the client kept only a part of the response. ``sampled``: ``(key, start, end)`` of each response, also of
+    other sessions; a response has the same key in all contexts. ``inexact_reason``: None if the record is exact.
     """
 
     record: Record
@@ -51,14 +51,14 @@ class TurnContext:
 
 
 class SessionTurns:
-    """The record of each session; the component ``"session_turns"``. A read leaves no trace."""
+    """The turns of each session; the component ``"session_turns"``. Reading changes nothing."""
 
     def __init__(self, trajectories: Trajectories, spell: Callable[[Sequence[int]], str]) -> None:
         self._trajectories = trajectories
         self.spell = spell
 
     def turns(self, session: str) -> list[Turn]:
-        """The turns of ``session``, oldest first. O(their segments)."""
+        """Return the turns of ``session``, oldest first. O(their segments)."""
         responses = self._trajectories.responses_of(session)
         continued = continued_in(responses)
         longer = self._trajectories.longer_of(session)
@@ -90,7 +90,7 @@ class SessionTurns:
         return None
 
     def context(self, turn: Turn, turns: Sequence[Turn]) -> TurnContext:
-        """The context of ``turn``, one of ``turns``. O(its tokens); any thread may make it."""
+        """Return the context of ``turn``, one of ``turns``. O(its tokens); safe in any thread."""
         turn_of: dict[Segment, Turn] = {part: one for one in turns for part in (one.response, *one.parts)}
         context = turn.response, len(turn.response)
         record = record_of(context, session=turn.response.session)
@@ -110,15 +110,15 @@ class SessionTurns:
         return TurnContext(record, tuple(reversed(spans)), tuple(reversed(sampled)), reason)
 
     def text(self, turn: Turn) -> str:
-        """Return the client's text of ``turn``. O(its length); in the event loop only, for the index moves."""
+        """Return the client's text of ``turn``. O(its length); in the event loop only, since that changes the index."""
         return text_of(turn.response.node, prompt_end(turn.response)).decode()
 
     def has_lost(self, session: str) -> bool:
-        """True when something of ``session`` is lost, or could not be recorded as exact."""
+        """Return True if a response of ``session`` is lost, or contradicts itself."""
         return self._trajectories.has_lost(session)
 
     def forget(self, session: str) -> None:
-        """Evict what ``session`` was answered. See Trajectories."""
+        """Evict the responses of ``session``. See Trajectories."""
         self._trajectories.forget(session)
 
 

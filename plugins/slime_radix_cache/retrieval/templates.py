@@ -1,4 +1,4 @@
-"""Messages to text, as the model's own chat template writes them."""
+"""Conversion of messages to text with the model's own chat template."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from slime_radix_cache.retrieval.question import Conversation
 
 __all__ = ["ChatTemplate"]
 
-#: Conversations whose body has more bytes are rendered in a thread, so that streams go on meanwhile.
+#: Conversations whose body has more bytes are rendered in a thread, which does not block the event loop.
 _LONG_BODY = 4096
 #: Arguments of transformers' ``apply_chat_template`` that are no template variables, so a client may not set them.
-#: Its ``chat_template``, for one, would be untrusted code.
+#: For example, a ``chat_template`` from a client would be untrusted code.
 _NOT_VARIABLES = frozenset(
     (
         "add_generation_prompt",
@@ -35,12 +35,12 @@ _NOT_VARIABLES = frozenset(
         "truncation",
     )
 )
-#: Marks the end of a message; nobody can know it beforehand.
+#: Marks the end of a message. It is random, so no client can write it.
 _MARK = f"mark{secrets.token_hex(12)}"
 
 
 class ChatTemplate:
-    """The chat template of a tokenizer, if it has one. Rendering changes nothing in it, so threads may share it."""
+    """The chat template of a tokenizer, if it has one. Threads may share it: rendering changes no state."""
 
     def __init__(self, tokenizer: Tokenizer, threads: FairThreads) -> None:
         self._threads = threads
@@ -49,7 +49,7 @@ class ChatTemplate:
             self._render = None
 
     async def text_of(self, conversation: Conversation, body_bytes: int, client: str | None) -> str:
-        """The text of ``conversation``, whose JSON had ``body_bytes``, for ``client``. Raises BadRequest."""
+        """Return the text of ``conversation``, whose JSON had ``body_bytes``, for ``client``. Raises BadRequest."""
         if self._render is None:
             raise BadRequest("the tokenizer has no chat template; use /retrieve_from_text")
         refused = sorted(_NOT_VARIABLES & conversation.variables.keys())
@@ -60,9 +60,9 @@ class ChatTemplate:
         return self._text_of(conversation)
 
     async def closing_space(self, conversation: Conversation, body_bytes: int, client: str | None) -> str:
-        """The white space that the template itself writes at the end, behind the last message. Raises BadRequest.
+        """Return the white space that the template writes after the last message. Raises BadRequest.
 
-        Empty when the template does not show where the message ends.
+        Empty if the rendered text does not show where the message ends.
         """
         *others, last = conversation.messages
         marked = replace(
@@ -80,9 +80,7 @@ class ChatTemplate:
                 tokenize=False,
                 **conversation.variables,
             )
-        except (
-            Exception
-        ) as error:  # a template is a program: it may raise anything about messages it dislikes
+        except Exception as error:  # a template is a program: it may raise any exception
             raise BadRequest(
                 f"the chat template refuses these messages: {str(error) or type(error).__name__}"
             ) from None

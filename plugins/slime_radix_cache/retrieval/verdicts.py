@@ -1,4 +1,4 @@
-"""Verdicts on answers, for plugins that pass them on in another shape. The component ``"verdicts"``."""
+"""Verdicts on answers, for plugins that convert them to another format. The component ``"verdicts"``."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from slime_radix_cache.retrieval.answer import has_logprobs, reason_of_record
 
 __all__ = ["NOTE", "Verdicts"]
 
-#: Under this name an exchange has its turns, an object with ``turns``.
+#: The note of an exchange that has its turns: an object with ``turns``.
 NOTE = "radix_cache"
 _NOT_RECORDED = "not_recorded"
 
 
 class Verdicts:
-    """Says of each sequence of a ``/generate`` why its record is not exact; None: it is."""
+    """The reasons why the records of a ``/generate`` request are not exact."""
 
     def of(self, exchange: Exchange) -> Sequence[str | None]:
-        """The ``inexact_reason`` of each sequence, as ``/trajectories`` gives it.
+        """Return the ``inexact_reason`` of each sequence, as in ``/trajectories``; None for an exact one.
 
-        ``not_recorded``: nothing was recorded of it (yet). Empty for an exchange that was passed on untouched. To be
-        asked when the reply has been read, and before ``exchange`` is closed. O(sampled tokens) for each one that is
-        looked at.
+        ``not_recorded``: no answer is recorded (yet). The result is empty for an exchange that was passed on
+        untouched. Call this after the reply has been read, and before ``exchange`` is closed. Reading one item is
+        O(sampled tokens).
         """
         noted: Any = exchange.notes.get(NOTE)
         return _Reasons(noted.turns if noted is not None else ())
 
 
 class _Reasons(Sequence[str | None]):
-    """The reasons for ``turns``, each found when it is asked for."""
+    """The reasons for ``turns``, each computed when it is read."""
 
     def __init__(self, turns: Sequence[Turn]) -> None:
         self._turns = turns

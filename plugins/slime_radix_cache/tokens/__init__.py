@@ -1,1 +1,1 @@
-"""Text to ids and back, by one tokenizer."""
+"""Conversion of text to token ids and back, with one tokenizer."""

@@ -1,10 +1,10 @@
-"""Abilities of a tokenizer: found out once, when it is loaded, by trying it.
+"""Abilities of a tokenizer, tested once when it is loaded.
 
-Three habits of tokenizers would make answers silently wrong. Some lose text (lower-casing, collapsed spaces): two
-texts have the same tokens, so no text leads back to them. Some put a space of their own before every text
-(SentencePiece), which is wrong for a text that goes on from other tokens. And some read a token differently at the
-beginning of a text than behind others. Unicode's canonical composition (NFC, as Qwen's have it) and a space at the
-very beginning are no loss. The tokens that were sent are recorded, and their key is the text as the client wrote it.
+Three properties of tokenizers would make answers silently wrong. Some lose text (lower-casing, collapsed spaces): two
+texts have the same tokens, so no text leads back to them. Some add a space before every text (SentencePiece), which
+is wrong for a text that follows other tokens. And some decode a token differently at the beginning of a text.
+Unicode's canonical composition (NFC, as in Qwen's tokenizers) and a space at the very beginning are no loss: the
+record has the tokens that were sent, and its key is the text as the client wrote it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LOSSY = "lossy_tokenizer"
 Encode = Callable[[str, bool], Sequence[int]]
 Decode = Callable[[Sequence[int]], str]
 
-#: Texts that a lossy tokenizer changes: case, spaces, line ends, spaces before signs, scripts, compatibility forms.
+#: Texts that a lossy tokenizer changes: case, spaces, line ends, punctuation, scripts, compatibility forms.
 _PROBES = (
     "Hello World",
     " a  b",
@@ -36,11 +36,11 @@ _PROBES = (
     "日本語 😀",
     "\ndef f(x):\n    return [x]",
 )
-#: Put before a text, each keeps the tokenizer from adding a space, and is taken off again.
+#: Each one, put before a text, may keep the tokenizer from adding a space; its ids are removed again.
 _GUARDS = ("\n", "☺", "\x01")
 _BEFORE = "One"
-#: Places at which texts may be cut: a pattern, and what a token would have to have in it to go across one. GPT-2's way
-#: to write bytes has "\u0120" for a space and "\u010a" for a line feed, SentencePiece "\u2581".
+#: Places at which texts may be cut: their pattern, and a pattern that any token across such a place matches. GPT-2
+#: writes "\u0120" for a space and "\u010a" for a line feed; SentencePiece writes "\u2581" for a space.
 _BREAKS = (
     (r"(?<=[A-Za-z])(?= [A-Za-z])", r"[A-Za-z][ \u0120\u2581]"),
     (r"(?<=[A-Za-z])(?=[0-9])", r"[A-Za-z][0-9]"),
@@ -51,23 +51,23 @@ _AROUND_BREAK = (
     ("Hello", " World"), ("it's a  test", " of it"), ("x = (y", " z);"), ("Zz", " Aa"), ("don't", " Stop"), ("A", "1"),
     ("abc", "12345678.5"), ("0x3f", "77"), ("one,\n", "two"), ("a\n", "b"), (")\n", "Then"), ("\u65e5 x\n", "y"),
 )  # fmt: skip
-#: Ids that a tokenizer puts before a text, at most: one in all that are known.
+#: Maximum number of ids that a tokenizer may put before a text; all known tokenizers put at most one.
 _MOST_BEFORE = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """``refused``: what the tokenizer does to text that forbids exact answers; None when it may be trusted.
+    """The abilities of one tokenizer. ``refused``: why no answer can be exact with it; None if answers can be.
 
-    - ``guards``: one of them goes before a text that follows other tokens, its ids to be taken off if they are there
-      (a text may merge with one); () where nothing is needed.
-    - ``lead``: ids behind which others are to be decoded to be read as they are within a text; () if it is all one.
-    - ``seams``: finds the places before which a text may be cut, so that the ids of the parts are those of the
-      whole; None when there are none.
-    - ``breaks``: finds places within a part that does not fit in memory many times over; the ids of what comes before
-      and, as a text that follows others, of what comes behind are those of the whole. None when there are none.
-    - ``frame``: ids before and behind a text with ``add_special_tokens``; None when they are not always the same.
-    - ``special``: tokens that a text spells, inside of which nothing ends.
+    - ``guards``: one is put before a text that follows other tokens. Its ids are then removed, unless they merged
+      with the text. () if none is needed.
+    - ``lead``: ids to put before others, so that these are decoded as within a text; () if that is the same.
+    - ``seams``: finds places at which a text may be cut, such that the ids of the parts are those of the whole;
+      None if there are none.
+    - ``breaks``: finds places at which a very long part may be cut. The ids of both pieces are those of the whole,
+      if the second is tokenised as a text that follows others. None if there are none.
+    - ``frame``: ids before and after a text with ``add_special_tokens``; None if they differ between texts.
+    - ``special``: finds special tokens that a text spells. No other token ends inside one.
     """
 
     refused: str | None = None
@@ -82,9 +82,9 @@ class Abilities:
 def examine(
     encode: Encode, decode: Decode, added: Sequence[AddedToken], vocabulary: Iterable[str] = ()
 ) -> Abilities:
-    """Try a tokenizer; ``added`` are the tokens that it looks for before anything else. Some 10 ms.
+    """Test a tokenizer. ``added``: the tokens that it searches for first. Takes some 10 ms.
 
-    ``vocabulary`` is that of its model; without one there are no ``breaks``.
+    ``vocabulary``: that of its model; without one there are no ``breaks``.
     """
 
     def plain(text: str) -> list[int]:
@@ -114,7 +114,7 @@ def examine(
 
 
 def _joins(plain: Callable[[str], list[int]], decode: Decode, guard: str) -> bool:
-    """True if the ids of a probe without those of the guard before it say the probe and nothing else."""
+    """Return True if ``guard`` works: the ids after its own decode to exactly the probe, for each probe."""
     ahead, before = plain(guard), plain(_BEFORE)
     for probe in _PROBES:
         ids = plain(guard + probe)
@@ -136,11 +136,11 @@ def _frame(encode: Encode) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
 
 
 def _seams(added: Sequence[AddedToken]) -> list[str]:
-    """Tokens at whose beginning the tokenizer itself cuts a text, whatever stands around it.
+    """Return tokens at whose beginning the tokenizer itself cuts a text, in any context.
 
-    ``tokenizers`` looks for those that are not normalised first, leftmost and longest, and treats what lies between
-    them alone (tokenizers, src/tokenizer/added_vocabulary.rs). Out are those that take what stands before them
-    along or into account, and those that another one could overlap from the left.
+    ``tokenizers`` first searches for tokens that are not normalised, leftmost and longest, and encodes each text
+    between them separately (tokenizers, src/tokenizer/added_vocabulary.rs). Excluded are tokens that depend on the
+    text before them, or strip it, and tokens that another one could overlap from the left.
     """
     first = [token for token in added if not token.normalized and token.content]
     bad = {token.content for token in first if token.lstrip or token.single_word}
@@ -149,12 +149,12 @@ def _seams(added: Sequence[AddedToken]) -> list[str]:
 
 
 def _special(added: Sequence[AddedToken]) -> list[str]:
-    """Tokens that are one wherever a text spells them. Out are runs of spaces and the like: one more is another one."""
+    """Return added tokens that are one token wherever a text spells them. Runs of spaces and the like are excluded."""
     return _apart([token.content for token in added if token.content and not token.single_word])
 
 
 def _apart(texts: Sequence[str]) -> list[str]:
-    """Those of ``texts`` that no other one could contain, or overlap from the left."""
+    """Return the ``texts`` that no other one can contain or overlap from the left."""
     endings = {text[place:] for text in texts for place in range(1, len(text))}
     inside = {ending[:size] for ending in endings for size in range(1, len(ending) + 1)}
     return [
@@ -174,10 +174,10 @@ def _is_seam(plain: Callable[[str], list[int]], text: str) -> bool:
 def _breaks(
     plain: Callable[[str], list[int]], guard: str, added: Sequence[AddedToken], vocabulary: Iterable[str]
 ) -> re.Pattern[str] | None:
-    """Places that no token goes across.
+    """Return a pattern of places that no token spans, or None.
 
-    Whatever a model merges ends in one token, so both sides are tokenised as if they stood alone. The step before it,
-    which cuts a text into words, looks at one sign ahead. That is tried.
+    The model merges only within a token, so both sides are tokenised independently there. The step before, which
+    splits a text into words, may look one character ahead. This is tested.
     """
     texts = [token.content for token in added]
     words = "\0".join(set(vocabulary).difference(texts))
@@ -205,4 +205,4 @@ def _breaks(
 
 
 def _pattern(texts: Sequence[str]) -> re.Pattern[str] | None:
-    return re.compile(any_of(sorted(set(texts)))) if texts else None  # only where one begins matters
+    return re.compile(any_of(sorted(set(texts)))) if texts else None  # only the start of a match is used

@@ -1,4 +1,4 @@
-"""The Rust tokenizer inside one of transformers, as a copy of our own: transformers changes the shared one in use."""
+"""A copy of the Rust tokenizer inside a transformers tokenizer, since transformers changes the state of its own."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from router_core.types import Tokenizer
 
 __all__ = ["Decoder", "decoder_of", "own_copy"]
 
-#: The text of ids, with or without (true) special tokens.
+#: Returns the text of ids. Arguments: the ids; True to skip special tokens.
 _Decode: TypeAlias = Callable[[Sequence[int], bool], str]
 
-#: Of more, only a batch is decoded without holding up other threads.
+#: From this many ids on, a batch call is used, which does not block other threads.
 _MANY_IDS = 1 << 13
 _TRANSFORMERS = "transformers.tokenization_"
 
 
 class Decoder(NamedTuple):
-    """``decode`` ids; the ``special`` ones are known to be dropped before it begins, if it is to leave them out."""
+    """A function to ``decode`` ids, and the ``special`` ids that are known to be skipped by it on request."""
 
     decode: _Decode
     special: frozenset[int] = frozenset()
 
 
 def own_copy(tokenizer: Tokenizer) -> tokenizers.Tokenizer | None:
-    """None when there is none inside ``tokenizer``."""
+    """Return a copy of the Rust tokenizer inside ``tokenizer``, or None."""
     rust: Any = getattr(tokenizer, "backend_tokenizer", None)
     if not isinstance(rust, tokenizers.Tokenizer):
         return None
@@ -38,9 +38,9 @@ def own_copy(tokenizer: Tokenizer) -> tokenizers.Tokenizer | None:
 
 
 def decoder_of(tokenizer: Tokenizer) -> Decoder:
-    """Return a decoder for ``tokenizer``; at half its cost when all that it does is to ask the Rust one."""
+    """Return a decoder for ``tokenizer``. It calls the Rust tokenizer if that decodes alike, at half the cost."""
     own = own_copy(tokenizer)
-    if own is None or not _only_asks(tokenizer):
+    if own is None or not _only_delegates(tokenizer):
         return Decoder(lambda ids, skip: tokenizer.decode(list(ids), skip_special_tokens=skip))
     rust = own
 
@@ -53,8 +53,8 @@ def decoder_of(tokenizer: Tokenizer) -> Decoder:
     return Decoder(decode, frozenset(number for number, token in added if token.special))
 
 
-def _only_asks(tokenizer: Tokenizer) -> bool:
-    """False if it cleans up spaces, or its class has a way of its own."""
+def _only_delegates(tokenizer: Tokenizer) -> bool:
+    """Return False if ``tokenizer`` cleans up spaces, or its class has its own ``decode``."""
     if getattr(tokenizer, "clean_up_tokenization_spaces", True):
         return False
     owners = [

@@ -1,4 +1,4 @@
-"""Files of a model's checkpoint: its tokenizer, and the tokens with which it ends a response."""
+"""Files of a model's checkpoint: its tokenizer, and the tokens that end a response."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from router_core.types import Tokenizer
 
 __all__ = ["eos_ids", "load_tokenizer"]
 
-#: SGLang takes the ids of both, and those of the tokenizer.
+#: SGLang uses the EOS ids of both files, and those of the tokenizer.
 _CONFIGS = ("config.json", "generation_config.json")
-#: Llama's end of a message, which SGLang takes for an EOS where a vocabulary has it.
+#: Llama's end of a message. SGLang treats it as an EOS if the vocabulary has it.
 _END_OF_MESSAGE = "<|eom_id|>"
 
 
 def load_tokenizer(path: str) -> Tokenizer:
-    """Load the tokenizer at ``path`` by transformers. Raises SettingsError."""
+    """Load the tokenizer at ``path`` with transformers. Raises SettingsError."""
     if path.startswith(("/", ".", "~")) and not Path(path).exists():
         wanted = "a directory with tokenizer files, or a Hugging Face model name"
         raise SettingsError(f"--hf-checkpoint {path}: no such directory; wanted {wanted}")
@@ -30,12 +30,12 @@ def load_tokenizer(path: str) -> Tokenizer:
     except Exception as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise SettingsError(f"--hf-checkpoint {path}: cannot load a tokenizer: {first}") from error
-    loaded: Tokenizer = tokenizer  # its annotations are wider than what it does
+    loaded: Tokenizer = tokenizer  # transformers annotates its methods more widely
     return loaded
 
 
 def eos_ids(tokenizer: Tokenizer, path: str = "") -> frozenset[int]:
-    """Ids that end a response, as ``tokenizer`` and the files in ``path``, the checkpoint, name them."""
+    """Return the ids that end a response, from ``tokenizer`` and the files of the checkpoint ``path``."""
     own: Any = tokenizer
     found = set(getattr(own, "eos_ids", ())) | _ids(getattr(own, "eos_token_id", None))
     if hasattr(own, "get_added_vocab"):

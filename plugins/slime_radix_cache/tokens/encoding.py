@@ -1,4 +1,4 @@
-"""Text to token ids, without holding up the event loop, and no part of a text twice."""
+"""Tokenisation of texts, off the event loop if long, with a cache of common parts."""
 
 from __future__ import annotations
 
@@ -23,40 +23,40 @@ __all__ = ["MAX_TOKENS", "Encoder", "PromptTooLong"]
 
 logger = logging.getLogger(__name__)
 
-#: Of texts and their ids; some hundred system prompts of 10k tokens.
+#: Default size of the cache of parts: a few hundred system prompts of 10k tokens.
 _MAX_BYTES = 64 << 20
 
-#: Of one prompt, by default: more than any model's context.
+#: Default limit for one prompt: more than any model's context.
 MAX_TOKENS = 1 << 20
-#: A longer text has more tokens than allowed: the longest ones of vocabularies are rare.
+#: A text with more characters per allowed token is refused: tokens as long as this are rare.
 _MOST_CHARACTERS = 16
-#: Characters that are tokenised alone, where there is a place to cut; and where there is none.
+#: A longer part is cut if it has a place for that; without one, _LONGEST_PART is the maximum. In characters.
 _LONG_PART = 1 << 15
 _LONGEST_PART = 1 << 20
-#: Characters that are tokenised in one go: a tokenizer takes a hundred times their size.
+#: Characters that are tokenised in one call: a tokenizer needs a hundred times their size in memory.
 _AT_ONCE = 1 << 15
-#: Characters at the beginning of a text whose parts are kept for other texts.
+#: Characters at the beginning of a text whose parts are cached for other texts.
 _KEPT = 1 << 20
-#: Characters whose UTF-8 is made in one go: about 0.5 ms of work.
+#: Characters that are encoded in UTF-8 in one call: about 0.5 ms of work.
 _LONG_UTF8 = 1 << 20
-#: Bytes of packed ids whose text is made in a thread: about 2 ms of work.
+#: Bytes of packed ids from which on decoding runs in a thread: about 2 ms of work.
 _MANY_IDS = 1 << 15
 
 
 class PromptTooLong(BadRequest):
-    """A prompt that no model's context has room for."""
+    """A prompt with more tokens than ``--max-prompt-tokens``."""
 
     def __init__(self, got: str, max_tokens: int) -> None:
         super().__init__(f"wanted a prompt of at most {max_tokens} tokens (--max-prompt-tokens), got {got}")
 
 
 class Encoder:
-    """Tokenises prompts.
+    """Tokenizer of prompts.
 
-    Of a tokenizer of transformers it uses a copy of the Rust one inside, since transformers sets truncation and
-    padding on the shared one. Only ``encode_batch_fast`` lets other threads run while it works. Any other tokenizer is
-    called as it is, and has to bear calls from two threads. ``abilities`` are what it was found to allow.
-    ``max_tokens``: of one prompt.
+    For a transformers tokenizer it uses a copy of the Rust tokenizer inside, since transformers sets truncation and
+    padding on the original. Only ``encode_batch_fast`` releases the GIL. Any other tokenizer is called directly, and
+    must be safe to call from several threads. ``abilities``: the result of its tests. ``max_tokens``: limit for one
+    prompt.
     """
 
     def __init__(
@@ -100,19 +100,19 @@ class Encoder:
 
     @property
     def refused(self) -> str | None:
-        """The reason why no answer may be called exact with this tokenizer; None when answers may."""
+        """The reason why no answer can be exact with this tokenizer; None if answers can be."""
         return LOSSY if self.abilities.refused is not None else None
 
     async def encode(self, text: str, *, begins: bool, client: str | None = None) -> bytes:
-        """Packed int32 ids of ``text``; ``begins`` when nothing comes before it, so that a BOS may.
+        """Return the packed int32 ids of ``text``. ``begins``: nothing comes before it, so a BOS may be added.
 
-        Exactly what tokenising all of it at once gives. ``client``: who gets a turn for what is long. Raises
-        PromptTooLong, and what the tokenizer raises.
+        The ids are exactly those of tokenising all of it at once. ``client``: see FairTurns. Raises BadRequest if the
+        text is too long, and the tokenizer's own errors.
         """
         self.check_text(text)
         if self._compared is not None and not self._compared.is_fast:
             self._compared = None
-            self._parts.forget()  # parts that were encoded by the one that was dropped
+            self._parts.forget()  # the dropped tokenizer encoded these parts
         frame = self.abilities.frame
         framed = begins and self._add_special_tokens
         if framed and frame is None:
@@ -130,9 +130,9 @@ class Encoder:
         return array("i", before).tobytes() + ids + array("i", behind).tobytes()
 
     async def _encode_long(self, text: str, *, begins: bool, client: str | None) -> bytes:
-        """Cut and tokenise some of ``text`` at a time: memory for all of it, and for its tokens, is never needed.
+        """Cut and tokenise ``text`` step by step, which limits the memory of the tokenizer.
 
-        Only its beginning is kept for others: all of it would push out what they have in common.
+        Only the beginning is cached for other texts: all of it would evict the parts that texts have in common.
         """
         cut_off = self._cut(text, begins=begins)
         found: list[bytes] = []
@@ -152,23 +152,23 @@ class Encoder:
         return await self._threads.run(lambda: spelling.text_of(array("i", ids)), client)
 
     def check_length(self, tokens: int) -> None:
-        """Raises PromptTooLong when a prompt of ``tokens`` is."""
+        """Raise PromptTooLong if ``tokens`` are too many for a prompt."""
         if tokens > self._max_tokens:
             raise PromptTooLong(f"{tokens} tokens", self._max_tokens)
 
     async def in_utf8(self, text: str, client: str | None) -> bytes:
-        """``text`` in UTF-8. Raises UnicodeEncodeError."""
+        """Return ``text`` in UTF-8. Raises UnicodeEncodeError."""
         if len(text) < _LONG_UTF8:
             return text.encode()
         return await self._threads.run(lambda: _in_utf8(text), client)
 
     @property
     def max_characters(self) -> int:
-        """A text of more surely has too many tokens."""
+        """Maximum length of a text; a longer one is refused before it is tokenised."""
         return self._max_tokens * _MOST_CHARACTERS
 
     def check_text(self, text: str) -> None:
-        """Raises PromptTooLong when ``text`` surely has too many tokens."""
+        """Raise PromptTooLong if ``text`` has more than ``max_characters``."""
         if len(text) > self._max_tokens * _MOST_CHARACTERS:
             raise PromptTooLong(f"{len(text)} characters", self._max_tokens)
 
@@ -180,18 +180,18 @@ class Encoder:
         yield from parts
 
     def _encoded(self, parts: Sequence[Part]) -> list[Sequence[int]]:
-        framed = parts[0].framed  # such a part comes alone
+        framed = parts[0].framed  # a framed part is always the only one
         together = [part.text for part in parts if not part.follows]
         plain = iter(self._batch(together, framed) if together else [])
         return [self._guarded(part.text) if part.follows else next(plain) for part in parts]
 
     def _guarded(self, text: str) -> Sequence[int]:
-        """Ids of a text that follows others."""
+        """Return the ids of a text that follows other tokens."""
         for guard, ahead in self._guards:
             ids = self._batch([guard + text], False)[0]
             if list(ids[: len(ahead)]) == ahead:
                 return ids[len(ahead) :]
-        return self._batch([text], False)[0]  # with a space of the tokenizer's own, which the engine gets too
+        return self._batch([text], False)[0]  # with the tokenizer's added space, if any
 
     def as_dict(self) -> dict[str, Any]:
         """Return the tokenizer's abilities and the counts of tokenisation, ready for JSON."""
@@ -208,7 +208,7 @@ class Encoder:
 
 
 def _some(parts: Iterator[Part]) -> list[Part]:
-    """The next ones, as many as are tokenised in one go. Raises BadRequest for one that is too long for that."""
+    """Return the next parts to tokenise in one call. Raises BadRequest if one is too long for that."""
     some: list[Part] = []
     size = 0
     while size < _AT_ONCE and (part := next(parts, None)) is not None:
@@ -219,7 +219,7 @@ def _some(parts: Iterator[Part]) -> list[Part]:
 
 
 def _in_utf8(text: str) -> bytes:
-    """Part after part: in one go it would hold all threads up."""
+    """Return ``text`` in UTF-8, encoded in pieces: one call would hold the GIL too long."""
     whole = BytesIO()
     for start in range(0, len(text), _LONG_UTF8):
         whole.write(text[start : start + _LONG_UTF8].encode())
@@ -227,11 +227,11 @@ def _in_utf8(text: str) -> bytes:
 
 
 def _check_part(part: Part) -> None:
-    """Raises BadRequest when tokenising ``part`` would take too much memory."""
+    """Raise BadRequest if tokenising ``part`` would take too much memory."""
     if len(part.text) > _LONGEST_PART:
         raise BadRequest(
             f"wanted at most {_LONGEST_PART} characters in a row without a place to split them for tokenising, such as"
-            f" a space, got {len(part.text)}; break them up, or send input_ids"
+            f" a space, got {len(part.text)}; insert spaces, or send input_ids"
         )
 
 

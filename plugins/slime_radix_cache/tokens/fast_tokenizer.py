@@ -1,7 +1,7 @@
 """A faster tokenizer of the same vocabulary, used as long as it makes the same ids.
 
-``fastokens`` reads a ``tokenizer.json`` as the ``tokenizers`` library does and encodes ten times as fast. The ids of
-both are compared on texts of every kind when the vocabulary is loaded, and in one call of 101 from then on.
+``fastokens`` reads a ``tokenizer.json`` like the ``tokenizers`` library, and encodes ten times as fast. The ids of both
+are compared on many kinds of texts when the vocabulary is loaded, and then in every 101st call.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ __all__ = ["Batch", "ComparedTokenizer", "fast_copy", "reference_of"]
 
 logger = logging.getLogger(__name__)
 
-#: Ids of several texts, with or without BOS and the like.
+#: Returns the ids of several texts. Arguments: the texts; True to add BOS and the like.
 Batch = Callable[[Sequence[str], bool], list[Sequence[int]]]
 
-#: One call in this many is compared. With 100 us for 200 characters this costs 1 us a call on average.
+#: Calls per comparison. A comparison of 200 characters takes 100 us, so this costs 1 us a call on average.
 _COMPARED_EVERY = 101
 #: Characters of a text that are compared: the slower tokenizer takes 3 ms for them.
 _COMPARED_CHARACTERS = 1 << 12
-#: A text of fewer characters is not handed to the tokenizer's own threads, which costs more than they save.
+#: A text of fewer characters is encoded without the tokenizer's own threads, which would cost more than they save.
 _SHORT = 1 << 12
 
 _TOGETHER = 64
@@ -74,8 +74,8 @@ def reference_of(own: tokenizers.Tokenizer) -> Batch:
 def fast_copy(own: tokenizers.Tokenizer) -> _Fast | None:
     """Return the faster tokenizer of the same vocabulary, or None.
 
-    It is None if ``fastokens`` is not installed. It is None, and the reason is logged, if ``fastokens`` cannot read the
-    vocabulary or makes other ids of a text. About 4 s for 150,000 tokens, 30 ms for 1,000; once in a process.
+    None if ``fastokens`` is not installed. Also None if ``fastokens`` cannot read the vocabulary or makes other ids of
+    a text; the reason is logged. Takes about 4 s for 150,000 tokens, 30 ms for 1,000; once per process.
     """
     try:
         read = importlib.import_module("fastokens").Tokenizer.from_json_str
@@ -98,7 +98,7 @@ def _checked(read: Callable[[str], _Fast], vocabulary: str) -> _Fast | None:
         try:
             got = fast.encode_batch(texts, framed)
         except Exception as error:
-            logger.warning("fastokens is not used: it failed at a text (%s)", error)
+            logger.warning("fastokens is not used: it failed on a text (%s)", error)
             return None
         for text, one, other in zip(texts, expected, got, strict=True):
             if one.ids != other.ids:
@@ -108,9 +108,9 @@ def _checked(read: Callable[[str], _Fast], vocabulary: str) -> _Fast | None:
 
 
 class ComparedTokenizer:
-    """Encodes by ``fast``, and a sample of all texts by ``reference`` too. At the first difference ``fast`` is dropped.
+    """A tokenizer that encodes with ``fast``, and a sample of all texts with ``reference`` too.
 
-    May be called from several threads.
+    At the first difference or failure ``fast`` is dropped. Safe to call from several threads.
     """
 
     def __init__(self, fast: _Fast, reference: Batch) -> None:
@@ -135,7 +135,7 @@ class ComparedTokenizer:
                 fast, texts[self._calls % len(texts)], framed
             )
         except Exception as error:
-            expected = self._reference(texts, framed)  # it raises for a text that neither takes
+            expected = self._reference(texts, framed)  # raises if neither can encode the text
             self._drop(f"it failed ({error})")
             return expected
         if is_alike:
@@ -144,7 +144,7 @@ class ComparedTokenizer:
         return self._reference(texts, framed)
 
     def _agree(self, fast: _Fast, text: str, framed: bool) -> bool:
-        """Compare the ids of ``text``, of a long one those of its beginning."""
+        """Return True if both make the same ids of ``text``; of a long text only the beginning is compared."""
         begin = text[:_COMPARED_CHARACTERS]
         return list(fast.encode(begin, framed).ids) == list(self._reference([begin], framed)[0])
 
@@ -155,7 +155,7 @@ class ComparedTokenizer:
 
 
 def _probes(own: tokenizers.Tokenizer) -> Iterator[str]:
-    """Yield texts in which tokenizers could differ: all tokens, Unicode, white space, long runs, random ones."""
+    """Yield texts on which tokenizers may differ: all tokens, Unicode, white space, long runs, random texts."""
     tokens = own.decode_batch([[number] for number in own.get_vocab().values()], skip_special_tokens=False)
     yield from tokens
     for start in range(0, len(tokens), _TOGETHER):
@@ -182,7 +182,7 @@ def _probes(own: tokenizers.Tokenizer) -> Iterator[str]:
 
 
 def _unicode() -> Iterator[str]:
-    """Characters of each block, side by side, behind a letter, and with a sign that is composed with them."""
+    """Yield characters of each block: side by side, after a letter, and with a combining accent."""
     chance = random.Random(1)
     for first in (*range(0, 0x3400, 0x80), *range(0x3400, 0xD800, 0x800), *range(0xE000, _HIGHEST, 0x400)):
         some = [chr(first + chance.randrange(0x80)) for _ in range(8)]
@@ -190,5 +190,5 @@ def _unicode() -> Iterator[str]:
 
 
 def _all_spaces() -> list[str]:
-    """Characters that some engine of regular expressions takes, or once took, for white space; and invisible ones."""
+    """Return characters that some regex engine treats, or once treated, as white space; and invisible ones."""
     return [chr(point) for point in range(0x3001) if unicodedata.category(chr(point)) in _SPACE_LIKE]

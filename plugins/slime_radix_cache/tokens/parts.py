@@ -1,4 +1,4 @@
-"""Parts of texts and their tokens, made once for all who need them."""
+"""Parts of texts, each tokenised once for all texts that have it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from slime_fairness.turns import FairThreads
 __all__ = ["Part", "Parts", "cut"]
 
 
-#: Longer texts go to a thread: about 1 ms of work, far more than the hop costs.
+#: Longer texts are tokenised in a thread: about 1 ms of work, far more than the switch costs.
 _LONG_TEXT = 4096
-#: Shorter pieces between two seams are kept with the next ones: a token costs 1 µs, a part as much.
+#: Shorter pieces between two seams are joined with the next ones: a part costs as much time as a token, 1 µs.
 _SHORT_PART = 512
 _OVERHEAD_BYTES = 300
 
 
 class Part(NamedTuple):
-    """A text to tokenise on its own; it ``follows`` other tokens, or is ``framed`` by a BOS and the like."""
+    """A text to tokenise separately; it ``follows`` other tokens, or is ``framed`` by a BOS and the like."""
 
     text: str
     follows: bool = False
@@ -46,10 +46,10 @@ def cut(
     *,
     follows: bool = False,
 ) -> Iterator[Part]:
-    """``text`` in parts that begin at seams, and at breaks where a part would be longer than ``long_part``.
+    """Yield ``text`` in parts that begin at seams, or at breaks if a part would be longer than ``long_part``.
 
-    ``follows``: what begins at a break is a text that follows others; else it is tokenised as any other.
-    What texts have in common at their beginnings is cut alike.
+    ``follows``: a part that begins at a break is tokenised as a text that follows others; else as any other text.
+    Texts with the same beginning are cut at the same places in it.
     """
     start = 0
     while len(text) - start > long_part:
@@ -71,9 +71,9 @@ def _at_seams(text: str, seams: re.Pattern[str] | None, *, follows: bool) -> Ite
 
 
 class Parts:
-    """Packed ids of parts, the most recently used ones kept. A part that is being tokenised is waited for.
+    """LRU cache of the packed ids of parts. Concurrent requests for the same part wait for one tokenisation.
 
-    ``encode`` tokenises some parts in one go; it is called in a thread when they are long. Clients get threads in
+    ``encode`` tokenises several parts in one call; it runs in a thread if they are long. Clients get threads in
     rotation.
     """
 
@@ -91,9 +91,9 @@ class Parts:
         self._forgotten = 0
 
     async def ids(self, parts: Sequence[Part], client: str | None, *, keeps: bool = True) -> bytes:
-        """Packed int32 ids of ``parts``, one after the other. Raises what the tokenizer raises.
+        """Return the packed int32 ids of ``parts``, joined. Raises the tokenizer's own errors.
 
-        ``keeps``: keep them for other texts.
+        ``keeps``: cache them for other texts.
         """
         found: dict[Part, bytes] = {}
         while missing := [part for part in parts if part not in found]:
@@ -122,7 +122,7 @@ class Parts:
         return ids
 
     def forget(self) -> None:
-        """Drop all that is kept, and what is being made."""
+        """Drop all cached parts, and do not cache those that are being tokenised now."""
         self._forgotten += 1
         self._known.clear()
         self._size_bytes = 0

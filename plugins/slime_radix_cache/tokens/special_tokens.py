@@ -1,4 +1,4 @@
-"""Special tokens as texts spell them: what a tokenizer reads as one token is not begun by anything else."""
+"""Special tokens as texts spell them: no other token begins or ends inside one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["SpecialTokens", "any_of"]
 
 
 class SpecialTokens:
-    """Finds ``texts``, none of which overlaps another from the left, in texts in UTF-8."""
+    """Search for ``texts``, which do not overlap from the left, in UTF-8 texts."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
         spelt = sorted(set(texts))
@@ -17,7 +17,7 @@ class SpecialTokens:
         self._reach = max((len(text.encode()) for text in spelt), default=1) - 1
 
     def around(self, text: bytes, position: int) -> int | None:
-        """Return the start of the special token around ``position``; None when that is between tokens. O(1)."""
+        """Return the start of the special token around ``position``; None if no such token is there. O(1)."""
         if self._spelt is None:
             return None
         nearby = max(0, position - self._reach), position + self._reach
@@ -28,9 +28,9 @@ class SpecialTokens:
 
 
 def any_of(texts: Iterable[str]) -> str:
-    """A regular expression for any of ``texts`` that looks at each character once, not at each text.
+    """Return a regular expression for any of ``texts`` that reads each character once, not once per text.
 
-    Of those that begin alike the shortest is found.
+    If one text is a prefix of another, it finds the shorter one.
     """
     branches: dict[str, list[str]] = {}
     for text in texts:

@@ -1,7 +1,7 @@
-"""Tokens matched with the text that they spell, by decoding and comparing: no tokenizer needs a special case.
+"""Matching of tokens with the text that they spell, by decoding: no tokenizer needs a special case.
 
-Decoding is a prefix sum: the text of ``ids[:k]`` grows with ``k``. A cut that is found by that rule is compared with
-the text before it is believed. A tokenizer that breaks the rule yields no cut, never a wrong one.
+The text of ``ids[:k]`` grows with ``k``, so a cut is found by binary search. The text up to the cut is then compared.
+A tokenizer that breaks this rule yields no cut, never a wrong one.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from slime_radix_cache.tokens.backend import Decoder, decoder_of
 
 __all__ = ["Spelling"]
 
-#: A decoder writes this for bytes that are no (whole) character; a place behind it is no boundary.
+#: A decoder writes this for bytes that are no (whole) character; no token boundary is accepted after it.
 _BROKEN = "\ufffd"
 _BYTES_OF_CHARACTER = 4
-#: Tokens to step back from the halving's answer; a character is spread over at most four.
+#: Tokens to step back from the result of the binary search; a character has at most four tokens.
 _STEPS_BACK = 8
-#: Tokens whose own text is kept: each answer's last one is asked for, and often it is the same.
+#: Tokens whose text is cached: the last token of each answer is decoded alone, and is often the same.
 _TOKENS = 1 << 12
-#: Tokens of the longest stop string that is looked for behind half a character.
+#: Maximum tokens of a trimmed stop string after half a character.
 _LONGEST_TRIMMED = 64
 
 
 class Spelling:
-    """Compares the tokens of responses with the texts that engines gave for them.
+    """Comparison of the tokens of responses with the texts that engines gave for them.
 
-    ``lead``: see Abilities. With one, tokens may be read in two ways. SGLang reads them as the beginning of a text
-    behind special tokens only, and else as tokens behind others.
+    ``lead``: see Abilities. With a lead, tokens have two readings: as the beginning of a text, or as tokens that
+    follow others. SGLang uses the first reading only after special tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer, lead: Sequence[int] = ()) -> None:
@@ -59,10 +59,10 @@ class Spelling:
         return best
 
     def tail(self, ids: Sequence[int], text: str, reason: Any = None) -> tuple[int, str] | None:
-        """``(visible, tail)`` of a response that reads ``text``: see Sampled. None when ``ids`` do not spell it.
+        """Return ``(visible, tail)`` of a response with this ``text``: see Sampled. None if ``ids`` do not spell it.
 
-        A text may lack no more than its finish ``reason`` explains: a trimmed stop token or stop string, or the end
-        that an engine withholds before it has a reason, or when it aborts. Two decodings in the usual case.
+        The text may lack only what its finish ``reason`` explains: a trimmed stop token or stop string, or the end
+        that an engine withholds before it finishes, or when it aborts. Two decodings in the usual case.
         """
         for reading in self._readings:
             if (shown := reading.text(ids, True)) == text:
@@ -79,7 +79,7 @@ class Spelling:
         return None
 
     def _explains(self, reason: Any, ids: Sequence[int], text: str) -> bool:
-        """True when ``reason`` says why ``text`` may lack what the last of ``ids`` say."""
+        """Return True if ``reason`` explains why ``text`` may lack the text of the last ``ids``."""
         if reason is None:
             return True
         kind, matched = (
@@ -89,7 +89,7 @@ class Spelling:
         if kind == "stop" and isinstance(matched, int):
             return ids[-1] == matched and text in (reading.text(ids[:-1], skip) for reading, skip in both)
         if kind == "stop" and isinstance(matched, str) and matched:
-            # The text may end in half a character, which whole tokens show as another one.
+            # If the text ends in half a character, the whole tokens have the whole character there.
             start = max(0, len(text) - 1)
             end = len(text) + len(matched)
             return any(reading.text(ids, skip).find(matched, start, end) >= 0 for reading, skip in both)
@@ -102,12 +102,12 @@ class Spelling:
         return reading.broken_off(ids, text) or reading.inside_token(ids, text)
 
     def text_of(self, ids: Sequence[int]) -> str:
-        """All that ``ids`` say, special tokens spelt out: the key of a prompt that was given as ids."""
+        """Return the text of ``ids`` with special tokens: the key of a prompt that was given as ids."""
         return self._plain.text(ids, False)
 
 
 class _Reading:
-    """One way to read tokens: behind those of ``lead``."""
+    """One way to decode tokens: after those of ``lead``."""
 
     def __init__(self, decoder: Decoder, lead: Sequence[int] = ()) -> None:
         self._decoded, self._special = decoder
@@ -126,7 +126,7 @@ class _Reading:
         return self._decoded(ids, skip_special) if ids else ""
 
     def prefix(self, ids: Sequence[int], wanted: str, skip_special: bool) -> tuple[int, str]:
-        """The fewest of the leading ``ids`` that spell the longest prefix of ``wanted``, and that prefix."""
+        """Return how many first ``ids`` (at least) spell the longest prefix of ``wanted``, and that prefix."""
         low, high = 0, len(ids)
         while low < high:
             middle = (low + high + 1) // 2
@@ -138,12 +138,12 @@ class _Reading:
             spelt = self.text(ids[:length], skip_special)
             if spelt and not spelt.endswith(_BROKEN) and wanted.startswith(spelt):
                 while self.text(ids[: length - 1], skip_special) == spelt:
-                    length -= 1  # a token that shows nothing belongs to what comes after
+                    length -= 1  # a token without text belongs to the part after the cut
                 return length, spelt
         return 0, ""
 
     def _whole(self, ids: Sequence[int], length: int, skip_special: bool) -> str:
-        """The text of ``length`` tokens, and of those that complete its last character.
+        """Return the text of ``length`` tokens, and of those that complete its last character.
 
         Broken characters may be longer than whole ones: SentencePiece writes one for each byte.
         """
@@ -162,7 +162,7 @@ class _Reading:
         return _anchored(whole[len(shown) :]) if whole.startswith(shown) else ""
 
     def broken_off(self, ids: Sequence[int], text: str) -> tuple[int, str] | None:
-        """A text that ends in half a character, before a stop token or string that was trimmed."""
+        """Match a text that ends in half a character, before a trimmed stop token or string."""
         if not text.endswith(_BROKEN):
             return None
         for visible in range(len(ids) - 1, max(len(ids) - _LONGEST_TRIMMED, 0), -1):
@@ -186,11 +186,11 @@ class _Reading:
                 if self._decode(ids[visible - 1 : visible], True):
                     break
                 if self.text(ids[: visible - 1], True) != shown:
-                    break  # alone it shows nothing, behind others it does: SentencePiece's space
+                    break  # it has text only after other tokens: SentencePiece's space
             visible -= 1
         return visible
 
 
 def _anchored(tail: str) -> str:
-    """``tail`` if a client could write it; broken characters are no text to continue from."""
+    """Return ``tail`` if a client could write it, else an empty text: no text continues broken characters."""
     return "" if _BROKEN in tail else tail

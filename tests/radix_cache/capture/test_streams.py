@@ -164,7 +164,7 @@ def test_events_after_the_last_one_change_nothing() -> None:
     recorded.send(**event("ab", [1, 2], 2, last=True))
     recorded.stream.record_all()
     assert recorded.answers == [(0, event("a", [1], 1, last=True))]
-    assert [str(error) for error in recorded.errors] == ["a sequence goes on behind its end"]
+    assert [str(error) for error in recorded.errors] == ["a sequence continues after its finish reason"]
 
 
 @pytest.mark.parametrize("data", [b"data: {\n\n", b"data: 5\n\n", b'data: {"meta_info": 5}\n\n'])
