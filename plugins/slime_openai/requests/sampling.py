@@ -112,7 +112,7 @@ def sampling_params(values: Mapping[str, Any], *, max_tokens: int | None) -> dic
     """Return ``sampling_params``, ready to send, for the parameters in ``values``.
 
     ``max_tokens``: the limit for a request without one; None: as much as fits. The limit is always sent, also as null:
-    without the field ``/generate`` stops after 128 tokens. Raises InvalidRequest for parameters that contradict each other.
+    without the field ``/generate`` stops after 128 tokens. Raises InvalidRequest for contradictions.
     """
     limits = {values[name] for name in ("max_tokens", "max_completion_tokens") if name in values}
     if len(limits) > 1:
