@@ -18,9 +18,8 @@ class Parser:
     """Reads one answer. The result does not depend on how the text is cut into pieces.
 
     ``reasoning``: the format of thoughts; ``starts_inside``: the prompt ended within thoughts. ``calls``: the format of
-    calls to ``tools``. Without a format, thoughts or calls are content. Without ``parallel``, calls after the first are
-    content. ``stop``: strings that are not shown, not even in part. Without ``stream_reasoning``, thoughts come in one
-    piece.
+    calls to ``tools``. Without a format, thoughts or calls are content. Without ``parallel``, later calls are content.
+    ``stop``: strings that are not shown, not even in part. Without ``stream_reasoning``, thoughts come in one piece.
     """
 
     def __init__(

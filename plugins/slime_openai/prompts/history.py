@@ -33,8 +33,8 @@ class Turn:
     ``key``: of the conversation up to the ``reply``, its message number ``count``; ``place``: of the conversation
     before the reply. ``answers``: a digest of the other assistants' messages behind ``parent``. ``text``: the decoded
     asked and sampled ids, with special tokens. ``ending``: the stop token or stop string, which a reply usually does
-    not show; ``hidden``: the number of sampled ids that spell it; ``closed``: it is a special token that ended the
-    turn. ``size_bytes``: memory of the turn, roughly.
+    not show; ``hidden``: how many sampled ids spell it; ``closed``: it is a special token, and none of
+    the request's ``stop_token_ids``. ``size_bytes``: memory of the turn, roughly.
     """
 
     __slots__ = (

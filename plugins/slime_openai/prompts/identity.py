@@ -82,8 +82,7 @@ def unreachable_key(place: Key) -> Key:
 def answers_of(messages: Iterable[Message], traits: TemplateTraits) -> bytes:
     """Return a digest of what assistants say in ``messages``; empty when there are none.
 
-    For answers that the client wrote, as far as the router knows. Only call ids that the template does not show, and
-    the format of JSON arguments, are ignored.
+    For answers that no engine is known to have given. Ignored are only unshown call ids and the format of arguments.
     """
     said = [
         [

@@ -17,7 +17,7 @@ from slime_openai.requests.call_arguments import as_written
 
 __all__ = ["Conversation", "Renderer"]
 
-#: Conversations of more bytes are rendered in a thread, so that streams go on meanwhile.
+#: Conversations of more bytes are rendered in a thread, so that streams are not delayed.
 _LONG_BODY = 1 << 14
 #: Marks a place in a message; it is random, so no client can send it.
 _MARK = f"mark{secrets.token_hex(12)}"

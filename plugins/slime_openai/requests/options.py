@@ -65,7 +65,7 @@ class Options:
 
 
 def _stream_options(param: str, value: Any) -> bool:
-    """Return ``include_usage``. Other options must be false."""
+    """Return ``include_usage``. Refuse other options, unless they are known and false."""
     for key in mapping(param, value):
         if key not in ("include_usage", "include_obfuscation", "continuous_usage_stats"):
             raise UnsupportedParameter(f"{param}.{key}", "only 'include_usage' can be honoured")
@@ -120,7 +120,7 @@ NO_EFFECT: Mapping[str, Reader] = {
 }
 
 _TEXT_ONLY = "answers are text"
-_ITS_OWN_PROMPT = "the router makes the prompt here; only /generate honours this parameter"
+_ITS_OWN_PROMPT = "the router makes the prompt here; only /generate honours it"
 
 #: Known, and refused by name.
 REFUSED: Mapping[str, Reader] = {
@@ -131,9 +131,7 @@ REFUSED: Mapping[str, Reader] = {
     "prediction": refused("outputs cannot be predicted here"),
     "web_search_options": refused("there is no web search here"),
     "session_params": refused(_ITS_OWN_PROMPT),
-    "stop_regex": refused(
-        "the router cannot know where such a stop begins; only /generate honours this parameter"
-    ),
+    "stop_regex": refused("the router cannot know where such a stop begins; only /generate honours it"),
 }
 
 #: Every parameter that both routes honour.

@@ -19,8 +19,7 @@ __all__ = ["Choice"]
 class Choice:
     """Reads one sequence. ``record`` is called once with the result, however the sequence ends.
 
-    ``inexact_reason``: returns the verdict, once the last event was read. ``history``: members about the origin of the
-    prompt.
+    ``inexact_reason``: returns the verdict, after the last event. ``history``: members about the prompt's origin.
 
     Token ids and logprobs are sent as soon as the engine gives them. Their text may be held back, until it is known if
     it begins a stop string or a tag, or until a character is complete.

@@ -87,8 +87,7 @@ def delta(piece: Delta) -> dict[str, Any]:
 def reason_of(output: Output, options: Options) -> dict[str, Any]:
     """Return ``finish_reason``, and the engine's own where strict clients do not know it.
 
-    Only clients that ask for ``meta_info`` get "abort", since they know SGLang: a trainer must not take an abort for a
-    reached limit.
+    Clients that ask for ``meta_info`` know SGLang and get "abort": a trainer must not take an abort for a limit.
     """
     reason = output.reason or {"type": "length"}
     kind = reason.get("type")

@@ -14,9 +14,8 @@ __all__ = ["routing_matrices"]
 def routing_matrices(output: Output, start: int) -> list[str] | None:
     """Return for each of ``output.ids`` the experts that computed it: base64 of int32, ``[num_layers, top_k]``.
 
-    A token is sampled from the computation of the token before it, so these are that token's experts. The engine's rows
-    begin at token ``start`` of the prompt; a token without a row gets an empty string. None: the engine reported no
-    rows, or rows of the wrong number or form.
+    These are the experts of the token before, since a token is sampled from that computation. The engine's rows
+    begin at token ``start`` of the prompt; a token without a row gets "". None: no rows, or rows that do not fit.
     """
     meta, count = output.meta, len(output.ids)
     told = meta.get("routed_experts")

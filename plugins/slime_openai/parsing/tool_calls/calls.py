@@ -2,8 +2,7 @@
 
 A call begins when it has named a callable tool, and the JSON object of its arguments has begun. Until then its text is
 held back; if it turns out to be no call, every character becomes content. A call that has begun stays a call, and its
-arguments are streamed as the model writes them. So the client may see broken or incomplete arguments, as with OpenAI's
-own models.
+arguments are streamed as the model writes them, even if broken or incomplete, as with OpenAI's own models.
 """
 
 from __future__ import annotations
