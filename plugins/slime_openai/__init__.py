@@ -1,7 +1,7 @@
-"""OpenAI in, exact tokens out: the plugin ``openai``.
+"""The plugin ``openai``: OpenAI's API with exact tokens.
 
-``/v1/chat/completions``, ``/v1/completions`` and ``/v1/models`` for any OpenAI client. What is generated goes through
-``/generate`` with the exact tokens of the conversation so far. See docs/plugins/openai.md.
+It serves ``/v1/chat/completions``, ``/v1/completions`` and ``/v1/models`` to any OpenAI client. Each answer comes from
+a ``/generate``; a chat sends the exact tokens of the conversation so far. See docs/plugins/openai.md.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ __all__ = ["OpenAI", "Settings", "add_options", "make_plugin"]
 
 @hookimpl
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The plugin's flags."""
+    """Add the plugin's flags."""
     add_openai_options(parser)
 
 
 def make_plugin(options: argparse.Namespace) -> OpenAI:
-    """The plugin for one router. Raises SettingsError."""
+    """Make the plugin for one router. Raises SettingsError."""
     return OpenAI(Settings.from_options(options))

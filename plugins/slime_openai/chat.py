@@ -1,4 +1,4 @@
-"""``/v1/chat/completions``: from messages to ``/generate`` with exact tokens, and back."""
+"""``/v1/chat/completions``: from messages to a ``/generate`` with exact tokens, and back."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Chat:
         self._logprobs = Logprobs(tokenizer)
 
     async def answer(self, exchange: Exchange) -> Reply | None:
-        """The reply; None when the request holds what only a worker itself can render. Raises HTTPError."""
+        """Return the reply; None when the messages have media, which only a worker can render. Raises HTTPError."""
         body = await self._router.read_json(exchange)
         if isinstance(body, dict) and has_media(body.get("messages")):
             return None
@@ -92,7 +92,7 @@ class Chat:
         return Reply(200, [JSON, *unread.headers], orjson.dumps(told, option=orjson.OPT_SERIALIZE_NUMPY))
 
     async def _read(self, exchange: Exchange, body: Any) -> tuple[ChatRequest, Question]:
-        """Return the request and question in ``body``; a large one is read in a thread. Raises InvalidRequest."""
+        """Return the request and question in ``body``; a large body is read in a thread. Raises InvalidRequest."""
         raw = exchange.request.body
 
         def read() -> tuple[ChatRequest, Question]:

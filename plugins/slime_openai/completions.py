@@ -1,4 +1,4 @@
-"""``/v1/completions``: texts or ids, continued."""
+"""``/v1/completions``: continues texts or token ids."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["Completions"]
 
 
 class Completions:
-    """Answers completion requests. A text stays one until ``radix_cache`` finds its tokens."""
+    """Answers completion requests. Text prompts are sent as text: ``radix_cache`` replaces them by their tokens."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Completions:
         self._logprobs = Logprobs(tokenizer)
 
     async def answer(self, exchange: Exchange) -> Reply:
-        """The reply. Raises HTTPError."""
+        """Return the reply. Raises HTTPError."""
         body = await self._router.read_json(exchange)
         if len(exchange.request.body) < LARGE_BYTES:
             request, shown = self._read(body)
@@ -92,9 +92,9 @@ class Completions:
 
 
 class _Choice:
-    """One sequence; ``prompt`` is shown before it with ``echo``, ``sent`` are the ids that the engine got for it.
+    """One sequence. ``prompt``: the text that ``echo`` puts before it; ``sent``: its ids as the engine got them.
 
-    Ids of its tokens are told as those of a chat: as soon as the engine gives them.
+    Its token ids are sent as soon as the engine gives them, as in a chat.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class _Choice:
         return root_version(self.output, self._request)
 
     def whole(self) -> dict[str, Any]:
-        """The choice of an answer that is not streamed."""
+        """Return the choice of an answer that is not streamed."""
         self.end()
         text = (self._prompt if self._request.echo else "") + self.output.text
         return self._told(text) | self._ids() | self._ending()
@@ -166,7 +166,7 @@ class _Choice:
         return {"index": self._index, "text": text, "logprobs": self._new_logprobs(text)}
 
     def _ids(self) -> dict[str, Any]:
-        """Those of the prompt, the first time, and those that were sampled since the last time."""
+        """Return the ids sampled since the last call; the first call returns the prompt's ids, too."""
         told: dict[str, Any] = {}
         if self._request.tells_prompt and not self._begun:
             told["prompt_token_ids"] = self.sent
@@ -219,7 +219,7 @@ def _payload(request: CompletionRequest) -> dict[str, Any]:
 
 
 def _sent_ids(body: dict[str, Any], count: int) -> list[list[int] | None]:
-    """Return the ids sent to the engine for each prompt, after every plugin; None where it was text."""
+    """Return the ids of each prompt after all plugins, as the engine got them; None for a prompt sent as text."""
     ids = body.get("input_ids")
     if ids is None:
         return [None] * count

@@ -1,12 +1,12 @@
-"""Errors of a request, with the parameter at fault; OpenAI's error body for them and for every other failure.
+"""Errors of a request, with the parameter at fault; and OpenAI's error body for any error.
 
 ::
 
     BadRequest (router_core)         400
-    └── InvalidRequest               a value that cannot be; ``param`` names the place
-        ├── MissingParameter         nothing goes without it
-        ├── UnknownParameter         no API has it: a spelling mistake, most likely
-        └── UnsupportedParameter     OpenAI or SGLang have it, and it cannot be honoured here
+    └── InvalidRequest               an invalid value; ``param`` names its place
+        ├── MissingParameter         a required parameter is missing
+        ├── UnknownParameter         no known API has it: probably a spelling mistake
+        └── UnsupportedParameter     OpenAI or SGLang has it, but the router cannot honour it
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_
 
 
 class InvalidRequest(BadRequest):
-    """``param`` is the place of the fault as OpenAI spells it, ``messages.[2].content``; None: the whole body."""
+    """An invalid value. ``param``: its place in OpenAI's spelling, ``messages.[2].content``; None: the whole body."""
 
     code = "invalid_value"
 
@@ -44,7 +44,7 @@ class InvalidRequest(BadRequest):
 
 
 class MissingParameter(InvalidRequest):
-    """``param`` is not there, or null."""
+    """A required parameter that is missing or null."""
 
     code = "missing_required_parameter"
 
@@ -53,7 +53,7 @@ class MissingParameter(InvalidRequest):
 
 
 class UnknownParameter(InvalidRequest):
-    """A name that is known to no API, or several of them; ``param`` is the first."""
+    """One or more parameters that no known API has; ``param`` is the first."""
 
     code = "unknown_parameter"
 
@@ -66,7 +66,7 @@ class UnknownParameter(InvalidRequest):
 
 
 class UnsupportedParameter(InvalidRequest):
-    """``why`` it cannot be honoured, and what to do instead."""
+    """A known parameter that cannot be honoured. ``why``: the reason, and what to do instead."""
 
     code = "unsupported_parameter"
 
@@ -75,13 +75,13 @@ class UnsupportedParameter(InvalidRequest):
 
 
 def wrong(param: str | None, wanted: str, value: object) -> InvalidRequest:
-    """The error of a ``value`` that is not what was ``wanted``."""
+    """Return the error for a ``value`` that is not what was ``wanted``."""
     place = "the body" if param is None else f"'{param}'"
     return InvalidRequest(param, f"Invalid value for {place}: wanted {wanted}, got {_shown(value)}.")
 
 
 def _shown(value: object) -> str:
-    """``value`` as a client recognises it; of a long one, what it is."""
+    """Return ``value`` for an error message: a short one in full, else its beginning or its kind."""
     if isinstance(value, list | array):
         return f"a list of {len(value)}"
     if isinstance(value, dict):
@@ -94,12 +94,12 @@ def _shown(value: object) -> str:
 def error_object(
     status: int, message: str, *, param: str | None = None, code: str | None = None
 ) -> dict[str, Any]:
-    """``{"error": {...}}`` as OpenAI words it; the type follows from the HTTP ``status``."""
+    """Return OpenAI's ``{"error": {...}}``; its type follows from the HTTP ``status``."""
     kind = "server_error" if status >= 500 else _TYPES.get(status, "invalid_request_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 def error_body(error: HTTPError) -> bytes:
-    """The JSON body of a reply that fails with ``error``."""
+    """Return the JSON body of the reply to a request that failed with ``error``."""
     param = error.param if isinstance(error, InvalidRequest) else None
     return orjson.dumps(error_object(error.status, str(error), param=param, code=error.code))

@@ -1,4 +1,4 @@
-"""Asking the engines, by way of all plugins."""
+"""Generations of the engines, by ``/generate`` requests that pass through all plugins."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
 async def generate(
     router: Router, parent: Exchange, payload: dict[str, Any], session: str | None
 ) -> tuple[Exchange, Reply]:
-    """The exchange of a ``/generate`` for ``parent``, which the caller closes, and its reply. Raises HTTPError.
+    """Send a ``/generate`` for ``parent``; return its exchange, which the caller closes, and its reply.
 
-    The client's ``Authorization`` goes along: workers may have a key.
+    Raises HTTPError. The client's ``Authorization`` is passed on, since workers may need a key.
     """
     inner = router.generation(payload, session=session, parent=parent)
     key = parent.request.header(b"authorization")

@@ -1,4 +1,4 @@
-"""``/v1/models``: what the workers serve."""
+"""``/v1/models``: the models that the workers serve."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Models:
         self._created = int(time.time())
 
     def all(self) -> dict[str, Any]:
-        """``{"object": "list", "data": [...]}``."""
+        """Return ``{"object": "list", "data": [...]}``."""
         return {"object": "list", "data": [self._described(name) for name in self._names()]}
 
     def one(self, name: str) -> dict[str, Any]:
-        """The model ``name``. Raises ModelNotFound."""
+        """Describe the model ``name``. Raises ModelNotFound."""
         if name not in self._names():
             raise ModelNotFound(f"The model '{name}' does not exist.")
         return self._described(name)
@@ -42,10 +42,10 @@ class Models:
         return next(iter(self._names()), "default")
 
     def engine_fields(self, request: Options) -> dict[str, Any]:
-        """More fields of the engine's for ``request``, with the LoRA adapter that its ``model`` names.
+        """Return the engine's other fields for ``request``, with the LoRA adapter that its ``model`` names.
 
-        ``MODEL:ADAPTER``, as in SGLang (its OpenAIServingBase._parse_model_parameter), where a worker serves MODEL.
-        Raises InvalidRequest when ``lora_path`` is another one.
+        Its form is ``MODEL:ADAPTER``, if a worker serves MODEL; see SGLang's OpenAIServingBase._parse_model_parameter.
+        Raises InvalidRequest when ``lora_path`` names another adapter.
         """
         adapter = self._adapter(request.model or "")
         if adapter is None:
@@ -59,10 +59,10 @@ class Models:
         if model in names:
             return None
         found = [model.removeprefix(f"{name}:").strip() for name in names if model.startswith(f"{name}:")]
-        return min(found, key=len, default=None) or None  # of the longest name, should one begin with another
+        return min(found, key=len, default=None) or None  # the longest model name, if one begins with another
 
     def _names(self) -> dict[str, None]:
-        """In the order of the workers."""
+        """Return the names of the models, each once, in the order of the workers."""
         return {name: None for worker in self._router.pool if (name := model_id(worker)) is not None}
 
     def _described(self, name: str) -> dict[str, Any]:

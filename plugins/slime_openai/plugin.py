@@ -1,4 +1,4 @@
-"""The plugin: which requests it answers, and OpenAI's shape for every error."""
+"""The plugin: the requests that it answers, and OpenAI's form for every error."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ __all__ = ["OpenAI"]
 logger = logging.getLogger(__name__)
 
 _MODELS = "/v1/models"
-#: In a reply that a worker made for what the router cannot render.
+#: Marks a reply of a worker's own ``/v1/`` route: the router does not know its tokens.
 _NOT_EXACT = (b"x-slime-exact", b"false")
 _LARGEST_ERROR = 1 << 20
 
 
 class OpenAI:
-    """Answers ``/v1/chat/completions``, ``/v1/completions`` and ``/v1/models``; what else is asked goes to a worker."""
+    """Answers ``/v1/chat/completions``, ``/v1/completions`` and ``/v1/models``. Other requests go to a worker."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -52,7 +52,7 @@ class OpenAI:
 
     @hookimpl
     def setup(self, router: Router) -> None:
-        """Look up what ``radix_cache`` offers: a tokenizer, and exact tokens of what goes through ``/generate``."""
+        """Look up the components of ``radix_cache``, and make the parts of this plugin."""
         settings = self._settings
         self._pool = router.pool
         encoder = router.components.get("encoder", "add --plugin radix_cache before --plugin openai")
@@ -80,21 +80,21 @@ class OpenAI:
         self._completions = Completions(router, tokenizer, self._models, verdicts, unknown)
 
     def _begin_history(self, router: Router, tokenizer: Tokenizer, renderer: Renderer) -> History:
-        """An empty one, or that of the log, which is where ``radix_cache`` keeps the tokens. Raises StartupError."""
+        """Return the logged history, or an empty one if ``radix_cache`` keeps no log. Raises StartupError."""
         limit = self._settings.history_max_bytes
         lost: LostSessions = router.components.get("lost_sessions")
         ownership: Ownership = router.components.get("ownership")
         if "log_directory" not in router.components:
             return History(limit, lost, ownership)
-        who = reader(tokenizer, renderer.source, renderer.traits)
-        log = RecordLog(router.components.get("log_directory"), CHATS, who)
+        reader_name = reader(tokenizer, renderer.source, renderer.traits)
+        log = RecordLog(router.components.get("log_directory"), CHATS, reader_name)
         self._logged = LoggedHistory(limit, lost, log, ownership)
         return self._logged
 
     @hookimpl
     @asynccontextmanager
     async def lifespan(self, router: Router) -> AsyncIterator[None]:
-        """Keep the log small, if there is one."""
+        """Rewrite files of the log, if there is one, as their turns are evicted."""
         logged = self._logged
         if logged is None:
             yield
@@ -108,7 +108,7 @@ class OpenAI:
 
     @hookimpl
     async def pre_request(self, exchange: Exchange) -> Reply | None:
-        """Answer OpenAI's requests, in OpenAI's words if it goes wrong. Passthrough workers have their own."""
+        """Answer OpenAI's requests, with errors in OpenAI's form. Passthrough workers answer them themselves."""
         request = exchange.request
         path = request.path
         if not path.startswith("/v1/") or self._pool.passthrough:
@@ -128,7 +128,7 @@ class OpenAI:
 
     @hookimpl
     async def post_response(self, exchange: Exchange) -> None:
-        """Put a worker's own errors into OpenAI's words, and mark answers of which no tokens are known."""
+        """Put a worker's errors into OpenAI's form, and mark a worker's own answers: their tokens are unknown."""
         reply = exchange.reply
         if reply is None or exchange.worker is None or not exchange.request.path.startswith("/v1/"):
             return
@@ -143,7 +143,7 @@ class OpenAI:
             if isinstance(document["error"]["message"], str):
                 return
         except (orjson.JSONDecodeError, KeyError, TypeError):
-            pass  # flat, as SGLang's, or FastAPI's, or a proxy's page
+            pass  # another form: SGLang's flat one, FastAPI's, or a proxy's page
         said = words_of(body) or f"The worker answered {reply.status} to {exchange.request.path}."
         reply.headers = [pair for pair in reply.headers if pair[0] != b"content-type"] + [JSON]
         reply.replace_body(orjson.dumps(error_object(reply.status, said)))

@@ -19,7 +19,7 @@ _HISTORY_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """See the flags' help. ``chat_template`` is the template itself, None for the tokenizer's."""
+    """Values of the flags. ``chat_template``: the text of the template; None: the tokenizer's own is used."""
 
     chat_template: str | None = flag(
         "--chat-template", default="", metavar="FILE",
@@ -27,25 +27,25 @@ class Settings:
     )  # fmt: skip
     tool_call_parser: str = flag(
         "--tool-call-parser", default="auto", metavar="NAME",
-        help="the form in which the model calls tools; auto (default): by its chat template, none: calls are text",
+        help="the model's format of tool calls; auto (default): from its chat template; none: calls stay text",
     )  # fmt: skip
     reasoning_parser: str = flag(
         "--reasoning-parser", default="auto", metavar="NAME",
-        help="how the model's thoughts are marked; auto (default): by its chat template, none: they are text",
+        help="the model's format of thoughts; auto (default): from its chat template; none: thoughts stay text",
     )  # fmt: skip
     history: HistoryMode = flag(
         "--history", choices=get_args(HistoryMode), default="exact",
-        help="exact: what the model said stays as it was; template: begin a new branch where the chat template "
-        "writes old turns in another way",
+        help="tokens of old turns; exact (default): those that the model sampled; template: begin a new branch where "
+        "the chat template writes old turns differently",
     )  # fmt: skip
     history_max_bytes: int = flag(
         "--history-max-bytes", default=_HISTORY_BYTES, at_least=0, metavar="BYTES",
-        help=f"memory for conversations to go on from, 0 for no limit (default {_HISTORY_BYTES:,})",
+        help=f"memory for conversations that can be continued, 0: no limit (default {_HISTORY_BYTES:,})",
     )  # fmt: skip
     unknown_parameters: UnknownMode = flag(
         "--unknown-parameters", choices=get_args(UnknownMode), default="warn",
-        help="parameters that no API here has; warn: they have no effect, and a header of the answer names them; "
-        "refuse: the request is a 400; pass: they go to the engine as they are",
+        help="handling of unknown parameters; warn (default): they have no effect, and a header of the answer names "
+        "them; refuse: the request gets a 400; pass: they go to the engine unchanged",
     )  # fmt: skip
 
     @classmethod

@@ -369,7 +369,7 @@ def test_a_message_that_is_continued_gets_no_new_beginning() -> None:
         (
             {"chat_template_kwargs": {"chat_template": "{{ x }}"}},
             "chat_template_kwargs.chat_template",
-            "no variable of a chat template",
+            "not a variable of a chat template",
         ),
         ({"continue_final_message": True}, "continue_final_message", "Wanted an assistant's message"),
         ({"continue_final_message": True, "messages": [SILENT]}, "continue_final_message", "with content"),
@@ -377,12 +377,12 @@ def test_a_message_that_is_continued_gets_no_new_beginning() -> None:
         (
             {"messages": HALF, "continue_final_message": True, "add_generation_prompt": True},
             "add_generation_prompt",
-            "goes on with the last one",
+            "continues the last one",
         ),
         ({"rid": ["a"]}, "rid", "wanted a string that is not empty, got a list of 1"),
         ({"bootstrap_room": [1, "x"]}, "bootstrap_room.[1]", "got 'x'"),
         ({"input_ids": "1 2"}, "input_ids", "wanted a list of token ids, got '1 2'"),
-        ({"input_ids": []}, "input_ids", "of which there is at least one, got a list of 0"),
+        ({"input_ids": []}, "input_ids", "wanted a list of at least one token id, got a list of 0"),
         ({"input_ids": [[1, 2]]}, "input_ids.[0]", "wanted a token id, got a list of 2"),
         ({"input_ids": [1, True]}, "input_ids.[1]", "wanted a token id, got true"),
         ({"input_ids": [-1]}, "input_ids.[0]", "wanted a token id, got -1"),

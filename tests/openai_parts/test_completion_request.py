@@ -47,7 +47,7 @@ def test_prompts_come_in_four_forms(prompt: Any, prompts: tuple[Any, ...]) -> No
 @pytest.mark.parametrize(
     ("prompt", "param", "words"),
     [
-        (5, "prompt", "wanted text, or token ids"),
+        (5, "prompt", "wanted text, or a list of at least one token id"),
         ({}, "prompt", "got an object"),
         ([], "prompt", "got a list of 0"),
         ([[]], "prompt.[0]", "got a list of 0"),

@@ -1,6 +1,6 @@
 """Deltas of an answer, and the message that they add up to.
 
-Clients get the pieces as they are made, or the message that :func:`message` folds them into. Both are the same.
+A stream sends the deltas as they are made. A whole answer has the message that :func:`message` makes of them.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """More of what was thought before."""
+    """More of the thoughts before the content."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """The call number ``index`` of the answer begins."""
+    """The beginning of call number ``index`` of the answer."""
 
     index: int
     id: str
@@ -54,7 +54,7 @@ class CallStart:
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """More of the JSON that the call ``index`` has for arguments."""
+    """More of the JSON arguments of call ``index``."""
 
     index: int
     text: str
@@ -64,18 +64,18 @@ Delta: TypeAlias = Content | Reasoning | CallStart | Arguments
 
 
 def new_call_id() -> str:
-    """An id as OpenAI makes them. Later ones sort behind: some agents bring calls into the order of their ids."""
+    """Return an id in OpenAI's form. Later ids sort after earlier ones, since some agents sort calls by id."""
     return f"call_{time.monotonic_ns():016x}{secrets.token_hex(4)}"
 
 
 class Writer:
-    """Makes deltas of what is read.
+    """Makes deltas of the parts of an answer.
 
-    White space around calls belongs to the format and is left out, as newlines around thoughts are: it waits until
-    it is known what follows. White space between a call and text behind it keeps them apart from text before.
+    White space around calls and newlines around thoughts belong to the format and are left out. So white space is held
+    back until the next part is known. It is kept if content follows: a call may stand between two pieces of content.
 
-    ``tools``: the JSON schemas of the parameters of those that may be called, by name. ``calls`` is how many began;
-    ``behind_call``, whether there is nothing but white space behind the last of them.
+    ``tools``: the parameters' JSON schema of each callable tool, by name. ``calls``: the number of calls that began.
+    ``behind_call``: True while only white space has followed a call.
     """
 
     def __init__(
@@ -98,20 +98,20 @@ class Writer:
         self.behind_call = False
 
     def reasoning(self, text: str) -> None:
-        """More thoughts."""
+        """Add thoughts."""
         self._but_space(Reasoning, text, "\n")
 
     def end_reasoning(self) -> None:
-        """The thoughts are complete."""
+        """End the thoughts."""
         self._space.clear()
         self._flush()
 
     def content(self, text: str) -> None:
-        """More content."""
+        """Add content."""
         self._but_space(Content, text, _SPACE if self.tools else "")
 
     def start(self, name: str) -> bool:
-        """Begin a call. False if there must be none: the caller's text is content then."""
+        """Begin a call. Return False if it is not allowed: the caller then writes its text as content."""
         if name not in self.tools or (self.calls and not self._parallel):
             return False
         self._flush()
@@ -123,26 +123,26 @@ class Writer:
         return True
 
     def arguments(self, text: str) -> None:
-        """More arguments of the call that began last."""
+        """Add arguments of the call that began last."""
         if text:
             self._pieces.append(text)
 
     def drain(self) -> list[Delta]:
-        """The deltas so far."""
+        """Return the deltas since the last drain."""
         if self._stream_reasoning or self._kind is not Reasoning:
             self._flush()
         deltas, self._deltas = self._deltas, []
         return deltas
 
     def finish(self) -> list[Delta]:
-        """The last deltas: nothing follows any more."""
+        """Return the last deltas, at the end of the answer."""
         if not self.behind_call:
             self._pieces += self._space
         self._flush()
         return self.drain()
 
     def _but_space(self, kind: Callable[[str], Delta], text: str, space: str) -> None:
-        """Write ``text`` up to the ``space`` at its end, which waits."""
+        """Write ``text``, but hold back the ``space`` characters at its end."""
         if not text:
             return
         if self._kind is not kind:
@@ -163,7 +163,7 @@ class Writer:
 
 
 def message(deltas: Iterable[Delta]) -> Message:
-    """The whole answer. Without any text, its content is None if there are calls."""
+    """Return the message of all ``deltas``. Its content is None if there are calls and no content."""
     content, reasoning = [], []
     calls: list[tuple[CallStart, list[str]]] = []
     for delta in deltas:
@@ -185,5 +185,5 @@ def message(deltas: Iterable[Delta]) -> Message:
 
 
 def finish_reason(reason: str, *, called: bool) -> str:
-    """OpenAI's word for an answer that ended for ``reason`` and has (``called``) calls in it."""
+    """Return OpenAI's finish reason for the engine's ``reason``. ``called``: the answer has calls."""
     return "tool_calls" if called and reason == "stop" else reason

@@ -32,7 +32,7 @@ class Formats:
         )
 
     def parser(self, request: ChatRequest, prompt: str) -> Parser:
-        """A parser for one answer to ``request``, whose prompt ends like ``prompt``."""
+        """Return a parser for one answer to ``request``. ``prompt``: the end of its prompt."""
         reasoning = self._reasoning if request.separate_reasoning else None
         last = request.messages[-1]
         prefilled = (last.content or "") if request.continue_final_message else ""
@@ -44,7 +44,7 @@ class Formats:
             parallel=request.parallel_tool_calls,
             stop=() if request.sampling.get("no_stop_trim") else request.stop,
             stream_reasoning=request.stream_reasoning,
-            # Of forced calls, too: the template will see them.
+            # Also for forced calls: the template will check their ids.
             new_id=self._calls.new_id if self._calls else None,
         )
 

@@ -8,9 +8,9 @@ __all__ = ["find", "held"]
 
 
 def find(text: str, marks: Sequence[str], start: int = 0) -> tuple[int, str] | None:
-    """The mark that is complete first, and where it begins.
+    """Return the beginning of the mark that ends first, and this mark.
 
-    By their ends, not their beginnings: who reads character by character finds the same.
+    The ends are compared, not the beginnings, so that reading character by character finds the same mark.
     """
     best: tuple[int, int, str] | None = None
     for mark in marks:
@@ -21,7 +21,7 @@ def find(text: str, marks: Sequence[str], start: int = 0) -> tuple[int, str] | N
 
 
 def held(text: str, marks: Sequence[str], start: int = 0) -> int:
-    """The length of the longest end of ``text`` that may be the beginning of a mark."""
+    """Return the length of the longest suffix of ``text`` that may begin a mark."""
     longest = 0
     for mark in marks:
         at = text.find(mark[0], max(start, len(text) - len(mark) + 1))

@@ -1,4 +1,4 @@
-"""The text of one answer, as the engine makes it, to what OpenAI's clients get."""
+"""Parsing of one answer: from the engine's text to the deltas for OpenAI's clients."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ __all__ = ["Parser"]
 
 
 class Parser:
-    """Reads one answer; each has its own parser. How its text is cut into pieces does not change what comes of it.
+    """Reads one answer. The result does not depend on how the text is cut into pieces.
 
-    ``reasoning``: how the model thinks, and whether the prompt ended within thoughts (``starts_inside``).
-    ``calls``: how it calls ``tools``. Without them, thoughts and calls are content. Without ``parallel``, only the
-    first call is one. ``stop``: strings of which nothing is shown. Without ``stream_reasoning``, thoughts come in one
-    piece.
+    ``reasoning``: the format of thoughts; ``starts_inside``: the prompt ended within thoughts. ``calls``: the format of
+    calls to ``tools``. Without a format, thoughts or calls are content. Without ``parallel``, later calls are content.
+    ``stop``: strings that are not shown, not even in part. Without ``stream_reasoning``, thoughts come in one piece.
     """
 
     def __init__(
@@ -78,7 +77,7 @@ class Parser:
         source, writer = self._source, self._writer
         if reasoning is not None:
             if calls is FORCED_CALLS and (yield from source.attempt(json_array.beginning(source))):
-                # The grammar bound the model before it could think, even if the prompt told it to.
+                # The grammar allowed no thoughts, even if the prompt opened them.
                 source.back()
                 starts_inside = False
             yield from reasoning.read(source, writer, inside=starts_inside, calls=bool(writer.tools))

@@ -1,11 +1,11 @@
 """Reasoning: the thoughts at the beginning of a model's output, split from its answer.
 
-``<think>\\nthoughts\\n</think>\\n\\nanswer``, as the chat templates of Qwen3, QwQ, DeepSeek-R1 and GLM-4.5 have it, and
-with other tags those of Magistral (``[THINK]``) and Kimi-VL-Thinking (``◁think▷``). The templates strip the newlines
-around the thoughts when they write them again, so these are no part of either text.
+The form is ``<think>\\nthoughts\\n</think>\\n\\nanswer`` in the chat templates of Qwen3, QwQ, DeepSeek-R1 and GLM-4.5.
+Magistral (``[THINK]``) and Kimi-VL-Thinking (``◁think▷``) have other tags. The templates strip the newlines around the
+thoughts when they write them again, so these newlines belong to neither text.
 
-Only the beginning of an answer is thought: a tag behind it is something the answer talks about. Thoughts without an
-end are thoughts, for the text was cut there.
+Only thoughts at the beginning of an answer count: a later tag is content. Thoughts without an end tag are thoughts,
+since the text was cut there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["REASONING_FORMATS", "ReasoningFormat", "choose_reasoning"]
 class ReasoningFormat:
     """Thoughts from ``start`` to ``end``. ``always``: the model thinks from its first token, with or without a tag.
 
-    ``calls``: the tag of a call ends them too; some models forget ``end`` before it.
+    ``calls``: the tag of a call, which ends the thoughts too: some models omit ``end`` before a call.
     """
 
     name: str
@@ -34,7 +34,7 @@ class ReasoningFormat:
     def starts_inside(self, prompt: str, prefilled: str = "") -> bool:
         """Return True when the answer to ``prompt`` begins within thoughts.
 
-        ``prefilled``: the end of the prompt that is a part of the answer already (``continue_final_message``).
+        ``prefilled``: the end of the prompt that already belongs to the answer (``continue_final_message``).
         """
         opened, closed = prefilled.rfind(self.start), prefilled.rfind(self.end)
         if opened != closed:
@@ -43,7 +43,7 @@ class ReasoningFormat:
         return asked.endswith(self.start) or (self.always and not asked.endswith(self.end))
 
     def read(self, source: Source, writer: Writer, *, inside: bool, calls: bool) -> Reading[None]:
-        """Read the thoughts, if the text begins with them. ``calls``: there may be calls in it."""
+        """Read the thoughts, if the text begins with them. ``calls``: the text may have calls."""
         if not (yield from source.attempt(self._opening(source))) and not inside:
             return
         yield from source.run(NEWLINES)
@@ -63,7 +63,7 @@ class ReasoningFormat:
         yield from source.expect(self.start)
 
 
-#: By the names of SGLang's ``--reasoning-parser`` (``parser/reasoning_parser.py``).
+#: Formats by their names in SGLang's ``--reasoning-parser`` (``parser/reasoning_parser.py``).
 REASONING_FORMATS = {
     format.name: format
     for format in (
@@ -82,9 +82,9 @@ REASONING_FORMATS = {
 
 
 def choose_reasoning(template: str) -> ReasoningFormat | None:
-    """The format that a chat template knows of; None if it knows of no thoughts.
+    """Return the format of thoughts in a chat template; None if it has no thoughts.
 
-    Whether an answer begins within thoughts is no matter here: the prompt shows it.
+    It does not matter here if answers begin within thoughts: each prompt shows that.
     """
     if "◁think▷" in template:
         return REASONING_FORMATS["kimi"]

@@ -1,7 +1,7 @@
-"""Text that comes in pieces, read from the beginning to the end as if it were all there.
+"""Text that comes in pieces, read as if it were all there.
 
-Who reads is a generator: it asks a :class:`Source` for what should come next, and ``yield`` within waits for more
-text. So a grammar reads like one, and how the text was split cannot matter.
+A reader is a generator. It asks a :class:`Source` for the part that should come next, and ``yield`` waits for more
+text. So its code looks like a grammar, and its result does not depend on how the text was split.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ NEWLINES = re.compile(r"\n*")
 
 
 class Malformed(Exception):
-    """The text does not go on as it should, or it ends too early."""
+    """Text that does not continue as the grammar requires, or ends too early."""
 
 
 class Source:
-    """``text[at:]`` is next. What was read stays until it is taken, so that there is a way back.
+    """A text and a position in it: ``text[at:]`` is next. Text stays until it is taken, so that a reader can go back.
 
-    Who holds an index over a ``yield`` holds a wrong one: what was taken is gone by then. Hence ``offset``.
+    An index into ``text`` is wrong after a ``yield``, since taken text may have been removed. Use an ``offset``.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Source:
         self._taken = 0
 
     def take(self) -> str:
-        """Return the text read since the last take, and give it up: reading cannot go back before it."""
+        """Return the text read since the last take, and drop it: a reader cannot go back into it."""
         text = self.text[self._taken : self.at]
         self._taken = self.at
         return text
@@ -64,19 +64,19 @@ class Source:
         return self.text[self._taken + offset : self.at]
 
     def wait(self) -> Reading[None]:
-        """More text. Raises Malformed at the end."""
+        """Wait for more text. Raises Malformed at the end."""
         if self.ended:
             raise Malformed
         yield
 
     def peek(self) -> Reading[str]:
-        """The next character. Raises Malformed at the end."""
+        """Return the next character, unread. Raises Malformed at the end."""
         while self.at == len(self.text):
             yield from self.wait()
         return self.text[self.at]
 
     def expect(self, *literals: str) -> Reading[str]:
-        """The one of ``literals`` that is next. Raises Malformed."""
+        """Read the one of ``literals`` that is next, and return it. Raises Malformed if none is."""
         while True:
             for literal in literals:
                 if self.text.startswith(literal, self.at):
@@ -88,12 +88,12 @@ class Source:
             yield from self.wait()
 
     def spaced(self, *literals: str) -> Reading[str]:
-        """The one of ``literals`` that is next behind white space. Raises Malformed."""
+        """Read white space and then one of ``literals``; return the literal. Raises Malformed."""
         yield from self.run(SPACE)
         return (yield from self.expect(*literals))
 
     def run(self, pattern: re.Pattern[str]) -> Reading[str]:
-        """As many characters as ``pattern`` takes, which is a set of them with a star."""
+        """Read and return all next characters that match ``pattern``, a character set with a star."""
         begin = self.offset
         while True:
             found = pattern.match(self.text, self.at)
@@ -103,9 +103,9 @@ class Source:
             yield
 
     def pass_on(self, write: Callable[[str], object] | None, *marks: str) -> Reading[str | None]:
-        """Write what comes before the first of ``marks``, as it comes; that mark is next then. None at the end.
+        """Write the text before the first of ``marks`` as it comes; return that mark, unread, or None at the end.
 
-        Without ``write`` it is only read.
+        Without ``write`` the text is only read.
         """
         while True:
             found = find(self.text, marks, self.at)
@@ -120,9 +120,9 @@ class Source:
             yield
 
     def attempt(self, reading: Reading[object]) -> Reading[bool]:
-        """Try ``reading``, and return True when it succeeds. If it does not, go back to where it began.
+        """Try ``reading``, and return True when it succeeds. Otherwise go back to its beginning.
 
-        So it must not take anything before it is sure.
+        So ``reading`` must not take text while it may still fail.
         """
         offset = self.offset
         try:

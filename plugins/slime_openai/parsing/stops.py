@@ -1,4 +1,4 @@
-"""OpenAI's ``stop``: what a model wrote up to the first stop string, in pieces."""
+"""OpenAI's ``stop``: the text before the first stop string, from text that comes in pieces."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["StopStrings"]
 
 
 class StopStrings:
-    """Lets text through up to a stop string. What may be the beginning of one waits."""
+    """Passes text on up to a stop string. Text that may begin a stop string is held back."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [stop for stop in stops if stop]
@@ -34,8 +34,8 @@ class StopStrings:
     def finish(self, matched: str | None = None) -> str:
         """Return the text held back, at the end of the text.
 
-        ``matched``: the stop string that the engine ended at. It is no part of the text, but its beginning may have
-        come here before the engine saw the rest.
+        ``matched``: the stop string that the engine ended at. The engine left it out of the text, but may
+        have sent its beginning before.
         """
         text, self._held = self._held, ""
         return text[: len(text) - held(text, (matched,))] if matched else text

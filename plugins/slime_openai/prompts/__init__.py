@@ -1,1 +1,1 @@
-"""Conversations that go on from the tokens of their former turns."""
+"""Conversations, continued from the tokens of their earlier turns."""

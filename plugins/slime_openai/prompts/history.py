@@ -1,7 +1,7 @@
-"""The conversations that the router has served, as the tree that they are.
+"""The conversations that the router has served, as a tree of turns.
 
-A turn is what one request added to a conversation, and the model's answer. Its tokens are those that an engine
-consumed and sampled. Sub-agents and parallel branches of one session are branches of the tree.
+A turn is the messages that one request added to a conversation, and the model's answer. Its tokens are those that an
+engine consumed and sampled. Sub-agents and parallel branches of one session are branches of the tree.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from slime_openai.responses.evidence import LostSessions, Ownership
 
 __all__ = ["Answers", "Asking", "History", "Turn"]
 
-#: Returns what assistants say in the messages from the first number up to the second, to the letter.
+#: Returns a digest of what assistants say in the messages from the first number up to the second.
 Answers: TypeAlias = Callable[[int, int], bytes]
-# Memory of a turn in CPython 3.11, with its parts but without tokens and text, and of a string.
+# Bytes in CPython 3.11: of a turn with its parts, but without tokens and text; and of an empty string.
 _TURN_BYTES = 1_280
 _STRING_BYTES = 49
-# A character beyond ASCII takes up to four, and has one to four more once its string was written as JSON.
+# Bytes of a character beyond ASCII: up to four, and up to four of UTF-8 once its string was written as JSON.
 _WIDE = 6
 
 
 class Turn:
-    """``asked`` and ``sampled`` are packed int32 ids, ``asked`` those behind the ids of ``parent``.
+    """One request and its answer. ``asked`` (the ids behind those of ``parent``) and ``sampled`` are packed int32 ids.
 
-    ``key``: of the conversation up to the ``reply``, message number ``count``, in which the client got the answer;
-    ``place``: of the one that was asked; ``answers``: what other assistants say in its messages behind ``parent``.
-    ``text``: of asked and sampled ids, special tokens spelt out; ``ending``: the last part of it, which no reply
-    shows; ``hidden``: how many of the sampled ids say that; ``closed``: it is a special token, the end of a turn.
-    ``size_bytes``: memory that it takes, roughly.
+    ``key``: of the conversation up to the ``reply``, its message number ``count``; ``place``: of the conversation
+    before the reply. ``answers``: a digest of the other assistants' messages behind ``parent``. ``text``: the decoded
+    asked and sampled ids, with special tokens. ``ending``: the stop token or stop string, which a reply usually does
+    not show; ``hidden``: how many sampled ids spell it; ``closed``: it is a special token, and none of
+    the request's ``stop_token_ids``. ``size_bytes``: memory of the turn, roughly.
     """
 
     __slots__ = (
@@ -87,38 +87,38 @@ class Turn:
         self.size_bytes = _TURN_BYTES + len(asked) + len(sampled) + sum(map(_size_of, words))
 
     def chain(self) -> Iterator[Turn]:
-        """This turn and those before it."""
+        """Yield this turn and those before it, the latest first."""
         turn: Turn | None = self
         while turn is not None:
             yield turn
             turn = turn.parent
 
     def is_behind(self, answers: Answers) -> bool:
-        """True when a conversation with these ``answers`` leads here: other assistants in it say the same."""
+        """Return True when a conversation with these ``answers`` leads here: its other assistants say the same."""
         return all(
             answers(turn.parent.count if turn.parent is not None else 0, turn.count - 1) == turn.answers
             for turn in self.chain()
         )
 
     def likeness(self, messages: Sequence[Message]) -> int:
-        """Score how much of the replies' call ids, thoughts and content, which keys leave out, ``messages`` repeat."""
+        """Score how exactly ``messages`` repeat the replies' call ids, thoughts and content, unlike keys."""
         return sum(_likeness(turn.reply, messages[turn.count - 1]) for turn in self.chain())
 
     def ids(self) -> bytes:
-        """All ids up to its end. O(tokens)."""
+        """Return all ids up to the end of this turn. O(tokens)."""
         parts = [part for turn in self.chain() for part in (turn.sampled, turn.asked)]
         parts.reverse()
         return b"".join(parts)
 
     def whole_text(self) -> str:
-        """The text of :meth:`ids`, special tokens spelt out."""
+        """Return the text of :meth:`ids`, with special tokens."""
         parts = [turn.text for turn in self.chain()]
         parts.reverse()
         return "".join(parts)
 
 
 def _size_of(text: str | None) -> int:
-    """Return the bytes that ``text`` takes at most: ``sys.getsizeof`` grows when it is written as JSON."""
+    """Estimate the bytes that ``text`` takes: ``sys.getsizeof`` grows when it is written as JSON."""
     return _STRING_BYTES + len(text) * (1 if text.isascii() else _WIDE) if text is not None else 0
 
 
@@ -133,10 +133,10 @@ def _likeness(reply: Message, message: Message) -> int:
 
 
 class History:
-    """Turns by their conversation, the most recently used ones kept. Synchronous: one event loop needs no lock.
+    """Turns by their conversation; the least recently used are evicted. Synchronous: one event loop needs no lock.
 
-    ``lost``: the sessions of which turns had to go, among others. ``ownership``: what sessions have asked as no chat;
-    None where there is nothing else.
+    ``lost``: the sessions that have lost turns or other records. ``ownership``: knows the sessions' requests that were
+    no chats; None: all requests are chats.
     """
 
     def __init__(self, max_bytes: int, lost: LostSessions, ownership: Ownership | None = None) -> None:
@@ -154,14 +154,15 @@ class History:
     def find(
         self, places: Sequence[Key], asked: Key, session: str | None, answers: Answers
     ) -> Iterator[list[Turn]]:
-        """Turns that a conversation may go on from, those up to its longest beginning first, the newest first.
+        """Yield lists of turns that a conversation may continue: own turns, then others; in each, the longest first.
 
-        ``places``: its key behind each message, of which ``asked`` is the one to be answered; ``answers(first, last)``:
-        what assistants say in these messages. Turns of one list read alike, but for what clients change in answers.
+        ``places``: its key behind each message; ``asked``: its key where the answer belongs. ``answers(first, last)``:
+        a digest of what assistants say in these messages. The turns of a list, newest first, differ only in what
+        clients may change in answers.
 
-        A session goes on from its own turns. If it has asked before where this conversation passed, it may also take
-        what those requests of its own went on from. If not, the branch is new to it, and it may go on from
-        anybody's turn, unless it has lost some: those could be meant.
+        A session continues its own turns. If it has asked before at one of ``places``, it may also continue the turns
+        that those requests continued. Otherwise the branch is new to it, and it may continue any session's turn. A
+        session that has lost turns continues only its own: the client may mean a lost one.
         """
         if session is None:
             return self._longest(places, answers, lambda turn: True)
@@ -189,17 +190,17 @@ class History:
                 yield alike
 
     def asking(self, session: str | None, place: Key) -> Asking:
-        """A request at ``place`` begins: the session counts as having spoken there until it ends."""
+        """Begin a request of ``session`` at ``place``. The session counts as having asked there, also after the end."""
         return Asking(self._speakers, session, place, self.lose)
 
     def lose(self, session: str | None) -> None:
-        """Remember that something of ``session`` cannot be gone on from."""
+        """Remember that an answer of ``session`` cannot be continued."""
         if session is not None:
             self._lost.add(session)
 
     def add(self, turn: Turn) -> None:
-        """Keep ``turn`` and all that it goes on from; what was used longest ago makes room."""
-        for one in turn.chain():  # a turn is older than what it goes on from, so ends go first
+        """Keep ``turn`` and all turns before it; evict the least recently used ones if there is no room."""
+        for one in turn.chain():  # a parent is used after its child here, so leaves are evicted first
             if one in self._used:
                 self._used.move_to_end(one)
             else:
@@ -227,7 +228,7 @@ class History:
 
 
 class Asking:
-    """One request on its way."""
+    """One request in flight."""
 
     def __init__(
         self,
@@ -246,7 +247,7 @@ class Asking:
             self._end.append(speakers.deciding(session, place))
 
     def goes_on_from(self, parent: Turn | None) -> None:
-        """It is decided; the last decision counts."""
+        """Note that the request continues ``parent``, None for no turn; the last call counts."""
         self._decided()
         if self._session is not None:
             if self._context is not None:
@@ -259,7 +260,7 @@ class Asking:
             self._end.pop()()
 
     def end(self) -> None:
-        """The request ends. Its session has spoken there, with a turn or without. Idempotent."""
+        """End the request. Its session has asked there, with or without a recorded turn. Idempotent."""
         self._decided()
         context, self._context = self._context, None
         if context is not None:

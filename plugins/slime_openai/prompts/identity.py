@@ -1,8 +1,8 @@
-"""Keys of conversations, equal for two that may be one although clients changed answers.
+"""Keys of conversations, which ignore what clients change in answers.
 
-A client's messages are compared as the template writes them. In answers clients serialise arguments anew, drop
-thoughts and call ids, strip white space, turn content into parts and back. None of that changes a key; another
-word does. So conversations with one key may still differ in their answers; see Parents.
+Other messages are compared as the template writes them. In answers clients serialise arguments anew, drop thoughts
+and call ids, strip white space, or turn content into parts. None of that changes a key; another word does. So
+conversations with the same key may differ in their answers; see Parents.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from slime_openai.requests.messages import Message, ToolCall
 
 __all__ = ["Key", "answers_of", "beginning", "keys", "next_key", "unreachable_key"]
 
-#: Of a conversation up to some message.
+#: The key of a conversation up to some message.
 Key = bytes
 
 _DIGEST_BYTES = 16
-#: Roles that say the same under two names.
+#: Roles that have a second name.
 _ROLES = {"developer": "system", "function": "tool"}
 _CALLS_FOLLOW = "Calling tools:\n"
-#: Longer lists of calls are not read: no agent writes them, and it would take long.
+#: Characters. Longer lists of calls are not read: no agent writes them, and reading would take long.
 _LONGEST_CALLS = 1 << 16
 _THOUGHTS = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
 
 
 def beginning(tools: object, variables: Mapping[str, Any]) -> Key:
-    """The key of a conversation before its first message: what else the template writes into it.
+    """Return the key before the first message, which depends on what else the template gets.
 
-    Raises InvalidRequest for what is nested too deep to be written.
+    Raises InvalidRequest for values that are nested too deep.
     """
     shown = {"tools": tools, "chat_template_kwargs": dict(sorted(variables.items()))}
     written = [encoded(name, value) for name, value in shown.items()]
@@ -45,7 +45,7 @@ def beginning(tools: object, variables: Mapping[str, Any]) -> Key:
 
 
 def keys(start: Key, messages: Iterable[Message], traits: TemplateTraits) -> list[Key]:
-    """The key behind each of ``messages``. O(their text)."""
+    """Return the key behind each of ``messages``. O(their text)."""
     found = []
     open_calls: list[str | None] = []
     for message in messages:
@@ -55,14 +55,14 @@ def keys(start: Key, messages: Iterable[Message], traits: TemplateTraits) -> lis
         elif message.tool_call_id in open_calls:
             call = open_calls.index(message.tool_call_id)
         if message.role in ("tool", "function") and open_calls:
-            del open_calls[call]  # those without an id that is known are in the order of the calls
+            del open_calls[call]  # results without a known id are in the order of the calls
         start = next_key(start, message, traits, call)
         found.append(start)
     return found
 
 
 def next_key(key: Key, message: Message, traits: TemplateTraits, call: int = 0) -> Key:
-    """The key of the conversation ``key`` and ``message`` after it; ``call``: the place among open calls it answers."""
+    """Return the key behind ``message``, which follows ``key``. ``call``: index of the open call that it answers."""
     if message.role == "assistant":
         return _digest(key, _answer(message))
     role = _ROLES.get(message.role, message.role)
@@ -75,14 +75,14 @@ def next_key(key: Key, message: Message, traits: TemplateTraits, call: int = 0) 
 
 
 def unreachable_key(place: Key) -> Key:
-    """A key behind ``place`` that no conversation has: that of an answer which none can go on from."""
+    """Return a key behind ``place`` that no conversation has, for an answer that none may continue."""
     return _digest(place, b"unreachable")
 
 
 def answers_of(messages: Iterable[Message], traits: TemplateTraits) -> bytes:
-    """Digest of all that assistants say in ``messages``, to the letter; empty when there are none.
+    """Return a digest of what assistants say in ``messages``; empty when there are none.
 
-    For answers that no engine is known to have given: the client's own words, of which nothing may be overlooked.
+    For answers that no engine is known to have given. Ignored are only unshown call ids and the format of arguments.
     """
     said = [
         [
@@ -103,7 +103,7 @@ def answers_of(messages: Iterable[Message], traits: TemplateTraits) -> bytes:
 
 
 def _answer(message: Message) -> bytes:
-    """The part of an answer that all clients send back unchanged."""
+    """Return the part of an answer that all clients send back unchanged."""
     content, tool_calls = _THOUGHTS.sub("", message.content or ""), message.tool_calls
     if not tool_calls:
         content, tool_calls = _written_calls(content)
@@ -112,7 +112,7 @@ def _answer(message: Message) -> bytes:
 
 
 def _written_calls(content: str) -> tuple[str, tuple[ToolCall, ...]]:
-    """``content`` without the calls that smolagents wrote into it, a list in Python's spelling; and these calls."""
+    """Return ``content`` without the calls that smolagents wrote into it as a Python list, and these calls."""
     said, mark, written = content.rpartition(_CALLS_FOLLOW)
     written = written.strip()
     if not mark or len(written) > _LONGEST_CALLS or not (written.startswith("[") and written.endswith("]")):
@@ -128,12 +128,12 @@ def _written_calls(content: str) -> tuple[str, tuple[ToolCall, ...]]:
 def _name(name: object) -> str:
     if not isinstance(name, str):
         raise TypeError("a function has a name")
-    name.encode()  # Python's spelling has half surrogate pairs, which are in no text
+    name.encode()  # a Python literal may have half a surrogate pair, which UTF-8 cannot encode
     return name
 
 
 def _digest(*parts: bytes) -> Key:
     digest = blake2b(digest_size=_DIGEST_BYTES)
     for part in parts:
-        digest.update(part)  # a copy of all parts side by side would be one of a whole prompt
+        digest.update(part)  # joining the parts would copy a whole prompt
     return digest.digest()

@@ -1,4 +1,4 @@
-"""Records of the log of conversations, and the readers that may use them. The sizes are in tokens."""
+"""Records of the log of conversations, and the name of readers that can use them. Sizes are in tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slime_openai.requests.messages import Message, ToolCall
 
 __all__ = ["CHATS", "Gone", "Record", "Said", "reader", "size_of"]
 
-#: A conversation of all roles, with what clients change on the way.
+#: A conversation with all roles, and with changes that clients make: its keys depend on all rules of comparison.
 _SAMPLE = (
     Message("developer", " Be brief.\n"),
     Message("user", "Wie spät ist es in Rio?", name="alice"),
@@ -30,7 +30,7 @@ _SAMPLE = (
 
 
 class Said(NamedTuple):
-    """A turn was added; fields as in Turn. ``parent``: the serial of the turn's parent, 0 for none.
+    """An added turn; fields as in Turn. ``parent``: the serial of the turn's parent, 0 for none.
 
     ``messages``: its ``count``. ``content``, ``reasoning`` and ``calls`` (name, arguments and id of each): its reply.
     """
@@ -58,7 +58,7 @@ class Said(NamedTuple):
 
 
 class Gone(NamedTuple):
-    """A turn of this ``size`` was evicted."""
+    """An evicted turn of this ``size``."""
 
     serial: int
     size: int
@@ -78,7 +78,7 @@ CHATS = LogKind(
 
 
 def size_of(asked: bytes, sampled: bytes) -> int:
-    """The tokens of a turn; at least 1, or turns without any would stay in the file for ever."""
+    """Return the tokens of a turn, at least 1: turns of size 0 would stay in the file for ever."""
     return (len(asked) + len(sampled)) // 4 or 1
 
 

@@ -12,10 +12,10 @@ __all__ = ["LoggedHistory"]
 
 
 class LoggedHistory(History):
-    """Begins with what ``log`` has, and owns it. Raises StartupError.
+    """A history that begins with the turns in ``log``, which it owns. Raises StartupError.
 
-    A turn is logged when it is added and when it goes, so nothing is decided anew when the log is read. The limit
-    holds from the next turn on.
+    Additions and evictions are logged, so reading the log makes no decision again. The limit holds from the next added
+    turn on.
     """
 
     def __init__(
@@ -30,16 +30,16 @@ class LoggedHistory(History):
         self._replayed = None
 
     async def tidy(self) -> None:
-        """Keep the log small, for ever."""
+        """Rewrite files as their turns are evicted, until the log is given up."""
         await self._log.tidy(lambda record: False)
 
     def close(self) -> None:
-        """Let go of the log."""
+        """Close the log."""
         self._log.close()
 
     def add(self, turn: Turn) -> None:
-        """See History. All of it is written, in one piece."""
-        new = [one for one in turn.chain() if one not in self._used]  # more than one: it made room meanwhile
+        """See History. All records are appended in one piece."""
+        new = [one for one in turn.chain() if one not in self._used]  # more than one: parents were evicted
         records: list[Record] = []
         for one in reversed(new):
             self._serials[one] = self._log.number()
@@ -71,7 +71,7 @@ class LoggedHistory(History):
             reply.content,
             reply.reasoning,
             tuple((call.name, call.arguments, call.id) for call in reply.tool_calls),
-            turn.text.encode(),  # CPython would keep a copy with the text, if that were packed
+            turn.text.encode(),  # packing the text itself would make CPython keep a UTF-8 copy with it
             turn.ending,
             turn.hidden,
             turn.closed,
@@ -106,5 +106,5 @@ class LoggedHistory(History):
             replayed[record.serial] = turn
             self._serials[turn] = record.serial
             super().add(turn)
-        elif record.serial in replayed:  # if not, it was left out when its file was written again
+        elif record.serial in replayed:  # if not, it was left out when its file was rewritten
             self._forget(replayed.pop(record.serial))

@@ -1,4 +1,4 @@
-"""The turn that a conversation goes on from: the one that is meant, or none."""
+"""The recorded turn that a conversation continues, if one is proved."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ __all__ = ["Parent", "Parents", "as_recorded"]
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """``is_verbatim``: the template writes the client's messages and those that were recorded in the same way."""
+    """A turn to continue. ``is_verbatim``: the template writes the client's messages like the recorded ones."""
 
     turn: Turn
     is_verbatim: bool
 
 
 class Parents:
-    """Finds them in ``history``.
+    """Finds the parent of a conversation in ``history``.
 
-    Clients change white space, thoughts and the spelling of JSON in answers, so a turn is found without them. Then
-    the text that ``renderer`` makes decides: the turn is meant with whose answers it is the same. Where none is, and
-    more than one could be meant, no turn is proved, and the one before it is looked for.
+    Clients change white space, thoughts and the format of JSON in answers. Keys ignore these, so several turns may
+    match. The parent is the turn whose recorded answers render to the client's text. If there is none, all matching
+    turns must render to one text. If they do not, no turn is proved, and a shorter beginning is looked for.
     """
 
     def __init__(self, history: History, renderer: Renderer) -> None:
@@ -35,7 +35,7 @@ class Parents:
         self._renderer = renderer
 
     async def of(self, question: Question, chat: Conversation) -> Parent | None:
-        """The parent for ``question``, which a template gets as ``chat``. Raises InvalidRequest."""
+        """Return the parent for ``question``; ``chat`` is its input for the template. Raises InvalidRequest."""
         sent: str | None = None
         found = self._history.find(question.keys[1:], question.place, question.session, question.answers)
         for alike in found:
@@ -57,7 +57,7 @@ class Parents:
     async def _meant(
         self, alike: Sequence[Turn], question: Question, chat: Conversation, sent: str
     ) -> Parent | None:
-        """Of turns that are ``alike``, likely ones first, that of which the template makes the text ``sent``."""
+        """Return the first of ``alike`` whose recorded answers render to ``sent``; if none does, the first or None."""
         texts: dict[tuple[tuple[int, Message], ...], str | None] = {}
         for turn in alike:
             replies = tuple((one.count, one.reply) for one in turn.chain())
@@ -71,11 +71,11 @@ class Parents:
         try:
             return await self._renderer.render(chat)
         except InvalidRequest:
-            return None  # it writes what the client made of the answers, and not the answers
+            return None  # the template refuses the recorded answers, but not the client's
 
 
 def as_recorded(chat: Conversation, turn: Turn) -> Conversation:
-    """``chat``, in which ``turn`` and those before it say what they said."""
+    """Return ``chat`` with the recorded replies of ``turn`` and the turns before it."""
     messages = list(chat.messages)
     for one in turn.chain():
         messages[one.count - 1] = for_template(one.reply)
@@ -83,7 +83,7 @@ def as_recorded(chat: Conversation, turn: Turn) -> Conversation:
 
 
 def _is_verbatim(turn: Turn, messages: Sequence[Message]) -> bool:
-    """True when all answers came back to the letter, so that no template can tell."""
+    """Return True when all answers came back unchanged, so that any template writes them in the same way."""
     for one in turn.chain():
         reply, message = one.reply, messages[one.count - 1]
         if replace(message, content=message.content or "") != replace(reply, content=reply.content or ""):

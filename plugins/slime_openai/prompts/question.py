@@ -1,4 +1,4 @@
-"""The question that a conversation asks, and the place of its answer."""
+"""A conversation that waits for an answer, and its keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Question"]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A conversation that waits for its next message; ``keys`` has the one before the first message and behind each."""
+    """A conversation that waits for its next message. ``keys``: before the first message, and behind each message."""
 
     messages: tuple[Message, ...]
     keys: list[Key]
@@ -26,7 +26,7 @@ class Question:
 
     @classmethod
     def of(cls, request: ChatRequest, session: str | None, traits: TemplateTraits) -> Question:
-        """The question of ``request`` in ``session`` to a model whose template has these ``traits``."""
+        """Make the question of ``request`` in ``session``. ``traits``: of the model's template."""
         start = beginning(request.tools.shown, request.template_kwargs)
         known = [start, *keys(start, request.messages, traits)]
         stops = request.sampling.get("stop_token_ids", ())
@@ -34,22 +34,22 @@ class Question:
 
     @property
     def asked(self) -> int:
-        """The number of messages that are answered: a last one that has only begun belongs to the answer."""
+        """The number of messages before the answer. A last message to be continued belongs to the answer."""
         return len(self.messages) - self.continues
 
     @property
     def place(self) -> Key:
-        """The key of these messages."""
+        """The key of the messages before the answer."""
         return self.keys[self.asked]
 
     def answers(self, first: int, last: int) -> bytes:
-        """Digest of all that assistants say in these messages, to the letter."""
+        """Return :func:`answers_of` the messages from index ``first`` up to ``last``."""
         return answers_of(self.messages[first:last], self.traits)
 
     def with_reply(self, reply: Message, begun: Message | None) -> tuple[Key, int, Message]:
-        """The key of the conversation with ``reply``, the number of its messages, and the last one.
+        """Return the key of the conversation with ``reply``, the number of its messages, and the last one.
 
-        ``begun``: the answer that it goes on with, if the router knows that.
+        ``begun``: the recorded answer that ``reply`` continues, if there is one.
         """
         whole = reply
         if self.continues:

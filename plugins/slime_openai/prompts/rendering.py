@@ -1,4 +1,4 @@
-"""Messages to text, as the model's chat template writes them."""
+"""Rendering of messages to text by the model's chat template."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from slime_openai.requests.call_arguments import as_written
 
 __all__ = ["Conversation", "Renderer"]
 
-#: Conversations of more bytes are rendered in a thread, so that streams go on meanwhile.
+#: Conversations of more bytes are rendered in a thread, so that streams are not delayed.
 _LONG_BODY = 1 << 14
-#: Marks a place in a message; nobody can know it beforehand.
+#: Marks a place in a message; it is random, so no client can send it.
 _MARK = f"mark{secrets.token_hex(12)}"
 _TOOL = {
     "type": "function",
@@ -29,7 +29,7 @@ _TOOL = {
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """The input of a template. ``continues``: the last message is an assistant's that has only begun.
+    """The input of a template. ``continues``: the last message is the beginning of the answer.
 
     ``size``: bytes of its JSON. ``client``: the client that a long rendering is charged to, for fair turns.
     """
@@ -43,26 +43,26 @@ class Conversation:
     client: str | None = None
 
     def until(self, place: int, last: Mapping[str, Any]) -> Conversation:
-        """The messages before ``place``, and ``last`` in that place; nobody's turn behind it."""
+        """Return the messages before ``place``, then ``last``, without a generation prompt."""
         return replace(
             self, messages=[*self.messages[:place], last], generation_prompt=False, continues=False
         )
 
     def with_message(self, place: int, message: Mapping[str, Any]) -> Conversation:
-        """``message`` in that place."""
+        """Return the conversation with ``message`` at ``place``."""
         messages = [*self.messages[:place], message, *self.messages[place + 1 :]]
         return replace(self, messages=messages)
 
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """A template's form of messages with calls: arguments as JSON text, or as an object; content may be nothing."""
+    """The form of messages with calls that a template reads: arguments as text or object, no content as "" or None."""
 
     arguments_as_text: bool = False
     content_as_none: bool = False
 
     def of(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        """``message`` in this form."""
+        """Return ``message`` in this form."""
         calls = message.get("tool_calls")
         if not calls or self == _Form():
             return message
@@ -78,7 +78,7 @@ _FORMS = (_Form(), _Form(arguments_as_text=True), _Form(content_as_none=True), _
 
 
 class Renderer:
-    """A tokenizer's chat template, or the one given as ``source``. It changes nothing, so threads may share it."""
+    """A tokenizer's chat template, or the one in ``source``. Rendering changes no state, so threads may share it."""
 
     def __init__(
         self, tokenizer: Tokenizer, source: str | None = None, threads: FairThreads | None = None
@@ -95,15 +95,15 @@ class Renderer:
         self.traits: TemplateTraits = probe(self._probed)
 
     async def render(self, conversation: Conversation) -> str:
-        """The text of ``conversation``. Raises InvalidRequest."""
+        """Return the text of ``conversation``. Raises InvalidRequest."""
         if conversation.size > _LONG_BODY:
             return await self._threads.run(lambda: self._render(conversation), conversation.client)
         return self._render(conversation)
 
     async def behind(self, conversation: Conversation, place: int) -> str | None:
-        """The text of ``conversation`` behind the words of message ``place``, an assistant's.
+        """Return the text of ``conversation`` behind content and calls of the assistant's message ``place``.
 
-        None when the template does not show where they end.
+        None when the template does not show where these end.
         """
         for message in _marked(conversation.messages[place]):
             before, mark, behind = (await self.render(conversation.with_message(place, message))).rpartition(
@@ -114,9 +114,9 @@ class Renderer:
         return None
 
     def _form_of_calls(self) -> _Form:
-        """The form in which the template writes a call down: most encode an object, some want JSON that is text.
+        """Find the form that the template reads: most encode arguments from an object, some want them as JSON text.
 
-        And some look for calls only where there is no content at all.
+        Some templates look for calls only if the content is None.
         """
         function = {"name": "probed", "arguments": {"a": "b"}}
         call = {"type": "function", "id": "call00000", "function": function}
@@ -152,7 +152,7 @@ class Renderer:
                 **self._override,
                 **conversation.variables,
             )
-        except Exception as error:  # a template is a program: it may raise anything about what it dislikes
+        except Exception as error:  # a template is a program, which may raise anything
             why = str(error) or type(error).__name__
             raise InvalidRequest("messages", f"The chat template refuses these messages: {why}") from None
         assert isinstance(text, str), "tokenize=False gives text"
@@ -174,7 +174,7 @@ def _with_text(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _marked(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """``message`` with the mark as its last words, in the forms to be tried."""
+    """Return ``message`` with the mark as its last content or argument, in the forms to try."""
     spoken = {**message, "content": _MARK}
     calls = message.get("tool_calls")
     if not calls:
@@ -185,7 +185,7 @@ def _marked(message: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _text_of(template: Any) -> str:
-    """A tokenizer may have several templates by name."""
+    """Return the text of a tokenizer's template; there may be several by name."""
     if isinstance(template, Mapping):
         return str(template.get("tool_use") or template.get("default") or "")
     return str(template)

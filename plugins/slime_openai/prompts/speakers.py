@@ -1,4 +1,4 @@
-"""At which places of conversations a session has asked, and which contexts it went on from there."""
+"""Places of conversations where sessions have asked, and the contexts that they continued there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 __all__ = ["Speakers"]
 
-#: Requests without a turn that are remembered.
+#: The number of requests without a turn that are remembered.
 _REMEMBERED = 16_384
 #: A place in a conversation.
 Place = bytes
@@ -17,9 +17,9 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class Speakers(Generic[Context]):
-    """Requests by session and place, each with the context that it went on from. A look is O(places looked at).
+    """Requests by session and place, each with the context that it continues. A lookup is O(places).
 
-    One that is :meth:`deciding` has a place and, for a moment, no context yet.
+    A request that is :meth:`deciding` has a place, but no context yet.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Speakers(Generic[Context]):
         self._left: deque[tuple[str, Place, Context | None]] = deque()
 
     def add(self, session: str, place: Place, context: Context | None) -> None:
-        """``session`` asked at ``place``, behind ``context``."""
+        """Add a request of ``session`` at ``place`` that continues ``context``."""
         contexts = self._asked.setdefault((session, place), {})
         contexts[context] = contexts.get(context, 0) + 1
 
@@ -40,11 +40,11 @@ class Speakers(Generic[Context]):
             del self._asked[session, place]
 
     def leave(self, session: str, place: Place, context: Context | None) -> str | None:
-        """A request that was added has ended. Without a turn of its own it stays; the oldest such one makes room.
+        """End an added request. If it made no turn, it is remembered; the oldest of these may be forgotten for it.
 
-        Returns the session of the one that had to go.
+        Return the session of the forgotten request, if there is one.
         """
-        if self._asked[session, place][context] > 1:  # the turn was added, too
+        if self._asked[session, place][context] > 1:  # its turn was added, too
             self.remove(session, place, context)
             return None
         self._left.append((session, place, context))
@@ -55,16 +55,16 @@ class Speakers(Generic[Context]):
         return oldest[0]
 
     def deciding(self, session: str, place: Place) -> Callable[[], None]:
-        """``session`` asks at ``place``; the context is not known until the function returned is called."""
+        """Note that ``session`` asks at ``place``. Call the returned function when the context is known."""
         at = (session, place)
         self._deciding[at] = self._deciding.get(at, 0) + 1
         return lambda: _count_down(self._deciding, at)
 
     def contexts(self, session: str, places: Sequence[Place], own: Place) -> list[Context | None] | None:
-        """The contexts of all requests of ``session`` at ``places``; None: there are none.
+        """Return the contexts of all requests of ``session`` at ``places``; None without such a request.
 
-        ``own``: the place of the request that asks. Others there that are not decided will have the same context as
-        this one, and are not counted.
+        ``own``: the place of the current request. Undecided requests there are not counted: they will get the same
+        context.
         """
         found: list[Context | None] = []
         has_spoken = False

@@ -1,4 +1,4 @@
-"""Content that a chat template omits, found by probing it."""
+"""Content that a chat template omits, found by probing the template."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _IDS = ("call00001", "call00002")
 
 @dataclass(frozen=True, slots=True)
 class Trim:
-    """The characters that are dropped at both ends of a content; None: all white space."""
+    """The characters that are dropped at each end of a content; None: all white space."""
 
     left: str | None = ""
     right: str | None = ""
 
     def of(self, content: str) -> str:
-        """``content`` without them. One that is nothing else is left alone: templates ask whether there is any."""
+        """Return ``content`` without them, unless nothing would be left: templates test if there is content."""
         trimmed = content
         if self.left != "":
             trimmed = trimmed.lstrip(self.left)
@@ -39,7 +39,7 @@ class Trim:
 
 @dataclass(frozen=True, slots=True)
 class TemplateTraits:
-    """``trims``: by role. ``shows_tool_name``, ``shows_call_ids``: in results; ``sorts_keys``: of arguments."""
+    """Traits of a template. ``trims``: by role; names and call ids: shown in tool results; keys: of arguments."""
 
     trims: Mapping[str, Trim] = field(default_factory=dict)
     shows_tool_name: bool = True
@@ -47,17 +47,17 @@ class TemplateTraits:
     sorts_keys: bool = False
 
     def content(self, role: str, content: str) -> str:
-        """``content`` as far as the template shows it."""
+        """Return the part of ``content`` that the template shows."""
         trim = self.trims.get(role)
         return content if trim is None else trim.of(content)
 
 
-#: Of a template that leaves nothing out.
+#: Traits of a template that leaves nothing out.
 STRICT = TemplateTraits()
 
 
 def probe(render: Render) -> TemplateTraits:
-    """The traits of the template behind ``render``. Where it cannot be asked, it counts as leaving nothing out."""
+    """Return the traits of the template behind ``render``. One that refuses a probe counts as leaving nothing out."""
     return TemplateTraits(
         {role: _trim(render, role) for role in ("system", "tool", "user")},
         shows_tool_name=_differs(render, *(_with_result(name=name) for name in ("one", "two"))),
@@ -84,13 +84,13 @@ def _with_result(content: str = _WORD, **more: str) -> list[Message]:
 
 
 def _differs(render: Render, one: Sequence[Message], other: Sequence[Message]) -> bool:
-    """True when it writes them in different ways, or not at all."""
+    """Return True when the template writes the two conversations differently, or refuses one."""
     texts = [render(messages, tools) for messages in (one, other) for tools in (False, True)]
     return None in texts or texts[:2] != texts[2:]
 
 
 def _contexts(role: str, content: str) -> Iterator[list[Message]]:
-    """Conversations with ``content`` in all places in which a message of this ``role`` may stand."""
+    """Yield conversations with ``content`` in all places in which a message of this ``role`` may stand."""
     answer = {"role": "assistant", "content": "!"}
     if role == "tool":
         results = _with_result(content)
@@ -117,7 +117,7 @@ def _trim(render: Render, role: str) -> Trim:
 
 
 def _dropped(drops: Callable[[str], bool]) -> str | None:
-    """The characters at one end that are dropped, one or many, in any order."""
+    """Return the characters that are dropped at one end, in any number and order; None: all white space."""
     if drops(_WHITE_SPACE) and drops(_WHITE_SPACE[::-1]):
         return None
     found = "".join(char for char in string.whitespace if drops(char))
@@ -125,7 +125,7 @@ def _dropped(drops: Callable[[str], bool]) -> str | None:
 
 
 def _drops(render: Render, role: str, white_space: str, *, at_end: bool) -> bool:
-    """True when ``white_space`` at one end of a content changes nothing, wherever the message stands."""
+    """Return True when ``white_space`` at one end of a content changes nothing, wherever the message stands."""
     if not white_space:
         return False
     content = _WORD + white_space if at_end else white_space + _WORD

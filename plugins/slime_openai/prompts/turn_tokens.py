@@ -1,4 +1,4 @@
-"""From a conversation to the tokens that an engine gets: those of the turn before, and only what is new behind them."""
+"""Prompts as tokens: the stored tokens of the last turn, and the tokens of the new text behind them."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
 
 __all__ = ["HistoryMode", "Origin", "Prompt", "Prompts"]
 
-#: The source of old turns that a template would write in another way than the model did.
+#: The source of tokens for old turns that the template writes differently: the model, or the template.
 HistoryMode = Literal["exact", "template"]
-#: The source of the first tokens: ``exact``, the turn before; ``restored``, that too, although the client changed an
-#: answer on the way; ``template``, some turn before that (or none), and the template's words for all that came after
-#: it, answers too; ``fresh``, no turn is known; ``given``, the client gave all ids itself.
+#: The source of the first tokens. ``exact``: the last turn. ``restored``: the last turn, although the client changed
+#: an answer. ``template``: an earlier turn or none, then the template's text, answers too. ``fresh``: no turn is
+#: proved. ``given``: the client gave all ids.
 Origin = Literal["exact", "restored", "template", "fresh", "given"]
 
-#: Ids at the end of a given prompt that are spelt out: enough to see if it ends within thoughts.
+#: Ids at the end of a given prompt that are decoded: enough to see if it ends within thoughts.
 _END = 64
-#: Characters.
+#: In characters.
 _LONGEST_CONTENT = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """``asked`` are the packed ids behind those of ``parent``, ``text`` is what they (or the last of given ones) say.
+    """The ids of ``parent``, then the packed ids ``asked``. ``text``: decoded ``asked``, or the end of given ids.
 
-    ``begun``: the answer that they end within, as it was given.
+    ``begun``: the recorded answer that the prompt ends within, if it does.
     """
 
     parent: Turn | None
@@ -47,7 +47,7 @@ class Prompt:
     begun: Message | None = None
 
     def ids(self) -> bytes:
-        """All packed ids. O(tokens)."""
+        """Return all packed ids. O(tokens)."""
         return (self.parent.ids() if self.parent is not None else b"") + self.asked
 
 
@@ -70,15 +70,15 @@ class Prompts:
         self._mode = mode
 
     async def of(self, question: Question, chat: Conversation, asking: Asking) -> Prompt:
-        """The prompt for ``question``, which a template gets as ``chat``. Raises InvalidRequest."""
+        """Return the prompt for ``question``; ``chat`` is its input for the template. Raises InvalidRequest."""
         prompt = await self._of(question, chat, asking)
         asking.goes_on_from(prompt.parent)
         return prompt
 
     def check_contents(self, messages: Sequence[Message]) -> None:
-        """Raises InvalidRequest for a text that is longer than any context, before copies of it are made.
+        """Raise InvalidRequest for a content that is longer than any context, before it is copied.
 
-        Of a shorter one a template may leave out most.
+        A shorter content may fit: the template may leave out most of it.
         """
         longest = max(_LONGEST_CONTENT, self._encoder.max_characters)
         for place, message in enumerate(messages):
@@ -88,9 +88,9 @@ class Prompts:
                 raise InvalidRequest(f"messages.[{place}].content", wanted)
 
     def given(self, ids: Sequence[int], asking: Asking, *, continues: bool) -> Prompt:
-        """The prompt that a client gave as ``ids``. Nothing is rendered or looked up: that is the client's business.
+        """Return the prompt that a client gave as ``ids``. Nothing is rendered or looked up.
 
-        ``continues``: its end is the beginning of the answer.
+        ``continues``: the end of the prompt is the beginning of the answer.
         """
         asking.goes_on_from(None)
         end = ids if continues else ids[-_END:]
@@ -127,7 +127,7 @@ class Prompts:
     async def _suffix(self, chat: Conversation, turn: Turn, place: int) -> str | None:
         """Return the template's text behind the reply of ``turn``, message ``place``, that the model did not generate.
 
-        None when the template does not say: what is behind the reply depends on what comes later.
+        None when the template does not show it: the text behind the reply depends on later messages.
         """
         renderer, last = self._renderer, chat.messages[place]
         try:
@@ -137,7 +137,7 @@ class Prompts:
                 ended = await renderer.behind(chat.until(place, {"role": "assistant", "content": ""}), place)
             whole = await renderer.behind(chat, place)
         except InvalidRequest:
-            return None  # if it refuses all of the conversation, it will say so again
+            return None  # a template that refuses the whole conversation will raise again
         if closed is None or ended is None or whole is None:
             return None
         if not whole.startswith(closed) or not closed.endswith(ended):
@@ -147,7 +147,7 @@ class Prompts:
     async def _unsaid(self, turn: Turn, ended: str) -> str:
         """Return the part of ``ended``, the template's end of a turn, that the model did not generate, token for token.
 
-        A model may have ended its turn in another way than the template does; it is not ended twice.
+        If the model ended its turn in another way than the template, the turn is not ended twice.
         """
         said = turn.sampled[len(turn.sampled) - 4 * turn.hidden :]
         if not said:
@@ -161,7 +161,7 @@ class Prompts:
         return ended
 
     async def _as_the_template_says(self, chat: Conversation, turn: Turn, origin: Origin) -> Prompt:
-        """Go on from the last turn that the template leaves as it was, if there is one."""
+        """Continue the last turn that the template writes as it was, if there is one."""
         text = await self._renderer.render(as_recorded(chat, turn))
         for one in turn.chain():
             known = one.whole_text()
@@ -174,13 +174,13 @@ class Prompts:
 
 
 def _is_torn(question: Question, count: int) -> bool:
-    """Return True when an answer that no engine is known to have given is behind the first ``count`` messages."""
+    """Return True when an answer that is not recorded stands behind the first ``count`` messages."""
     behind = question.messages[count : -1 if question.continues else None]
     return any(message.role == "assistant" for message in behind)
 
 
 def _within(turn: Turn, origin: Origin) -> Prompt | None:
-    """Go on in the reply itself, which ended before the model's end of turn. None where no token ends there."""
+    """Continue the reply itself, without the end of turn behind it. None if no token ends where the reply ends."""
     said, text = turn.asked + turn.sampled, turn.text
     is_seen = turn.ending and (turn.reply.content or "").endswith(turn.ending)  # no_stop_trim
     if not is_seen:

@@ -1,4 +1,4 @@
-"""Turns, recorded in the history."""
+"""Recording of turns in the history."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class Turns:
         self._tokenizer = tokenizer
 
     def asking(self, question: Question) -> Asking:
-        """``question`` is on its way."""
+        """Begin the request that asks ``question``."""
         return self._history.asking(question.session, question.place)
 
     def record(
         self, question: Question, prompt: Prompt, output: Output, reply: Message, *, is_usable: bool
     ) -> None:
-        """``reply`` is the message in which the client got ``output``.
+        """Record ``output``, which the client got as the message ``reply``.
 
-        One that is not usable is no turn: its tokens are not what the engine sampled, or nobody knows. Neither is one
-        to a prompt that the client gave as ids: that they say the messages beside them is the client's claim. Its
-        session has spoken there all the same, and does not go on from an answer of another one.
+        An answer that is not usable is no turn: the sampled tokens are not known for certain. Neither is an answer to
+        a prompt given as ids, since only the client claims that they spell its messages. But then the session counts as
+        having asked there, so that it does not continue another session's answer.
         """
         if not is_usable:
             if output.ids or output.text:
@@ -71,7 +71,7 @@ class Turns:
         )
 
     def _add_unreachable(self, question: Question) -> None:
-        """Keep that the session has asked ``question``; no conversation leads to this turn."""
+        """Record that the session has asked ``question``, as a turn that no conversation leads to."""
         session, place = question.session, question.place
         if session is not None:
             key, reply = unreachable_key(place), Message("assistant")
@@ -91,7 +91,7 @@ class Turns:
                 if len(ending) > len(matched):
                     break
         if isinstance(matched, str):
-            return 0, matched  # no token begins with it: its end may even be within one
+            return 0, matched  # no token begins where it begins, and it may end within a token
         return 0, ""
 
     def _is_special(self, token: int) -> bool:

@@ -12,12 +12,12 @@ from typing import Any
 
 __all__ = ["as_object", "as_written", "canonical", "read_exactly", "write"]
 
-#: Brackets within brackets. Deeper JSON is not read: Python's own reader gives up at a depth that nobody can foretell.
+#: Levels of brackets. Deeper JSON is not read: the depth at which Python's own reader fails is not fixed.
 _DEEPEST = 254
-#: Stand in objects where Python has no value for what JSON says. Nobody can know them beforehand.
+#: Marks in objects for JSON that Python's values cannot express. They are random, so no client can send them.
 _AGAIN, _DIGITS = (f"{word}{secrets.token_hex(8)}" for word in ("again", "digits"))
 _MARKED = re.compile(rf"""{_AGAIN}\d+|["']?{_DIGITS}([-+.\w]+){_DIGITS}["']?""")
-#: Python refuses to read integers of 4,300 digits.
+#: In digits. Python refuses to read integers of more than 4,300 digits.
 _LONGEST_INTEGER = 4_000
 _BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"?|([\[{])|([\]}])', re.DOTALL)
 
@@ -30,23 +30,23 @@ class _RepeatedKeys(dict[str, Any]):
         super().__init__(self._pairs)
 
     def items(self) -> Any:
-        """All pairs, in order."""
+        """Return all pairs, in order."""
         return self._pairs
 
 
 class _Digits(str):
-    """A number that no float is equal to, as it was written."""
+    """A number that no float is equal to, as text."""
 
     __slots__ = ()
 
 
 def read_exactly(text: str | bytes) -> Any:
-    """The value of a client's JSON, whose depth was checked before. Raises ValueError."""
+    """Return the value of a client's JSON, whose depth was checked before. Raises ValueError."""
     return _load(text, _number, _object)
 
 
 def canonical(text: str, *, sort: bool) -> str:
-    """The same for arguments that say the same, with ``sort`` in any order of keys; what is no JSON is its text."""
+    """Return equal text for equal arguments, with ``sort`` in any order of keys; text that is no JSON is unchanged."""
     try:
         return write(_read(text, _number, _object), sort=sort)
     except (ValueError, RecursionError):
@@ -54,26 +54,26 @@ def canonical(text: str, *, sort: bool) -> str:
 
 
 def as_object(text: str) -> dict[str, Any] | None:
-    """The object that ``text`` says, for a template; what that makes of it is to be read :func:`as_written`.
+    """Return the object in ``text`` for a template, whose output must pass through :func:`as_written`.
 
-    None when it is none, or when no text can have all of it.
+    None when ``text`` is no object, or when no UTF-8 text can express it.
     """
     try:
         value = _read(text, _marked_number, _with_marked_keys)
         if "\\u" in text:
-            json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is in no text
+            json.dumps(value, ensure_ascii=False).encode()  # UTF-8 cannot encode half a surrogate pair
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 
 
 def as_written(text: str) -> str:
-    """``text``, which a template made of what :func:`as_object` gave, with each digit and key in its place."""
+    """Return ``text``, a template's output for :func:`as_object`, with the original digits and keys."""
     return _MARKED.sub(r"\1", text) if _AGAIN in text or _DIGITS in text else text
 
 
 def write(value: Any, *, sort: bool = False) -> str:
-    """``value`` as compact JSON. Raises TypeError for what JSON has not, ValueError for what is nested too deep."""
+    """Return ``value`` as compact JSON. Raises TypeError for types that JSON lacks, ValueError if nested too deep."""
     return _written(value, sort, _DEEPEST)
 
 
@@ -102,7 +102,7 @@ def _number(written: str) -> float | _Digits:
     value = float(written)
     try:
         return value if Decimal(repr(value)) == Decimal(written) else _Digits(written)
-    except InvalidOperation:  # its exponent is beyond all measure
+    except InvalidOperation:  # its exponent is too large for Decimal
         return _Digits(written)
 
 
@@ -119,7 +119,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _string(text: str) -> str:
     try:
         text.encode()
-    except UnicodeEncodeError:  # half a surrogate pair, which only JSON can write
+    except UnicodeEncodeError:  # half a surrogate pair, which only a JSON escape can express
         return json.dumps(text)
     return json.dumps(text, ensure_ascii=False)
 

@@ -24,8 +24,8 @@ from slime_openai.requests.tools import Tools, calls_schema, choose, read_tool_c
 
 __all__ = ["ChatRequest", "read_chat"]
 
-#: Arguments of transformers' ``apply_chat_template`` that are no variables of a template. A client's own
-#: template would be code of a stranger's.
+#: Arguments of transformers' ``apply_chat_template`` that are no template variables. Among them is
+#: ``chat_template``: a client's own template would be untrusted code.
 _NOT_VARIABLES = frozenset(
     (
         "add_generation_prompt",
@@ -50,12 +50,12 @@ _NOT_VARIABLES = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest(Options):
-    """One question. ``template_kwargs`` are variables for the chat template.
+    """A chat request. ``template_kwargs``: variables for the chat template.
 
-    With ``tools.choice`` "required", ``sampling`` binds the text to the JSON of :func:`calls_schema`: it is a list
-    of calls, whatever the model's own format is. Otherwise the model may call ``tools.callable`` in that format.
-    Without ``parallel_tool_calls``, which a choice of one tool by name implies, only its first call counts.
-    ``input_ids``: the prompt, in place of what the template makes of ``messages``.
+    With ``tools.choice`` "required", ``sampling`` has the JSON schema of :func:`calls_schema`: the answer is a list of
+    calls, whatever the model's own format is. Otherwise the model may call ``tools.callable`` in its own format.
+    Without ``parallel_tool_calls`` only the first call counts; a choice of one tool by name implies that.
+    ``input_ids``: the prompt, instead of the rendered ``messages``.
     """
 
     messages: tuple[Message, ...]
@@ -74,18 +74,18 @@ class ChatRequest(Options):
 def _template_kwargs(param: str, value: Any) -> dict[str, Any]:
     variables = mapping(param, value)
     for name in sorted(_NOT_VARIABLES & variables.keys()):
-        raise UnsupportedParameter(f"{param}.{name}", "it is no variable of a chat template")
+        raise UnsupportedParameter(f"{param}.{name}", "it is not a variable of a chat template")
     return variables
 
 
 def _input_ids(param: str, value: Any) -> Sequence[int]:
     if value == []:
-        raise wrong(param, "token ids, of which there is at least one", value)
+        raise wrong(param, "a list of at least one token id", value)
     return token_ids(param, value)
 
 
 def _logprobs(param: str, value: Any) -> bool:
-    """0 and 1 are false and true, as in vLLM and SGLang: gateways send a completion's ``logprobs`` here."""
+    """Read 0 and 1 as false and true, as vLLM and SGLang do: gateways send a completion's ``logprobs`` here."""
     return bool(_zero_or_one(param, value)) if is_int(value) else boolean(param, value)
 
 
@@ -115,12 +115,12 @@ _PARAMETERS: Mapping[str, Reader] = {**HONOURED, **NO_EFFECT, **REFUSED}
 
 
 def read_chat(body: Any) -> ChatRequest:
-    """The request in ``body``, any JSON. Raises InvalidRequest."""
+    """Return the request in ``body``, which may be any JSON. Raises InvalidRequest."""
     values, unknown = read_parameters(body, _PARAMETERS)
     if "messages" not in values:
         raise MissingParameter("messages", "the conversation, a list of messages")
     if values.get("add_special_tokens"):
-        unknown["add_special_tokens"] = True  # the template has written them
+        unknown["add_special_tokens"] = True  # the template writes the special tokens
     options = common_options(values, unknown, max_tokens=None)
     mode, name = values.get("tool_choice", ("auto", None))
     tools = choose(values.get("tools", ()), mode, name)
@@ -148,7 +148,7 @@ def read_chat(body: Any) -> ChatRequest:
 
 
 def _check_grammar(values: Mapping[str, Any], tools: Tools) -> None:
-    """A grammar binds the whole text, and would leave no room for calls in the model's own format."""
+    """Refuse a grammar beside callable tools: it binds the whole text and so forbids calls in the model's format."""
     grammar = grammar_of(values)
     if grammar is not None and tools.callable:
         raise UnsupportedParameter(
@@ -159,26 +159,26 @@ def _check_grammar(values: Mapping[str, Any], tools: Tools) -> None:
 
 
 def _check_ending(values: Mapping[str, Any]) -> None:
-    """``continue_final_message`` needs something that can be continued."""
+    """Check that ``continue_final_message`` has a last message that can be continued."""
     if not values.get("continue_final_message"):
         return
     last: Message = values["messages"][-1]
     if values.get("add_generation_prompt"):
         raise InvalidRequest(
             "add_generation_prompt",
-            "'add_generation_prompt' begins a new message, 'continue_final_message' goes on with the last one.",
+            "'add_generation_prompt' begins a new message, 'continue_final_message' continues the last one.",
         )
     if last.role != "assistant" or not last.content or last.tool_calls:
         raise InvalidRequest(
             "continue_final_message",
-            "Wanted an assistant's message with content and no tool calls at the end of 'messages', to go on with.",
+            "Wanted an assistant's message with content and no tool calls at the end of 'messages', to be continued.",
         )
 
 
 def _variables(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Variables for the template. ``chat_template_kwargs`` overrules what ``reasoning_effort`` stands for.
+    """Return variables for the template. ``chat_template_kwargs`` overrides those of ``reasoning_effort``.
 
-    As in SGLang, an effort switches thinking on, and "none" off, under the two names that templates have for it.
+    As in SGLang, the effort "none" switches thinking off, and any other switches it on, under both names in use.
     """
     variables: dict[str, Any] = {}
     effort = values.get("reasoning_effort")

@@ -24,7 +24,7 @@ _MAX_TOKENS = 16
 class CompletionRequest(Options):
     """One or more prompts, each continued ``n`` times. ``logprobs``: alternatives to each token; None: no logprobs.
 
-    Only with ``echo`` may the limit be 0 tokens: the prompt itself is what is asked about.
+    The limit may be 0 tokens only with ``echo``: the request then asks only about the prompt.
     """
 
     prompts: tuple[Prompt, ...]
@@ -33,7 +33,7 @@ class CompletionRequest(Options):
 
 
 def _prompts(param: str, value: Any) -> tuple[Prompt, ...]:
-    """One prompt or a list of them; of integers, a list is one prompt."""
+    """Read one prompt or a list of prompts. A list of integers is one prompt."""
     if isinstance(value, list) and value and isinstance(value[0], str | list | array):
         return tuple(
             [_prompt(f"{param}.[{index}]", item, type(value[0])) for index, item in enumerate(value)]
@@ -45,7 +45,7 @@ def _prompt(param: str, value: Any, kind: type) -> Prompt:
     if kind is str:
         return text(param, value)
     if not isinstance(value, list | array) or not value:
-        raise wrong(param, "text, or token ids of which there is at least one", value)
+        raise wrong(param, "text, or a list of at least one token id", value)
     return token_ids(param, value)
 
 
@@ -53,7 +53,7 @@ _alternatives = integer(0, 20)
 
 
 def _logprobs(param: str, value: Any) -> int | None:
-    """As many alternatives as in vLLM and SGLang, to which true is 1: gateways send a chat's ``logprobs`` here."""
+    """Read the number of alternatives. True is 1, as in vLLM and SGLang: gateways send a chat's ``logprobs`` here."""
     if isinstance(value, bool):
         return 1 if value else None
     count: int = _alternatives(param, value)
@@ -75,13 +75,13 @@ _PARAMETERS: Mapping[str, Reader] = {
     **HONOURED,
     **NO_EFFECT,
     **REFUSED,
-    "input_ids": refused("token ids are given as 'prompt' here"),
-    "suffix": refused("only the end of a text can be generated"),
+    "input_ids": refused("send the token ids as 'prompt'"),
+    "suffix": refused("only text behind the prompt can be generated"),
 }
 
 
 def read_completion(body: Any) -> CompletionRequest:
-    """The request in ``body``, any JSON. Raises InvalidRequest."""
+    """Return the request in ``body``, which may be any JSON. Raises InvalidRequest."""
     values, unknown = read_parameters(body, _PARAMETERS)
     if "prompt" not in values:
         raise MissingParameter("prompt", "text or token ids to continue")

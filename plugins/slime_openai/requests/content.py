@@ -9,16 +9,16 @@ from slime_openai.requests.fields import text
 
 __all__ = ["has_media", "read_content"]
 
-#: Types of parts that are no text. Requests with one go to a worker as they are.
+#: Types of parts that are no text. Requests with such a part go to a worker unchanged.
 _MEDIA = frozenset(("audio_url", "file", "image", "image_url", "input_audio", "input_image", "video_url"))
-#: Type of a part, and where its text stands. A refusal is what the model said, like any text.
+#: Type of a part, and the key of its text. A refusal is text of the model, too.
 _TEXTS = {"text": "text", "refusal": "refusal"}
 
 
 def read_content(param: str, value: Any) -> str:
-    """The text of ``value``. Its parts are joined without a separator.
+    """Return the text of ``value``. Its parts are joined without a separator.
 
-    Keys of a part beyond its text (``cache_control`` and its like) do not change what it says.
+    Other keys of a part, such as ``cache_control``, have no effect.
     """
     if isinstance(value, str):
         return value
@@ -40,7 +40,7 @@ def _part(param: str, value: Any) -> str:
 
 
 def has_media(messages: Any) -> bool:
-    """Return True when any part of a body's ``messages``, which may be any JSON, is an image, sound, or a file."""
+    """Return True when a part of ``messages``, which may be any JSON, is an image, audio, a video or a file."""
     if not isinstance(messages, list):
         return False
     return any(

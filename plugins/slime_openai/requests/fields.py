@@ -1,7 +1,7 @@
-"""Readers of JSON values: what a parameter must be, said once, and checked where it stands.
+"""Readers of JSON values, which check parameters.
 
-A reader takes the place (``param``) and the value, and gives back what the router goes on with, or raises
-InvalidRequest. Tables of them are the lists of what each route knows.
+A reader takes the place (``param``) and the value. It returns the value that the router uses, or raises
+InvalidRequest. A table of readers lists the parameters of a route.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
 
 Reader = Callable[[str, Any], Any]
 
-#: Above any vocabulary; what workers keep ids in.
+#: Above any vocabulary: the maximum of int32, in which workers keep ids.
 _MAX_TOKEN_ID = 2**31 - 1
 
 
@@ -62,12 +62,12 @@ def read_parameters(body: Any, table: Mapping[str, Reader]) -> tuple[dict[str, A
 
 
 def is_int(value: object) -> bool:
-    """True for integers; JSON's booleans are none, although Python's are."""
+    """Return True for integers. JSON's booleans are no integers, although Python's are."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def integer(low: int, high: int | None = None) -> Reader:
-    """An integer in ``[low, high]``."""
+    """Return a reader of integers in ``[low, high]``."""
     wanted = f"an integer of at least {low}" if high is None else f"an integer from {low} to {high}"
 
     def read(param: str, value: Any) -> int:
@@ -79,7 +79,7 @@ def integer(low: int, high: int | None = None) -> Reader:
 
 
 def number(low: float, high: float, *, above: bool = False) -> Reader:
-    """A number in ``[low, high]``, or ``above`` low."""
+    """Return a reader of numbers in ``[low, high]``; with ``above`` low itself is refused."""
     wanted = f"a number above {low}, up to {high}" if above else f"a number from {low} to {high}"
 
     def read(param: str, value: Any) -> int | float:
@@ -92,37 +92,37 @@ def number(low: float, high: float, *, above: bool = False) -> Reader:
 
 
 def boolean(param: str, value: Any) -> bool:
-    """``true`` or ``false``; no other value counts as one."""
+    """Read ``true`` or ``false``; any other value is refused."""
     if not isinstance(value, bool):
         raise wrong(param, "true or false", value)
     return value
 
 
 def string(param: str, value: Any) -> str:
-    """A string that is not empty."""
+    """Read a string that is not empty."""
     if not isinstance(value, str) or not value:
         raise wrong(param, "a string that is not empty", value)
     return value
 
 
 def text(param: str, value: Any) -> str:
-    """Any string."""
+    """Read any string."""
     if not isinstance(value, str):
         raise wrong(param, "a string", value)
     return value
 
 
 def strings(param: str, value: Any) -> list[str]:
-    """One string or a list of them, none of them empty."""
+    """Read one string or a list of strings, none of them empty."""
     if isinstance(value, str) and value:
         return [value]
     if not isinstance(value, list):
-        raise wrong(param, "a string that is not empty, or a list of them", value)
+        raise wrong(param, "a string that is not empty, or a list of such strings", value)
     return [string(f"{param}.[{index}]", item) for index, item in enumerate(value)]
 
 
 def token_ids(param: str, value: Any) -> Sequence[int]:
-    """A list of token ids, or an array where it is long; as fast as can be, for it may be a prompt."""
+    """Read a list of token ids, or an array of many. It is optimised, since a whole prompt may be read."""
     if isinstance(value, array):
         if not np.frombuffer(value, np.int32).min() < 0:
             return value
@@ -136,14 +136,14 @@ def token_ids(param: str, value: Any) -> Sequence[int]:
 
 
 def mapping(param: str, value: Any) -> dict[str, Any]:
-    """A JSON object."""
+    """Read a JSON object."""
     if not isinstance(value, dict):
         raise wrong(param, "an object", value)
     return value
 
 
 def or_each(read: Reader) -> Reader:
-    """A value that ``read`` takes, or a list of them: one for each prompt of a batch."""
+    """Return a reader of one value, or of a list with a value for each prompt of a batch."""
 
     def read_all(param: str, value: Any) -> Any:
         if isinstance(value, list):
@@ -154,13 +154,13 @@ def or_each(read: Reader) -> Reader:
 
 
 def nested(param: str, value: Any) -> dict[str, Any]:
-    """A JSON object for the engine, not nested too deep to be written again."""
-    encoded(param, [[mapping(param, value)]])  # as deep as it will stand in the engine's request
+    """Read a JSON object for the engine that is not nested too deep."""
+    encoded(param, [[mapping(param, value)]])  # nested as deep as in the engine's request
     return value  # type: ignore[no-any-return]  # a mapping, see above
 
 
 def one_of(*choices: str) -> Reader:
-    """One of these strings."""
+    """Return a reader of one of these strings."""
     wanted = f"one of {', '.join(choices)}"
 
     def read(param: str, value: Any) -> str:
@@ -184,7 +184,7 @@ def only(*honoured: object) -> Reader:
 
 
 def refused(why: str) -> Reader:
-    """A parameter that is refused by name with any value."""
+    """Return a reader that refuses the parameter by name, whatever its value."""
 
     def read(param: str, value: Any) -> Any:
         raise UnsupportedParameter(param, why)
@@ -193,7 +193,7 @@ def refused(why: str) -> Reader:
 
 
 def encoded(param: str, value: Any, *, option: int | None = None) -> str:
-    """``value`` as compact JSON, with orjson's ``option``.
+    """Return ``value`` as compact JSON, with orjson's ``option``.
 
     Raises InvalidRequest when it is nested deeper than orjson writes.
     """

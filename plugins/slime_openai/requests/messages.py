@@ -30,15 +30,15 @@ _KEYS = {
     "user": _ANY,
 }
 _role = one_of(*_KEYS)
-#: Roles that may say nothing: an assistant that calls tools or was cut while it thought, a tool without a result.
+#: Roles whose content may be missing: an assistant that calls tools or was cut within thoughts, a tool without result.
 _MAY_BE_SILENT = frozenset(("assistant", "function", "tool"))
-#: Roles that chat templates do not know, and pass over in silence, by what OpenAI says they stand for.
+#: Roles that chat templates silently ignore, and the roles that they stand for in OpenAI's API.
 _TEMPLATE_ROLES = {"developer": "system", "function": "tool"}
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call that an assistant made. ``arguments`` is what it wrote, JSON or not."""
+    """A call that an assistant made. ``arguments``: the text that the model wrote, valid JSON or not."""
 
     name: str
     arguments: str
@@ -47,7 +47,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn. ``content`` is the text of all its parts; ``reasoning`` what was thought before it."""
+    """One message. ``content``: the text of all its parts; ``reasoning``: the thoughts before the content."""
 
     role: str
     content: str | None = None
@@ -58,14 +58,14 @@ class Message:
 
 
 def read_messages(value: Any, param: str = "messages") -> tuple[Message, ...]:
-    """The conversation in ``value``. Raises InvalidRequest, which names the place in ``param``."""
+    """Return the conversation in ``value``. Raises InvalidRequest, which names the place in ``param``."""
     if not isinstance(value, list) or not value:
         raise wrong(param, "a list of messages that is not empty", value)
     return tuple([_message(f"{param}.[{index}]", item) for index, item in enumerate(value)])
 
 
 def with_exact_arguments(body: Any, raw: bytes) -> Any:
-    """``body``, with what was lost of arguments that are objects when ``raw`` was read: digits, keys that repeat."""
+    """Return ``body`` with all digits and repeated keys of arguments that are objects, read again from ``raw``."""
     if not isinstance(body, dict) or not _has_objects(body.get("messages")):
         return body
     try:
@@ -115,14 +115,14 @@ def _message(param: str, value: Any) -> Message:
 
 
 def _refuse_unknown(param: str, value: dict[str, Any], role: str) -> None:
-    """SDKs send back what they got, and that has nulls for what was not there."""
+    """Refuse unknown members. Null ones are accepted: SDKs send back messages with nulls for absent members."""
     for key in sorted(value.keys() - _KEYS[role]):
         if value[key] is None:
             continue
         if key == "function_call":
-            raise UnsupportedParameter(f"{param}.{key}", "it gave way to 'tool_calls'")
+            raise UnsupportedParameter(f"{param}.{key}", "send 'tool_calls' instead")
         if key == "audio":
-            raise UnsupportedParameter(f"{param}.{key}", "no earlier audio is kept")
+            raise UnsupportedParameter(f"{param}.{key}", "the router keeps no earlier audio")
         raise UnknownParameter(f"{param}.{key}")
 
 
@@ -137,7 +137,7 @@ def _with_refusal(param: str, content: str | None, refusal: Any) -> str | None:
 
 
 def _reasoning(param: str, value: dict[str, Any]) -> str | None:
-    """The thoughts of an assistant, under either of the names in use."""
+    """Return the thoughts of an assistant, under either of their two names."""
     thoughts = [
         text(f"{param}.{key}", value[key])
         for key in ("reasoning_content", "reasoning")
@@ -160,7 +160,7 @@ def _tool_calls(param: str, value: Any) -> tuple[ToolCall, ...]:
 
 
 def _tool_call(param: str, value: Any) -> ToolCall:
-    """Keys beyond the ones read here (``index`` of a stream, ``parsed_arguments``) repeat what these say."""
+    """Read one call. Other keys are ignored: ``index`` (from streams) and ``parsed_arguments`` add nothing."""
     if not isinstance(value, dict):
         raise wrong(param, "a tool call, which is an object", value)
     kind = value.get("type", "function")
@@ -177,7 +177,7 @@ def _tool_call(param: str, value: Any) -> ToolCall:
 
 
 def _arguments(param: str, value: Any) -> str:
-    """A JSON string; agents that hold an object send that."""
+    """Return arguments as JSON text. Some agents send an object instead of text."""
     if isinstance(value, str):
         return value
     if isinstance(value, dict):
@@ -193,7 +193,7 @@ def _arguments(param: str, value: Any) -> str:
 
 
 def for_template(message: Message) -> dict[str, Any]:
-    """``message`` as chat templates read it.
+    """Return ``message`` as chat templates read it.
 
     The content is always a string, since templates write None as ``None``. Arguments are an object if that keeps every
     digit and key, since templates write ``arguments | tojson``.

@@ -1,4 +1,4 @@
-"""Options that chat and completion requests share, and the lists of those without effect and those refused."""
+"""Options that chat and completion requests share, and the lists of parameters without effect and of refused ones."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ __all__ = ["COMMON", "NO_EFFECT", "REFUSED", "Options", "common_options"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """``sampling``: ``sampling_params`` of ``/generate``, ready to send; ``engine``: more fields of its body.
+    """``sampling``: ``sampling_params`` of ``/generate``, ready to send; ``engine``: other fields of its body.
 
-    ``unknown``: the parameters that are no API's, or that cannot be honoured and are no reason to refuse.
+    ``unknown``: parameters that no known API has, and known ones that are ignored instead of refused.
     ``tokens_as_ids``: in logprobs a token is ``token_id:ID``, not its text.
     ``return_meta_info``: the client knows SGLang's ``meta_info``, and wants the engine's.
     """
@@ -54,7 +54,7 @@ class Options:
 
     @property
     def n(self) -> int:
-        """Answers to each prompt."""
+        """The number of answers to each prompt."""
         n: int = self.sampling.get("n", 1)
         return n
 
@@ -65,7 +65,7 @@ class Options:
 
 
 def _stream_options(param: str, value: Any) -> bool:
-    """``include_usage``."""
+    """Return ``include_usage``. Refuse other options, unless they are known and false."""
     for key in mapping(param, value):
         if key not in ("include_usage", "include_obfuscation", "continuous_usage_stats"):
             raise UnsupportedParameter(f"{param}.{key}", "only 'include_usage' can be honoured")
@@ -82,7 +82,7 @@ def _hidden_states(param: str, value: Any) -> bool | str:
 
 _INT64 = 2**63
 _RANK = integer(0, 2**31 - 1)
-#: Fields of SGLang's, sent to the engine beside the sampling parameters as they are.
+#: SGLang's fields beside the sampling parameters. They go to the engine unchanged, except ``cache_salt``.
 _ENGINE: Mapping[str, Reader] = {
     "bootstrap_host": or_each(string),
     "bootstrap_port": or_each(integer(0, 65_535)),
@@ -102,10 +102,10 @@ _ENGINE: Mapping[str, Reader] = {
     "routed_experts_start_len": integer(0, 2**31 - 1),
 }
 
-#: Names that vLLM has for parameters of SGLang's.
+#: vLLM's names for SGLang's parameters.
 _VLLM_NAMES = {"include_stop_str_in_output": "no_stop_trim", "request_id": "rid"}
 
-#: Accepted, checked, and without effect: they say nothing about what is generated.
+#: Accepted and checked, but without effect on what is generated.
 NO_EFFECT: Mapping[str, Reader] = {
     "metadata": mapping,
     "modalities": only(["text"]),
@@ -120,18 +120,18 @@ NO_EFFECT: Mapping[str, Reader] = {
 }
 
 _TEXT_ONLY = "answers are text"
-_ITS_OWN_PROMPT = "the router makes the prompt here; it is honoured on /generate only"
+_ITS_OWN_PROMPT = "the router makes the prompt here; only /generate honours it"
 
 #: Known, and refused by name.
 REFUSED: Mapping[str, Reader] = {
     "audio": refused(_TEXT_ONLY),
-    "function_call": refused("it gave way to 'tool_choice'"),
-    "functions": refused("they gave way to 'tools'"),
+    "function_call": refused("send 'tool_choice' instead"),
+    "functions": refused("send 'tools' instead"),
     "moderation": refused("nothing is moderated here"),
     "prediction": refused("outputs cannot be predicted here"),
     "web_search_options": refused("there is no web search here"),
     "session_params": refused(_ITS_OWN_PROMPT),
-    "stop_regex": refused("where such a stop begins cannot be known here; it is honoured on /generate only"),
+    "stop_regex": refused("the router cannot know where such a stop begins; only /generate honours it"),
 }
 
 #: Every parameter that both routes honour.
@@ -156,7 +156,7 @@ COMMON: Mapping[str, Reader] = {
 def common_options(
     values: Mapping[str, Any], unknown: dict[str, Any], *, max_tokens: int | None
 ) -> dict[str, Any]:
-    """The fields of :class:`Options`. Raises InvalidRequest for parameters that contradict each other."""
+    """Return the fields of :class:`Options`. Raises InvalidRequest for parameters that contradict each other."""
     values = _in_sglangs_names(values)
     if "stream_options" in values and not values.get("stream"):
         raise InvalidRequest("stream_options", "'stream_options' is only allowed together with 'stream'.")
@@ -178,7 +178,7 @@ def common_options(
 
 
 def _in_sglangs_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """``values`` with no name of vLLM's. Raises InvalidRequest where both names are given, with different values."""
+    """Return ``values`` in SGLang's names. Raises InvalidRequest if two names are given with different values."""
     renamed = dict(values)
     for name, sglangs in _VLLM_NAMES.items():
         if name in renamed:
@@ -191,7 +191,7 @@ def _in_sglangs_names(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _engine_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """More fields of ``/generate``, which knows ``cache_salt`` as the beginning of ``extra_key``, as in SGLang."""
+    """Return the other fields of ``/generate``. As in SGLang, ``cache_salt`` becomes the beginning of ``extra_key``."""
     fields = {name: values[name] for name in _ENGINE if name in values}
     salt = fields.pop("cache_salt", None)
     if salt is not None:

@@ -23,18 +23,18 @@ from slime_openai.requests.fields import (
 __all__ = ["SAMPLING", "grammar_of", "sampling_params"]
 
 _INT64 = 2**63
-#: OpenAI takes 4 of them.
+#: OpenAI's limit is 4.
 _MOST_STOPS = 256
 _ANY_OBJECT = '{"type":"object"}'
 
 
 def _top_k(param: str, value: Any) -> int:
-    """-1 and 0 are all tokens, as in vLLM; SGLang knows -1 alone."""
+    """Read -1 and 0 as all tokens, as vLLM does; SGLang knows only -1."""
     return int(integer(-1)(param, value)) or -1
 
 
 def _logit_bias(param: str, value: Any) -> dict[str, float]:
-    """``{"token id": bias}``; the ids are strings in JSON, and SGLang wants them so."""
+    """Read ``{"token id": bias}``. The ids stay strings, as in JSON: SGLang expects strings."""
     biases: dict[str, float] = mapping(param, value)
     read = number(-100, 100)
     for key, bias in biases.items():
@@ -45,7 +45,7 @@ def _logit_bias(param: str, value: Any) -> dict[str, float]:
 
 
 def _response_format(param: str, value: Any) -> str | None:
-    """The JSON schema that the answer has to fit; None for any text."""
+    """Return the JSON schema that the answer has to fit; None for any text."""
     kind = mapping(param, value).get("type")
     one_of("text", "json_object", "json_schema")(f"{param}.type", kind)
     if kind != "json_schema":
@@ -57,13 +57,13 @@ def _response_format(param: str, value: Any) -> str | None:
 
 
 def _stops(param: str, value: Any) -> list[str]:
-    """Stop strings. Each piece of an answer is searched for all of them."""
+    """Read stop strings. Their number is limited: each piece of an answer is searched for all of them."""
     if isinstance(value, list) and len(value) > _MOST_STOPS:
         raise wrong(param, f"at most {_MOST_STOPS} stop strings", value)
     return strings(param, value)
 
 
-#: Each parameter that has a say in what is sampled.
+#: The parameters that affect what is sampled.
 SAMPLING: Mapping[str, Reader] = {
     "temperature": number(0, 2),
     "top_p": number(0, 1, above=True),
@@ -101,7 +101,7 @@ _GRAMMARS = ("response_format", "json_schema", "regex", "ebnf")
 
 
 def grammar_of(values: Mapping[str, Any]) -> str | None:
-    """The parameter that binds the whole text to a grammar, if one does. Raises InvalidRequest for two."""
+    """Return the parameter that binds the whole text to a grammar, if there is one. Raises InvalidRequest for two."""
     given = [name for name in _GRAMMARS if values.get(name) is not None]
     if len(given) > 1:
         raise InvalidRequest(given[1], f"Wanted one grammar for the text, got {' and '.join(given)}.")
@@ -109,10 +109,10 @@ def grammar_of(values: Mapping[str, Any]) -> str | None:
 
 
 def sampling_params(values: Mapping[str, Any], *, max_tokens: int | None) -> dict[str, Any]:
-    """``sampling_params``, ready to send, of the parameters in ``values``.
+    """Return ``sampling_params``, ready to send, for the parameters in ``values``.
 
-    ``max_tokens`` is the limit of a request that names none; None: as much as fits. It is always sent, because
-    ``/generate`` alone would stop after 128 tokens. Raises InvalidRequest for parameters that contradict each other.
+    ``max_tokens``: the limit for a request without one; None: as much as fits. The limit is always sent, also as null:
+    without the field ``/generate`` stops after 128 tokens. Raises InvalidRequest for contradictions.
     """
     limits = {values[name] for name in ("max_tokens", "max_completion_tokens") if name in values}
     if len(limits) > 1:

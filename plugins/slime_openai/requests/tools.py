@@ -1,4 +1,4 @@
-"""The tools of a request, which of them may be called, and the JSON that a forced call has to be."""
+"""The tools of a request, the choice among them, and the JSON schema of forced calls."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from slime_openai.requests.fields import encoded, mapping, one_of
 
 __all__ = ["Tool", "ToolChoice", "Tools", "calls_schema", "choose", "read_tool_choice", "read_tools"]
 
-#: A tool as the client sent it, every key of it, for the chat template to show to the model.
+#: A tool with every key that the client sent, since the chat template may show all of them.
 Tool = dict[str, Any]
 ToolChoice = Literal["none", "auto", "required"]
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _mode = one_of("none", "auto", "required")
-#: A reference to the root of its own document. In compact JSON a bare quote never stands within a string.
+#: A reference within its own document. It matches no text in a JSON string, where quotes are escaped.
 _LOCAL_REF = re.compile(r'(?<=[{,])"\$ref":"#')
 _NO_PARAMETERS = '{"type":"object","properties":{}}'
 
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """``shown`` to the model; the ``callable`` names. ``choice`` "required": it calls one or more of these."""
+    """Tools ``shown`` to the model, and the ``callable`` names. ``choice`` "required": it must call one or more."""
 
     shown: tuple[Tool, ...] = ()
     choice: ToolChoice = "none"
@@ -32,7 +32,7 @@ class Tools:
 
 
 def read_tools(param: str, value: Any) -> tuple[Tool, ...]:
-    """Function tools with unique names. Raises InvalidRequest."""
+    """Read function tools with unique names. Raises InvalidRequest."""
     if not isinstance(value, list):
         raise wrong(param, "a list of tools", value)
     names = set()
@@ -56,13 +56,14 @@ def read_tools(param: str, value: Any) -> tuple[Tool, ...]:
 
 
 def read_tool_choice(param: str, value: Any) -> tuple[ToolChoice, str | None]:
-    """The mode, and the name of the one tool that it asks for."""
+    """Return the mode, and the name of the tool if a single one is chosen."""
     if not isinstance(value, dict):
         mode: ToolChoice = _mode(param, value)
         return mode, None
     if value.get("type") != "function":
         raise UnsupportedParameter(
-            f"{param}.type", "only 'function' can be chosen; or leave the other tools out"
+            f"{param}.type",
+            "only 'function' can be chosen; or send only the allowed tools",
         )
     name = mapping(f"{param}.function", value.get("function")).get("name")
     if not isinstance(name, str):
@@ -71,7 +72,7 @@ def read_tool_choice(param: str, value: Any) -> tuple[ToolChoice, str | None]:
 
 
 def choose(shown: tuple[Tool, ...], mode: ToolChoice, name: str | None) -> Tools:
-    """Tools and choice, each read before, put together. Raises InvalidRequest when they do not fit."""
+    """Combine tools and choice, which were read before. Raises InvalidRequest when they do not fit."""
     if not shown:
         if mode == "required":
             raise InvalidRequest("tool_choice", "'tool_choice' asks for a call, but there are no 'tools'.")
@@ -85,11 +86,11 @@ def choose(shown: tuple[Tool, ...], mode: ToolChoice, name: str | None) -> Tools
 
 
 def calls_schema(tools: Tools, *, several: bool) -> str:
-    """The JSON schema of one or (if ``several``) more calls of the callable ``tools``.
+    """Return the JSON schema of one call, or of one or more if ``several``, of the callable ``tools``.
 
     ``[{"name": ..., "parameters": {...}}, ...]``, as SGLang has it for models without a format of their own
-    (``get_json_schema_constraint`` in ``function_call/utils.py``). Each tool's parameters become a definition of
-    their own, and references within them lead there: equal names in the ``$defs`` of two tools stay apart.
+    (``get_json_schema_constraint`` in ``function_call/utils.py``). Each tool's parameters become a definition, and
+    their references point into it. So equal names in the ``$defs`` of two tools do not clash.
     """
     calls, definitions = [], []
     for index, tool in enumerate(tools.shown):

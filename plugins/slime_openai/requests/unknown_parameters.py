@@ -22,9 +22,9 @@ _HEADER = b"x-slime-unknown-parameters"
 _ODD = re.compile(r"[^A-Za-z0-9_.\-]")
 _LONGEST_NAME = 64
 _MOST_IN_HEADER = 16
-#: Names that are logged, once each. Clients choose them, so there may be any number.
+#: The number of names that are logged, once each. Clients choose the names, so a limit is needed.
 _MOST_LOGGED = 256
-#: Members that only the router may write into a request: a client's would change what is asked.
+#: Members of ``/generate`` that only the router sets: a client's value would change the request.
 _WRITTEN_HERE = frozenset(
     (
         "input_ids",
@@ -47,14 +47,14 @@ class Unread:
 
 
 class UnknownParameters:
-    """Treats them as ``mode`` says."""
+    """Handles unknown parameters as ``mode`` says."""
 
     def __init__(self, mode: UnknownMode) -> None:
         self._mode = mode
         self._logged: set[str] = set()
 
     def treat(self, unknown: Mapping[str, Any]) -> Unread:
-        """Refuse ``unknown``, or log it and keep what the engine gets of it.
+        """Refuse ``unknown``, or log it and return the part for the engine and the reply's header.
 
         Raises UnknownParameter, and InvalidRequest for a value that cannot be sent.
         """
@@ -66,7 +66,7 @@ class UnknownParameters:
         if self._mode == "pass":
             passed = {name: value for name, value in unknown.items() if name not in _WRITTEN_HERE}
             for name, value in passed.items():
-                encoded(_shown(name), [value])  # as deep as it will stand in the engine's request
+                encoded(_shown(name), [value])  # nested as deep as in the engine's request
         for name in unknown:
             self._log(_shown(name), "went to the engine" if name in passed else "had no effect")
         return Unread(passed, [(_HEADER, _listed(unknown))])
@@ -78,7 +78,7 @@ class UnknownParameters:
 
 
 def _shown(name: str) -> str:
-    """``name`` as it may stand in a header or a log: short, and of plain letters."""
+    """Return ``name`` for a header or a log: shortened, with ``?`` for unusual characters."""
     return _ODD.sub("?", name[:_LONGEST_NAME]) or "?"
 
 

@@ -21,7 +21,7 @@ __all__ = ["AnswerStream", "StreamedChoice"]
 
 
 class StreamedChoice(Protocol):
-    """One sequence on its way."""
+    """One sequence of a streamed answer."""
 
     @property
     def ended(self) -> bool:
@@ -38,23 +38,23 @@ class StreamedChoice(Protocol):
         ...
 
     def more(self, text: str, event: bytes) -> list[dict[str, Any]]:
-        """The same for an ``event`` of which only the new ``text`` was read."""
+        """Return the same for an ``event`` of which only the new ``text`` was read."""
         ...
 
     def about(self) -> dict[str, Any]:
-        """Members that the last chunk has beside it."""
+        """Return members that the last chunk has beside the choice."""
         ...
 
     def end(self) -> None:
-        """Nothing more comes. Idempotent."""
+        """End the sequence. Idempotent."""
         ...
 
 
 class AnswerStream:
-    """A BodySource. ``exchange`` is the generation's, ``reply`` its stream; both end with this.
+    """A BodySource that makes chunks of ``reply``, the engine's stream. It closes ``exchange``, the generation's.
 
-    ``usage`` gives the chunk after the last ones; None when the client wants none. ``beginning``: members that the
-    first chunk has beside its choice.
+    ``usage``: returns the usage for a chunk at the end; None: no such chunk. ``beginning``: members that the first
+    chunk has beside its choice.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class AnswerStream:
         self.finished = False
 
     async def read(self) -> bytes:
-        """See BodySource. An engine that fails in mid-stream does so in the stream."""
+        """See BodySource. If the engine fails in mid-stream, the stream ends with an error event."""
         ready: list[bytes] = []
         while not ready and not self.finished:
             try:

@@ -1,4 +1,4 @@
-"""One answer of a chat request on its way: what was read of it, and what it says about itself."""
+"""One sequence of a chat answer: its text so far, and the members that a client gets about it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ __all__ = ["Choice"]
 
 
 class Choice:
-    """Reads one sequence. ``record`` is called once with what it came to, however it ends.
+    """Reads one sequence. ``record`` is called once with the result, however the sequence ends.
 
-    ``inexact_reason``: the verdict on it, once its last event was read. ``history``: what is told beside it of where
-    the prompt came from.
+    ``inexact_reason``: returns the verdict, after the last event. ``history``: members about the prompt's origin.
 
-    The ids of tokens and their logprobs are told as soon as the engine gives them. Their text may have to wait for a
-    stop string, a tag or the rest of a character; they do not.
+    Token ids and logprobs are sent as soon as the engine gives them. Their text may be held back, until it is known if
+    it begins a stop string or a tag, or until a character is complete.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class Choice:
         return deltas
 
     def end(self) -> None:
-        """Nothing more comes. Idempotent."""
+        """End the sequence. Idempotent."""
         if not self.ended:
             self.ended = True
             self._record(self.output, self.message())
@@ -83,7 +82,7 @@ class Choice:
         return message(self._deltas)
 
     def whole(self) -> dict[str, Any]:
-        """The choice of an answer that is not streamed."""
+        """Return the choice of an answer that is not streamed."""
         message = message_of(self.message(), self._request)
         told = {"index": self._index, "message": message, "logprobs": self._new_logprobs()}
         return told | self._new_ids() | self._ending()
@@ -115,7 +114,7 @@ class Choice:
         return {"index": self._index, "delta": piece, "logprobs": None}
 
     def _new_ids(self) -> dict[str, Any]:
-        """``token_ids`` that came since the last call; empty when there are none, unless it is the end."""
+        """Return the new ``token_ids`` since the last call. Without new ones the key is left out, except at the end."""
         if not self._request.return_token_ids:
             return {}
         start, ids = self._ids_told, self.output.ids
@@ -125,7 +124,7 @@ class Choice:
         return {"token_ids": ids[start:]}
 
     def _new_logprobs(self) -> dict[str, Any] | None:
-        """Those of the tokens that came since the last call; None when there are none to be told."""
+        """Return the logprobs of tokens since the last call; None when there are none, or none are wanted."""
         request, output = self._request, self.output
         start = self._logprobs_told
         if not request.logprobs and not request.return_token_ids:
@@ -138,7 +137,7 @@ class Choice:
         return {"content": entries, "refusal": None}
 
     def _ending(self) -> dict[str, Any]:
-        """The finish reason, and what a trainer asked for."""
+        """Return the finish reason, and the members that a trainer asked for."""
         request = self._request
         told = reason_of(self.output, request)
         told["finish_reason"] = finish_reason(told["finish_reason"], called=self._parser.called)

@@ -1,6 +1,6 @@
-"""Events that repeat everything said before: the new text of each, without parsing the rest again.
+"""The new text of cumulative events, each of which repeats the answer so far; the rest is not parsed.
 
-Parsing every event of an answer of n tokens whole would be O(n²), and most clients want nothing but the text.
+Parsing all events of an answer of n tokens would be O(n²), and most clients want only the text.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ __all__ = ["GrowingText"]
 
 #: The beginning of SGLang's events.
 _START = b'{"text":"'
-#: In JSON this cannot stand inside a string: there the quotes would be escaped.
+#: A mark of all events but the last. It matches no text in a JSON string, where quotes are escaped.
 _GOES_ON = b'"finish_reason":null'
 _REST_OF_STRING = re.compile(rb'(?:[^"\\]|\\.)*', re.DOTALL)
 
 
 class GrowingText:
-    """The text of one sequence's events, as JSON has it."""
+    """The text of one sequence's events, compared as JSON."""
 
     def __init__(self) -> None:
         self._known = _START
 
     def remember(self, event: bytes) -> None:
-        """``event`` was parsed whole: what comes next begins like it."""
+        """Note that ``event`` was parsed as a whole. The next event begins like it."""
         self._known = event[: self._end(event, len(_START))] if event.startswith(_START) else b""
 
     def new_in(self, event: bytes) -> str | None:
-        """The text that ``event`` has beyond the one before; None when it has to be parsed: it is the last, say."""
+        """Return the text that ``event`` adds to the event before; None when it must be parsed, as the last one."""
         if not self._known or not event.startswith(self._known) or _GOES_ON not in event:
             return None
         start = len(self._known)

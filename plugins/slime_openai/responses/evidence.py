@@ -12,12 +12,12 @@ from slime_sglang import CONTRADICTION
 __all__ = ["NOT_RECORDED", "JudgedAnswers", "LostSessions", "Ownership", "Verdicts"]
 
 NOT_RECORDED = "not_recorded"
-#: Answers for which no turn is kept: nothing may go on from their tokens.
+#: Answers for which no turn is kept: no prompt may continue their tokens.
 _UNUSABLE = frozenset((CONTRADICTION, NOT_RECORDED))
 
 
 class LostSessions(Protocol):
-    """The sessions of which something was lost; a name may be in it that was never added."""
+    """The sessions that have lost something. Rarely, a session that was never added counts as one of them."""
 
     def add(self, name: str, /) -> object:
         """Remember ``name``, for ever."""
@@ -27,10 +27,10 @@ class LostSessions(Protocol):
 
 
 class Ownership(Protocol):
-    """The component ``"ownership"``: the requests of sessions, not those as chats alone."""
+    """The component ``"ownership"``: knows all requests of sessions, not only chats."""
 
     def may_take(self, ids: bytes, session: str, /) -> bool:
-        """False when ``session`` has asked with the first of ``ids`` (packed), and did not go on with the others."""
+        """Return False when ``session`` has asked with the first of ``ids`` (packed), but did not continue the rest."""
         ...
 
 
@@ -43,7 +43,7 @@ class Verdicts(Protocol):
 
 
 class JudgedAnswers:
-    """The verdicts on one answer, also when its exchange has ended."""
+    """The verdicts on one answer, also after its exchange has ended."""
 
     def __init__(self, verdicts: Verdicts) -> None:
         self._verdicts = verdicts
@@ -52,7 +52,7 @@ class JudgedAnswers:
         self._known: dict[int, str | None] = {}
 
     def begin(self, exchange: Exchange) -> None:
-        """It is the answer to this ``/generate``."""
+        """Judge the answer to the ``/generate`` of ``exchange``."""
         self._exchange = exchange
         exchange.on_close(partial(self._end, exchange))
 
@@ -61,12 +61,12 @@ class JudgedAnswers:
         self._last, self._exchange = tuple(self._verdicts.of(exchange)), None
 
     def inexact_reason(self, index: int) -> str | None:
-        """Return the reason why sequence ``index`` is not exact, or None. To be called at its last event."""
+        """Return the reason why sequence ``index`` is not exact, or None. Call it at the last event or later."""
         if index not in self._known:
             reasons = self._verdicts.of(self._exchange) if self._exchange is not None else self._last
             self._known[index] = reasons[index] if index < len(reasons) else NOT_RECORDED
         return self._known[index]
 
     def is_usable(self, index: int) -> bool:
-        """True when a conversation may continue from the tokens of sequence ``index``."""
+        """Return True when a conversation may continue from the tokens of sequence ``index``."""
         return self.inexact_reason(index) not in _UNUSABLE

@@ -1,4 +1,4 @@
-"""Logprobs as OpenAI words them."""
+"""Logprobs in OpenAI's form."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from slime_openai.responses.outputs import Triple
 __all__ = ["Logprobs"]
 
 _BROKEN = "\ufffd"
-#: Tokens whose text is remembered.
+#: The number of tokens whose text is cached.
 _MOST_KNOWN = 65_536
 
 
 class Logprobs:
-    """Knows how tokens are written."""
+    """Makes logprobs in OpenAI's form, and caches the text of tokens."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -30,7 +30,7 @@ class Logprobs:
         *,
         as_ids: bool = False,
     ) -> list[dict[str, Any]]:
-        """An entry for each of ``chosen``, with ``count`` alternatives out of ``top``; ``as_ids``: see Options."""
+        """Return an entry for each of ``chosen``, with ``count`` alternatives of ``top``. ``as_ids``: see Options."""
         entry = self._entry_of_id if as_ids else self._entry
         found = []
         for place, triple in enumerate(chosen):
@@ -47,7 +47,7 @@ class Logprobs:
         *,
         as_ids: bool = False,
     ) -> dict[str, Any]:
-        """The same as ``/v1/completions`` has it; ``offset``: characters of the text before the first token."""
+        """Return the same in the form of ``/v1/completions``; ``offset``: characters of text before the first token."""
         entries = self.entries(chosen, top, count, as_ids=as_ids)
         offsets = []
         for triple in chosen:
@@ -71,7 +71,7 @@ class Logprobs:
         return {**self._entry(triple), "token": f"token_id:{triple[1]}"}
 
     def _token(self, token: int) -> dict[str, Any]:
-        """``token`` and ``bytes``, which are unknown of a token that is a part of a character."""
+        """Return ``token`` and ``bytes``; the bytes are None for a token that is a part of a character."""
         known = self._written.get(token)
         if known is None:
             text = self._tokenizer.decode([token], skip_special_tokens=False)

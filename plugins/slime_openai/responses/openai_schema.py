@@ -32,7 +32,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 class Frame:
-    """Members that all chunks of an answer share. ``kind`` is the object's name."""
+    """Members that all chunks of an answer share. ``kind``: the value of ``object``."""
 
     def __init__(self, prefix: str, kind: str, model: str) -> None:
         self._members = {
@@ -43,17 +43,17 @@ class Frame:
         }
 
     def put(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-        """``choices`` within the frame."""
+        """Return ``choices`` with these members."""
         return {**self._members, "choices": choices, **more}
 
 
 def event(document: dict[str, Any]) -> bytes:
-    """``document``, in which numpy arrays may be, as a server-sent event."""
+    """Return ``document``, which may have numpy arrays, as a server-sent event."""
     return b"data: %b\n\n" % orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def message_of(reply: Message, options: Options) -> dict[str, Any]:
-    """An assistant's message. Its content is never null beside ``meta_info``, as in SGLang."""
+    """Return an assistant's message. As in SGLang, its content is never null if ``meta_info`` is wanted."""
     content = (reply.content or "") if options.return_meta_info else reply.content
     told: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
     if reply.reasoning is not None:
@@ -71,7 +71,7 @@ def message_of(reply: Message, options: Options) -> dict[str, Any]:
 
 
 def delta(piece: Delta) -> dict[str, Any]:
-    """A piece of an assistant's message."""
+    """Return a piece of an assistant's message in OpenAI's form."""
     match piece:
         case Content(text):
             return {"content": text}
@@ -85,9 +85,9 @@ def delta(piece: Delta) -> dict[str, Any]:
 
 
 def reason_of(output: Output, options: Options) -> dict[str, Any]:
-    """``finish_reason``, and the engine's own where strict clients do not know it.
+    """Return ``finish_reason``, and the engine's own where strict clients do not know it.
 
-    "abort" is for clients that ask for ``meta_info``, and so know SGLang: a trainer must not take it for a limit.
+    Clients that ask for ``meta_info`` know SGLang and get "abort": a trainer must not take an abort for a limit.
     """
     reason = output.reason or {"type": "length"}
     kind = reason.get("type")
@@ -99,7 +99,7 @@ def reason_of(output: Output, options: Options) -> dict[str, Any]:
 
 
 def usage(prompt_tokens: int, outputs: Sequence[Output], reasoning_tokens: int) -> dict[str, Any]:
-    """``prompt_tokens`` of all prompts, each counted once."""
+    """Return OpenAI's ``usage``. ``prompt_tokens``: of all prompts, each counted once."""
     completion = sum(output.meta.get("completion_tokens", len(output.ids)) for output in outputs)
     cached = max((output.meta.get("cached_tokens") or 0 for output in outputs), default=0)
     return {
@@ -114,10 +114,10 @@ def usage(prompt_tokens: int, outputs: Sequence[Output], reasoning_tokens: int) 
 def about_output(
     output: Output, options: Options, inexact_reason: Callable[[], str | None]
 ) -> dict[str, Any]:
-    """Members of a choice that a trainer asked for, but for its tokens, when the last of them has come.
+    """Return members of a complete choice that a trainer asked for, except its token ids.
 
-    ``inexact_reason``: the verdict on its record. ``meta_info`` is the engine's, as it is; the experts are in there,
-    and not told twice.
+    ``inexact_reason``: returns the verdict on its record. ``meta_info`` is the engine's, unchanged. It has the routed
+    experts, so they are not repeated beside it.
     """
     meta = output.meta
     told: dict[str, Any] = {}
@@ -144,9 +144,9 @@ def about_output(
 
 
 def root_version(output: Output, options: Options) -> dict[str, Any]:
-    """``weight_version`` beside the choices, if a trainer asks for it: gateways read a number there.
+    """Return ``weight_version`` beside the choices, if a trainer asks for it.
 
-    So a version that is none is left out, such as SGLang's first one, ``default``.
+    Gateways read a number there. So any other name is left out, such as SGLang's first one, ``default``.
     """
     version = output.meta.get("weight_version")
     is_number = is_int(version) or (isinstance(version, str) and version.isascii() and version.isdecimal())

@@ -22,7 +22,7 @@ Triple = Sequence[Any]
 
 @contextmanager
 def understood() -> Iterator[None]:
-    """An engine's answer is read in here: one that is none becomes WorkerBroke."""
+    """Raise WorkerBroke for errors in the block, which reads an engine's answer."""
     try:
         yield
     except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
@@ -31,7 +31,7 @@ def understood() -> Iterator[None]:
 
 
 class EngineRefused(HTTPError):
-    """The engine answered with an error, in words of its own."""
+    """An error answer of the engine, with the engine's message."""
 
     type, code = "engine_error", "ENGINE_ERROR"
 
@@ -41,7 +41,7 @@ class EngineRefused(HTTPError):
 
 
 class Output:
-    """One sequence, as far as it is known: its events, put together as an unstreamed answer.
+    """One sequence so far: its events, merged into an unstreamed answer.
 
     ``logprobs`` are triples, ``top_logprobs`` triples for each token.
     """
@@ -71,17 +71,17 @@ class Output:
 
     @property
     def logprobs(self) -> list[Triple]:
-        """Those of all tokens so far; empty when the engine gave none."""
+        """The logprobs of all tokens so far; empty when the engine gave none."""
         return self.meta.get("output_token_logprobs") or []
 
     @property
     def top_logprobs(self) -> list[Sequence[Triple] | None]:
-        """Those of all tokens so far; empty when the engine gave none."""
+        """The alternatives to all tokens so far; empty when the engine gave none."""
         return self.meta.get("output_top_logprobs") or []
 
     @property
     def reason(self) -> dict[str, Any] | None:
-        """The engine's ``finish_reason``; None while it goes on."""
+        """The engine's ``finish_reason``; None until the sequence ends."""
         reason = self._so_far.finish_reason
         return reason if isinstance(reason, dict) else None
 
@@ -90,12 +90,12 @@ class Output:
         return self._so_far.take(answer)
 
     def take_text(self, text: str, event: bytes) -> None:
-        """Take in the new ``text`` of an ``event`` that repeats all before it, and leave the rest of it unparsed."""
+        """Take in the new ``text`` of an ``event`` that repeats all before it, and leave its other members unparsed."""
         self._so_far.hold(event, text)
 
 
 def answers_of(body: bytes, count: int) -> list[dict[str, Any]]:
-    """The ``count`` sequences of a whole answer. Raises WorkerBroke when it is something else."""
+    """Return the ``count`` sequences of a whole answer. Raises WorkerBroke for any other body."""
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:

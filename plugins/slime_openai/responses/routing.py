@@ -1,4 +1,4 @@
-"""Routed experts of each sampled token, as trainers read them that know vLLM-like gateways."""
+"""Routed experts of each sampled token, in the form that trainers read from vLLM-like gateways."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["routing_matrices"]
 
 
 def routing_matrices(output: Output, start: int) -> list[str] | None:
-    """For each of ``output.ids`` the experts that computed it: base64 of int32, ``[num_layers, top_k]``.
+    """Return for each of ``output.ids`` the experts that computed it: base64 of int32, ``[num_layers, top_k]``.
 
-    That is the row of the token before it, whose computation it was sampled from. Empty where the engine's rows, which
-    begin at token ``start`` of the prompt, leave it out. None: the engine told none, or not the rows that there are.
+    These are the experts of the token before, since a token is sampled from that computation. The engine's rows
+    begin at token ``start`` of the prompt; a token without a row gets "". None: no rows, or rows that do not fit.
     """
     meta, count = output.meta, len(output.ids)
     told = meta.get("routed_experts")
@@ -34,10 +34,10 @@ def routing_matrices(output: Output, start: int) -> list[str] | None:
 
 
 def _cut(encoded: str, begin: int, size: int) -> list[str]:
-    """Pieces of ``size`` bytes of what ``encoded`` is, from byte ``begin`` on, each of them encoded.
+    """Split the bytes in the base64 text ``encoded``, from ``begin`` on, into pieces of ``size`` bytes, each as base64.
 
-    Three bytes are four letters. So pieces may often be cut out of the text, which is ten times as fast. That matters:
-    a long answer of a large model has 80 MB of it.
+    Three bytes are four letters. So pieces can often be cut out of the text, which is ten times as fast. That matters:
+    a long answer of a large model has 80 MB of this text.
     """
     if begin % 3 == size % 3 == 0:
         step = size // 3 * 4

@@ -12,9 +12,9 @@ __all__ = ["reasoning_tokens"]
 
 
 def reasoning_tokens(tokenizer: Tokenizer, output: Output, reply: Message, *, skip_special: bool) -> int:
-    """The fewest tokens of ``output`` whose text has all the thoughts of ``reply``. O(log tokens) decodings.
+    """Return how many first tokens of ``output`` spell the thoughts of ``reply``. Takes O(log tokens) decodings.
 
-    ``skip_special``: whether the text of ``output`` leaves special tokens out.
+    ``skip_special``: True when the text of ``output`` leaves special tokens out.
     """
     start = output.text.find(reply.reasoning) if reply.reasoning else -1
     if start < 0 or reply.reasoning is None:

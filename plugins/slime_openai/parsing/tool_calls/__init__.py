@@ -1,6 +1,6 @@
 """Tool calls in the text of a model.
 
-One module a format, each a grammar over :class:`slime_openai.parsing.source.Source`.
+Each module is the grammar of one format, over :class:`slime_openai.parsing.source.Source`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class CallFormat:
 #: The format of answers with ``tool_choice`` "required": the grammar allows nothing else.
 FORCED_CALLS = CallFormat("json", json_array.read)
 
-#: By the names of SGLang's ``--tool-call-parser`` (``function_call/function_call_parser.py``).
+#: Formats by their names in SGLang's ``--tool-call-parser`` (``function_call/function_call_parser.py``).
 CALL_FORMATS = {
     format.name: format
     for format in (
@@ -45,9 +45,9 @@ CALL_FORMATS = {
 
 
 def choose_calls(template: str) -> CallFormat | None:
-    """The format in which a chat template writes calls; None if it writes none, or in one that is not known here.
+    """Return the format in which a chat template writes calls; None if it writes no calls, or has an unknown format.
 
-    By the tags that no other format has; GLM-4.5 shares ``<tool_call>`` with Hermes but not what is in it.
+    A format is recognised by tags that no other format has. GLM-4.5 shares only ``<tool_call>`` with Hermes.
     """
     name = None
     if "[TOOL_CALLS]" in template:

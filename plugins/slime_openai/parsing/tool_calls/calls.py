@@ -1,9 +1,8 @@
 """Parts that formats of tool calls share: tags that may begin a call, and calls written in JSON.
 
-A call begins when its name is that of a tool which may be called and its arguments have begun as a JSON object. Up to
-there it is held back, and what turns out to be no call is content, every character of it. From there it stays a call,
-and its arguments are streamed as the model writes them. The client sees in them what the model breaks off or spells
-wrong, as with OpenAI's own models.
+A call begins when it has named a callable tool, and the JSON object of its arguments has begun. Until then its text is
+held back; if it turns out to be no call, every character becomes content. A call that has begun stays a call, and its
+arguments are streamed as the model writes them, even if broken or incomplete, as with OpenAI's own models.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ def read_tagged(
     tags: tuple[str, ...],
     read_call: Callable[[Source, Writer, str], Reading[None]],
 ) -> Reading[None]:
-    """Content, with calls that begin with one of ``tags``. A tag that begins none is content.
+    """Read content, with calls that begin with one of ``tags``. A tag that begins no call is content.
 
-    ``read_call`` gets the tag, which has been read. It raises Malformed before it has taken anything, or not at all.
+    ``read_call`` is called behind the tag. It may raise Malformed only while it has not taken any text.
     """
     while tag := (yield from source.pass_on(writer.content, *tags)):
         yield from source.expect(tag)
@@ -48,17 +47,17 @@ def read_tagged(
 
 
 def settle(source: Source, writer: Writer, known: bool) -> None:
-    """At the end of a call. What is left of it is its frame, or, if no such tool may be called, content as a whole."""
+    """End a call: drop the rest of its text, which is markup. Unless ``known``, the text is the whole call: content."""
     text = source.take()
     if not known:
         writer.content(text)
 
 
 def arguments(source: Source, writer: Writer, name: str, *end: str) -> Reading[bool]:
-    """Begin the call of ``name`` with the JSON object that is next, and stream that.
+    """Begin the call of ``name``, and stream its arguments: the JSON object that is next.
 
-    False if no such tool may be called: then it is only read. Raises Malformed if no object begins here. One that is
-    not closed ends at one of ``end``, tags of the format, unless that stands in a string.
+    Return False if this call is not allowed: the object is read, but not written. Raises Malformed if no object begins
+    here. An unclosed object ends at one of ``end``, tags of the format, unless the tag stands in a string.
     """
     opening = yield from source.expect("{")
     opening += yield from source.run(SPACE)
@@ -75,7 +74,7 @@ def arguments(source: Source, writer: Writer, name: str, *end: str) -> Reading[b
 def call_object(source: Source, writer: Writer, *end: str) -> Reading[bool]:
     """Read ``{"name": ..., "arguments": {...}}``; also with ``parameters``, in any order, and with more keys.
 
-    False as of :func:`arguments`. Raises Malformed if it is something else.
+    Return False as :func:`arguments` does. Raises Malformed for any other text.
     """
     yield from source.expect("{")
     name, early = None, "{}"
@@ -101,7 +100,7 @@ def call_object(source: Source, writer: Writer, *end: str) -> Reading[bool]:
 
 
 def call_array(source: Source, writer: Writer) -> Reading[None]:
-    """Read ``[{"name": ..., "arguments": {...}}, ...]``. Raises Malformed if the first is no call."""
+    """Read ``[{"name": ..., "arguments": {...}}, ...]``. Raises Malformed if the first item is no call."""
     yield from source.expect("[")
     yield from _item(source, writer)
     while (yield from source.attempt(_item(source, writer, ","))):
@@ -143,7 +142,7 @@ def _string(source: Source) -> Reading[str]:
 
 
 def _value(source: Source) -> Reading[str]:
-    """The JSON of any value. Raises Malformed if it is none, or not closed."""
+    """Read any JSON value, and return its text. Raises Malformed if it is invalid, or not closed."""
     begin = source.offset
     first = yield from source.peek()
     if first == '"':
@@ -168,10 +167,10 @@ def _parsed(text: str) -> Any:
 def _rest_of_value(
     source: Source, write: Callable[[str], object] | None, end: tuple[str, ...] = ()
 ) -> Reading[None]:
-    """Read what is left of an object or a list that has begun, up to its bracket or to one of ``end``.
+    """Read the rest of an object or a list, up to its closing bracket or one of ``end``.
 
-    Only strings and brackets matter. A string with a raw control character in it is no JSON; it does not hide ``end``,
-    for it is probably not closed.
+    Only strings and brackets matter. A string with a raw control character is invalid JSON, and probably not closed;
+    so ``end`` is recognised behind that character.
     """
     depth = 1
     quoted = torn = False

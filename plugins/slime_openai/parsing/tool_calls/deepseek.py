@@ -20,12 +20,12 @@ _SEPARATOR = "<｜tool▁sep｜>"
 
 
 def read_v3(source: Source, writer: Writer) -> Reading[None]:
-    """Content and calls."""
+    """Read content and calls."""
     yield from read_tagged(source, writer, (_SECTION, _START), _calls_v3)
 
 
 def read_v31(source: Source, writer: Writer) -> Reading[None]:
-    """Content and calls."""
+    """Read content and calls."""
     yield from read_tagged(source, writer, (_SECTION, _START), _calls_v31)
 
 

@@ -1,7 +1,7 @@
 """``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``: Hermes, Qwen2.5, Qwen3, QwQ.
 
 From the card of NousResearch/Hermes-2-Pro, whose prompt has ``arguments`` first, and the chat templates of
-Qwen/Qwen2.5-7B-Instruct and Qwen/Qwen3-8B. Each call is between tags and newlines, one behind the other.
+Qwen/Qwen2.5-7B-Instruct and Qwen/Qwen3-8B. Each call stands between its own tags and newlines.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _START, _END = "<tool_call>", "</tool_call>"
 
 
 def read(source: Source, writer: Writer) -> Reading[None]:
-    """Content and calls."""
+    """Read content and calls."""
     yield from read_tagged(source, writer, (_START,), _call)
 
 

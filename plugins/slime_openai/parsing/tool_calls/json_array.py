@@ -1,6 +1,6 @@
 """``[{"name": ..., "parameters": {...}}, ...]`` and nothing else: a forced call, in place of the model's own format.
 
-SGLang's ``JsonArrayParser`` reads the same, for the JSON schema that binds an answer with ``tool_choice`` "required".
+A JSON schema constrains an answer with ``tool_choice`` "required" to this. SGLang's ``JsonArrayParser`` reads it, too.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ __all__ = ["beginning", "read"]
 
 
 def read(source: Source, writer: Writer) -> Reading[None]:
-    """Calls; what is none is content."""
+    """Read calls; any other text is content."""
     yield from source.attempt(_array(source, writer))
     yield from source.pass_on(writer.content)
 
 
 def beginning(source: Source) -> Reading[None]:
-    """Read the first characters of it. Raises Malformed."""
+    """Read the first characters of such an array. Raises Malformed."""
     yield from source.spaced("[")
     yield from source.spaced("{")
     yield from source.spaced('"name"')

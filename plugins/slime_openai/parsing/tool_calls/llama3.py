@@ -1,8 +1,8 @@
 """``{"name": ..., "parameters": {...}}`` as the whole answer: Llama 3.1, 3.2 and 3.3.
 
 From the chat template of meta-llama/Llama-3.1-8B-Instruct. ``<|python_tag|>`` may come before; several calls are
-separated by ``;`` (SGLang's ``Llama32Detector``) or white space. Anywhere else a brace is content, and so is whatever
-else stands behind the tag: ``brave_search.call(query="...")``, Python code.
+separated by ``;`` (SGLang's ``Llama32Detector``) or white space. Anywhere else a brace is content. So is any other text
+behind the tag, such as ``brave_search.call(query="...")`` or Python code.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["read"]
 
 
 def read(source: Source, writer: Writer) -> Reading[None]:
-    """Content and calls."""
+    """Read content and calls."""
     yield from source.attempt(_calls(source, writer))
     yield from read_tagged(source, writer, ("<|python_tag|>",), _calls)
 
@@ -35,7 +35,7 @@ def _next(source: Source, writer: Writer) -> Reading[None]:
 def _call(source: Source, writer: Writer) -> Reading[None]:
     yield from source.run(SPACE)
     begin = source.offset
-    # An answer in JSON that is no call shall not wait for its end.
+    # Fail early: a JSON answer that is no call should be streamed, not held back.
     yield from source.expect("{")
     yield from source.spaced('"name"', '"type"')
     source.back(begin)

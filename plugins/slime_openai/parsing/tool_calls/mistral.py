@@ -1,7 +1,7 @@
 """``[TOOL_CALLS]``: Mistral's two formats.
 
 Tokenizer v3 has ``[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]`` (mistralai/Mistral-7B-Instruct-v0.3). Later
-ones have ``[TOOL_CALLS]name[ARGS]{...}``, the tag before each call (Magistral, Devstral, Ministral 3). Some have
+versions have ``[TOOL_CALLS]name[ARGS]{...}``, the tag before each call (Magistral, Devstral, Ministral 3). Some have
 ``[CALL_ID]id`` between name and arguments (Mistral-Small-3.2). From their chat templates.
 """
 
@@ -21,13 +21,13 @@ _ALPHABET = string.digits + string.ascii_uppercase + string.ascii_lowercase
 
 
 def new_id() -> str:
-    """Nine letters and digits: the templates raise for any other id. Later ones sort behind."""
+    """Return nine letters and digits: the templates refuse any other id. Later ids sort after earlier ones."""
     now = time.monotonic_ns()
     return "".join(_ALPHABET[now // 62**place % 62] for place in reversed(range(9)))
 
 
 def read(source: Source, writer: Writer) -> Reading[None]:
-    """Content and calls."""
+    """Read content and calls."""
     yield from read_tagged(source, writer, (_START,), _calls)
 
 

@@ -1,9 +1,9 @@
 """``<tool_call><function=name><parameter=key>value</parameter></function></tool_call>``: Qwen3-Coder, Qwen3.5.
 
-From the chat template of Qwen/Qwen3-Coder-30B-A3B-Instruct and the parser that stands beside it
-(``qwen3coder_tool_parser.py``). Values are text; the schema of the tool says which of them are JSON, and the word null
-is null. One newline at both ends of a value is the format's. A value ends at the next tag too when its own is
-forgotten, and ``<tool_call>`` may be missing.
+From the chat template of Qwen/Qwen3-Coder-30B-A3B-Instruct and the parser in the same repository
+(``qwen3coder_tool_parser.py``). Values are text; the tool's schema says which of them are JSON. The word null is JSON's
+null. One newline at each end of a value belongs to the format. If ``</parameter>`` is missing, the value ends at the
+next tag. ``<tool_call>`` may be missing, too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _KEY = re.compile(r"[^<>\n]*")
 
 
 def read(source: Source, writer: Writer) -> Reading[None]:
-    """Content and calls."""
+    """Read content and calls."""
     yield from read_tagged(source, writer, (_START, _FUNCTION), _call)
 
 
@@ -47,7 +47,7 @@ def _call(source: Source, writer: Writer, tag: str) -> Reading[None]:
 
 
 def _key(source: Source) -> Reading[str | None]:
-    """The key of the next parameter; None at the end of the function."""
+    """Read the key of the next parameter; None at the end of the function."""
     if (yield from source.spaced(_PARAMETER, _FUNCTION_END)) == _FUNCTION_END:
         return None
     key = yield from source.run(_KEY)

@@ -1,4 +1,4 @@
-"""A value that a model writes as bare text, to JSON as the tool's schema has it."""
+"""Values that a model writes as bare text, converted to JSON by the tool's schema."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import orjson
 
 __all__ = ["Value", "dumps"]
 
-#: A schema's names for types of JSON values. A whole number is a number too.
+#: JSON Schema's names for Python's types. An integer is a number too.
 _NAMES = {
     bool: ("boolean",),
     dict: ("object",),
@@ -20,10 +20,10 @@ _NAMES = {
 
 
 class Value:
-    """Writes one value as JSON: a string as it comes, anything else at its end.
+    """Writes one value as JSON: a string is streamed, any other value is written at its end.
 
-    ``schema`` says which; without one it is a string. What does not fit its schema is a string as well. The word null
-    is null. A newline at the end is left out.
+    ``schema`` gives the type. Without a type, or if the text does not fit it, the value is a string. The word null is
+    JSON's null. A newline at the end is left out.
     """
 
     def __init__(self, write: Callable[[str], object], schema: Any) -> None:
@@ -34,7 +34,7 @@ class Value:
         self._held: list[str] = []
 
     def add(self, text: str) -> None:
-        """More of the text."""
+        """Add more of the text."""
         self._held.append(text)
         if not self._is_string:
             return
@@ -46,7 +46,7 @@ class Value:
             self._held = [text[len(body) :]]
 
     def finish(self, *, cut: bool) -> None:
-        """The end. ``cut``: the rest of the value is unknown, so it stays open."""
+        """End the value. ``cut``: the rest of the text is unknown, so the JSON stays open."""
         text = "".join(self._held)
         if self._begun:
             self._write(_escaped(text) if cut else '"')
@@ -57,7 +57,7 @@ class Value:
 
 
 def dumps(text: str) -> str:
-    """A JSON string."""
+    """Return ``text`` as a JSON string."""
     return orjson.dumps(text).decode()
 
 
@@ -78,7 +78,7 @@ def _json(text: str, types: frozenset[str]) -> str:
 
 
 def _types(schema: Any) -> Iterator[str]:
-    """The JSON types that ``schema`` allows, as far as it names them."""
+    """Yield the JSON types that ``schema`` names."""
     if not isinstance(schema, dict):
         return
     declared = schema.get("type")
