@@ -23,7 +23,7 @@ IntArray = npt.NDArray[np.int64]
 
 #: Share of the unigram distribution that is spread evenly, so that no token is impossible.
 _FLOOR = 5e-4
-#: Factor for special tokens in unigrams, and the start of a turn in bigrams: two tokens of context decide on those.
+#: Factor on special tokens in unigrams, and on the start of a turn in bigrams, so that mostly trigrams place them.
 _SPECIAL_DISCOUNT = 0.02
 #: Weight given to a shorter context, per distinct token that was seen after the longer one
 #: (Witten & Bell 1991).

@@ -12,7 +12,7 @@ from slime_engine.settings import Settings
 __all__ = ["add_engine_options", "settings_from"]
 
 _FLAGS: dict[str, tuple[type, str]] = {
-    "model-name": (str, "name of the model that the engine reports"),
+    "model-name": (str, "model name that the engine reports"),
     "latency-ms": (float, "milliseconds before a request's first token (default 0)"),
     "tokens-per-second": (float, "pace of each request (default 0: as fast as possible)"),
     "context-length": (int, "tokens that prompt and completion may have together (default 32768)"),

@@ -33,7 +33,7 @@ _UNSUPPORTED = ("structural_tag", "stop_regex", "custom_params")
 class SamplingParams:
     """Sampling parameters of one request. ``temperature`` 0: greedy.
 
-    ``may_shorten``: the client gave no ``max_new_tokens``, so it may be cut to what the context can hold.
+    ``may_shorten``: the client gave no ``max_new_tokens``, so the limit may be cut to what the context can hold.
     A stream sends a chunk every ``stream_interval`` tokens.
     """
 
@@ -180,7 +180,7 @@ def choose(
         _truncate(probabilities, params)
     cumulated = probabilities.cumsum()
     total = float(cumulated[-1])
-    aim = min(luck * total, math.nextafter(total, 0.0))  # at the total itself there is no token
+    aim = min(luck * total, math.nextafter(total, 0.0))  # the total itself is beyond the last token
     token_id = int(cumulated.searchsorted(aim, side="right"))
     return token_id, logprobs
 

@@ -157,7 +157,7 @@ class LogFiles:
         return header
 
     def records(self, file: LogFile, *, is_last: bool) -> Iterator[Any]:
-        """Yield all records of ``file``. An incomplete record ends the last file after a kill, and is dropped."""
+        """Yield all records of ``file``. Drop an incomplete record, left by a kill, at the end of the last file."""
         try:
             for _, end, records in self._frames.read(memoryview(file.path.read_bytes())):
                 yield from records

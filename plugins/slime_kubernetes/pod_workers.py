@@ -119,7 +119,7 @@ class PodWorkers:
             return True
         uid = known.labels.get(UID)
         if uid == pod.uid:
-            return not self._is_ours(known)  # ours: a plugin restored it
+            return not self._is_ours(known)  # if ours, a plugin restored it
         logger.info("pod %s is at %s, which is a worker already", pod.name, url)
         if uid is not None:
             del self._joined[pod.uid]

@@ -34,7 +34,7 @@ class _NoUse(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aborts:
-    """Makes a Generation of each request. It is tried again up to ``count`` times, each after ``wait_s``.
+    """Makes the Generation of a request, which is tried again up to ``count`` times, each after ``wait_s``.
 
     ``resume``: attempts continue from the tokens sampled so far.
     """

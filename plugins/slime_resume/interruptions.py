@@ -29,7 +29,7 @@ class Watch:
 
 
 class Interruptions:
-    """Remembers the aborts and pauses that clients and trainers request. No change has an ``await``, or needs a lock.
+    """Remembers the aborts and pauses that clients and trainers request. Changes have no ``await``: they need no lock.
 
     An abort is remembered while a generation that began before it runs.
     """

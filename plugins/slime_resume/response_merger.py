@@ -77,7 +77,7 @@ class MergedResponse:
         self.begin()
 
     def see_mode(self, told: AnswerSoFar) -> None:
-        """Note if the events of the response that were ``told`` were cumulative or incremental."""
+        """Note if the events in ``told`` are cumulative or incremental."""
         if told.cumulative or told.incremental:
             self.incremental = told.incremental
 
