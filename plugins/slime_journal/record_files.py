@@ -165,9 +165,7 @@ class LogFiles:
         except Torn as torn:
             if isinstance(torn, Damaged) or not is_last:
                 self._damaged(file.path, torn.offset)
-            logger.warning(
-                "%s: dropped the last record: it is incomplete, so no client was answered", file.path
-            )
+            logger.warning("%s: dropped the incomplete last record, which no client relies on", file.path)
             os.truncate(file.path, torn.offset)
 
     def write(self, file: LogFile, content: Sequence[bytes | memoryview]) -> None:

@@ -61,10 +61,7 @@ class _Token(httpx.Auth):
 
 
 class Api:
-    """The pods with ``labels``. Methods raise httpx.HTTPError, OSError and Refused.
-
-    An invalid answer raises ValueError, LookupError, TypeError or AttributeError.
-    """
+    """The pods with ``labels``. Raises httpx.HTTPError, OSError, Refused, or any other error for an invalid answer."""
 
     def __init__(self, settings: Settings, labels: Mapping[str, str]) -> None:
         where = "" if settings.namespace is None else f"/namespaces/{settings.namespace}"

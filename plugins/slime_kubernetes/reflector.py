@@ -103,7 +103,5 @@ class Reflector:
             logger.info("the Kubernetes API reports the %s again", self._what)
         else:
             logger.warning(
-                "the Kubernetes API does not report the %s; their workers stay as they are: %s",
-                self._what,
-                trouble,
+                "the Kubernetes API does not report the %s; workers stay as they are: %s", self._what, trouble
             )

@@ -159,9 +159,7 @@ class Generation:
                 if merged is not None and merged.has_grown:
                     raise
             self.rest(reply)
-        logger.warning(
-            "a generation was not finished in %d attempts; the client gets the last answer", count + 1
-        )
+        logger.warning("%d attempts did not finish a generation; its last answer stands", count + 1)
         return False
 
     async def _ask_again(self, merged: MergedResponse | None) -> Reply | None:

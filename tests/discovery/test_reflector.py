@@ -310,7 +310,7 @@ async def test_forbidden_call_is_logged_once_in_the_apis_words(
             cluster.status = None
             await follows(cluster, known)
     assert caplog.messages == [
-        "the Kubernetes API does not report the pods; their workers stay as they are:"
+        "the Kubernetes API does not report the pods; workers stay as they are:"
         " it answered 403: the server is currently unable to handle the request",
         "the Kubernetes API reports the pods again",
     ]
