@@ -1,4 +1,4 @@
-"""Tells clients how long the first byte took: an ASGI middleware class, used without being installed."""
+"""Reports the time to the first byte to clients: an ASGI middleware class that needs no installation."""
 
 from __future__ import annotations
 

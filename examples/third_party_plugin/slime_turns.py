@@ -1,4 +1,4 @@
-"""Counts the turns of each session: shown at GET /turns, stamped on requests and replies, ended at --max-turns."""
+"""Counts the turns of each session, shows them at GET /turns and in headers, and limits them to --max-turns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command: start everything, roll out, judge, tell."""
+"""The demo command: starts router and engines, rolls out, compares, and reports."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the demo; 0 only if every trajectory is exact. Raises SettingsError."""
+    """Run the demo. Return 0 only if every trajectory is exact. Raises SettingsError."""
     parser = _Parser(
         prog="slime-router demo",
         description="Router, radix cache and two embedded engines on this machine: rolls out 8 prompts × 8 samples × "
-        "3 turns of text, updates the weights half way, and holds every trajectory against the engines' journals.",
+        "3 turns of text, updates the weights half way, and compares every trajectory with the engines' journals.",
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""Conversations that the demo rolls out: agents that know nothing but text."""
+"""Conversations that the demo rolls out, as plain text."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ FOLLOW_UPS = (
 
 @dataclass(slots=True)
 class Conversation:
-    """One sample: the whole text so far, and how often an engine has answered.
+    """One sample, with its whole text so far.
 
-    ``rids`` are the request ids of its turns, by which the engines' journals know them.
+    Each turn has its prompt in ``prompts``, and its request id, as in the engines' journals, in ``rids``.
     """
 
     session: str
@@ -42,23 +42,23 @@ class Conversation:
     prompts: list[str] = field(default_factory=list)
 
     def ask(self) -> str:
-        """Begin a turn; its request id."""
+        """Begin a turn, and return its request id."""
         rid = f"{self.session}.{len(self.rids) + 1}"
         self.rids.append(rid)
         self.prompts.append(self.text)
         return rid
 
     def hear(self, answer: str) -> None:
-        """The engine said ``answer``."""
+        """Append the engine's ``answer``."""
         self.text += answer
 
     def go_on(self, message: str) -> None:
-        """The user says ``message``, written as the chat template writes it."""
+        """Append the user's ``message`` as the chat template writes it."""
         self.text += f"<|im_end|>\n<|im_start|>user\n{message}<|im_end|>\n<|im_start|>assistant\n"
 
 
 def conversations(samples: int) -> list[Conversation]:
-    """``samples`` conversations for each prompt, as GRPO groups them; one in four is streamed."""
+    """Return ``samples`` conversations for each prompt, as GRPO groups them; one in four is streamed."""
     return [
         Conversation(
             session=f"prompt{number}-sample{sample}",

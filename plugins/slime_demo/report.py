@@ -1,4 +1,4 @@
-"""The result, for people and for machines."""
+"""The demo's result, as a table and as plain data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHOWN = 6
 
 
 def as_dict(verdict: Verdict, stats: dict[str, Any], seconds: float, piece: Piece) -> dict[str, Any]:
-    """The result as plain data."""
+    """Return the result as plain data."""
     example = verdict.example
     return {
         "trajectories": verdict.trajectories,

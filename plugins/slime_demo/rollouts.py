@@ -1,4 +1,4 @@
-"""Rolling conversations out through the router, over HTTP like anybody else."""
+"""Rollouts of the conversations through the router's HTTP API."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _SAMPLING = {"temperature": 1.0, "max_new_tokens": 64}
 
 
 class Refused(Exception):
-    """The router or an engine refused a request; the message tells which and why."""
+    """The router or an engine refused a request; the message has the request and the reason."""
 
 
 def checked(answer: httpx.Response) -> httpx.Response:
-    """``answer``, when it is a good one. Raises Refused."""
+    """Return ``answer`` if it succeeded. Raises Refused otherwise."""
     if not answer.is_success:
         raise Refused(
             f"{answer.request.method} {answer.request.url}: {answer.status_code} {answer.text[:500]}"
@@ -88,11 +88,11 @@ class Rollouts:
             checked(answer)
             async for line in answer.aiter_lines():
                 if line.startswith("data: {"):
-                    text = orjson.loads(line[6:])["text"]  # cumulative: each event tells all so far
+                    text = orjson.loads(line[6:])["text"]  # cumulative: each event has the whole text
         return text
 
     async def _update_weights(self) -> None:
-        """Update the weights of every engine amid generation, as a trainer does, then tell the router."""
+        """Update the weights of every engine amid generation, as a trainer does, then set the router's version."""
         await self._half.wait()
         update: dict[str, Any] = {"model_path": "next", "weight_version": SECOND_VERSION}
         for worker in self._workers:

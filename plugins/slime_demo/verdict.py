@@ -1,4 +1,4 @@
-"""The judgement: what the router says, held against what the engines did."""
+"""Comparison of the router's trajectories with the engines' journals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PROMPT = -1
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first ``position`` at which tokenising the text of ``session`` again goes wrong; token ids from there on."""
+    """The first ``position`` at which the text of ``session``, tokenised again, differs; token ids from there on."""
 
     session: str
     position: int
@@ -46,10 +46,10 @@ class Verdict:
 
 
 def expected(turns: Sequence[Entry], decode: Decode) -> dict[str, list[Any]]:
-    """Return the right reply of ``/retrieve_from_text``, from the journal entries of a conversation's turns, in order.
+    """Return the right reply of ``/retrieve_from_text``, from the journal entries of a conversation's turns in order.
 
-    The last turn's context is the whole conversation. ``decode`` gives the text that ids show. Raises ValueError
-    when an earlier turn is not a part of it.
+    The last turn's context is the whole conversation. ``decode`` gives the text of token ids. Raises ValueError when
+    that context does not contain an earlier turn.
     """
     last = turns[-1]
     tokens: list[int] = [*last["input_ids"], *last["output_ids"]]
@@ -58,7 +58,7 @@ def expected(turns: Sequence[Entry], decode: Decode) -> dict[str, list[Any]]:
         start = len(turn["input_ids"])
         end = start + _kept(turn, tokens[start:], decode)
         if tokens[:start] != turn["input_ids"]:
-            raise ValueError(f"the engine consumed other tokens later than it did in {turn['rid']}")
+            raise ValueError(f"the last turn does not begin with the prompt tokens of {turn['rid']}")
         mask[start:end] = [1] * (end - start)
         logp[start:end] = turn["output_logprobs"][: end - start]
         versions[start:end] = turn["output_versions"][: end - start]
@@ -68,7 +68,7 @@ def expected(turns: Sequence[Entry], decode: Decode) -> dict[str, list[Any]]:
 def _kept(turn: Entry, later: Sequence[int], decode: Decode) -> int:
     """Count the tokens sampled in ``turn`` that ``later`` keeps: all, or all but a tail that its text does not show.
 
-    A model may end with ``<|endoftext|>`` where the template goes on with ``<|im_end|>``, or the length limit inside a
+    A model may end with ``<|endoftext|>`` where the template has ``<|im_end|>``, and the length limit may cut a
     character. Each leaves such a tail. Raises ValueError when other tokens were not kept.
     """
     sampled = turn["output_ids"]
@@ -107,7 +107,7 @@ def judge(
             verdict.tokens_by_version.update(turn["output_versions"])
         verdict.naive_tokens += sum(len(encode(prompt)) for prompt in conversation.prompts)
         again = encode(conversation.text)
-        # The hidden end token is no part of the text: leaving it out is another fault, and not counted here.
+        # The text does not show the last end token, so a missing end token does not count as corruption.
         if again != tokens[: len(again)] or len(tokens) - len(again) > 1:
             verdict.corrupted += 1
             if verdict.example is None:

@@ -17,7 +17,7 @@ __all__ = ["Settings", "add_options", "make_plugin"]
 
 @hookimpl
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """``--engine-workers`` and the engine's own flags as ``--engine-...``."""
+    """Declare ``--engine-workers`` and the engine's own flags as ``--engine-...``."""
     parser.add_argument(
         "--engine-workers", type=int, default=1, metavar="N", help="embedded engines to start (default 1)"
     )
@@ -25,8 +25,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def make_plugin(options: argparse.Namespace) -> object:
-    """The plugin, from the parsed command line. Raises SettingsError."""
-    # numpy, tokenizers and jinja2 are needed from here on, not by those who only look for flags
+    """Return the plugin for the parsed command line. Raises SettingsError."""
+    # imported here, since declaring the flags needs no numpy, tokenizers or jinja2
     from slime_engine.plugin import EnginePlugin
 
     if options.engine_workers < 1:

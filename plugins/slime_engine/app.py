@@ -30,10 +30,10 @@ def make_app(
     load: Callable[[], LanguageModel] = load_model,
     on_ready: Callable[[], None] | None = None,
 ) -> Starlette:
-    """An application with an engine of its own, which lives as long as the application's lifespan.
+    """Return an application that runs its own engine during its lifespan.
 
-    ``load`` runs in a thread and makes the model; several applications may share what it returns.
-    ``on_ready`` is called when it has been made. ``app.state.host`` is the EngineHost.
+    ``load`` runs in a thread and returns the model, which several applications may share.
+    ``on_ready`` is called when the engine is up. ``app.state.host`` is the EngineHost.
     """
     host = EngineHost(settings, load, on_ready)
 
@@ -47,7 +47,7 @@ def make_app(
         return JSONBytes(await unless_gone(request.receive, lambda: manager.collect(body)))
 
     async def transfer(request: Request) -> Response:
-        await request.body()  # none; what comes behind it is the disconnect
+        await request.body()  # empty; the next message is the disconnect
         rank = request.query_params.get("dp_rank")
         room = request.path_params["room"]
         handover = await unless_gone(
@@ -77,5 +77,5 @@ def make_app(
 
 
 async def _nobody_is_left(request: Request, error: Exception) -> Response:
-    """nginx's status for this; it is never read."""
+    """Answer a disconnected client with nginx's status for it, which nobody reads."""
     return Response(status_code=499)

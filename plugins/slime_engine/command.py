@@ -67,7 +67,7 @@ def _serve(arguments: list[str]) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Run the command; 0 when it was ended by a signal, 2 for a command line that cannot work."""
+    """Run the command. Return 0 after a signal or ``--save-tokenizer``, and 2 when it cannot start."""
     try:
         _serve(argv)
     except StartupError as error:

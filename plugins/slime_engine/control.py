@@ -1,4 +1,4 @@
-"""The routes with which a trainer or a router steers the engine."""
+"""Routes by which a trainer or a router controls the engine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _UPDATES = ("disk", "tensor", "distributed", "ipc")
 
 
 def control_routes(host: EngineHost) -> list[Route]:
-    """Abort, pause and continue, weights, cache and memory; each acts on ``host``'s engine."""
+    """Return the routes for abort, pause and continue, weights, cache and memory of ``host``'s engine."""
 
     async def abort_request(request: Request) -> Response:
         body = await json_body(request)
@@ -81,7 +81,7 @@ def control_routes(host: EngineHost) -> list[Route]:
 
     async def weights_group(request: Request) -> Response:
         await json_body(request)
-        host.engine  # noqa: B018  # raises when there is none
+        host.engine  # noqa: B018  # raises unless the engine is up
         return JSONBytes({"success": True, "message": "There is nothing to connect in an embedded engine."})
 
     def memory(released: bool) -> Handler:

@@ -16,8 +16,8 @@ __all__ = ["Detokenizer", "IncrementalText"]
 class IncrementalText:
     """The text of one growing token list. The pieces, joined, are the text of the whole.
 
-    A piece may be empty, since no text is ever taken back. Bytes of an unfinished character wait for the next token;
-    characters with which a stop string may begin wait until that is decided.
+    No text is ever taken back, so a piece may be empty. Bytes of an unfinished character wait for the next token.
+    Characters that may begin a stop string wait until the string is complete or ruled out.
     """
 
     def __init__(self, tokenizer: ModelTokenizer, params: SamplingParams) -> None:
@@ -33,14 +33,14 @@ class IncrementalText:
         return self._decoder.decode(shown)
 
     def add(self, ids: list[int]) -> str:
-        """The text that ``ids`` make visible."""
+        """Return the text that ``ids`` make visible."""
         text = self._held + self._decode(ids)
         keep = max((_overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
     def finish(self, ids: list[int], reason: FinishReason) -> str:
-        """The last piece. A character cut for good becomes U+FFFD; what stopped the generation is left out."""
+        """Return the last piece. An incomplete character becomes U+FFFD. ``no_stop_trim`` keeps the matched stop."""
         matched = reason.get("matched") if self._trims else None
         if isinstance(matched, int):
             ids = ids[:-1]
@@ -51,7 +51,7 @@ class IncrementalText:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of ``text`` with which ``stop`` begins, without being all of it."""
+    """Return the length of the longest proper prefix of ``stop`` that ends ``text``."""
     longest = min(len(stop) - 1, len(text))
     return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)
 

@@ -1,4 +1,4 @@
-"""The engine put together, and its life from loading to ending."""
+"""The engine's stages, and its lifecycle from loading to shutdown."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Status = Literal["starting", "up", "ending", "crashed"]
 
 
 class Engine:
-    """A loaded model with its three stages, joined by queues: manager → scheduler → detokenizer → manager."""
+    """A loaded model with its three stages: manager → scheduler → detokenizer → manager."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Engine:
 
 
 class EngineHost:
-    """Owns an engine and says whether it may be used; one for each application."""
+    """The engine of one application, and its status."""
 
     def __init__(
         self,
@@ -77,13 +77,13 @@ class EngineHost:
         self._started = asyncio.Event()
 
     async def loaded(self) -> Engine:
-        """The engine, as soon as it has loaded; raises Unavailable when it cannot be used then."""
+        """Wait until loading has ended, and return the engine. Raises Unavailable unless it is up."""
         await self._started.wait()
         return self.engine
 
     @property
     def engine(self) -> Engine:
-        """The engine; raises Unavailable while there is none to talk to."""
+        """The engine; raises Unavailable unless it is up."""
         if self._status == "crashed":
             raise Unavailable(f"The engine has crashed: {self._crash!r}")
         if self._engine is None or self._status != "up":
@@ -99,7 +99,7 @@ class EngineHost:
     async def running(self) -> AsyncIterator[None]:
         """Load, run until the block ends, then fail all unfinished requests.
 
-        With ``load_in_background`` the block begins at once and the engine is unavailable for a while.
+        With ``load_in_background`` the block begins at once, and the engine is unavailable until it has loaded.
         """
         with ExitStack() as cleanup:
             async with anyio.create_task_group() as tasks:
@@ -134,7 +134,7 @@ class EngineHost:
             self._on_ready()
 
     async def _guarded(self, stage: Callable[[], Awaitable[None]]) -> None:
-        """Run a stage; if it dies, the engine answers with that instead of leaving its clients waiting."""
+        """Run a stage. If it raises, all waiting and later requests fail with that error."""
         try:
             await stage()
         except Exception as error:

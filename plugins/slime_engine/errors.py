@@ -1,10 +1,10 @@
 """Errors of the engine, each with the HTTP status that it becomes.
 
 EngineError
-├── BadRequest    400  the client's fault: told once and clearly
+├── BadRequest    400  the client's fault
 ├── NotServed     501  a call of SGLang's that this engine does not have
-├── Unavailable   503  starting, or ending
-└── Crashed       500  the scheduler died; nothing will be generated any more
+├── Unavailable   503  the engine is starting, ending or has crashed, or its health check timed out
+└── Crashed       500  the engine crashed during the request, or the prefill engine did not hand over
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class NotServed(EngineError):
 
 
 class Unavailable(EngineError):
-    """The engine is starting or ending; another worker may help."""
+    """The engine cannot serve now; another worker may."""
 
     status = 503
     kind = "ServiceUnavailable"
 
 
 class Crashed(EngineError):
-    """The scheduler has crashed; the message says why."""
+    """A request failed inside the engine; the message says why."""

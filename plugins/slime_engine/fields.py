@@ -13,7 +13,7 @@ JSONObject = Mapping[str, Any]
 
 
 def is_int(value: object) -> bool:
-    """True for integers; JSON's booleans are none, although Python's are."""
+    """Return True for an integer. A boolean is not one, although Python's bool is an int."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -40,7 +40,7 @@ def integer(body: JSONObject, name: str, default: int, *, minimum: int | None = 
 
 
 def number(body: JSONObject, name: str, default: float, *, low: float, high: float) -> float:
-    """A number in ``[low, high]``."""
+    """Read a number in ``[low, high]``."""
     value = body.get(name)
     if value is None:
         return default
@@ -57,7 +57,7 @@ def string(body: JSONObject, name: str) -> str | None:
 
 
 def strings(body: JSONObject, name: str) -> tuple[str, ...]:
-    """One string or a list of them; empty ones are left out."""
+    """Read a string or a list of strings, without the empty ones."""
     value = body.get(name)
     values = [value] if isinstance(value, str) else value if value is not None else []
     if not isinstance(values, list) or not all(isinstance(item, str) for item in values):

@@ -1,4 +1,4 @@
-"""The grammar that a chat asks for in OpenAI's words: ``response_format`` and ``tool_choice``."""
+"""The grammar that a chat requests by OpenAI's ``response_format`` and ``tool_choice``."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 
 def forced_form(body: JSONObject) -> dict[str, str]:
-    """The sampling parameter ``json_schema`` that binds the answer, or nothing. Raises BadRequest.
+    """Return the sampling parameter ``json_schema`` that constrains the answer, or nothing. Raises BadRequest.
 
-    A forced call is ``[{"name": ..., "parameters": {...}}]``, as SGLang has it (``get_json_schema_constraint``), and
-    goes before a ``response_format``.
+    A forced call is ``[{"name": ..., "parameters": {...}}]``, as in SGLang (``get_json_schema_constraint``). It takes
+    precedence over ``response_format``.
     """
     schema = _forced_call(body) or _response_format(body.get("response_format"))
     try:
         return {} if schema is None else {"json_schema": orjson.dumps(schema).decode()}
-    except orjson.JSONEncodeError as error:  # it writes fewer levels than it reads
+    except orjson.JSONEncodeError as error:  # orjson writes fewer levels than it reads
         raise BadRequest(f"The schema cannot be written as JSON: {error}.") from None
 
 
@@ -60,7 +60,7 @@ def _forced_call(body: JSONObject) -> dict[str, Any] | None:
     functions = [_function(tool) for tool in tools] if isinstance(tools, list) else []
     functions = [function for function in functions if name in (None, function["name"])]
     if not functions:
-        raise BadRequest("tool_choice asks for a call, and tools has no such tool.")
+        raise BadRequest("tool_choice forces a call, and tools has no such tool.")
     return _calls(functions, several=name is None and body.get("parallel_tool_calls") is not False)
 
 

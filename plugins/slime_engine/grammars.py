@@ -1,7 +1,7 @@
-"""Grammars that bind an answer, by llguidance, which is one of SGLang's own grammar backends.
+"""Grammars that constrain an answer, compiled by llguidance, one of SGLang's grammar backends.
 
-``json_schema``, ``regex`` and ``ebnf`` of the sampling parameters. A token may be sampled if the grammar allows what
-it adds to the text. A token that ends the answer is allowed when the text is complete.
+The sampling parameters ``json_schema``, ``regex`` and ``ebnf`` give a grammar. A token may be sampled if the grammar
+allows the text that it adds. A token that ends the answer is allowed when the text is complete.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MISSING = (
 
 
 class Bound:
-    """One answer on its way through its grammar."""
+    """The grammar state of one answer."""
 
     def __init__(self, matcher: Any, marks: _Marks, *, is_json: bool) -> None:
         self._matcher = matcher
@@ -43,17 +43,17 @@ class Bound:
         self._is_json = is_json
 
     def allowed(self, *, closing: bool) -> BoolArray:
-        """By token id, whether it may come next. At least one may.
+        """Return, by token id, whether the token may come next. At least one token may.
 
-        ``closing``: a tiny language model finds no end to strings and lists. So as soon as a token is allowed that
-        ends the answer, or something open in it, only such tokens are.
+        With ``closing``, only tokens that end the answer, or close something in it, may come next, if there are any:
+        a tiny language model rarely ends strings and lists by itself.
         """
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         allowed = np.unpackbits(bits, count=self._marks.size, bitorder="little").astype(np.bool_)
         return self._marks.closing(allowed, is_json=self._is_json) if closing else allowed
 
     def advance(self, token_id: int) -> None:
-        """``token_id`` was sampled."""
+        """Advance by the sampled ``token_id``."""
         self._matcher.consume_token(token_id)
 
     def fits(self, token_ids: Sequence[int]) -> bool:
@@ -62,7 +62,7 @@ class Bound:
 
 
 class Grammars:
-    """Compiles grammars over one tokenizer. The library is looked for when the first one is needed."""
+    """Compiles grammars over one tokenizer. It imports llguidance for the first grammar."""
 
     def __init__(self, tokenizer: ModelTokenizer) -> None:
         self._tokenizer = tokenizer
@@ -72,7 +72,7 @@ class Grammars:
         self._compiled = lru_cache(_KEPT)(self._compile)
 
     def bind(self, grammar: Grammar) -> Bound:
-        """An answer that has not begun. Takes some milliseconds, for a large schema more. Raises BadRequest."""
+        """Return the state of a new answer. A new grammar takes milliseconds to compile. Raises BadRequest."""
         return Bound(self._compiled(grammar).deep_copy(), self._marks, is_json=grammar[0] == "json_schema")
 
     def _compile(self, grammar: Grammar) -> Any:
@@ -101,7 +101,7 @@ class Grammars:
 
 
 class _Vocabulary:
-    """A tokenizer as llguidance.TokenizerWrapper reads it. A byte that no UTF-8 has marks tokens that are not text."""
+    """A tokenizer for llguidance.TokenizerWrapper. Special tokens begin with 0xFF, a byte that UTF-8 never has."""
 
     bos_token_id = None
 
@@ -117,7 +117,7 @@ class _Vocabulary:
 
 
 class _Marks:
-    """The tokens that end an answer, and those that close something in JSON."""
+    """The tokens that end an answer, and the tokens that close something in JSON."""
 
     def __init__(self, tokenizer: ModelTokenizer) -> None:
         texts = [b"" if i in tokenizer.special_ids else t for i, t in enumerate(tokenizer.token_bytes)]
@@ -133,9 +133,9 @@ class _Marks:
         return found
 
     def closing(self, allowed: BoolArray, *, is_json: bool) -> BoolArray:
-        """``allowed``, or of it those that end something, if there are any."""
+        """Return the tokens of ``allowed`` that end or close something; without any, return ``allowed``."""
         ways = [self._eos]
-        if is_json:  # a letter that begins no value of JSON is allowed within strings only
+        if is_json:  # no JSON value begins with z, so z is allowed only within strings
             within_string = bool((allowed & self._letter).any())
             ways += [self._quote] if within_string else [self._bracket, self._quote]
         return next((allowed & way for way in ways if (allowed & way).any()), allowed)

@@ -22,7 +22,7 @@ _EVENT_STREAM = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cach
 
 
 class JSONBytes(Response):
-    """JSON by orjson, which writes a double so that reading gives the same double."""
+    """JSON by orjson; each double reads back as the same double."""
 
     media_type = "application/json"
 
@@ -31,7 +31,7 @@ class JSONBytes(Response):
 
 
 def error_body(error: EngineError, path: str) -> dict[str, Any]:
-    """SGLang's two shapes: flat on its OpenAI routes, under ``error`` elsewhere."""
+    """Return SGLang's error body: flat under ``/v1``, and within ``error`` elsewhere."""
     if path.startswith("/v1/"):
         return {
             "object": "error",
@@ -44,13 +44,13 @@ def error_body(error: EngineError, path: str) -> dict[str, Any]:
 
 
 def error_response(request: Request, error: Exception) -> Response:
-    """The HTTP form of an EngineError; Starlette calls it for those that routes raise."""
+    """Return the response for an EngineError that a route raised. Starlette calls this."""
     assert isinstance(error, EngineError), "registered for this type"
     return JSONBytes(error_body(error, request.url.path), status_code=error.status)
 
 
 async def json_body(request: Request, *, required: bool = True) -> dict[str, Any]:
-    """The request's JSON object; an empty body is ``{}`` unless ``required``. Raises BadRequest."""
+    """Return the request's JSON object; an empty body is ``{}`` unless ``required``. Raises BadRequest."""
     raw = await request.body()
     if not raw and not required:
         return {}
@@ -64,7 +64,7 @@ async def json_body(request: Request, *, required: bool = True) -> dict[str, Any
 
 
 async def unless_gone(receive: Receive, work: Callable[[], Awaitable[T]]) -> T:
-    """The result of ``work``, which is cancelled as soon as the client hangs up (ClientDisconnect)."""
+    """Return the result of ``work``. When the client hangs up, cancel ``work`` and raise ClientDisconnect."""
     outcome: list[T] = []
     failure: Exception = ClientDisconnect()
 
@@ -77,7 +77,7 @@ async def unless_gone(receive: Receive, work: Callable[[], Awaitable[T]]) -> T:
         try:
             outcome.append(await work())
         except EngineError as error:
-            failure = error  # out of the group as it is, not wrapped
+            failure = error  # raised below, outside the task group, which would wrap it
         tasks.cancel_scope.cancel()
     if not outcome:
         raise failure

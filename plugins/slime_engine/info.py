@@ -1,4 +1,4 @@
-"""The routes that tell about the engine: health, model, load, tokenizer, metrics, and the journal."""
+"""Routes that describe the engine: health, model, load, tokenizer, metrics, and the journal."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _JOURNAL_CHUNK = 64
 
 
 def info_routes(host: EngineHost) -> list[Route]:
-    """Everything that can be asked without changing the engine.
+    """Return the routes for probes and inspection.
 
-    Model, tokenizer and settings are told as soon as it has loaded, also to clients that asked before: an SGLang
-    server does not listen until then.
+    Requests for model and server info wait until the engine has loaded, since an SGLang server does not listen before
+    that. All others are refused until then.
     """
 
     async def health(request: Request) -> Response:
-        host.engine  # noqa: B018  # raises when there is none
+        host.engine  # noqa: B018  # raises unless the engine is up
         return Response()
 
     async def health_generate(request: Request) -> Response:
@@ -181,7 +181,7 @@ def _load(scheduler: Scheduler) -> dict[str, Any]:
 
 
 async def _journal_json(entries: list[JournalEntry], dropped: int) -> AsyncIterator[bytes]:
-    """``{"dropped": n, "entries": [...]}``, in pieces: a long journal must not hold up the tokens."""
+    """Yield ``{"dropped": n, "entries": [...]}``, in pieces: a long journal must not delay sampling."""
     yield b'{"dropped":%d,"entries":[' % dropped
     for start in range(0, len(entries), _JOURNAL_CHUNK):
         chunk = [orjson.dumps(entry.as_json()) for entry in entries[start : start + _JOURNAL_CHUNK]]

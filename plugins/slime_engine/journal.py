@@ -47,14 +47,14 @@ class JournalEntry:
         self.text: str | None = None
 
     def append(self, token_id: int, logprob: float, version: str) -> None:
-        """One token was sampled under the weights ``version``."""
+        """Add a token that was sampled under the weights ``version``."""
         if not self.versions or self.versions[-1][0] != version:
             self.versions.append((version, len(self.output_ids)))
         self.output_ids.append(token_id)
         self.output_logprobs.append(logprob)
 
     def spans(self) -> list[tuple[str, int, int]]:
-        """``(version, start, end)`` over the output tokens, in order."""
+        """Return ``(version, start, end)`` over the output tokens, in order."""
         ends = [*self.versions, ("", len(self.output_ids))]
         return [(version, start, end) for (version, start), (_, end) in pairwise(ends)]
 
@@ -76,7 +76,7 @@ class JournalEntry:
 
 
 class Journal:
-    """The last ``size`` entries in the order in which the engine took the requests; ``on_open`` is told of each."""
+    """The last ``size`` entries in the order in which the engine took the requests; ``on_open`` gets each one."""
 
     def __init__(self, size: int, on_open: Callable[[JournalEntry], None] | None = None) -> None:
         self._size = size
@@ -90,7 +90,7 @@ class Journal:
         return self._opened - len(self._entries)
 
     def open(self, rid: str, input_ids: Iterable[int], temperature: float, dp_rank: int = 0) -> JournalEntry:
-        """A new entry; the oldest goes when there are too many."""
+        """Add and return an entry; drop the oldest one when there are too many."""
         entry = JournalEntry(self._opened, rid, input_ids, temperature, dp_rank)
         self._opened += 1
         self._entries.append(entry)
@@ -101,5 +101,5 @@ class Journal:
         return entry
 
     def entries(self, rid: str | None = None) -> Iterator[JournalEntry]:
-        """All entries, or those of one rid (several when a client used it again), oldest first."""
+        """Return all entries, or those of one rid, oldest first. A rid that was used again has several."""
         return iter([entry for entry in self._entries if rid is None or entry.rid == rid])

@@ -1,7 +1,7 @@
 """The journal as a file that outlives the engine: tokens are written before a client gets them.
 
-A line of JSON when the engine takes a sequence, and one whenever tokens of it leave the scheduler; ``entry`` says which
-lines belong together. ``kill -9`` loses what nobody was told.
+There is a JSON line when the engine takes a sequence, and one whenever its tokens leave the scheduler. ``entry`` is the
+same on all lines of a sequence. ``kill -9`` loses only what no client got.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class JournalFile:
         os.close(self._file)
 
     def opened(self, entry: JournalEntry) -> None:
-        """The engine has taken a sequence."""
+        """Write that the engine has taken a sequence."""
         begun = {"rid": entry.rid, "input_ids": entry.input_ids.tolist(), "temperature": entry.temperature}
         self._write([orjson.dumps({"entry": self._name(entry)} | begun)])
 
     def sampled(self, deltas: Iterable[TokenDelta]) -> None:
-        """Tokens were sampled, or a sequence has ended; nobody has been told yet."""
+        """Write sampled tokens, and ends of sequences, before any client gets them."""
         self._write([orjson.dumps(self._line(delta)) for delta in deltas])
 
     def _name(self, entry: JournalEntry) -> str:
@@ -68,9 +68,9 @@ class JournalFile:
 
 
 def fold(lines: Iterable[bytes], into: dict[str, dict[str, Any]] | None = None) -> dict[str, dict[str, Any]]:
-    """Entries as ``GET /journal`` has them (without ``index`` and ``text``), from the lines of a file.
+    """Return entries as in ``GET /journal``, but without ``index``, ``dp_rank`` and ``text``, from a file's lines.
 
-    ``into``: what came of the lines before; it is changed and returned.
+    ``into``: the result for earlier lines; it is updated and returned.
     """
     entries = {} if into is None else into
     for line in _whole(lines):

@@ -17,21 +17,21 @@ FloatArray = npt.NDArray[np.float64]
 
 
 class ModelTokenizer(Tokenizer, Protocol):
-    """A tokenizer that can also say what each token adds to a text, and write itself to files."""
+    """A tokenizer with the bytes of each token, which can be saved to files."""
 
     @property
     def token_bytes(self) -> Sequence[bytes]:
-        """By id, what a token adds to the text; it may end inside a UTF-8 character."""
+        """By id, the bytes that a token adds to the text; they may end inside a UTF-8 character."""
         ...
 
     @property
     def special_ids(self) -> Collection[int]:
-        """Left out by ``skip_special_tokens``."""
+        """Ids that ``skip_special_tokens`` leaves out."""
         ...
 
     @property
     def eos_ids(self) -> frozenset[int]:
-        """Each of them ends a generation."""
+        """Ids that end a generation."""
         ...
 
     def encode(self, text: str, *, add_special_tokens: bool = ...) -> list[int]: ...
@@ -43,7 +43,7 @@ class ModelTokenizer(Tokenizer, Protocol):
         tools: Sequence[Mapping[str, Any]] | None = ...,
         add_generation_prompt: bool = ...,
     ) -> str:
-        """Text of a conversation. Raises jinja2.TemplateError when the messages do not fit the template."""
+        """Return the text of a conversation. Raises jinja2.TemplateError when the messages do not fit the template."""
         ...
 
     def save(self, directory: Path) -> None:
@@ -62,9 +62,9 @@ class LanguageModel(Protocol):
 
     @property
     def obeys(self) -> Collection[str]:
-        """Sampling parameters such as ``json_schema`` that it honours by itself; an engine refuses the others."""
+        """Sampling parameters, such as ``json_schema``, that the model honours without the sampler's help."""
         ...
 
     def next_logits(self, context: Sequence[int], version: str, end: int | None = None) -> FloatArray:
-        """Finite logits, shape ``[vocab_size]``, behind ``context[:end]``; the caller owns the array."""
+        """Return finite logits, shape ``[vocab_size]``, after ``context[:end]``; the caller owns the array."""
         ...

@@ -1,8 +1,8 @@
 """The language model: interpolated trigrams over token ids, one set of weights per version string.
 
-Its probabilities are real ones: each step has a distribution over the whole vocabulary, and nothing in it is zero.
-``logprobs`` gives, bit for bit, what the engine reported when it sampled. That makes it an oracle: whatever a router
-says was sampled can be checked against the model itself.
+Each step has a distribution over the whole vocabulary, without zeros. ``logprobs`` repeats, bit for bit, what the
+engine reported when it sampled, unless penalties, biases, ``min_new_tokens`` or a grammar changed the logits. So the
+model is an oracle: it can check the tokens that a router reports as sampled.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ IntArray = npt.NDArray[np.int64]
 
 #: Share of the unigram distribution that is spread evenly, so that no token is impossible.
 _FLOOR = 5e-4
-#: A turn starts where two tokens of context ask for it; one token, or none, hardly counts.
+#: Factor on special tokens in unigrams, and on the start of a turn in bigrams, so that mostly trigrams place them.
 _SPECIAL_DISCOUNT = 0.02
 #: Weight given to a shorter context, per distinct token that was seen after the longer one
 #: (Witten & Bell 1991).
 _BACK_OFF_TO_UNIGRAM = 0.15
 _BACK_OFF_TO_BIGRAM = 1.0
-#: Standard deviation of the difference that a version makes to the logit of a token.
+#: Standard deviation of the offset that a version adds to the logit of a token.
 _VERSION_SPREAD = 0.25
 _KEPT_VERSIONS = 64
 
 
 def load_model() -> NgramModel:
-    """Tokenizer and model, trained from the corpus in the package; about half a second of work."""
+    """Train tokenizer and model from the corpus in the package, in less than a second."""
     documents = corpus_documents()
     tokenizer = train_tokenizer(documents)
     return NgramModel(tokenizer, training_stream(tokenizer, documents))
 
 
 def log_softmax(logits: FloatArray) -> FloatArray:
-    """Log-probabilities of ``logits``; ``-inf`` stays ``-inf``."""
+    """Return the log-probabilities of ``logits``; ``-inf`` stays ``-inf``."""
     shifted = logits - logits.max()
     return np.asarray(shifted - np.log(np.exp(shifted).sum()))
 
@@ -54,7 +54,7 @@ class NgramModel:
     own fixed offset to the logit of each token, a pure function of the version string.
     """
 
-    #: It cannot be held to a schema or a grammar.
+    #: The sampler enforces all grammars.
     obeys: frozenset[str] = frozenset()
 
     def __init__(self, tokenizer: EngineTokenizer, stream: Sequence[Sequence[int]]) -> None:
@@ -79,7 +79,7 @@ class NgramModel:
         return np.asarray((counts + kinds * unigrams) / (counts.sum(axis=1, keepdims=True) + kinds))
 
     def _trigram_table(self, tokens: IntArray) -> dict[int, tuple[float, IntArray, FloatArray]]:
-        """For each pair of tokens: the bigrams' share, and what followed with its share of the rest."""
+        """Return, for each pair of tokens, the bigrams' share, the tokens that followed, and their shares."""
         contexts = tokens[:-2] * self.vocab_size + tokens[1:-1]
         pairs, counts = np.unique(np.stack([contexts, tokens[2:]]), axis=1, return_counts=True)
         starts = np.flatnonzero(np.diff(pairs[0], prepend=-1))
@@ -102,7 +102,7 @@ class NgramModel:
         return offset
 
     def logits(self, before: int, last: int, version: str) -> FloatArray:
-        """Finite logits, shape ``[vocab_size]``, after the tokens ``before, last``; the caller owns the array."""
+        """Return finite logits, shape ``[vocab_size]``, after tokens ``before, last``; the caller owns the array."""
         share_followers = self._trigrams.get(before * self.vocab_size + last)
         if share_followers is None:
             weights: FloatArray = self._bigrams[last].copy()
@@ -115,7 +115,7 @@ class NgramModel:
         return weights
 
     def next_logits(self, context: Sequence[int], version: str, end: int | None = None) -> FloatArray:
-        """``logits`` behind ``context[:end]``, which may be of any length, 0 included."""
+        """Return :meth:`logits` after ``context[:end]``, which may be empty."""
         pad = self.tokenizer.pad_id
         end = len(context) if end is None else end
         return self.logits(context[end - 2] if end > 1 else pad, context[end - 1] if end else pad, version)
@@ -123,7 +123,7 @@ class NgramModel:
     def logprobs(
         self, ids: Sequence[int], version: str | Sequence[str], *, start: int = 0, temperature: float = 1.0
     ) -> list[float]:
-        """Log-probability of each of ``ids[start:]`` after all ids before it, as a trainer would compute it.
+        """Return the log-probability of each of ``ids[start:]`` after all ids before it, as a trainer computes it.
 
         ``version`` is one string, or one per token of ``ids[start:]``. ``temperature`` divides the logits;
         0 stands for greedy sampling, whose log-probabilities are those at temperature 1.

@@ -1,4 +1,4 @@
-"""The engine's own OpenAI routes, in the plain form that SGLang workers have."""
+"""The engine's own OpenAI routes, in the plain form of SGLang workers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SAME = (
 )
 
 
-#: SGLang's own fields, handed on as they are. One that this engine has no use for is ignored, or refused by name.
+#: SGLang's own fields, passed on unchanged. ``parse_generate`` ignores or refuses those without an effect here.
 _ENGINE = (
     *("rid", "lora_path", "session_params", "custom_logit_processor"),
     *("return_hidden_states", "return_indexer_topk", "return_routed_experts", "routed_experts_start_len"),
@@ -43,10 +43,10 @@ _ENGINE = (
 
 
 def openai_routes(host: EngineHost) -> list[Route]:
-    """``/v1/models``, ``/v1/chat/completions`` and ``/v1/completions``; ``/v1/responses`` is refused."""
+    """Return the routes of models, chat completions and completions; ``/v1/responses`` is refused."""
 
     async def models(request: Request) -> Response:
-        host.engine  # noqa: B018  # raises when there is none
+        host.engine  # noqa: B018  # raises unless the engine is up
         name, length = host.settings.model_name, host.settings.context_length
         model = {"id": name, "object": "model", "created": 0, "owned_by": "slime", "root": name}
         return JSONBytes({"object": "list", "data": [{**model, "max_model_len": length}]})
@@ -78,7 +78,7 @@ def openai_routes(host: EngineHost) -> list[Route]:
 
 
 class _Form(ABC):
-    """One request in OpenAI's form: what it asks the engine for, and how the answer is worded."""
+    """One OpenAI request: makes the engine's request from it, and OpenAI's answer from the outputs."""
 
     object_name = ""
     chunk_name = ""
@@ -108,11 +108,11 @@ class _Form(ABC):
 
     @abstractmethod
     def prompt(self, body: JSONObject, engine: Engine) -> dict[str, Any]:
-        """The ``text`` or ``input_ids`` of ``/generate``; raises BadRequest."""
+        """Return the ``text`` or ``input_ids`` of ``/generate``. Raises BadRequest."""
 
     @abstractmethod
     def choice(self, text: str, *, first: bool, whole: bool) -> dict[str, Any]:
-        """Return a choice's fields that hold ``text``: its ``first`` or a later delta, or the ``whole`` message."""
+        """Return a choice's fields with ``text``: the ``whole`` message, or the ``first`` or a later delta."""
 
     def _meta_info(self, output: dict[str, Any]) -> dict[str, Any]:
         return {"meta_info": output["meta_info"]} if self._return_meta_info else {}
@@ -139,7 +139,7 @@ class _Form(ABC):
         return {**self._frame(self.object_name, choices), "usage": _usage([o["meta_info"] for o in outputs])}
 
     async def chunks(self, outputs: AsyncIterator[dict[str, Any]]) -> AsyncIterator[Mapping[str, Any]]:
-        """Deltas, whatever form the engine streams in."""
+        """Yield deltas, whether the engine streams cumulatively or incrementally."""
         told: dict[int, int] = {}
         metas: dict[int, dict[str, Any]] = {}
         async for output in outputs:

@@ -12,13 +12,13 @@ from slime_engine.settings import Settings
 __all__ = ["add_engine_options", "settings_from"]
 
 _FLAGS: dict[str, tuple[type, str]] = {
-    "model-name": (str, "the name under which the engine presents itself"),
+    "model-name": (str, "model name that the engine reports"),
     "latency-ms": (float, "milliseconds before a request's first token (default 0)"),
     "tokens-per-second": (float, "pace of each request (default 0: as fast as possible)"),
     "context-length": (int, "tokens that prompt and completion may have together (default 32768)"),
-    "seed": (int, "makes sampling repeatable for requests without a sampling_seed of their own"),
-    "weight-version": (str, "the version string, and with it the weights, to start with"),
-    "moe-layers": (int, "layers of the pretended mixture of experts (default 0: none)"),
+    "seed": (int, "makes sampling repeatable for requests without a sampling_seed"),
+    "weight-version": (str, "weight version to start with; each version has other weights"),
+    "moe-layers": (int, "layers of the simulated mixture of experts (default 0: none)"),
     "moe-experts": (int, "experts per layer (default 64)"),
     "moe-topk": (int, "experts that each token uses in a layer (default 4)"),
     "max-running-requests": (int, "sequences that are generated at the same time (default 256)"),
@@ -27,7 +27,7 @@ _FLAGS: dict[str, tuple[type, str]] = {
         str,
         "the part of each generation that the engine does (default null: all of it)",
     ),
-    "dp-size": (int, "data-parallel ranks that it says it has (default 1)"),
+    "dp-size": (int, "data-parallel ranks that the engine reports (default 1)"),
     "journal-file": (str, "append the journal to this file too, before a client is answered"),
 }
 _METAVARS = {"disaggregation-mode": "{null,prefill,decode}", "journal-file": "FILE"}
@@ -51,7 +51,7 @@ def add_engine_options(parser: argparse.ArgumentParser, prefix: str = "") -> Non
 
 
 def settings_from(options: argparse.Namespace, prefix: str = "", **more: Any) -> Settings:
-    """Settings from the flags that were given; raises ValueError when they, or the script, cannot work."""
+    """Return settings from the given flags. Raises ValueError when a flag or the script is invalid."""
     given = vars(options)
     values = {field.name: given.get(prefix.replace("-", "_") + field.name) for field in fields(Settings)}
     if values["script"] is not None:

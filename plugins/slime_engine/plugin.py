@@ -1,4 +1,4 @@
-"""Engines inside of the router's process, registered with it as workers."""
+"""Engines inside the router's process, registered as its workers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class EnginePlugin:
 
     @hookimpl
     def setup(self, router: Router) -> None:
-        """Offer the model's tokenizer, unless another one is there already."""
+        """Register the model's tokenizer, unless there is a tokenizer already."""
         self._model = load_model()
         if "tokenizer" not in router.components:
             router.components.register("tokenizer", self._model.tokenizer)
@@ -48,6 +48,6 @@ class EnginePlugin:
 
 
 def _remove(router: Router, worker: Worker) -> None:
-    """An operator may have removed it already."""
+    """Remove ``worker``, unless an operator has done so already."""
     if worker in router.pool:
         router.pool.remove(worker)

@@ -1,4 +1,4 @@
-"""SGLang's JSON for one sequence, put together from the deltas that arrived since the last look."""
+"""SGLang's JSON outputs of one sequence, made from its deltas."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ LogprobTuple = list[Any]
 
 
 class Reply:
-    """Everything a client has been told of one sequence.
+    """The outputs of one sequence.
 
-    With ``incremental`` each output has only what is new, except for the counters in ``meta_info``;
-    otherwise each has everything so far.
+    With ``incremental`` each output has only what is new, except for the counters in ``meta_info``.
+    Otherwise each output has everything so far.
     """
 
     def __init__(self, request: GenerateRequest, tokenizer: ModelTokenizer, *, incremental: bool) -> None:
@@ -36,7 +36,7 @@ class Reply:
         self._completion_tokens = 0
 
     def add(self, deltas: list[TextDelta]) -> JSONDict:
-        """The output after ``deltas``, which are not empty and belong to this sequence."""
+        """Return the output after ``deltas``, one or more of this sequence."""
         if self._incremental:
             self._text, self._ids, self._logprobs, self._tops = [], [], [], []
         for tokens, text in deltas:

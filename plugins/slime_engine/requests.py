@@ -14,7 +14,7 @@ from slime_engine.sampling import SamplingParams, parse_sampling_params
 
 __all__ = ["GenerateBody", "GenerateRequest", "new_rid", "parse_generate"]
 
-#: Accepted by SGLang, not by this engine: silence would be a wrong answer.
+#: Supported by SGLang, not by this engine: ignoring them would give wrong answers.
 _UNSUPPORTED = ("input_embeds", "token_ids_logprob", "lora_path", "session_params", "custom_logit_processor")
 
 
@@ -55,10 +55,10 @@ def new_rid() -> str:
 
 
 def parse_generate(body: JSONObject, vocab_size: int, obeys: Collection[str] = ()) -> GenerateBody:
-    """Requests in reply order: all samples of prompt 0, then of prompt 1, ... Raises BadRequest.
+    """Return requests in reply order: all samples of prompt 0, then of prompt 1, ... Raises BadRequest.
 
-    Fields this engine has no use for (priority, image_data, ...) are ignored, as SGLang
-    ignores what it does not know. ``obeys``: see LanguageModel.
+    Fields without an effect here (priority, image_data, ...) are ignored, as SGLang ignores
+    unknown fields. ``obeys``: see LanguageModel.
     """
     for name in _UNSUPPORTED:
         if body.get(name) is not None:
@@ -104,7 +104,7 @@ def _rank(body: JSONObject, name: str, default: int | None = None) -> int | None
 
 
 def _in_rooms(requests: list[GenerateRequest], body: JSONObject, is_list: bool) -> list[GenerateRequest]:
-    """Each sequence with its room: of a single value they are counted on from it, as SGLang does."""
+    """Give each sequence its room. A single value is the first room; the next ones count up, as in SGLang."""
     rooms = body.get("bootstrap_room")
     if rooms is None:
         return requests
@@ -112,9 +112,9 @@ def _in_rooms(requests: list[GenerateRequest], body: JSONObject, is_list: bool) 
     if is_int(rooms):
         rooms = [rooms + i for i in range(count)]
     if not isinstance(rooms, list) or len(rooms) != count or not all(is_int(room) for room in rooms):
-        raise BadRequest("bootstrap_room must be a number, or for a batch a list, one for each sequence.")
+        raise BadRequest("bootstrap_room must be a number, or for a batch a list with one for each sequence.")
     if not is_list and isinstance(body["bootstrap_room"], list):
-        raise BadRequest("bootstrap_room must be a number, for this is no batch.")
+        raise BadRequest("bootstrap_room must be a number, since the request is not a batch.")
     hosts, ports = (_each(body, f"bootstrap_{name}", count) for name in ("host", "port"))
     rank = _rank(body, "disagg_prefill_dp_rank")
     places = zip(hosts, ports, rooms, strict=True)
@@ -124,7 +124,7 @@ def _in_rooms(requests: list[GenerateRequest], body: JSONObject, is_list: bool) 
 
 
 def _samples(request: GenerateRequest, n: int) -> Iterator[GenerateRequest]:
-    """``n`` requests with rids of their own; a seed is counted up, or they would all be the same."""
+    """Yield ``n`` requests with new rids. A seed is counted up; otherwise all samples would be equal."""
     for i in range(n):
         seed = request.params.sampling_seed
         params = replace(request.params, sampling_seed=None if seed is None else seed + i)
@@ -132,7 +132,7 @@ def _samples(request: GenerateRequest, n: int) -> Iterator[GenerateRequest]:
 
 
 def _prompts(body: JSONObject, vocab_size: int) -> tuple[list[Any], bool]:
-    """The prompts, and whether they came as a batch."""
+    """Return the prompts, and True if they came as a batch."""
     text, input_ids = body.get("text"), body.get("input_ids")
     if (text is None) == (input_ids is None):
         raise BadRequest("Either text or input_ids should be provided, and not both.")
@@ -169,7 +169,7 @@ def _rids(body: JSONObject, count: int, is_batch: bool) -> list[str]:
 
 
 def _each(body: JSONObject, name: str, count: int) -> list[Any]:
-    """One value for each prompt; a single value counts for all."""
+    """Return one value for each prompt; a single value applies to all."""
     value = body.get(name)
     if not isinstance(value, list):
         return [value] * count
@@ -179,7 +179,7 @@ def _each(body: JSONObject, name: str, count: int) -> list[Any]:
 
 
 def _item(body: JSONObject, index: int, count: int) -> dict[str, Any]:
-    """The options that a batch may give once for each prompt."""
+    """Return the values for one prompt of the options that a batch may list."""
     names = ("return_logprob", "logprob_start_len", "top_logprobs_num", "routed_experts_start_len")
     return {name: _each(body, name, count)[index] for name in names}
 

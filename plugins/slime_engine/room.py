@@ -9,7 +9,7 @@ __all__ = ["Room"]
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """``number`` at the bootstrap address. ``dp_rank``: the rank of the prefill engine, as far as it was told."""
+    """Room ``number`` at the bootstrap address. ``dp_rank``: the prefill engine's rank, None if not given."""
 
     host: str | None
     port: int | None

@@ -1,9 +1,8 @@
 """Sampling parameters as SGLang has them, and the choice of one token from logits.
 
-Order of work, after SGLang 0.5: penalties and biases change the logits; a grammar takes out what it does not allow;
-the temperature divides them; log-probabilities are the log-softmax of that; ``top_k``, ``top_p`` and ``min_p`` then
-limit what may be drawn, without changing what is reported. Temperature 0 takes the likeliest token and reports its
-log-probability at temperature 1.
+The steps are those of SGLang 0.5. Penalties and biases change the logits. A grammar excludes tokens. The temperature
+divides the logits. The reported log-probabilities are the log-softmax of the result. ``top_k``, ``top_p`` and ``min_p``
+then limit the draw, but not the report. Temperature 0 takes the likeliest token, and reports as at temperature 1.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ _UNSUPPORTED = ("structural_tag", "stop_regex", "custom_params")
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """One request's wishes. ``temperature`` 0: greedy.
+    """Sampling parameters of one request. ``temperature`` 0: greedy.
 
-    ``max_new_tokens`` is cut to what the context can hold only if the client left it open (``may_shorten``).
+    ``may_shorten``: the client gave no ``max_new_tokens``, so the limit may be cut to what the context can hold.
     A stream sends a chunk every ``stream_interval`` tokens.
     """
 
@@ -65,7 +64,7 @@ class SamplingParams:
 
 
 def parse_sampling_params(body: JSONObject, vocab_size: int, obeys: Collection[str] = ()) -> SamplingParams:
-    """Sampling parameters from JSON; null means the default. Raises BadRequest for what cannot be honoured.
+    """Parse sampling parameters. Null means the default, or no limit for ``max_new_tokens``. Raises BadRequest.
 
     ``obeys``: parameters that the model honours by itself, without the sampler's help.
     """
@@ -157,10 +156,10 @@ def choose(
     luck: float,
     allowed: BoolArray | None = None,
 ) -> tuple[int, FloatArray]:
-    """The next token, and the log-probabilities of all.
+    """Return the next token, and the log-probabilities of all tokens. Changes ``logits`` in place.
 
-    ``produced`` counts the tokens generated so far (for the penalties), ``forbidden`` ids get probability
-    0, as do those that a grammar has not ``allowed``; ``luck`` in [0, 1) decides. ``logits`` is changed in place.
+    ``produced`` counts the tokens generated so far, for the penalties. Ids that are ``forbidden``, or not ``allowed``
+    by a grammar, get probability 0. ``luck`` in [0, 1) selects the token.
     """
     if params.penalises and produced:
         _penalise(logits, params, produced)
@@ -181,12 +180,12 @@ def choose(
         _truncate(probabilities, params)
     cumulated = probabilities.cumsum()
     total = float(cumulated[-1])
-    aim = min(luck * total, math.nextafter(total, 0.0))  # a product that rounds up to the total hits nothing
+    aim = min(luck * total, math.nextafter(total, 0.0))  # the total itself is beyond the last token
     token_id = int(cumulated.searchsorted(aim, side="right"))
     return token_id, logprobs
 
 
-#: Of a logit; no probability tells it from infinity, and sums of it are numbers.
+#: Largest penalised logit: in probabilities as good as infinity, but sums of it stay finite.
 _UTMOST = 1e6
 
 
@@ -195,7 +194,7 @@ def _penalise(logits: FloatArray, params: SamplingParams, produced: Mapping[int,
     counts = np.fromiter(produced.values(), np.float64, len(produced))
     seen = logits[ids] - params.frequency_penalty * counts - params.presence_penalty
     scale = params.repetition_penalty
-    with np.errstate(over="ignore"):  # a penalty near 0 makes a token as certain as can be, not infinitely so
+    with np.errstate(over="ignore"):  # with a scale near 0; the result is clipped below
         scaled = np.where(seen > 0, seen / scale, seen * scale)
     logits[ids] = np.clip(scaled, -_UTMOST, _UTMOST)
 
@@ -212,10 +211,10 @@ def _truncate(probabilities: FloatArray, params: SamplingParams) -> None:
 
 
 def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) that depends on nothing else, so a generation can be resumed or repeated.
+    """Return a number in [0, 1) that depends on the arguments alone, so a generation can be repeated.
 
-    ``position`` is the token's index in the whole context. So a request that continues another's partial output with
-    the same seed continues as the other would have.
+    ``position`` is the token's index in the whole context. So a request that continues a partial output with the same
+    seed samples the tokens that the first request would have sampled.
     """
     digest = hashlib.blake2b(struct.pack("<QQ", seed % (1 << 64), position), digest_size=8).digest()
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53

@@ -1,4 +1,4 @@
-"""Continuous batching: sequences join and leave a running batch, each gets one token per step."""
+"""Continuous batching: sequences join and leave a running batch, and each gets one token per step."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _GROUP = 16
 
 
 class Scheduler:
-    """Samples, writes the journal, and says what happened in TokenDeltas.
+    """Samples tokens, writes the journal, and emits TokenDeltas.
 
-    All state changes happen between awaits of one event loop, so nothing is locked. The methods that
-    clients call (abort, pause, update) act at once, also in the middle of a step.
+    All state changes happen between awaits of one event loop, so nothing is locked. Aborts and pauses
+    act at once, also in the middle of a step.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Scheduler:
         self.version = settings.weight_version
         self.waiting: dict[str, Sequence] = {}
         self.running: dict[str, Sequence] = {}
-        #: Of a prefill engine, by room: those that have their token, which nobody has asked for yet.
+        #: On a prefill engine, by room: sequences whose token no decode engine has fetched yet.
         self.handing: dict[int, Sequence] = {}
         self._settings = settings
         self._mode = settings.disaggregation_mode
@@ -77,7 +77,7 @@ class Scheduler:
         bound: Bound | None = None,
         script: list[int] | None = None,
     ) -> None:
-        """Queue a request. No sequence with its rid may be under way."""
+        """Queue a request. No unfinished sequence may have its rid."""
         rank = request.dp_rank if request.dp_rank is not None else self._turn % self._settings.dp_size
         self._turn += request.dp_rank is None
         entry = self._journal.open(request.rid, input_ids, request.params.temperature, rank)
@@ -96,7 +96,7 @@ class Scheduler:
         self._changed.notify()
 
     def receive(self, rid: str, handover: Handover) -> None:
-        """The first token of a sequence has come from the prefill engine. Of one that was aborted it is too late."""
+        """Take a sequence's first token from the prefill engine. It is ignored if the sequence was aborted."""
         sequence = self.waiting.get(rid)
         if sequence is not None and sequence.expected:
             sequence.expected = False
@@ -104,11 +104,11 @@ class Scheduler:
             sequence.taken_for = self.version
             told = (handover.token_id, handover.logprob, handover.top, handover.version)
             self._steps.give(sequence, *told)
-            self._begin(sequence)  # it has a token, of which an abort tells all
+            self._begin(sequence)  # it has a token, which an abort must report
             self._changed.notify()
 
     async def hand_over(self, room: int, dp_rank: int | None) -> Handover:
-        """The first token of the sequence in ``room``, once it is sampled; the sequence ends with that."""
+        """Wait for the first token of the sequence in ``room``, end the sequence, and return the token."""
         await self._changed.wait_for(lambda: room in self.handing)
         sequence = self.handing[room]
         if dp_rank not in (None, sequence.entry.dp_rank):
@@ -119,7 +119,7 @@ class Scheduler:
         return handover
 
     def abort(self, rid: str) -> None:
-        """End one sequence; what it has so far is its result. An unknown rid is nothing to do."""
+        """End one sequence; its tokens so far are its result. An unknown rid is ignored."""
         sequence = self.running.pop(rid, None) or self.waiting.pop(rid, None)
         for room, handed in [*self.handing.items()]:
             if handed.rid == rid:
@@ -129,14 +129,14 @@ class Scheduler:
             self.fail([sequence], {"type": "abort", "message": message})
 
     def abort_prefix(self, prefix: str) -> None:
-        """End every sequence whose rid begins with ``prefix``; an empty one means all."""
+        """End every sequence whose rid begins with ``prefix``; an empty prefix means all."""
         handing = [sequence.rid for sequence in self.handing.values()]
         for rid in [rid for rid in (*self.running, *self.waiting, *handing) if rid.startswith(prefix)]:
             self.abort(rid)
 
     def pause(self, mode: PauseMode) -> None:
-        """Sample nothing until ``resume``. ``abort`` ends all, ``retract`` puts the running ones back in the
-        queue (their tokens are kept), ``in_place`` leaves them where they are."""
+        """Sample nothing until ``resume``. ``abort`` ends all sequences. ``retract`` puts the running ones back
+        in the queue, with their tokens. ``in_place`` leaves them in the batch."""
         self.paused = True
         if mode == "abort":
             self.abort_prefix("")
@@ -152,12 +152,12 @@ class Scheduler:
         self._changed.notify()
 
     def release_memory(self, released: bool) -> None:
-        """Nothing is sampled while the memory of weights and cache is given away."""
+        """Sample nothing while the memory of weights and cache is ``released``."""
         self.memory_released = released
         self._changed.notify()
 
     async def update_weights(self, version: str) -> None:
-        """Sample from other weights. Admits no request and waits until no sequence runs; at once while paused."""
+        """Change the weights: at once while paused, else when no sequence runs. Admits none until then."""
         self.updates_waiting += 1
         try:
             await self._changed.wait_for(lambda: self.paused or not self.running)
@@ -167,7 +167,7 @@ class Scheduler:
             self._changed.notify()
 
     def fail(self, sequences: Iterable[Sequence], reason: FinishReason) -> None:
-        """Finish sequences, already taken out of the queues, for a reason outside of them."""
+        """Finish ``sequences``, which the caller has taken out of the queues, with ``reason``."""
         self._emit([sequence.delta(reason, self.version) for sequence in sequences])
         self._changed.notify()
 
@@ -209,7 +209,7 @@ class Scheduler:
             self.tokens["prompt"] += len(sequence.input_ids)
 
     async def _until_due(self) -> None:
-        """Sleep until the next token is due, or something changed. Nothing is awaited before that."""
+        """Sleep until a token is due, or something changes. Await nothing before it, or a change may be missed."""
         wait_s = None
         if self.running and not self._stands_still():
             wait_s = max(0.0, min(s.due_at for s in self.running.values()) - self._clock())
@@ -221,12 +221,12 @@ class Scheduler:
         try:
             for sequence in group:
                 deltas += self._advance(sequence)
-        finally:  # what was sampled before a crash is told
+        finally:  # also what was sampled before a crash
             if deltas:
                 self._emit(deltas)
 
     def _advance(self, sequence: Sequence) -> Iterator[TokenDelta]:
-        """One token for one sequence, unless it was aborted or paused since the step began."""
+        """Advance one sequence by a token, unless it was aborted or paused since the step began."""
         if self.running.get(sequence.rid) is not sequence or self._stands_still():
             return
         if self._mode != "decode" and self._steps.score_prompt(sequence, self.version):

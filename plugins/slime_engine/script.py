@@ -1,4 +1,4 @@
-"""A script: which answer to which prompt. JSON Lines, an entry a line; the first that fits a prompt answers it.
+"""Scripts: JSON Lines with one entry a line. The first entry that matches a prompt answers it.
 
 ::
 
@@ -27,11 +27,11 @@ _ANSWER = ("content", "reasoning_content", "tool_calls")
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """All that are given must hold; with none, every prompt fits.
+    """All given conditions must hold; without any, every prompt matches.
 
-    ``user``, ``tool``: text that the last message contains, which is a user's, or what a tool gave back. ``prompt``: a
-    regular expression that is found in the whole prompt, markup included. ``turn``: 1 for the first answer of a
-    conversation, 2 for the second; so nothing is counted, and many conversations may run at once.
+    ``user``: text in the last message, a user's. ``tool``: text in the last messages, results of tools. ``prompt``: a
+    regular expression found anywhere in the prompt, markup included. ``turn``: 1 for the first answer of a
+    conversation, 2 for the second, read from the prompt. So many conversations may run at once.
     """
 
     user: str | None = None
@@ -50,7 +50,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The assistant's message for prompts that fit. ``line``: where it stands in the file, from 1."""
+    """The assistant's message for matching prompts. ``line``: its line in the file, from 1."""
 
     line: int
     when: Conditions
@@ -68,11 +68,11 @@ class Script:
 
 
 class _Wrong(ValueError):
-    """A line that is not as it should be; the message says what the line should be."""
+    """An invalid line; the message says what was wanted."""
 
 
 def read_script(path: str) -> Script:
-    """The script in a file. Raises ValueError, which names the line and what is wrong with it."""
+    """Read the script in a file. Raises ValueError, which names the line and the error."""
     try:
         lines = Path(path).read_bytes().splitlines()
     except OSError as error:
@@ -102,10 +102,10 @@ def _entry(number: int, document: Any) -> Entry:
         return Entry(number, when, answer)
     said = _object('"answer"', answer, _ANSWER)
     if not said:
-        raise _Wrong(f'"answer" wants text, or an object with some of {", ".join(_ANSWER)}')
+        raise _Wrong(f'"answer" must be text, or an object with some of {", ".join(_ANSWER)}')
     calls = said.get("tool_calls", [])
     if not isinstance(calls, list):
-        raise _Wrong(f'"tool_calls" wants a list, got {calls!r}')
+        raise _Wrong(f'"tool_calls" must be a list, got {calls!r}')
     return Entry(
         number,
         when,
@@ -118,11 +118,11 @@ def _entry(number: int, document: Any) -> Entry:
 def _conditions(given: Mapping[str, Any]) -> Conditions:
     pattern, turn = _text(given, "prompt"), given.get("turn")
     if turn is not None and (not is_int(turn) or turn < 1):
-        raise _Wrong(f'"turn" wants a number from 1 on, got {turn!r}')
+        raise _Wrong(f'"turn" must be a number from 1 on, got {turn!r}')
     try:
         prompt = None if pattern is None else re.compile(pattern, re.DOTALL)
     except re.error as error:
-        raise _Wrong(f'"prompt" wants a regular expression, got {pattern!r}: {error}') from None
+        raise _Wrong(f'"prompt" must be a regular expression, got {pattern!r}: {error}') from None
     return Conditions(_text(given, "user"), _text(given, "tool"), prompt, turn)
 
 
@@ -130,21 +130,21 @@ def _call(document: Any) -> Call:
     given = _object("a call", document, ("name", "arguments"))
     name, arguments = given.get("name"), given.get("arguments", {})
     if not isinstance(name, str) or not name or not isinstance(arguments, dict):
-        raise _Wrong(f'a call wants {{"name": ..., "arguments": {{...}}}}, got {document!r}')
+        raise _Wrong(f'a call must be {{"name": ..., "arguments": {{...}}}}, got {document!r}')
     return Call(name, arguments)
 
 
 def _object(what: str, document: Any, known: tuple[str, ...]) -> Mapping[str, Any]:
     if not isinstance(document, dict):
-        raise _Wrong(f"{what} wants an object, got {document!r}")
+        raise _Wrong(f"{what} must be an object, got {document!r}")
     unknown = sorted(set(document) - set(known))
     if unknown:
-        raise _Wrong(f"{what} knows {', '.join(known)}, got {', '.join(unknown)}")
+        raise _Wrong(f"{what} may have {', '.join(known)}, got {', '.join(unknown)}")
     return document
 
 
 def _text(given: Mapping[str, Any], name: str) -> str | None:
     value = given.get(name)
     if value is not None and not isinstance(value, str):
-        raise _Wrong(f'"{name}" wants a string, got {value!r}')
+        raise _Wrong(f'"{name}" must be a string, got {value!r}')
     return value

@@ -1,4 +1,4 @@
-"""Answers of a script, in tokens: the entry that fits a prompt, as the model itself would write it."""
+"""Tokens of scripted answers, in the markup of the engine's chat template."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _ASSISTANT, _TOOL_RESULT = "assistant\n", "<tool_response>"
 
 
 class ScriptedAnswers:
-    """Answers of an engine with a script. Nothing is remembered between prompts.
+    """Finds the scripted answer to a prompt. It keeps no state between prompts.
 
-    Prompts are read in the markup of the engine's chat template, which is ChatML. Text without it is one message of a
-    user.
+    Prompts are read in the markup of the engine's chat template, which is ChatML. A prompt without markup counts as one
+    user message.
     """
 
     def __init__(self, script: Script, tokenizer: ModelTokenizer) -> None:
@@ -33,10 +33,10 @@ class ScriptedAnswers:
         }
 
     def ids(self, prompt_ids: list[int], bound: Bound | None) -> list[int]:
-        """The tokens of the answer, its end included; none when no entry fits, and the model says what it likes.
+        """Return the tokens of the answer, with its end token; none when no entry matches, so the model answers.
 
-        A prompt that ends within an answer is gone on with. An answer that a grammar binds is the entry's calls, in the
-        form of forced ones, or its content. Raises BadRequest when the grammar does not allow it.
+        A prompt that ends within the answer gets the rest. Under a grammar, the answer is the entry's calls in the form
+        of forced calls, or its content. Raises BadRequest when the grammar does not allow the answer.
         """
         prompt = _read(self._tokenizer.decode(prompt_ids, skip_special_tokens=False))
         begun = self._begun(prompt_ids)
@@ -60,7 +60,7 @@ class ScriptedAnswers:
         return answer
 
     def _message(self, entry: Entry) -> str:
-        """The assistant's message as the chat template writes it, without the markup around it."""
+        """Return the assistant's message as the chat template writes it, without the markup around it."""
         calls = [{"function": {"name": call.name, "arguments": call.arguments}} for call in entry.calls]
         said = {"reasoning_content": entry.reasoning, "content": entry.content, "tool_calls": calls}
         message = {"role": "assistant", **{key: value for key, value in said.items() if value}}
@@ -80,7 +80,7 @@ class ScriptedAnswers:
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
-    """A prompt as conditions see it; of the last message, what a user or what tools said."""
+    """The parts of a prompt that conditions test. ``user`` and ``tool``: the last message, None if of another role."""
 
     text: str
     user: str | None

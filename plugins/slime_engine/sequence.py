@@ -1,4 +1,4 @@
-"""One generation while it is under way, and the deltas in which it travels to the client."""
+"""A running generation, and the deltas that bring it to the client."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ScoredToken = tuple[float | None, int]
 
 
 class Sequence:
-    """The scheduler's state of one request. ``due_at`` is on the scheduler's clock, in seconds.
+    """The scheduler's state of one request. ``due_at``: the time of its next token on the scheduler's clock.
 
     ``bound``: the grammar state of the answer, or None without a grammar. ``script``: the tokens of the answer, if it
     is scripted.
@@ -57,9 +57,9 @@ class Sequence:
         self.sent = 0
         self.started = False
         self.retractions = 0
-        self.expected = False  # its first token comes from a prefill engine, and is not there yet
-        self.given = False  # that token has come, and was neither checked nor sent yet
-        self.taken_for: str | None = None  # the version of the weights here when it came
+        self.expected = False  # its first token comes from a prefill engine, and has not arrived
+        self.given = False  # that token has arrived, but was neither checked nor sent yet
+        self.taken_for: str | None = None  # this engine's weight version when that token arrived
 
     @property
     def completion_tokens(self) -> int:
@@ -67,12 +67,12 @@ class Sequence:
 
     @property
     def scripted(self) -> int | None:
-        """The token that the script has next."""
+        """The script's next token, if any is left."""
         done = self.completion_tokens
         return self.script[done] if done < len(self.script) else None
 
     def _spans(self) -> list[tuple[str, int, int]]:
-        """``(version, start, end)`` as reported: a prefill engine's token has the version here when it came."""
+        """Return the reported ``(version, start, end)``; a prefill engine's token gets ``taken_for``."""
         spans = self.entry.spans()
         if self.taken_for is None or not spans:
             return spans
@@ -83,9 +83,9 @@ class Sequence:
         return [(self.taken_for, 0, 1), *later]
 
     def delta(self, reason: FinishReason | None, version: str) -> TokenDelta:
-        """Return everything new since the last delta. With a reason it is the last one; the journal notes the reason.
+        """Return everything new since the last delta. The last delta has a ``reason``, which the journal notes.
 
-        ``version`` stands for the weights of a reply that has no tokens.
+        ``version`` is the weight version of a reply without tokens.
         """
         if reason is not None:
             self.entry.finish_reason = reason
@@ -120,7 +120,7 @@ class TokenDelta:
 
 
 class TextDelta(NamedTuple):
-    """A delta with the text that it adds; text may lag behind tokens, never the other way round."""
+    """A delta with the text that it adds; text may lag behind the tokens."""
 
     tokens: TokenDelta
     text: str

@@ -1,4 +1,4 @@
-"""Everything about an engine that is decided when it starts."""
+"""Settings of an engine, fixed when it starts."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ DisaggregationMode = Literal["null", "prefill", "decode"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Frozen and checked; ValueError says what does not fit.
+    """Settings of an engine. Raises ValueError for invalid ones.
 
     ``latency_ms`` passes before a request's first token, ``tokens_per_second`` paces the others (0: as
     fast as possible). ``seed`` None: requests without a ``sampling_seed`` differ from run to run.
-    ``moe_layers`` 0: no routed experts. ``load_in_background``: serve, and refuse, while the model loads.
+    ``moe_layers`` 0: no routed experts. ``load_in_background``: listen while the model loads, and refuse generations.
     ``journal_file`` is appended to. ``disaggregation_mode``: a ``prefill`` engine samples one token of each sequence
-    and hands it over to a ``decode`` engine. ``dp_size``: ranks that a request can be given to; they are only names.
-    ``script``: prompts that it fits are answered by it.
+    and hands it over to a ``decode`` engine. ``dp_size``: data-parallel ranks that requests may name, without effect on
+    the answer. ``script``: answers the prompts that it matches.
     """
 
     model_name: str = "slime-ngram"
@@ -65,5 +65,5 @@ class Settings:
             raise ValueError(f"moe_topk {self.moe_topk} is more than moe_experts {self.moe_experts}")
         if self.journal_file is not None and not Path(self.journal_file).parent.is_dir():
             raise ValueError(
-                f"journal_file: wanted a path in a directory that is there, got {self.journal_file!r}"
+                f"journal_file: wanted a path in an existing directory, got {self.journal_file!r}"
             )

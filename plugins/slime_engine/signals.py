@@ -1,4 +1,4 @@
-"""Waiting for a condition on state that only changes between awaits."""
+"""A condition variable for state that changes only between awaits."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ __all__ = ["Signal"]
 
 
 class Signal:
-    """A condition variable: ``notify`` after a change of the state, ``wait_for`` to wait for one.
+    """A condition variable for one event loop: call ``notify`` after a change of the state.
 
-    For one event loop: a condition that has come true still holds when ``wait_for`` returns.
+    The condition still holds when ``wait_for`` returns.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class Signal:
         self._event = asyncio.Event()
 
     async def wait(self) -> None:
-        """Until the next ``notify``."""
+        """Wait until the next ``notify``."""
         await self._event.wait()
 
     async def wait_for(self, condition: Callable[[], bool]) -> None:

@@ -14,20 +14,20 @@ __all__ = ["Steps"]
 
 #: Prompt tokens scored at once; each costs about as much as a sampled one.
 _PREFILL_CHUNK = 64
-#: Tokens after which an answer that a grammar binds closes what is open; sooner when fewer than twice as many may come.
+#: An answer under a grammar closes what is open after this many tokens, or half of ``max_new_tokens`` if fewer.
 _CLOSING_FROM = 64
 
 
 class Steps:
-    """One model at work. Each method is short, so that the caller can do other work in between."""
+    """Steps of one model. Each method is short, so that the caller can do other work between calls."""
 
     def __init__(self, model: LanguageModel) -> None:
         self._model = model
 
     def score_prompt(self, sequence: Sequence, version: str) -> bool:
-        """Log-probabilities of the prompt from ``logprob_start_len`` on; True while there are more to do.
+        """Score the next tokens of the prompt, from ``logprob_start_len`` on. Return True while more are left.
 
-        They are those at temperature 1, whatever the temperature of the request, as SGLang's are.
+        The log-probabilities are those at temperature 1, whatever the request's temperature, as in SGLang.
         """
         request, ids = sequence.request, sequence.input_ids
         start = request.logprob_start_len
@@ -42,7 +42,7 @@ class Steps:
         return position + _PREFILL_CHUNK < len(ids)
 
     def sample(self, sequence: Sequence, version: str) -> None:
-        """Append one token, in the journal too. One of a script has the model's log-probability, as all have."""
+        """Sample one token, and append it. A scripted token also has the model's log-probability."""
         params, context = sequence.params, sequence.context
         allowed = _allowed(sequence)
         forbidden: frozenset[int] = frozenset()
@@ -57,7 +57,7 @@ class Steps:
         scripted = sequence.scripted
         if scripted is not None and logprobs[scripted] > -np.inf:
             token_id = scripted
-        else:  # a min_new_tokens beyond its end: the model goes on
+        else:  # no scripted token is left, or min_new_tokens forbids it: the model continues
             sequence.script = []
         logprob = float(logprobs[token_id])
         self.give(sequence, token_id, logprob, _top(logprobs, sequence.request.top_logprobs_num), version)
@@ -65,7 +65,7 @@ class Steps:
     def give(
         self, sequence: Sequence, token_id: int, logprob: float, top: list[ScoredToken], version: str
     ) -> None:
-        """Append a token that was sampled, here or by another engine."""
+        """Append a token, sampled here or by another engine, to the sequence and the journal."""
         sequence.entry.append(token_id, logprob, version)
         sequence.context.append(token_id)
         sequence.unsent_logprobs.append(logprob)
@@ -77,7 +77,7 @@ class Steps:
             sequence.bound.advance(token_id)
 
     def finish_reason(self, sequence: Sequence) -> FinishReason | None:
-        """Return the sequence's finish reason here, or None. A full length comes before a stop, as in SGLang."""
+        """Return the sequence's finish reason, or None. The length is checked before stops, as in SGLang."""
         if sequence.completion_tokens >= sequence.max_new_tokens:
             return {"type": "length", "length": sequence.max_new_tokens}
         params, last = sequence.params, sequence.context[-1]
@@ -101,7 +101,7 @@ def _allowed(sequence: Sequence) -> BoolArray | None:
 
 
 def _top(logprobs: FloatArray, count: int) -> list[ScoredToken]:
-    """The ``count`` likeliest tokens, best first."""
+    """Return the ``count`` likeliest tokens, best first."""
     if not count:
         return []
     best = np.argsort(-logprobs, kind="stable")[:count]

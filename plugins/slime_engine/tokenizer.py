@@ -1,7 +1,7 @@
-"""The engine's tokenizer: a small byte-level BPE with Qwen3's markup, trained when it is made.
+"""The engine's tokenizer: a small byte-level BPE with Qwen3's markup, trained when the engine starts.
 
 Training is deterministic: every process gets the same vocabulary from the corpus of this package. So a router may load
-the directory that one engine wrote and talk to another.
+the tokenizer that one engine saved, and use it with another engine.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ MARKUP = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 
 _VOCAB_SIZE = 1280
 _DOCUMENT_END = "\n%%\n"
-#: The pattern that cuts text before merges are applied: that of GPT-4 and Qwen2, which all byte-level BPEs
-#: of today resemble. Merges never cross these cuts, but a model may well write tokens that do.
+#: Qwen2's pattern, which cuts text before merges are applied. Merges never cross these cuts, but the
+#: tokens that a model samples may.
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -33,7 +33,7 @@ _WORDS = (
 
 
 def corpus_documents() -> list[str]:
-    """The texts that ship with the package, each a story, a program, a conversation in ChatML, ..."""
+    """Return the texts that ship with the package, each a story, a program, a conversation in ChatML, ..."""
     return _resource("corpus.txt").rstrip("\n").split(_DOCUMENT_END)
 
 
@@ -42,7 +42,7 @@ def _resource(name: str) -> str:
 
 
 def train_tokenizer(documents: Iterable[str]) -> EngineTokenizer:
-    """A tokenizer trained on ``documents``; markup in them is left out of the merges. Takes well under 1 s."""
+    """Train a tokenizer on ``documents`` without their markup, in well under 1 s."""
     special = (END_OF_TEXT, START_OF_TURN, END_OF_TURN)
     plain = list(documents)
     for markup in (*special, *MARKUP):
@@ -67,7 +67,7 @@ def train_tokenizer(documents: Iterable[str]) -> EngineTokenizer:
 
 
 class EngineTokenizer:
-    """Text to token ids and back; fits ``router_core.types.Tokenizer`` and costs no transformers import.
+    """A ``router_core.types.Tokenizer`` that needs no transformers.
 
     ``token_bytes[id]`` is what a token adds to the text; a token may end inside a UTF-8 character.
     """
@@ -87,7 +87,7 @@ class EngineTokenizer:
 
     @property
     def backend_tokenizer(self) -> Tokenizer:
-        """The one inside, under the name that transformers gives it."""
+        """The inner tokenizer, under its name in transformers."""
         return self._bpe
 
     def _id(self, token: str) -> int:
@@ -102,17 +102,17 @@ class EngineTokenizer:
         return table
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """Token ids of ``text``; markup written in it becomes one id. Releases the GIL while it works."""
+        """Return the token ids of ``text``; each markup tag becomes one id. Releases the GIL meanwhile."""
         (encoding,) = self._bpe.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(encoding.ids)
 
     def encode_plain(self, text: str) -> list[int]:
-        """Token ids of ``text`` with markup spelt out in ordinary tokens: ``<``, ``think``, ``>``."""
+        """Return the token ids of ``text`` with markup spelt out in ordinary tokens: ``<``, ``think``, ``>``."""
         words = self._bpe.pre_tokenizer.pre_tokenize_str(text)
         return [token.id for word, _ in words for token in self._bpe.model.tokenize(word)]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """Text of ``token_ids``; bytes that are not UTF-8 become U+FFFD."""
+        """Return the text of ``token_ids``; bytes that are not UTF-8 become U+FFFD."""
         return str(self._bpe.decode(token_ids, skip_special_tokens=skip_special_tokens))
 
     def apply_chat_template(
@@ -123,7 +123,7 @@ class EngineTokenizer:
         add_generation_prompt: bool = False,
         **variables: Any,
     ) -> str:
-        """ChatML text of a conversation, as ``transformers`` renders it from the saved files.
+        """Return the ChatML text of a conversation, as ``transformers`` renders it from the saved files.
 
         Raises jinja2.TemplateError when the messages do not fit the template.
         """
@@ -152,12 +152,12 @@ class EngineTokenizer:
 
 
 def _to_json(value: object) -> str:
-    """Jinja's own filter escapes HTML; the one of transformers, which this follows, does not."""
+    """Write JSON without escaping HTML, as the filter of transformers does; Jinja's own filter escapes it."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The byte that each character of a byte-level vocabulary stands for (GPT-2's ``bytes_to_unicode``)."""
+    """Return the byte that each character of a byte-level vocabulary stands for (GPT-2's ``bytes_to_unicode``)."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(0x100) if byte not in shown]
     return {chr(byte): byte for byte in shown} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}

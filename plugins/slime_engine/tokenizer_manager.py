@@ -1,4 +1,4 @@
-"""Tokenises requests, hands them to the scheduler, and wakes the waiters for their tokens."""
+"""Tokenises requests, hands them to the scheduler, and yields their outputs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from slime_engine.transfer import TransferFailed, fetch
 
 __all__ = ["ReqState", "TokenizerManager"]
 
-#: Characters from which on tokenising is worth a thread.
+#: A text of this many characters is tokenised in a thread.
 _LONG_TEXT = 10_000
 
 
@@ -42,13 +42,13 @@ class ReqState:
     error: EngineError | None = None
 
     def take(self) -> list[TextDelta]:
-        """All that has come since the last call, at once: nothing is lost, nothing comes twice."""
+        """Return all deltas since the last call."""
         taken, self.out_list = self.out_list, []
         return taken
 
 
 class TokenizerManager:
-    """``start_soon`` runs a coroutine in the engine's task group; ``handle_loop`` starts with the first request."""
+    """The engine's first and last stage. ``start_soon`` runs a coroutine in the engine's task group."""
 
     def __init__(
         self,
@@ -73,10 +73,10 @@ class TokenizerManager:
         self._receiving: dict[str, CancelScope] = {}
 
     async def generate(self, body: GenerateBody) -> AsyncIterator[JSONDict]:
-        """Outputs as they come; a request that does not stream has one for each sequence, when it is done.
+        """Yield outputs as they come; without streaming, one for each sequence when it has finished.
 
-        For a list each output carries its ``index``. Leaving early aborts what is not finished. Raises
-        EngineError.
+        For a list each output carries its ``index``. Closing the iterator aborts unfinished sequences.
+        Raises EngineError.
         """
         self._auto_create_handle_loop()
         event = asyncio.Event()
@@ -100,8 +100,8 @@ class TokenizerManager:
             pending = dict(enumerate(zip(body.requests, states, strict=True)))
             while pending:
                 await event.wait()
-                # A cancellation is delivered while something is awaited that has not come yet. An engine that
-                # samples a token with each turn of the loop would always be faster.
+                # A cancellation is delivered only while an await blocks. The wait above never blocks if the
+                # engine samples a token with each turn of the loop.
                 await checkpoint_if_cancelled()
                 event.clear()
                 for index, (request, state) in list(pending.items()):
@@ -127,7 +127,7 @@ class TokenizerManager:
                     self._scheduler.abort(request.rid)
 
     async def collect(self, body: GenerateBody) -> JSONDict | list[JSONDict]:
-        """The whole answer to a request that does not stream."""
+        """Return the whole answer to a request that does not stream."""
         outputs = [output async for output in self.generate(body)]
         if not body.is_list:
             return outputs[0]
@@ -137,8 +137,8 @@ class TokenizerManager:
         return outputs
 
     async def _receive(self, request: GenerateRequest, wanted: CancelScope) -> None:
-        """Let ``request`` have its first token from the prefill engine; it waits for that."""
-        assert request.room is not None  # narrowing: one without was refused
+        """Fetch the first token of ``request``, which waits for it, from the prefill engine."""
+        assert request.room is not None  # narrowing: a request without a room was refused
         with wanted:
             try:
                 handover = await fetch(request.room)
@@ -151,7 +151,7 @@ class TokenizerManager:
                 self._scheduler.receive(request.rid, handover)
 
     def fail_all(self, error: EngineError) -> None:
-        """Raise ``error`` at every waiter."""
+        """Raise ``error`` in every waiter."""
         for state in self.rid_to_state.values():
             state.error = error
             state.event.set()
@@ -171,24 +171,24 @@ class TokenizerManager:
         return states
 
     def _check_place(self, request: GenerateRequest) -> None:
-        """Raises BadRequest."""
+        """Check the request's room and rank. Raises BadRequest."""
         settings = self._settings
         if settings.disaggregation_mode == "decode" and request.room is None:
-            raise BadRequest("A decode engine wants bootstrap_room.")
+            raise BadRequest("A decode engine needs bootstrap_room.")
         if request.dp_rank is not None and request.dp_rank >= settings.dp_size:
             raise BadRequest(f"routed_dp_rank {request.dp_rank} is out of range [0, {settings.dp_size}).")
 
     async def _prompt(self, request: GenerateRequest) -> tuple[list[int], int]:
-        """The prompt's ids, and how many tokens may follow them."""
+        """Return the prompt's ids, and the largest number of tokens to sample."""
         ids = request.input_ids
         if ids is None:
             ids = await self._encode(request.text or "")
         most = self._max_new_tokens(request, len(ids))
         halved = self._settings.disaggregation_mode == "prefill" and request.room is not None
-        return ids, 1 if halved else most  # of which there is always one to hand over
+        return ids, 1 if halved else most  # a prefill engine samples one token, to hand it over
 
     async def _bound(self, request: GenerateRequest) -> Bound | None:
-        """The grammar of the answer, if it has one. Raises BadRequest."""
+        """Return the grammar state of the answer, if it has a grammar. Raises BadRequest."""
         grammar = request.params.grammar
         return None if grammar is None else await to_thread.run_sync(self._grammars.bind, grammar)
 
@@ -207,7 +207,7 @@ class TokenizerManager:
         return await to_thread.run_sync(self._tokenizer.encode, text)
 
     def _max_new_tokens(self, request: GenerateRequest, prompt_tokens: int) -> int:
-        """The number of tokens that may be generated; BadRequest when the context cannot hold them."""
+        """Return the number of tokens that may be generated. Raises BadRequest when the context cannot hold them."""
         limit, params = self._settings.context_length, request.params
         if prompt_tokens == 0:
             raise BadRequest("The prompt is empty.")
@@ -248,14 +248,14 @@ class TokenizerManager:
             self._start_soon(self.handle_loop)
 
     async def handle_loop(self) -> None:
-        """The one loop that takes what the detokenizer made and wakes its waiters, once per request."""
+        """Take the detokenizer's deltas for ever, and wake the waiters, once per HTTP request."""
         while True:
             events = set()
             for delta in await self._source.get():
                 request = delta.tokens.sequence.request
                 state = self.rid_to_state.get(request.rid)
                 if state is None or state.request is not request:
-                    continue  # its client has gone, and another may have come with the same rid
+                    continue  # its client has gone; another request may have its rid now
                 state.out_list.append(delta)
                 if delta.tokens.finish_reason is not None:
                     state.finished = True

@@ -1,8 +1,8 @@
-"""The token stream the model learns from: the corpus, tokenised less tidily than a tokenizer would.
+"""The token stream the model learns from: the corpus, tokenised with random deviations.
 
-Real models sample tokens that their tokenizer would not produce for the same text. This one learns to. Now and then a
-token of its training stream is cut in two, inside a UTF-8 character too, and markup such as ``<think>`` is spelt out:
-``<``, ``think``, ``>``.
+Real models sample tokens that their tokenizer would not produce for the same text. This model learns to do so. Now and
+then a token of its training stream is cut in two, inside a UTF-8 character too, and markup such as ``<think>`` is spelt
+out: ``<``, ``think``, ``>``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SPELT_OUT_PROBABILITY = 0.15
 
 
 def training_stream(tokenizer: EngineTokenizer, documents: Sequence[str]) -> list[list[int]]:
-    """Several token lists per document, each ending in ``<|endoftext|>``; the same ones every time."""
+    """Return several token lists per document, each ending in ``<|endoftext|>``; the same ones every time."""
     dice = random.Random(0)
     cuts = _Cuts(tokenizer)
     canonical = [tokenizer.encode(text) for text in documents]
@@ -29,7 +29,7 @@ def training_stream(tokenizer: EngineTokenizer, documents: Sequence[str]) -> lis
 
 
 class _Cuts:
-    """For each token the ways to write it as two others."""
+    """The ways to write each token as two others."""
 
     def __init__(self, tokenizer: EngineTokenizer) -> None:
         id_of = {text: token_id for token_id, text in enumerate(tokenizer.token_bytes)}

@@ -1,7 +1,7 @@
 """Handover of a sequence from a prefill to a decode engine, over HTTP, in a room of the prefill engine.
 
-The decode engine asks the bootstrap address for its room. The prefill engine answers when its token is sampled, and is
-done with the sequence then. In a real engine the KV cache goes that way; here it is the token and what is known of it.
+The decode engine requests its room at the bootstrap address. The prefill engine answers when the token is sampled, and
+ends its sequence. A real engine transfers the KV cache; this one transfers the token, its logprobs and its version.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class TransferFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """The first token of a sequence: sampled by the prefill engine, under ``version``, behind ``input_ids``."""
+    """The first token of a sequence: sampled by the prefill engine, under ``version``, after ``input_ids``."""
 
     input_ids: list[int]
     token_id: int

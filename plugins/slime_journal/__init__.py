@@ -1,1 +1,1 @@
-"""A library for plugins: append-only files of records that outlive a kill."""
+"""A library for plugins: append-only files of records that survive a kill of the process."""

@@ -1,4 +1,4 @@
-"""A fingerprint that tells a tokenizer whose ids differ from others."""
+"""A fingerprint of a tokenizer, which differs between tokenizers with different ids."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ _SAMPLE = "def f(x): return 1234567 * x  # The quick brown fox, 敏捷的狐狸,
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:
-    """The same for tokenizers that cut a text of many kinds alike. What is kept in ids is read by no others."""
+    """Return a checksum of the ids of a sample text. Stored ids are read only with an equal checksum."""
     ids = array("i", tokenizer.encode(_SAMPLE, add_special_tokens=False))
     return f"{crc32(ids):08x}"

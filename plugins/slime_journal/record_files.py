@@ -1,4 +1,4 @@
-"""The files of a log: which there are, whose they are, and what stands in them."""
+"""The files of a log: their names, headers and records."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _HEADER_BYTES = 4096
 class LogKind:
     """The format of a log: the kinds of its records, which are NamedTuples, and the names of its files.
 
-    ``adds``: kinds of records that add a thing. Each has a ``serial``, the serial of the ``parent`` without which it
-    cannot be (0: none), and a ``size``. ``removes``: the kind that tells that ``serial``, of that
-    ``size``, has gone. ``others``: kinds that have no such meaning here.
-    ``name``: the suffix of its files. ``foreign``: the content of files written for another reader, for an error.
-    ``what_to_move``: the files to be moved away to begin without all of it, "" for the directory.
+    ``adds``: kinds of records that add an item. Each has a ``serial``, the serial of the ``parent`` that the item
+    depends on (0: none), and a ``size``. ``removes``: the kind of records that remove the item ``serial`` of that
+    ``size``. ``others``: kinds that neither add nor remove an item. ``name``: the suffix of the files.
+    ``foreign``: describes, in an error, the content of files written for another reader.
+    ``what_to_move``: the files to move away to start without the log, "" for the directory.
     """
 
     name: str
@@ -43,8 +43,8 @@ class LogKind:
 class LogDirectory:
     """The directory of one router's logs, set by ``flag``. Plugins share it as the component ``"log_directory"``.
 
-    ``failed``: the reason why writing stopped, or None. It stops for all logs, since each refers to the others.
-    ``logs``: the files of each.
+    ``failed``: the reason why writing stopped, or None. Writing stops for all logs, since they refer to one another.
+    ``logs``: the files of each log.
     """
 
     def __init__(self, path: Path, flag: str) -> None:
@@ -54,7 +54,7 @@ class LogDirectory:
         self.logs: list[list[LogFile]] = []
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the number of files, their bytes, and the reason of a failure."""
+        """Return the number of files, their bytes, and the reason of a failure, if any."""
         return {
             "files": sum(map(len, self.logs)),
             "bytes": sum(file.size_bytes for files in self.logs for file in files),
@@ -62,14 +62,14 @@ class LogDirectory:
         }
 
     def refused(self, why: str) -> StartupError:
-        """An error that says ``why`` the router cannot start with it."""
+        """Return an error that says ``why`` the router cannot start with this directory."""
         return StartupError(f"{self.flag}: {why}")
 
 
 class Header(NamedTuple):
-    """The first record of a file: its things are numbered from ``first``, and mean something to ``reader`` alone.
+    """The first record of a file. The serials of its items begin at ``first``; only ``reader`` can read them.
 
-    It has all of the log since the beginning of file ``oldest``: earlier ones may have been written again into it.
+    The file has the log since the beginning of file ``oldest``, because earlier files may be rewritten into it.
     """
 
     format: str
@@ -80,7 +80,7 @@ class Header(NamedTuple):
 
 @dataclass(slots=True)
 class LogFile:
-    """``oldest`` and ``first`` as in its header. ``dead``: things that are still in it, and gone."""
+    """A file with ``oldest`` and ``first`` of its header. ``dead``: serials of removed items that it still has."""
 
     path: Path
     oldest: int
@@ -100,12 +100,12 @@ class LogFile:
 
     @property
     def live_bytes(self) -> int:
-        """About how long it will be when it has been written again."""
+        """Estimated size after a rewrite."""
         return self.size_bytes * (self.size - self.dead_size) // max(self.size, 1)
 
 
 class LogFiles:
-    """Reads and writes the files of one log. Files that cannot be read raise StartupError, which says what to do."""
+    """Reads and writes the files of one log. Unreadable files raise StartupError, which says what to do."""
 
     def __init__(self, directory: LogDirectory, kind: LogKind, reader: str) -> None:
         self._directory = directory
@@ -119,10 +119,10 @@ class LogFiles:
         return self._directory.path / f"{number:08}.{self._kind.name}"
 
     def found(self) -> list[LogFile]:
-        """Those that are there, oldest first; those that were written again into a later one are removed."""
+        """Return the existing files, oldest first. Remove those that were rewritten into a later one."""
         directory = self._directory.path
         for left in directory.glob(f"*.{self._kind.name}.tmp"):
-            left.unlink()  # it was being written
+            left.unlink()  # its write was interrupted
         name = re.compile(rf"\d{{8}}\.{self._kind.name}")
         there = [path for path in directory.iterdir() if name.fullmatch(path.name)]
         files: list[LogFile] = []
@@ -139,7 +139,7 @@ class LogFiles:
         if until > 1:
             missing = self.path(until - 1)
             raise self._directory.refused(
-                f"{missing} is missing; move the files behind it away to start without"
+                f"{missing} is missing; move the later files away to start without them"
             )
         return files[::-1]
 
@@ -151,13 +151,13 @@ class LogFiles:
         except (Torn, StopIteration):
             self._damaged(path, 0)
         if not isinstance(header, Header) or header.format != self._kind.format:
-            raise self._directory.refused(f"{path} is no log of this version")
+            raise self._directory.refused(f"{path} is not a log of this version")
         if header.reader != self._reader:
             raise self._directory.refused(f"{path} has {self._kind.foreign}; move {self._to_move} away")
         return header
 
     def records(self, file: LogFile, *, is_last: bool) -> Iterator[Any]:
-        """All records of ``file``. The last one of the last file is dropped if it has no end: nobody was told of it."""
+        """Yield all records of ``file``. Drop an incomplete record, left by a kill, at the end of the last file."""
         try:
             for _, end, records in self._frames.read(memoryview(file.path.read_bytes())):
                 yield from records
@@ -165,11 +165,11 @@ class LogFiles:
         except Torn as torn:
             if isinstance(torn, Damaged) or not is_last:
                 self._damaged(file.path, torn.offset)
-            logger.warning("%s: dropped the last record: it has no end, so nobody was told of it", file.path)
+            logger.warning("%s: dropped the incomplete last record, which no client relies on", file.path)
             os.truncate(file.path, torn.offset)
 
     def write(self, file: LogFile, content: Sequence[bytes | memoryview]) -> None:
-        """Write all of ``file``, which is there in whole or not at all. Raises OSError."""
+        """Write all of ``file`` atomically. Raises OSError."""
         new = file.path.with_suffix(f"{file.path.suffix}.tmp")
         header = self.frame([Header(self._kind.format, file.oldest, file.first, self._reader)])
         try:
@@ -177,7 +177,7 @@ class LogFiles:
                 out.writelines([*header, *content])
                 out.flush()
                 if content:
-                    os.fsync(out.fileno())  # what it replaces was on the disk long ago
+                    os.fsync(out.fileno())  # the files that it replaces may be on the disk already
                 file.size_bytes = out.tell()
             new.replace(file.path)
         except OSError:
@@ -185,7 +185,7 @@ class LogFiles:
             raise
 
     def rewrite(self, run: Sequence[LogFile], stays: Callable[[Any], bool]) -> LogFile:
-        """One file instead of ``run``, with the records that stay. Raises OSError and Torn."""
+        """Replace ``run`` by one file with the records that stay, and return it. Raises OSError and Torn."""
         content: list[bytes | memoryview] = []
         for file in run:
             data = memoryview(file.path.read_bytes())
@@ -207,7 +207,7 @@ class LogFiles:
 
     def _damaged(self, path: Path, offset: int) -> NoReturn:
         raise self._directory.refused(
-            f"{path} is damaged at byte {offset}; move {self._to_move} away to start without what it has"
+            f"{path} is damaged at byte {offset}; move {self._to_move} away to start without its records"
         )
 
 

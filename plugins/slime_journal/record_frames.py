@@ -1,8 +1,8 @@
 """Frames: the records of a log as bytes in a file.
 
-A *frame* is what one change wrote, with one system call: its length, its CRC-32, a CRC-32 of these two, and msgpack. A
-process that is killed leaves at most the beginning of a frame. It cannot be taken for a damaged frame, whose second
-CRC is whole and wrong.
+A *frame* has the records of one change as msgpack, behind their length, their CRC-32, and a CRC-32 of these two. One
+system call writes it. A killed process leaves at most the beginning of a frame, so a complete head or payload with a
+wrong CRC is damaged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LENGTH_AND_SUM = Struct("<II")
 
 
 class Torn(Exception):
-    """The last frame has no end; ``offset`` is where it begins."""
+    """The last frame is incomplete; it begins at ``offset``."""
 
     def __init__(self, offset: int) -> None:
         super().__init__(offset)
@@ -33,14 +33,14 @@ class Damaged(Torn):
 
 
 class Frames:
-    """Writes and reads records of these ``kinds``: NamedTuples, each known by its name in small letters."""
+    """Writes and reads records of these ``kinds``: NamedTuples, each written under its name in lower case."""
 
     def __init__(self, kinds: Sequence[type[Any]]) -> None:
         self._kinds = {kind.__name__.lower(): kind for kind in kinds}
         self._names = {kind: name for name, kind in self._kinds.items()}
 
     def write(self, records: Sequence[Any]) -> tuple[bytes, bytes]:
-        """The two pieces of a frame with ``records``."""
+        """Return the head and the payload of a frame with ``records``."""
         payload: bytes = msgpack.packb([(self._names[type(record)], *record) for record in records])
         head = _LENGTH_AND_SUM.pack(len(payload), crc32(payload))
         return head + crc32(head).to_bytes(4, "little"), payload

@@ -1,8 +1,8 @@
-"""Logs: files to which each change is appended before its caller goes on.
+"""Append-only logs: each change is written before its caller continues.
 
-What was written stays when the process is killed: it is the kernel's by then. Only a power cut can take it, for no
-answer waits for a disk. A file is full at 64 MiB. When half of its records have gone, it is written again without
-them; so a log has about twice what is kept, and one file.
+A kill of the process loses no written record, since the kernel has it. A power cut may, since nothing waits for the
+disk. A file is full at 64 MiB. When half of its items have been removed, it is rewritten without them. So a log has
+about twice the size of its live items, plus one file.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _TRY_AGAIN_S = 60.0
 class RecordLog:
     """The log of this ``kind`` in ``directory``. Raises StartupError when another router has it.
 
-    ``reader``: what it takes to understand it; who gives another one cannot read it.
-    To be used as: :meth:`replay`, :meth:`append` any number of times, and :meth:`tidy` in the background.
+    ``reader``: names what the records depend on, such as a tokenizer; files of another reader are refused.
+    Call :meth:`replay` first, then :meth:`append` any number of times, with :meth:`tidy` in the background.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class RecordLog:
         directory.logs.append(self.files)
 
     def close(self) -> None:
-        """Let go of the files; nothing is written any more."""
+        """Close the files; nothing can be written any more."""
         for fd in (self._fd, self._lock):
             if fd >= 0:
                 os.close(fd)
@@ -70,20 +70,20 @@ class RecordLog:
 
     @property
     def is_given_up(self) -> bool:
-        """True when nothing more is written."""
+        """True after a write to the directory has failed: nothing more is written."""
         return self._directory.failed is not None
 
     def number(self) -> int:
-        """A serial for a thing, which the next :meth:`append` is to tell of."""
+        """Return a serial for an item that the next :meth:`append` adds."""
         self._next += 1
         return self._next - 1
 
     # Reading, once.
 
     def replay(self, take: Callable[[Any], None]) -> None:
-        """Call ``take`` with all that was written, in order; then more can be. Raises StartupError, and closes it.
+        """Call ``take`` with all records in order, and open the log for writing. On StartupError it is closed.
 
-        Things whose parent was left out when a file was written again are not told: they have gone, too.
+        Items whose parent was left out of a rewrite are skipped: a later record removes them.
         """
         there: set[int] = set()
         orphans: set[int] = set()
@@ -108,7 +108,7 @@ class RecordLog:
             with _no_collector():
                 self._read_all(tell)
             if orphans:
-                raise self._directory.refused(f"{len(orphans)} records go on from what is not there")
+                raise self._directory.refused(f"{len(orphans)} records lack their parent")
         except BaseException:
             self.close()
             raise
@@ -118,7 +118,7 @@ class RecordLog:
             found = self._disk.found()
             for file in found:
                 self.files.append(file)
-                self._next = max(self._next, file.first)  # all that was numbered before may be gone
+                self._next = max(self._next, file.first)  # all earlier items may have been removed
                 for record in self._disk.records(file, is_last=file is found[-1]):
                     tell(record)
             if found:
@@ -131,7 +131,7 @@ class RecordLog:
     # Writing.
 
     def append(self, records: Sequence[Any]) -> None:
-        """Write ``records`` in one piece. When that fails nothing more is written to any log of the directory."""
+        """Write ``records`` in one piece. After a failure nothing more is written to any log of the directory."""
         if self._directory.failed is not None:
             return
         file = self.files[-1]
@@ -150,7 +150,7 @@ class RecordLog:
         except OSError as error:
             self._directory.failed = str(error.strerror)
             logger.error(
-                "the logs in %s are given up, what comes is lost with the process: %s",
+                "the logs in %s are given up, so later changes will not survive the process: %s",
                 self._directory.path,
                 error,
             )
@@ -180,13 +180,13 @@ class RecordLog:
         if self._news is not None:
             self._news.set()
 
-    # Writing again.
+    # Rewriting.
 
     async def tidy(self, is_needed: Callable[[Any], bool]) -> None:
-        """Write files again that are half dead, until the log is given up: what is needed is not known any more then.
+        """Rewrite half-dead files until the log is given up: after that, it is unknown which records are needed.
 
-        ``is_needed``: whether a record still has a meaning that adds nothing, or tells of what is not in any file. It
-        is called in a thread.
+        ``is_needed`` decides on records that neither add nor remove, and on removals of items that no file has. It is
+        called in a thread.
         """
         while self._directory.failed is None:
             self._news = anyio.Event()
@@ -198,7 +198,7 @@ class RecordLog:
             try:
                 fresh, dropped = await anyio.to_thread.run_sync(self._rewrite, run, files, is_needed)
             except (OSError, Torn) as error:
-                logger.error("%s cannot be written again, and is too long: %s", run[-1].path, error)
+                logger.error("%s cannot be rewritten without its removed records: %s", run[-1].path, error)
                 await anyio.sleep(_TRY_AGAIN_S)
                 continue
             for file in run:
@@ -212,7 +212,7 @@ class RecordLog:
             self.files[place : place + len(run)] = [fresh]
 
     def _due(self) -> list[LogFile]:
-        """A file that is half dead, behind those before it with which it makes half of one at most."""
+        """Return a half-dead file, after the files before it that fit into half a file together with it."""
         for place, file in enumerate(self.files[:-1]):
             if file.half_dead:
                 begin, size = place, file.live_bytes
@@ -225,9 +225,9 @@ class RecordLog:
     def _rewrite(
         self, run: Sequence[LogFile], files: Sequence[LogFile], is_needed: Callable[[Any], bool]
     ) -> tuple[LogFile, dict[int, int]]:
-        """One file instead of ``run``, and the sizes of the things left out. In a thread: it only reads sets.
+        """Rewrite ``run`` as one file. Return it, and the sizes of the items left out. Thread-safe: it only reads sets.
 
-        ``files`` are all. That a thing has gone is told as long as some file has it.
+        ``files``: all files. The removal of an item stays as long as some file has the item.
         """
         dropped: dict[int, int] = {}
 
@@ -251,7 +251,7 @@ def _opened(file: LogFile) -> int:
 
 @contextmanager
 def _no_collector() -> Iterator[None]:
-    """Nothing of what is read can be thrown away; looking for it takes a third of the time."""
+    """Pause the garbage collector: it would find nothing in what is read, and take a third of the time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -261,5 +261,5 @@ def _no_collector() -> Iterator[None]:
 
 
 def _file_of(serial: int, files: Sequence[LogFile]) -> LogFile:
-    """The file in which thing ``serial`` is, or would be."""
+    """Return the file that has item ``serial``, or would have it."""
     return files[max(bisect_right(files, serial, key=lambda file: file.first) - 1, 0)]

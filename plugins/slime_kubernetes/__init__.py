@@ -1,4 +1,4 @@
-"""Workers that are pods: found through the Kubernetes API, registered when they are ready, gone when they end."""
+"""Workers that are pods: found through the Kubernetes API, registered when they are ready, removed when they end."""
 
 from slime_kubernetes.plugin import Discovery, add_options, make_plugin
 from slime_kubernetes.pods import Pod

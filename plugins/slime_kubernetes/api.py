@@ -1,4 +1,4 @@
-"""The Kubernetes API, as far as it tells of pods: lists, and watches that go on where a list or a watch ended.
+"""Lists and watches of pods in the Kubernetes API. A watch continues where a list or a watch ended.
 
 https://kubernetes.io/docs/reference/using-api/api-concepts/#efficient-detection-of-changes
 """
@@ -23,11 +23,11 @@ __all__ = ["Api", "Refused"]
 
 _CONNECT_S = 10.0
 _LIST_S = 30.0
-#: A watch over which nothing came for so long is held for dead. Bookmarks come about once a minute.
+#: A watch that brings nothing for this long counts as dead. Bookmarks come about once a minute.
 _SILENCE_S = 90.0
-#: For how long the server is asked to keep a watch, so that not all of a cluster's end at once.
+#: A watch's lifetime is drawn from this range, so that the cluster's watches do not all end at once.
 _WATCH_S = (240, 480)
-#: Pods are kilobytes each, and nothing else runs while a page of them is read.
+#: Pods are kilobytes each, and nothing else runs while a page is parsed.
 _PAGE = 100
 _MAX_PAGE_BYTES = 1 << 26
 #: More pods than a cluster may have.
@@ -39,7 +39,7 @@ _TOKEN = re.compile(rb"[ -~]+")
 
 
 class Refused(Exception):
-    """The API answered, and not with what was asked for."""
+    """The API answered a request with an error."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"it answered {status}: {message}")
@@ -47,21 +47,21 @@ class Refused(Exception):
 
 
 class _Token(httpx.Auth):
-    """The bearer token in ``file``, read anew: service account tokens live an hour, and are replaced there before."""
+    """The bearer token in ``file``, read for each request: Kubernetes replaces it before it expires."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
 
     def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
         token = self._file.read_bytes().strip()
-        if not _TOKEN.fullmatch(token):  # httpx would tell it, when it says that no header can carry it
+        if not _TOKEN.fullmatch(token):  # httpx's error for an invalid header would contain it
             raise OSError(f"no token in {self._file}")
         request.headers["Authorization"] = f"Bearer {token.decode('ascii')}"
         yield request
 
 
 class Api:
-    """The pods with ``labels``. Everything raises httpx.HTTPError, OSError, Refused, and ValueError for nonsense."""
+    """The pods with ``labels``. Raises httpx.HTTPError, OSError, Refused, or any other error for an invalid answer."""
 
     def __init__(self, settings: Settings, labels: Mapping[str, str]) -> None:
         where = "" if settings.namespace is None else f"/namespaces/{settings.namespace}"
@@ -71,7 +71,7 @@ class Api:
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[httpx.AsyncClient]:
-        """A client; a CA that was replaced is known to the next one."""
+        """Open a client, which reads the CA anew."""
         async with httpx.AsyncClient(
             auth=_Token(self._account / "token"),
             verify=ssl.create_default_context(cafile=self._account / "ca.crt"),
@@ -81,7 +81,7 @@ class Api:
             yield client
 
     async def list(self, client: httpx.AsyncClient) -> tuple[list[dict[str, Any]], str]:
-        """All of them, and the version at which they are so."""
+        """Return all pods, and the resource version of the list."""
         pods: list[dict[str, Any]] = []
         further = ""
         for _ in range(_MAX_PAGES):
@@ -91,7 +91,7 @@ class Api:
             further = page["metadata"].get("continue")
             if not further:
                 return pods, page["metadata"]["resourceVersion"]
-        raise ValueError("a list without end")
+        raise ValueError(f"a list of more than {_MAX_PAGES} pages")
 
     async def _page(self, client: httpx.AsyncClient, further: str) -> Any:
         query = {"limit": str(_PAGE)} | ({"continue": further} if further else {})
@@ -133,7 +133,7 @@ class Api:
 
 
 async def _beginning(answer: httpx.Response, size: int) -> bytes:
-    """The body; of one that is longer than ``size``, a little more than that."""
+    """Return the body, cut off after the chunk with which it exceeds ``size``."""
     body = bytearray()
     async for chunk in answer.aiter_bytes():
         body += chunk
@@ -151,5 +151,5 @@ def _refusal(status: int, body: bytes) -> Refused:
 
 
 def _refused(status: Mapping[str, Any]) -> Refused:
-    """A v1 Status."""
+    """Return the error for a v1 Status."""
     return Refused(int(status.get("code") or 0), str(status.get("message"))[:500])

@@ -1,4 +1,4 @@
-"""The plugin: a pod that serves is a worker, one that leaves is drained, one that is gone is removed."""
+"""The plugin: serving pods become workers, leaving pods are drained, ended pods are removed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Discovery", "add_options", "make_plugin"]
 
 
 def make_plugin(options: argparse.Namespace) -> Discovery | None:
-    """The plugin; None without ``--service-discovery``. Raises SettingsError."""
+    """Return the plugin; None without ``--service-discovery``. Raises SettingsError."""
     if not options.service_discovery:
         return None
     return Discovery(Settings.from_options(options, os.environ))
@@ -39,7 +39,7 @@ class Discovery:
         yield
 
     async def _discover(self, router: Router) -> None:
-        await router.started.wait()  # a plugin that remembers workers has them by now
+        await router.started.wait()  # a plugin that restores workers has done so by now
         joined: Joined = {}
         taken: list[Mapping[str, str]] = []
         for kind, labels in self.settings.selectors.items():

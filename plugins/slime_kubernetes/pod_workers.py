@@ -16,19 +16,19 @@ __all__ = ["UID", "Joined", "PodWorkers"]
 
 logger = logging.getLogger(__name__)
 
-#: Labels of a worker that is a pod. A worker without is none of ours.
+#: Labels of a worker that is a pod. Other workers are not ours.
 _NAME, UID = "kubernetes_pod", "kubernetes_uid"
 
 Joined = dict[str, tuple[WorkerType, str | None]]
 
 
 class PodWorkers:
-    """The workers of one kind that are pods: one that serves is registered, one that leaves is drained.
+    """The workers of one kind that are pods: serving pods are registered, leaving pods are drained.
 
-    ``joined`` has the pods that were registered, of all kinds, and where: each is once, so that one whose worker
-    somebody removes stays away. A worker is ours while it has the uid of a pod among its labels; who registers it anew
-    takes that away. Pods with one of the ``taken`` sets of labels are another's. Addresses go from pod to pod, and the
-    end of one may be told after the beginning of the next. A pod that finds its address taken waits.
+    ``joined`` has the kind and address of each registered pod. A pod is registered once per address, so a worker that
+    an operator removes stays removed. A worker is ours while its labels have the uid of a pod; another registration
+    takes the label away. Pods with one of the ``taken`` sets of labels belong to another kind. Addresses are reused,
+    and a pod's end may be reported after the start of the next pod. A pod whose address is taken waits.
     """
 
     def __init__(
@@ -82,13 +82,13 @@ class PodWorkers:
             del self._joined[uid]
 
     def one_left(self) -> None:
-        """A worker that is a pod was removed: another pod may have its address by now."""
+        """Try the waiting pods again after a pod's worker was removed: its address may be theirs."""
         waiting, self._waiting = self._waiting, {}
         for pod in waiting.values():
             self.is_so(pod)
 
     async def _join(self, pod: Pod) -> None:
-        """Register ``pod``, unless it has ended meanwhile, or somebody else has."""
+        """Register ``pod``, unless it has ended meanwhile, or its address is registered already."""
         try:
             url = worker_url(pod.url(self._port))
             self._router.addresses.check(url)
@@ -112,14 +112,14 @@ class PodWorkers:
                 logger.warning("pod %s is no worker: %s", pod.name, error)
 
     def _is_free(self, url: str, pod: Pod) -> bool:
-        """Return True when ``pod`` may register at ``url`` now. While another pod's worker is there, it waits."""
+        """Return True when ``pod`` may register at ``url`` now. It waits while another pod's worker has ``url``."""
         try:
             known = self._router.pool.find(url)
         except WorkerNotFound:
             return True
         uid = known.labels.get(UID)
         if uid == pod.uid:
-            return not self._is_ours(known)  # else it was remembered
+            return not self._is_ours(known)  # if ours, a plugin restored it
         logger.info("pod %s is at %s, which is a worker already", pod.name, url)
         if uid is not None:
             del self._joined[pod.uid]

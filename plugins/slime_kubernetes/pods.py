@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 __all__ = ["PORT_ANNOTATION", "Pod", "PodState"]
 
-#: The annotation of a prefill pod that tells where its bootstrap server listens.
+#: The annotation of a prefill pod with the port of its bootstrap server.
 PORT_ANNOTATION = "sglang.ai/bootstrap-port"
 
 PodState = Literal["coming", "serving", "leaving", "ended"]
@@ -16,13 +16,13 @@ PodState = Literal["coming", "serving", "leaving", "ended"]
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod, as the API tells of it.
+    """A pod, as the API describes it.
 
     ============ =====================================================================
-    ``coming``   starting, or it says that it is not ready
+    ``coming``   starting, or not ready
     ``serving``  running, ready, with an address
-    ``leaving``  told to end, and has its grace period
-    ``ended``    its containers have, for good; its address may be another pod's soon
+    ``leaving``  terminating, in its grace period
+    ``ended``    its containers have ended for good; another pod may get its address
     ============ =====================================================================
     """
 
@@ -35,7 +35,7 @@ class Pod:
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Pod:
-        """A v1 Pod. Raises LookupError, TypeError or AttributeError when it is none."""
+        """Parse a v1 Pod. Raises LookupError, TypeError or AttributeError for anything else."""
         metadata, status = document["metadata"], document.get("status") or {}
         uid, address = metadata["uid"], status.get("podIP")
         bootstrap_port = (metadata.get("annotations") or {}).get(PORT_ANNOTATION)
@@ -52,7 +52,7 @@ class Pod:
         )
 
     def url(self, port: int) -> str:
-        """Return the URL of the pod, which is right only when it has an address."""
+        """Return the URL of the pod, which must have an address."""
         return (
             f"http://[{self.address}]:{port}"
             if ":" in (self.address or "")

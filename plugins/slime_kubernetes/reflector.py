@@ -1,4 +1,4 @@
-"""Knows the pods with some labels, by one list and then by what is told of them; again from the list when need be."""
+"""A follower of the pods with given labels: it lists them, watches, and lists again when it missed changes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 30.0
-#: Seconds after which the end of a round, for whatever reason, is no failure.
+#: A round that lasted this many seconds is not a failure, however it ended.
 _LONG_S = 5.0
 
 
@@ -28,13 +28,13 @@ class Told(Protocol):
     """A receiver of pod changes."""
 
     def all_are(self, pods: Sequence[Pod]) -> None:
-        """These are all there are."""
+        """Replace all known pods by ``pods``."""
 
     def is_so(self, pod: Pod) -> None:
-        """``pod`` is new, or has changed."""
+        """Take ``pod``, which is new or has changed."""
 
     def is_gone(self, uid: str) -> None:
-        """The pod ``uid`` has gone, or has other labels."""
+        """Drop the pod ``uid``, which has gone or lost its labels."""
 
 
 class Reflector:
@@ -60,7 +60,7 @@ class Reflector:
             await anyio.sleep(pause_s * random.uniform(0.5, 1))
 
     async def _round(self) -> str | None:
-        """A list, if one is needed, and a watch to its end; what was wrong, if anything was."""
+        """List the pods if needed, and watch them to the end of the watch. Return what went wrong, or None."""
         try:
             async with self._api.session() as client:
                 if self._version is None:
@@ -68,12 +68,12 @@ class Reflector:
                 await self._watch(client)
         except Refused as error:
             self._version = None
-            return None if error.status == 410 else str(error)  # the watch lagged behind, that is all
+            return None if error.status == 410 else str(error)  # 410: the watch lagged behind
         except (httpx.HTTPError, OSError) as error:
             return f"{type(error).__name__}: {error}"
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             self._version = None
-            return f"it answered nonsense ({type(error).__name__}: {error})"
+            return f"its answer is invalid ({type(error).__name__}: {error})"
         return None
 
     async def _list(self, client: httpx.AsyncClient) -> None:
@@ -100,8 +100,8 @@ class Reflector:
             return
         self._trouble = trouble
         if trouble is None:
-            logger.info("the Kubernetes API tells of the %s again", self._what)
+            logger.info("the Kubernetes API reports the %s again", self._what)
         else:
             logger.warning(
-                "the Kubernetes API does not tell of the %s, they stay as they are: %s", self._what, trouble
+                "the Kubernetes API does not report the %s; workers stay as they are: %s", self._what, trouble
             )

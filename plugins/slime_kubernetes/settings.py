@@ -23,9 +23,9 @@ Labels = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """``selectors``: what pods are looked for, and what kind of worker they are; one that fits two is of the first.
+    """``selectors``: the labels of the pods of each kind; a pod that matches two is of the first kind.
 
-    ``server`` is the URL of the API, ``account`` the directory with the token and the CA; None for a namespace is all.
+    ``server``: the URL of the API. ``account``: the directory with the token and the CA. ``namespace`` None: all.
     """
 
     selectors: Mapping[WorkerType, Labels]
@@ -45,7 +45,7 @@ class Settings:
         selectors = {kind: labels for kind, labels in given.items() if labels}
         if not selectors:
             raise SettingsError(
-                f"--service-discovery: which pods are workers? Say so by {flags} key=value ..."
+                f"--service-discovery: wanted the labels of worker pods, by {flags} key=value ..."
             )
         if not 0 < options.service_discovery_port < 65536:
             raise SettingsError(
@@ -53,15 +53,13 @@ class Settings:
             )
         namespace = options.service_discovery_namespace
         if namespace is not None and not _NAMESPACE.fullmatch(namespace):
-            raise SettingsError(
-                f"--service-discovery-namespace: wanted a name as DNS has it, got {namespace!r}"
-            )
+            raise SettingsError(f"--service-discovery-namespace: wanted a DNS label, got {namespace!r}")
         account = options.service_account_dir
         for name in ("token", "ca.crt"):
             if not (account / name).is_file():
                 raise SettingsError(
-                    f"--service-discovery: no {account / name}: is this a pod, with automountServiceAccountToken?"
-                    " (--service-account-dir)"
+                    f"--service-discovery: no {account / name}: run in a pod with automountServiceAccountToken,"
+                    " or give --service-account-dir"
                 )
         return cls(selectors, _server(environment), options.service_discovery_port, namespace, account)
 
@@ -71,8 +69,8 @@ def _server(environment: Mapping[str, str]) -> str:
     port = environment.get("KUBERNETES_SERVICE_PORT", "443")
     if not host or not port.isdecimal():
         raise SettingsError(
-            "--service-discovery: KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT do not say where the API is,"
-            " as they do in a pod"
+            "--service-discovery: wanted the address of the API in KUBERNETES_SERVICE_HOST and"
+            " KUBERNETES_SERVICE_PORT, which Kubernetes sets in every pod"
         )
     return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
 
@@ -88,7 +86,7 @@ class _Labelled(argparse.Action):
         option: Any = None,
     ) -> None:
         labels = {}
-        for word in " ".join(values or ()).split():  # quoted, all of them are one word
+        for word in " ".join(values or ()).split():  # in quotes, all labels are one argument
             found = _LABEL.fullmatch(word)
             if found is None:
                 raise argparse.ArgumentError(self, f"wanted key=value, got {word!r}")
@@ -100,11 +98,11 @@ class _Labelled(argparse.Action):
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--service-discovery", action="store_true",
-        help="register the pods that --selector matches as workers, as they come",
+        help="register the pods that --selector matches as workers",
     )  # fmt: skip
     parser.add_argument(
         "--selector", nargs="+", action=_Labelled, default={}, metavar="KEY=VALUE",
-        help="labels that a pod must have, all of them, to be a worker",
+        help="labels of worker pods; a pod must have all of them",
     )  # fmt: skip
     parser.add_argument(
         "--prefill-selector", nargs="+", action=_Labelled, default={}, metavar="KEY=VALUE",

@@ -1,4 +1,4 @@
 """A library for plugins: generations that survive the aborts of their engines.
 
-One response in as many attempts as it takes, each judged by itself. ``slime_radix_cache`` makes and records them.
+A response is made in one or more attempts, each checked by itself. ``slime_radix_cache`` uses this, and records them.
 """

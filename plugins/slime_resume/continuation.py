@@ -1,4 +1,4 @@
-"""Generations that can go on from their own tokens, and the requests that continue them."""
+"""Requests that continue a generation from its own tokens."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import numpy as np
 __all__ = ["can_go_on", "continuation", "max_new_tokens"]
 
 _MAX_NEW_TOKENS = 128  # SGLang's default
-#: Parameters that an engine applies to all that it sampled for a request; on a continuation they would start anew.
+#: Parameters that an engine applies to all tokens of a request; in a continuation they would start again.
 _NEEDS_THE_BEGINNING = ("json_schema", "regex", "ebnf", "structural_tag", "stop_regex", "custom_params")
 _PENALTIES = {"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0}
-#: Answers that hold more for each token than can be put together here.
+#: Fields with an effect on each token that cannot be merged or continued here.
 _MORE_PER_TOKEN = ("return_routed_experts", "return_hidden_states", "custom_logit_processor")
 
 
 def can_go_on(body: dict[str, Any]) -> bool:
-    """True when continuing after the tokens sampled so far is the same as never having stopped."""
+    """Return True when a continuation of ``body`` samples like an uninterrupted generation."""
     parameters = body.get("sampling_params")
     if not isinstance(parameters, dict | None) or any(body.get(name) for name in _MORE_PER_TOKEN):
         return False
     if np.ndim(body["input_ids"][0]):
-        return False  # a batch, if only of one
+        return False  # a batch, even if of one
     known = parameters or {}
     return not any(known.get(name) for name in _NEEDS_THE_BEGINNING) and all(
         known.get(name) in (None, neutral) for name, neutral in _PENALTIES.items()
@@ -31,13 +31,13 @@ def can_go_on(body: dict[str, Any]) -> bool:
 
 
 def max_new_tokens(body: dict[str, Any]) -> int | None:
-    """Return the response's limit of tokens; None: as many as the context allows."""
+    """Return the response's token limit; None: as many as the context allows."""
     told = (body.get("sampling_params") or {}).get("max_new_tokens", _MAX_NEW_TOKENS)
     return told if isinstance(told, int) else None
 
 
 def continuation(body: dict[str, Any], sampled: Sequence[int], rid: str | None) -> dict[str, Any]:
-    """``body``, which has ``input_ids``, as a request for what comes after ``sampled``, under the same ``rid``."""
+    """Return ``body``, which has ``input_ids``, as a request that continues after ``sampled``, under ``rid``."""
     changed = dict(body)
     if rid is not None:
         changed["rid"] = rid
@@ -51,5 +51,5 @@ def continuation(body: dict[str, Any], sampled: Sequence[int], rid: str | None) 
     changed["input_ids"] = np.concatenate((known, np.asarray(sampled, np.int32)))
     changed["sampling_params"] = parameters
     if changed.get("logprob_start_len") is not None:
-        changed["logprob_start_len"] = -1  # those of the prompt are known from the first time
+        changed["logprob_start_len"] = -1  # the first attempt has the logprobs of the prompt
     return changed

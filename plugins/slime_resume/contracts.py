@@ -1,4 +1,4 @@
-"""The needs of a resumed generation: whatever spells tokens, counts and records."""
+"""Protocols of the objects that a resumed generation needs."""
 
 from __future__ import annotations
 
@@ -14,50 +14,50 @@ class Spelling(Protocol):
     """Compares tokens with the text that an engine gave for them."""
 
     def tail(self, ids: Sequence[int], text: str, reason: Any = None) -> tuple[int, str] | None:
-        """The number of ``ids`` that ``text`` shows, and what the others say; None when ``ids`` do not spell ``text``.
+        """Return the number of ``ids`` that ``text`` shows, and the text of the rest; None if they do not spell it.
 
-        A text may lack what its finish ``reason`` explains.
+        A text may lack what its finish ``reason`` explains, such as a trimmed stop string.
         """
         ...
 
     def text_of(self, ids: Sequence[int]) -> str:
-        """All that ``ids`` say, special tokens spelt out."""
+        """Return the text of ``ids``, special tokens included."""
         ...
 
 
 class Tally(Protocol):
-    """Counts what became of aborted generations."""
+    """Counts the outcomes of aborted generations."""
 
     def aborted(self, outcome: str) -> None:
-        """An engine aborted a generation by itself: ``tried_again``, ``resumed``, ``completed`` as it was, or
-        ``passed_on`` to the client."""
+        """Count an aborted generation: ``tried_again``, ``resumed``, ``completed`` (the answer was whole), or
+        ``passed_on`` (the client got the abort)."""
         ...
 
     def unrecorded(self, kind: str, error: Exception | None = None) -> None:
-        """An attempt was thrown away because of ``error``."""
+        """Count an attempt that was discarded because of ``error``."""
         ...
 
 
 class StreamRecorder(Protocol):
     """Records a stream of one sequence while the client reads it.
 
-    ``doubt`` says why what was told so far is not to be believed; None: it is.
+    ``doubt`` returns the reason why the stream so far is no evidence, or None.
     """
 
     doubt: Callable[[], str | None]
 
     def so_far(self) -> AnswerSoFar:
-        """The sequence, as far as the client was told of it. A copy."""
+        """Return a copy of the sequence as far as the client got it."""
         ...
 
     def keep(self, answer: dict[str, Any]) -> None:
-        """Record an aborted answer that the client does not see: the beginning of what comes."""
+        """Record an aborted answer that the client does not see; the next attempts may continue it."""
         ...
 
     def begin_anew(self) -> None:
-        """Keep what came as a fact of its own: from now on it is sampled anew."""
+        """Keep the record so far as a response of its own; a new response begins."""
         ...
 
     def failed(self, error: Exception) -> None:
-        """Something of the stream was not understood: what was recorded of it is not to be believed any more."""
+        """Mark the recorded stream as no evidence, since ``error`` kept a part of it from being read."""
         ...

@@ -1,4 +1,4 @@
-"""Aborted generations: done again, or continued, before the client hears of it."""
+"""Aborted generations, which are retried or continued before the client sees the abort."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class _NoUse(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aborts:
-    """Makes a Generation of each request that may be tried again: ``count`` times, after ``wait_s``.
+    """Makes the Generation of a request, which is tried again up to ``count`` times, each after ``wait_s``.
 
-    ``resume``: it goes on from what was sampled.
+    ``resume``: attempts continue from the tokens sampled so far.
     """
 
     router: Router
@@ -59,10 +59,10 @@ class Aborts:
 
 
 class Generation:
-    """One response on its way, in as many attempts as it takes.
+    """One response, made in one or more attempts.
 
     Between attempts no worker is leased and no connection held. Cancellation may come anywhere: the exchange
-    gives the lease back, and whoever has a reply closes it.
+    returns the lease, and the reader of a reply closes it.
     """
 
     def __init__(self, aborts: Aborts, exchange: Exchange, watch: Watch, began: float) -> None:
@@ -73,20 +73,20 @@ class Generation:
         self._watch = watch
 
     def of_one(self, exchange: Exchange) -> Generation:
-        """The same for one sequence of several, which ``exchange`` asks for alone. It must not outlive this one."""
+        """Return the Generation of one of several sequences, that of ``exchange``. It must not outlive ``self``."""
         rid = exchange.request.json().get("rid")
         own = Watch(self._watch.asked, self._watch.paused, [rid] if isinstance(rid, str) else ())
         return Generation(self._aborts, exchange, own, self._began)
 
     @property
     def goes_on(self) -> bool:
-        """True when the tokens of an aborted attempt are kept, and the next one continues from them."""
+        """True when the next attempt continues from the tokens of an aborted one."""
         return self._aborts.resume and can_go_on(self._exchange.request.json())
 
     def merge(self, output: dict[str, Any]) -> MergedResponse:
-        """A response that begins with ``output``, an aborted one that has tokens.
+        """Return a response that begins with ``output``, an aborted answer with tokens.
 
-        It has ended when the abort came with its last token.
+        It has ended already if the last of these tokens meets a stop condition.
         """
         aborts = self._aborts
         merged = MergedResponse(
@@ -104,7 +104,7 @@ class Generation:
         return merged
 
     def _was_asked(self, aborted: dict[str, Any]) -> bool:
-        """True when a client asked for this abort through the router, or no client waits for another answer."""
+        """Return True when a client requested this abort through the router, or has disconnected."""
         if self._exchange.client_disconnected:
             return True
         rid = aborted["meta_info"].get("id")
@@ -113,7 +113,7 @@ class Generation:
         return self._aborts.interruptions.was_asked(self._watch)
 
     def rest(self, reply: Reply) -> None:
-        """``reply`` is of no use any more: nothing is held until the next attempt."""
+        """Close ``reply``, and return the lease until the next attempt."""
         reply.close()
         self._exchange.release()
 
@@ -123,10 +123,10 @@ class Generation:
         merged: MergedResponse | None,
         attempt: Callable[[Reply], Awaitable[bool]],
     ) -> bool:
-        """Make attempts until one brings the response further than ``aborted``; False when none does.
+        """Make attempts until one brings the response further than ``aborted``. Return False when none does.
 
-        They go on from ``merged``, if there is one. ``attempt`` reads a reply, and returns True when it
-        brought something. Raises HTTPError when one breaks off in the middle, as any reply may.
+        They continue ``merged``, if given. ``attempt`` reads a reply, and returns True when that brought
+        the response further. Raises HTTPError when a reply adds to ``merged`` and then breaks off.
         """
         self._exchange.release()
         going_on = merged is not None
@@ -141,7 +141,7 @@ class Generation:
     async def _make_attempts(
         self, merged: MergedResponse | None, attempt: Callable[[Reply], Awaitable[bool]], *, at_once: bool
     ) -> bool:
-        """As :meth:`resume`; ``at_once``: without a wait before the first attempt, unless the engines are paused."""
+        """Make the attempts of :meth:`resume`. ``at_once``: the first waits only while the engines are paused."""
         interruptions, count = self._aborts.interruptions, self._aborts.count
         for number in range(count):
             await interruptions.wait(self._watch, 0 if at_once and not number else self._aborts.wait_s)
@@ -159,13 +159,13 @@ class Generation:
                 if merged is not None and merged.has_grown:
                     raise
             self.rest(reply)
-        logger.warning("a generation was aborted %d times in a row; its last answer stands", count + 1)
+        logger.warning("%d attempts did not finish a generation; its last answer stands", count + 1)
         return False
 
     async def _ask_again(self, merged: MergedResponse | None) -> Reply | None:
-        """A worker's answer to the request, continued behind ``merged``, if there is that; None when there was none.
+        """Send the request again, as a continuation of ``merged`` if given. Return the reply, or None if it failed.
 
-        The caller closes it. Raises _NoUse.
+        The caller closes the reply. Raises _NoUse.
         """
         if self._exchange.client_disconnected:
             raise _NoUse
@@ -180,7 +180,7 @@ class Generation:
             return None
         worker = self._exchange.worker
         if worker is not None and worker.passthrough:
-            self.rest(reply)  # it may speak any protocol, and has just taken others' place
+            self.rest(reply)  # it may speak any protocol, and has replaced the other workers
             raise _NoUse
         wanted = EVENTS if request.json().get("stream") else JSON
         if reply.status == 200 and media_type(reply) == wanted:

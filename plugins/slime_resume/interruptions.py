@@ -1,4 +1,4 @@
-"""Pauses and aborts on their way through the router, and the generations that they concern."""
+"""Pauses and aborts that pass through the router, and the generations that they affect."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["Interruptions", "Watch"]
 
 
 class Watch:
-    """One generation under way: what was asked and paused since it began, by the numbers of :class:`Interruptions`.
+    """One running generation. ``asked``: the number of aborts before it began. ``rids``: its known request ids.
 
-    ``rids`` are the names under which it may be aborted, as far as they are known.
+    ``paused``: the number of pauses when it began, or when it last waited.
     """
 
     __slots__ = ("asked", "paused", "rids")
@@ -29,9 +29,9 @@ class Watch:
 
 
 class Interruptions:
-    """Remembers what a client or a trainer asked for. Changed without ``await``: one event loop needs no lock.
+    """Remembers the aborts and pauses that clients and trainers request. Changes have no ``await``: they need no lock.
 
-    An abort is remembered while a generation that began before it is under way.
+    An abort is remembered while a generation that began before it runs.
     """
 
     def __init__(self, longest_pause_s: float = 1800.0) -> None:
@@ -50,14 +50,14 @@ class Interruptions:
         events.subscribe(self.abort, self.pause)
 
     def abort(self, prefix: str) -> None:
-        """End those whose rid begins with ``prefix``."""
+        """Note an abort of all rids that begin with ``prefix``."""
         self._asked += 1
         if self._watches:
             self._aborts.append((self._asked, prefix))
         self._tell()
 
     def pause(self, paused: bool) -> None:
-        """The engines pause, or they go on."""
+        """Note that the engines pause, or continue."""
         self._paused = paused
         self._pauses += paused
         self._tell()
@@ -65,30 +65,30 @@ class Interruptions:
     # Generations under way.
 
     def watch(self, rids: Iterable[str]) -> Watch:
-        """A generation begins; to be given to :meth:`forget` when it has ended."""
+        """Watch a generation that begins. Pass the result to :meth:`forget` when it has ended."""
         watch = Watch(self._asked, self._pauses, rids)
         self._watches[watch] = None
         return watch
 
     def forget(self, watch: Watch) -> None:
-        """The generation is over."""
+        """End the watch of a generation."""
         del self._watches[watch]
         oldest = next(iter(self._watches), None)
         while self._aborts and (oldest is None or self._aborts[0][0] <= oldest.asked):
             self._aborts.popleft()
 
     def was_asked(self, watch: Watch) -> bool:
-        """True when a client asked, through the router, to end this generation. O(aborts since it began)."""
+        """Return True when a client requested, through the router, to abort this generation. O(remembered aborts)."""
         return any(
             number > watch.asked and (not prefix or any(rid.startswith(prefix) for rid in watch.rids))
             for number, prefix in self._aborts
         )
 
     async def wait(self, watch: Watch, wait_s: float) -> None:
-        """Return when this generation may be tried again, or is not wanted any more.
+        """Wait until this generation may be tried again, or a client requests its abort.
 
-        That is after ``wait_s``, and at once after a pause that explains the abort. While the engines are paused it is
-        when they continue, or after ``longest_pause_s``: a trainer may have died.
+        That takes ``wait_s``, or no time if a pause since the last attempt explains the abort. While the engines are
+        paused, wait until they continue, or for ``longest_pause_s`` in case the trainer has died.
         """
         until = anyio.current_time() + wait_s
         longest = anyio.current_time() + self._longest_pause_s

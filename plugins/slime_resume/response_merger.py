@@ -1,4 +1,4 @@
-"""Merges the attempts of one response, each of which went on where the one before was aborted."""
+"""Merges the attempts of one response. Each attempt continues where the last one was aborted."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ __all__ = ["MergedResponse"]
 
 _BROKEN = "\ufffd"
 _BYTES_OF_CHARACTER = 4
-#: Behind the name of a list with an entry for each token: its length.
+#: Suffix of the field that has the length of a list with an entry per token.
 _LENGTH = "_length"
 
 
 class MergedResponse:
-    """All that was sampled for ``body``, in all attempts; it reads as if it had been one.
+    """The response to ``body``, merged from all attempts.
 
-    ``began`` is when the client asked, by ``time.monotonic``. ``asked`` says of an aborted answer that somebody
-    wanted the abort; any other one whose last token ends the response is the end of it.
+    ``began``: when the request came, by ``time.monotonic``. ``asked`` returns True for an aborted answer whose abort a
+    client requested. Otherwise the response has ended if the last token meets a stop condition.
     ``incremental``: True when its events are deltas, None while that is unknown.
     """
 
@@ -60,7 +60,7 @@ class MergedResponse:
         self._text = ""
 
     def start_with(self, output: dict[str, Any]) -> None:
-        """``output``, whole, is what the first attempt gave: some tokens, and an abort."""
+        """Begin with the whole ``output`` of the first attempt: some tokens, and an abort."""
         self._kept, self._attempt, self._attempt_rid = 0, AnswerSoFar(), _name(self._own_rid)
         self._attempt.take(output)
         meta = output["meta_info"]
@@ -77,12 +77,12 @@ class MergedResponse:
         self.begin()
 
     def see_mode(self, told: AnswerSoFar) -> None:
-        """Note if what was ``told`` of the response was cumulative or incremental."""
+        """Note if the events in ``told`` are cumulative or incremental."""
         if told.cumulative or told.incremental:
             self.incremental = told.incremental
 
     def begin(self) -> None:
-        """Another attempt begins; what it samples comes after all that is here."""
+        """Begin another attempt; its tokens come after all tokens so far."""
         self._doubt = self.doubt()
         self._kept = len(self.ids)
         self._attempt, self._attempt_rid = AnswerSoFar(), self.rid or _name(self._own_rid)
@@ -92,21 +92,21 @@ class MergedResponse:
 
     @property
     def rid(self) -> str | None:
-        """The name under which the engine goes on; None: the request's own, if it has one."""
+        """The request id for the next attempt; None: the request's own, if it has one."""
         return _name(self._first["meta_info"].get("id"))
 
     @property
     def ended(self) -> bool:
-        """True when a finish reason has come that no other attempt would change."""
+        """True when the response has a finish reason other than an abort."""
         return self._reason is not None and not is_aborted({"meta_info": {"finish_reason": self._reason}})
 
     @property
     def has_grown(self) -> bool:
-        """True when the attempt has brought the response further."""
+        """True when the current attempt has added tokens, or the response has ended."""
         return len(self.ids) > self._kept or self.ended
 
     def take(self, output: dict[str, Any]) -> int:
-        """Take in what the attempt says, all of it so far or what is new. Returns the number of new tokens."""
+        """Take an event of the attempt, cumulative or incremental. Return the number of new tokens."""
         attempt = self._attempt
         attempt.take(output)
         self.see_mode(attempt)
@@ -135,7 +135,7 @@ class MergedResponse:
         return len(new)
 
     def _see_meta(self, output: dict[str, Any], meta: dict[str, Any]) -> None:
-        """Remember what an attempt says of itself; the first one with tokens speaks for the response."""
+        """Remember the metadata of an attempt. The first attempt with tokens gives those of the response."""
         self._latest = {**output, "meta_info": meta}
         if not self._kept:
             self._first = self._latest
@@ -144,7 +144,7 @@ class MergedResponse:
             self._prompt_tokens = told - self._kept
 
     def doubt(self) -> str | None:
-        """Name why the response is no evidence: an attempt, judged by itself, contradicts itself. None: it is."""
+        """Return the reason why the response is no evidence: an attempt contradicts itself. None: it is evidence."""
         if self._doubt is None and self._attempt.begun:
             if self._attempt.rewritten:
                 return CONTRADICTION
@@ -155,9 +155,9 @@ class MergedResponse:
         return self._doubt
 
     def _is_spelt(self) -> bool:
-        """True when the text of the attempt is that of its ids, but for a character that was begun before it."""
+        """Return True when the attempt's ids spell its text, except for a character that began before the attempt."""
         ids, text, reason = self._attempt.ids, self._attempt.text, self._attempt.finish_reason
-        if not ids:  # an end without a token, or a count of some, has lost them: only an abort has none
+        if not ids:  # only an abort may have no tokens; any other answer has lost them
             meta = self._attempt.meta
             return not text and not meta.get("completion_tokens") and (reason is None or is_abort(meta))
         if self._spelling.tail(ids, text, reason) is not None:
@@ -166,11 +166,11 @@ class MergedResponse:
         return any(
             self._spelling.tail(ids[skipped:], text, reason) is not None
             for skipped in range(1, min(_BYTES_OF_CHARACTER, len(ids) + 1) if self._kept else 1)
-            if not self._spelling.text_of(ids[:skipped]).strip(_BROKEN)  # alone they are no character
+            if not self._spelling.text_of(ids[:skipped]).strip(_BROKEN)  # they are no character on their own
         )
 
     def _ending(self, output: dict[str, Any], ids: Sequence[int]) -> dict[str, Any] | None:
-        """Return the finish reason of ``ids``, a whole response that ``output`` calls aborted; None if they are not."""
+        """Return the finish reason that ``ids`` meet although ``output`` is aborted; None if they meet none."""
         if not is_aborted(output) or self._asked(output):
             return None
         return self._stop_conditions.reason(ids, self._parameters, self._limit)
@@ -181,21 +181,21 @@ class MergedResponse:
         return reason
 
     def answer(self) -> dict[str, Any]:
-        """All of it, as an engine would give it."""
+        """Return the whole response, as an engine would."""
         return self.event(0, 0)
 
     @property
     def text_length(self) -> int:
-        """Characters to be seen so far."""
+        """Number of visible characters so far."""
         return len(self._text)
 
     def event(self, tokens: int, characters: int) -> dict[str, Any]:
-        """As :meth:`answer`, without the first ``tokens`` and ``characters``, which the client was told before."""
+        """Return :meth:`answer` without the first ``tokens`` and ``characters``, which the client has already."""
         first, latest = self._first, self._latest
         meta = {**latest["meta_info"], **first["meta_info"]}
         meta |= {"finish_reason": self._reason, "completion_tokens": len(self.ids)}
         if self._prompt_tokens is not None and "prompt_tokens" not in first["meta_info"]:
-            meta["prompt_tokens"] = self._prompt_tokens  # an abort out of the waiting queue does not tell
+            meta["prompt_tokens"] = self._prompt_tokens  # an abort in the waiting queue lacks it
         meta.pop("weight_versions", None)
         spans = _merged(self._spans)
         if spans:
@@ -206,7 +206,7 @@ class MergedResponse:
             if len(values) == len(self.ids):
                 meta[name] = values[tokens:]
             else:
-                meta.pop(name, None)  # an attempt lacks it: the entries would be those of other tokens
+                meta.pop(name, None)  # an attempt lacks it, so entries and tokens would not match
             if name + _LENGTH in meta:
                 meta[name + _LENGTH] = len(values)
         if self._reason is not None:
@@ -223,7 +223,7 @@ class MergedResponse:
 
 
 def _spans(meta: dict[str, Any], start: int, end: int) -> list[dict[str, Any]]:
-    """Weight versions of the tokens ``start`` to ``end``, of an attempt that counts its own from 0."""
+    """Return the weight versions of tokens ``start`` to ``end``, which the attempt counts from 0."""
     if start == end:
         return []
     whole: list[dict[str, Any]] = [{"version": meta.get("weight_version"), "start": 0, "end": end - start}]
@@ -239,7 +239,7 @@ def _spans(meta: dict[str, Any], start: int, end: int) -> list[dict[str, Any]]:
         ]
         return [span for span in moved if span["start"] < span["end"]]
     except (LookupError, TypeError):
-        return [{"version": None, "start": start, "end": end}]  # it is doubted anyway
+        return [{"version": None, "start": start, "end": end}]  # :meth:`doubt` finds the contradiction
 
 
 def _merged(spans: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

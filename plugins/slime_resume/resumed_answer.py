@@ -1,4 +1,4 @@
-"""Whole answers in place of aborted ones."""
+"""Whole answers in place of aborted answers, without streaming."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ async def resume_answer(
 ) -> bytes | None:
     """Return the answer to give instead of ``aborted``, as JSON; None when there is none.
 
-    ``record`` gets each aborted answer that has tokens, since they are a fact, and then the last answer. With each
-    comes the reason why it is no evidence, or None.
+    ``record`` gets each aborted answer that has tokens, and then the last answer. Its second argument is the reason
+    why the answer is no evidence, or None.
     """
     merged: MergedResponse | None = None
     latest, body, doubt = aborted, None, None
@@ -35,7 +35,7 @@ async def resume_answer(
             recorded = latest
 
     def take(answer: dict[str, Any], whole: bytes | None) -> bool:
-        """True when ``answer`` brings the response further. Until there is a token, each is one of its own."""
+        """Return True when ``answer`` brings the response further. Answers are merged as soon as one has tokens."""
         nonlocal merged, latest, body, doubt
         if merged is None:
             has_tokens = bool(sampled_ids(answer))

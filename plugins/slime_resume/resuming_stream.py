@@ -18,29 +18,29 @@ from slime_sglang.events import EventCutter, events_in, last_end
 
 __all__ = ["ResumingStream"]
 
-#: In JSON this cannot stand inside a string: there the quotes would be escaped.
+#: Never inside a longer JSON string, where the quotes would be escaped.
 _ABORT = b'"abort"'
 _DONE = b"[DONE]"
 _EVENT = b"data: %s\n\n"
-#: Seconds and bytes that an engine has to say that a stream is over.
+#: Limits for reading the end of a stream after its last event.
 _END_S, _END_BYTES = 1.0, 1 << 16
 
 
 class ResumingStream:
-    """Passes whole events on as they are, until one says ``abort``: that one is held, and another attempt is made.
+    """Passes whole events unchanged until one is an abort. It holds back the abort, and makes another attempt.
 
-    When the generation goes on from tokens, the events of further attempts are merged with what the client knows,
-    cumulative or incremental as that was. While that is unknown, nothing is told: it might be said twice. Otherwise
-    the client must not have seen any token, and the next attempt is passed on like the first one.
+    If the next attempts continue from tokens, their events are merged, in the mode of the events that the client got:
+    cumulative or incremental. While the mode is unknown, nothing is sent, since tokens might repeat. Without a
+    continuation, another attempt is made only if the client has no token, and passes like the first one.
     """
 
     def __init__(self, generation: Generation, source: BodySource, recorder: StreamRecorder) -> None:
         self._generation = generation
         self._recorder = recorder
         self._merged: MergedResponse | None = None
-        #: Those of it that the client was told.
+        #: The part of it that the client has.
         self._tokens = self._characters = 0
-        #: The bytes of an abort, and of what came behind it.
+        #: The bytes of an abort, and of the rest of its stream.
         self._held = b""
         self._listen_to(Reply(200, [], source))
 
@@ -77,7 +77,7 @@ class ResumingStream:
             self._ready, self.finished = whole, last  # nearly always
 
     def _hold_abort(self, whole: bytes, last: bool) -> None:
-        """Make ready what comes before an event in ``whole`` that says abort, if there is one."""
+        """Make ready the events in ``whole`` before an abort, and hold back the rest."""
         place, self._aborted = _find_abort(whole)
         self._ready = whole[:place]
         if self._aborted is not None:
@@ -101,16 +101,16 @@ class ResumingStream:
             if merged.ended or (news and self._may_tell(merged)):
                 self._tell(merged)
             if merged.stopped or is_aborted(event):
-                self._end()  # the engine does not know
+                self._end()  # the engine does not know that the response has ended
                 return
         if last and self._tokens < len(merged.ids):
             self._tell(merged)
         self.finished = last
 
     def _may_tell(self, merged: MergedResponse) -> bool:
-        """False while an event might say something twice, or take back text.
+        """Return False while an event might repeat tokens, or take back text.
 
-        A broken character that the engine told is not certain until the next attempt has shown that it stays one.
+        The client may have a broken character at the end that the next attempt completes.
         """
         is_mode_known = merged.incremental is not None or not self._tokens
         return is_mode_known and merged.text_length >= self._characters
@@ -147,7 +147,7 @@ class ResumingStream:
             self._ready = _with_end(self._held)
 
     def _look_at_abort(self, aborted: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-        """All that was sampled until now, and whether it may be gone on from, or sampled again."""
+        """Return all that was sampled so far, and True if another attempt may be made."""
         told = self._recorder.so_far()
         so_far = told.copy()
         so_far.take(aborted)
@@ -162,7 +162,7 @@ class ResumingStream:
         return so_far.answer, goes_on or not (told.ids or told.text)
 
     async def _attempt(self, reply: Reply) -> bool:
-        """Read ``reply`` until there is something to tell, or an end; True when it got further than the last one."""
+        """Read ``reply`` until there is something to send, or an end. Return True if the response got further."""
         self._listen_to(reply)
         while not self._ready and self._aborted is None and not self.finished:
             await self._take_piece()
@@ -174,7 +174,7 @@ class ResumingStream:
         return False
 
     def _begins_anew(self) -> bool:
-        """True when the client is told another response, or the tokens of one are kept."""
+        """Return True when the client gets a new response, or the next attempt continues this one."""
         if not self._ready:
             output = _read_alone(self._aborted) if self._aborted is not None else None
             if output is None or not sampled_ids(output):
@@ -188,9 +188,9 @@ class ResumingStream:
 
 
 async def _rest_of(reply: Reply) -> bytes:
-    """Return the bytes behind the last event of a generation, ``[DONE]``, and close ``reply``.
+    """Read what follows the last event of a generation, normally ``[DONE]``, and close ``reply``.
 
-    One that is given up before its end is aborted at the engine, by a name that the next attempt has, too.
+    Closing a reply before its end makes the router abort its rid at the engine, and the next attempt has the same rid.
     """
     rest = bytearray()
     with anyio.move_on_after(_END_S):
@@ -206,7 +206,7 @@ async def _rest_of(reply: Reply) -> bytes:
 
 
 def _find_abort(whole: bytes) -> tuple[int, dict[str, Any] | None]:
-    """The first event in ``whole`` that says abort, and its offset; the end of ``whole`` when there is none."""
+    """Return the offset of the first abort in ``whole``, and its event; the end and None when there is none."""
     place = whole.find(_ABORT)
     while place >= 0:
         start = last_end(whole[:place])
@@ -221,7 +221,7 @@ def _find_abort(whole: bytes) -> tuple[int, dict[str, Any] | None]:
 
 
 def _taken(merged: MergedResponse, event: dict[str, Any]) -> int:
-    """As :meth:`MergedResponse.take`. Raises WorkerBroke."""
+    """Call :meth:`MergedResponse.take`. Raises WorkerBroke."""
     try:
         return merged.take(event)
     except ValueError as error:
@@ -229,7 +229,7 @@ def _taken(merged: MergedResponse, event: dict[str, Any]) -> int:
 
 
 def _event_in(data: bytes) -> dict[str, Any] | None:
-    """Return the generation's event in ``data``; None when it has none. Raises WorkerBroke when it makes no sense."""
+    """Return the generation's event in ``data``; None when it has none. Raises WorkerBroke if it is invalid."""
     try:
         event = parsed(data)
         return read_event(event) if "meta_info" in event else None
@@ -238,7 +238,7 @@ def _event_in(data: bytes) -> dict[str, Any] | None:
 
 
 def _read_alone(event: Any) -> dict[str, Any] | None:
-    """``event``, the first one, as an unstreamed answer; None when it makes no sense."""
+    """Return ``event``, the first of its stream, as an unstreamed answer; None if it is invalid."""
     try:
         return whole_answer(event)
     except ValueError:
@@ -246,7 +246,7 @@ def _read_alone(event: Any) -> dict[str, Any] | None:
 
 
 def _with_end(data: bytes) -> bytes:
-    """The first of the events in ``data``, whole ones, and the end that every stream has."""
+    """Return ``data`` if it has ``[DONE]``, else its first event and ``[DONE]``."""
     events = events_in(data + b"\n\n")
     return data if _DONE in events else _EVENT % events[0] + _EVENT % _DONE
 

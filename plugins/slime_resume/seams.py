@@ -1,7 +1,7 @@
-"""Text of a response that was sampled in several goes: no seam shows where one ended and the next began.
+"""Text of a response that was sampled in several attempts, across the seams between them.
 
-An engine that continues from tokens knows them as a prompt. It cannot finish a character that they left
-half done, nor see a stop string that they began. Both are made good here, by decoding across the seam.
+An engine that continues from tokens gets them as a prompt. It cannot finish a character, or match a stop
+string, that began in these tokens. This module does both, by decoding across the seam.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from slime_resume.stop_conditions import stop_strings
 __all__ = ["SeamlessText", "StopAcross"]
 
 _BROKEN = "\ufffd"
-#: Tokens decoded together with new ones, so that these are read as they are in their place.
+#: Earlier tokens decoded together with new ones, since the text of a token depends on those before it.
 _WINDOW = 16
 
 
 class SeamlessText:
-    """The text of a growing response of which an engine has spelt the beginning, by the engine's rules.
+    """The text of a growing response, by the engine's rules.
 
-    ``ids`` are its tokens so far, ``text`` is what the engine gave for them. The engine may have withheld the end,
-    which could have become a stop string.
+    ``ids`` are its tokens so far, ``text`` is what the engine gave for them. The engine may have withheld the end
+    of the text, which may begin a stop string.
     """
 
     def __init__(
@@ -43,16 +43,16 @@ class SeamlessText:
         self._seam = len(self._text)
 
     def _withheld(self) -> str:
-        """Text of the last tokens that the engine has not shown."""
-        # Behind a start its first token may end a character, whose beginning is not decoded with it.
+        """Return the text of the last tokens that the engine has withheld."""
+        # The first token of the window may end a character that began before the window.
         window = self._window.lstrip(_BROKEN) if self._start else self._window
         told = next((size for size in range(len(window), 0, -1) if self._text.endswith(window[:size])), 0)
         return window[told:] if told or not (self._start or self._text) else ""
 
     def add(self, ids: Sequence[int], reason: dict[str, Any] | None) -> str:
-        """All that is to be seen after ``ids``; with ``reason`` they are the last ones. O(new tokens).
+        """Return the visible text after ``ids``; with a ``reason``, they are the last ones. Decodes O(new tokens).
 
-        As long as it goes on, half a character and what may become a stop string are held back.
+        Without a ``reason``, an incomplete character, and text that may begin a stop string, are held back.
         """
         matched = reason.get("matched") if reason is not None and self._trims else None
         self._ids += ids[:-1] if isinstance(matched, int) else ids
@@ -74,7 +74,7 @@ class SeamlessText:
                 self._start, self._window = start, rest
 
     def _held(self) -> int:
-        """Characters at the end with which a stop string may begin."""
+        """Return the number of last characters that may begin a stop string."""
         return max((_overlap(self._text, stop) for stop in self._stops), default=0) if self._trims else 0
 
     def _decode(self, start: int) -> str:
@@ -108,7 +108,7 @@ class StopAcross:
                 if 0 <= place < self._before:
                     return count, stop
             if len(text.rstrip(_BROKEN)) >= self._before + self._reach:
-                self._ids = []  # too far behind the seam for any
+                self._ids = []  # no stop string reaches from here back to the seam
                 return None
         return None
 

@@ -1,8 +1,8 @@
-"""The finish reason and text of a response whose last token the engine did not look at.
+"""The finish reason and text of a response whose last token the engine did not check.
 
-On an abort SGLang returns before it looks at the token of that step (``Req.check_finished``). So an EOS, the end of a
-stop string or the last token allowed comes with the reason ``abort``. To go on behind it would put an EOS into the
-middle of a response.
+On an abort SGLang returns before it checks the token of that step (``Req.check_finished``). So an EOS, the end of a
+stop string or the last token allowed comes with the reason ``abort``. A continuation after an EOS would put it into
+the middle of a response.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from router_core.types import Tokenizer
 
 __all__ = ["StopConditions", "stop_strings"]
 
-#: Tokens decoded with the last one, so that it is read as it is in its place.
+#: Last tokens decoded together, since the text of a token depends on those before it.
 _WINDOW = 16
 
 
 def stop_strings(parameters: dict[str, Any]) -> list[str]:
-    """The stop strings of ``sampling_params``."""
+    """Return the stop strings of ``sampling_params``."""
     stop = parameters.get("stop") or []
     return [stop] if isinstance(stop, str) else [one for one in stop if one]
 
 
 class StopConditions:
-    """Checks last tokens for stop conditions, as an engine does. ``eos_ids`` end a response of the model.
+    """Checks last tokens for stop conditions, as an engine does. ``eos_ids``: the model's EOS tokens.
 
-    ``min_new_tokens`` needs no look: until then an engine samples none of the tokens that end.
+    ``min_new_tokens`` needs no check: until then an engine samples no EOS or stop token.
     """
 
     def __init__(self, tokenizer: Tokenizer, eos_ids: Collection[int]) -> None:
@@ -37,7 +37,7 @@ class StopConditions:
     def reason(
         self, ids: Sequence[int], parameters: dict[str, Any], limit: int | None
     ) -> dict[str, Any] | None:
-        """The finish reason of a response that ends with the last of ``ids``; None when it goes on."""
+        """Return the finish reason of a response that ends with the last of ``ids``; None if it does not end there."""
         if not ids:
             return None
         if limit is not None and len(ids) >= limit:
@@ -56,7 +56,7 @@ class StopConditions:
     def trimmed(
         self, text: str, ids: Sequence[int], parameters: dict[str, Any], reason: dict[str, Any]
     ) -> str:
-        """``text``, which an engine gave for all of ``ids``, as it would give it for ``reason``."""
+        """Return ``text``, which an engine gave for all of ``ids``, trimmed as the engine trims it for ``reason``."""
         matched = reason.get("matched")
         if parameters.get("no_stop_trim") or matched is None:
             return text

@@ -472,12 +472,12 @@ def test_without_the_flag_nothing_happens() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("", "which pods are workers? Say so by --selector"),
+        ("", "wanted the labels of worker pods, by --selector"),
         ("--selector app", "wanted key=value, got 'app'"),
         ("--selector app=a,b=c", "wanted key=value, got 'app=a,b=c'"),
         ("--selector a=b --service-discovery-port 0", "wanted 1 to 65535, got 0"),
-        ("--selector a=b --service-discovery-namespace ../nodes", "wanted a name as DNS has it"),
-        ("--selector a=b --service-account-dir /nowhere", "no /nowhere/token: is this a pod"),
+        ("--selector a=b --service-discovery-namespace ../nodes", "wanted a DNS label"),
+        ("--selector a=b --service-account-dir /nowhere", "no /nowhere/token: run in a pod"),
     ],
 )
 def test_unusable_flags_end_the_start(

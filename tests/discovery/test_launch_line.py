@@ -53,7 +53,7 @@ async def test_the_published_line_finds_pods(
             cluster.status = 500
             cluster.cut()
             with anyio.fail_after(HANG_S):
-                while "does not tell of the pods" not in router.log.read_text():  # noqa: ASYNC110
+                while "does not report the pods" not in router.log.read_text():  # noqa: ASYNC110
                     await anyio.sleep(0.05)
             assert (await router.client.post("/generate", json={"text": "Hi"})).status_code == 200
         log = router.log.read_text()

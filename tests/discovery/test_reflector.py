@@ -197,10 +197,10 @@ async def test_nonsense_is_followed_by_a_list(cluster: Cluster, known: Known, li
 @pytest.mark.parametrize(
     ("page", "told"),
     [
-        (b'"x"', "it answered nonsense (TypeError"),
-        (b'{"items": [], "metadata": null}', "it answered nonsense (AttributeError"),
-        (b'{"items": [], "metadata": "x"}', "it answered nonsense (AttributeError"),
-        (b'{"items": [], "metadata": {"continue": "for ever"}}', "a list without end"),
+        (b'"x"', "its answer is invalid (TypeError"),
+        (b'{"items": [], "metadata": null}', "its answer is invalid (AttributeError"),
+        (b'{"items": [], "metadata": "x"}', "its answer is invalid (AttributeError"),
+        (b'{"items": [], "metadata": {"continue": "for ever"}}', "a list of more than 3 pages"),
         (b"{}" + b" " * 9000, "a page of more than 8000 bytes"),
     ],
 )
@@ -310,9 +310,9 @@ async def test_forbidden_call_is_logged_once_in_the_apis_words(
             cluster.status = None
             await follows(cluster, known)
     assert caplog.messages == [
-        "the Kubernetes API does not tell of the pods, they stay as they are:"
+        "the Kubernetes API does not report the pods; workers stay as they are:"
         " it answered 403: the server is currently unable to handle the request",
-        "the Kubernetes API tells of the pods again",
+        "the Kubernetes API reports the pods again",
     ]
 
 
@@ -357,7 +357,7 @@ async def test_an_api_that_is_away_changes_no_worker_and_is_told_of_once(
         pass
     in_a_pod(url)
     async with start(*words) as running:  # it is not there yet
-        await until(lambda: "does not tell of the pods" in caplog.text)
+        await until(lambda: "does not report the pods" in caplog.text)
         assert (await running.client.get("/health")).status_code == 200
         async with serve_cluster(urlsplit(url).port):
             gone = pod(cluster, "gone")
@@ -367,8 +367,8 @@ async def test_an_api_that_is_away_changes_no_worker_and_is_told_of_once(
         cluster.delete(gone)
         async with serve_cluster(urlsplit(url).port):
             await until(lambda: len(running.router.pool) == 0)
-    said = [message.partition(",")[0] for message in caplog.messages if "Kubernetes" in message]
-    away, again = "the Kubernetes API does not tell of the pods", "the Kubernetes API tells of the pods again"
+    said = [message.partition(";")[0] for message in caplog.messages if "Kubernetes" in message]
+    away, again = "the Kubernetes API does not report the pods", "the Kubernetes API reports the pods again"
     assert said == [away, again, away, again]
 
 

@@ -101,7 +101,7 @@ async def test_a_room_that_fits_nothing_is_refused(serve: Serve, room: Any) -> N
 async def test_a_second_half_wants_a_room_and_an_address(serve: Serve) -> None:
     async with serve(disaggregation_mode="decode") as decode:
         answer = await decode.generate(400, text=CHAT)
-        assert answer == {"error": {"message": "A decode engine wants bootstrap_room."}}
+        assert answer == {"error": {"message": "A decode engine needs bootstrap_room."}}
         answer = await decode.generate(500, **meeting(decode, bootstrap_port=None))
         assert "bootstrap_port is not given" in answer["error"]["message"]
 
