@@ -1,7 +1,7 @@
-"""slime-router's core: workers, requests and hooks. It knows no plugin by name.
+"""slime-router's core: workers, requests and hooks. It imports no plugin.
 
-A plugin needs little more than :data:`hookimpl`, :class:`Exchange` and :class:`Reply`; ``router_core.hookspecs`` is the
-page to read first.
+A plugin needs little more than :data:`hookimpl`, :class:`Exchange` and :class:`Reply`. Read
+``router_core.hookspecs`` first.
 """
 
 from router_core.errors import BadRequest, HTTPError, RouterError, SettingsError, StartupError

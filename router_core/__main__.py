@@ -1,4 +1,4 @@
-"""``python -m router_core`` is ``slime-router``."""
+"""The command ``python -m router_core``, the same as ``slime-router``."""
 
 import sys
 

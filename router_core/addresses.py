@@ -1,4 +1,4 @@
-"""The core's interface to the rules for worker addresses; a plugin has the rules."""
+"""The interface of the rules for worker addresses; a plugin implements them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ class AddressRules(Protocol):
     """Rules for the servers that may be workers; the component ``"worker_addresses"``."""
 
     def check(self, url: str) -> None:
-        """Refuse ``url`` if its text alone, with no name resolved, breaks the rules. Raises BadRequest."""
+        """Refuse ``url`` if its text breaks the rules; resolves no names. Raises BadRequest."""
         ...
 
     async def admit(self, url: str) -> None:
-        """As :meth:`check`, and refuse what the name in it resolves to, if it resolves by now. Raises BadRequest."""
+        """As :meth:`check`, and refuse a name that resolves now to a forbidden address. Raises BadRequest."""
         ...
 
     def reachable(self, url: str, address: str) -> bool:
@@ -25,14 +25,14 @@ class AddressRules(Protocol):
 
 class _Anywhere:
     def check(self, url: str) -> None:
-        """Refuses none."""
+        """Accept any URL."""
 
     async def admit(self, url: str) -> None:
-        """Refuses none."""
+        """Accept any URL."""
 
     def reachable(self, url: str, address: str) -> bool:
         return True
 
 
-#: Without a plugin that has rules, any server may be a worker.
+#: The rules without such a plugin: any server may be a worker.
 ANYWHERE: AddressRules = _Anywhere()

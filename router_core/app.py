@@ -1,7 +1,7 @@
-"""The ASGI application: own routes by a look into a dict, everything else straight to the proxy.
+"""The ASGI application: serves the router's own routes, and sends all other requests to the proxy.
 
-Starlette answers the admin's and the plugins' routes and runs the lifespan. It does not see proxied
-requests: its routing costs a quarter of a proxied request with one route, and more with more.
+Starlette serves the routes of the core and of the plugins, and runs the lifespan. Other requests
+bypass it, since its routing costs a quarter of a proxied request with one route, and more with more.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ _METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 
 
 def make_app(router: Router, middleware: Iterable[Callable[..., Any]] = ()) -> ASGIApp:
-    """The application of ``router``; ``middleware`` are called as slime's classes are, ``cls(app, *, router)``.
+    """Make the application of ``router``; each of ``middleware`` is called like slime's: ``cls(app, *, router)``.
 
-    The first of them is the outermost. Raises PluginError when two claim one route.
+    The first of them is the outermost. Raises PluginError when a route is claimed twice.
     """
     inner = _App(router)
     app: ASGIApp = inner
@@ -92,16 +92,16 @@ class _App:
             if path not in self._exact and not path.startswith(self._prefixes):
                 await self._proxied(scope, receive, send)
                 return
-            if "\n" in path:  # which Starlette's patterns do not see, and would hand on to a worker
+            if "\n" in path:  # it would go to a worker: Starlette's patterns match no line break
                 await send_error(BadRequest("the path has a line break in it"), send)
                 return
             receive = self._bounded(receive)
         try:
             await self._own(scope, receive, send)
         except ClientDisconnect:
-            return  # there is nobody to answer
+            return  # the client has hung up
         except Exception:
-            # Starlette has answered, and raises again for the server, which would close the connection.
+            # Starlette has sent the response. Raising again would make the server close the connection.
             logger.exception(
                 "%s%s failed", log_prefix(scope), scope.get("path", "the application's lifespan")
             )
@@ -109,7 +109,7 @@ class _App:
                 raise
 
     def _bounded(self, receive: Receive) -> Receive:
-        """``receive``, with the limit for request bodies. Raises PayloadTooLarge."""
+        """Wrap ``receive``: it raises PayloadTooLarge for a body above the limit."""
         limit = self._router.settings.max_payload_size
         size = 0
 
@@ -147,15 +147,15 @@ class _App:
         except asyncio.CancelledError:
             if started:
                 raise
-            # It has outlasted the grace period. The task ends here: some servers log each one's traceback.
+            # The grace period is over. Raising again would make some servers log a traceback for each request.
             await send_error(ShuttingDown("the router is shutting down"), send)
         except HTTPError as error:
             if started:
-                # The client sees a body that breaks off: the server closes the connection without its end.
+                # The client sees an incomplete body: the server closes the connection before the end of it.
                 logger.warning("%sa reply broke off: %s", log_prefix(scope), error)
                 return
             if error.status >= 500:
-                # Decoded, a path may hold line breaks.
+                # The decoded path may have line breaks.
                 path = scope["raw_path"].decode("latin-1")
                 prefix = log_prefix(scope)
                 logger.warning("%s%s %s: %d, %s", prefix, scope["method"], path, error.status, error)
@@ -188,7 +188,7 @@ async def _crash(_: StarletteRequest, error: Exception) -> Response:
 
 
 def _table(claimed: Sequence[tuple[str, BaseRoute]]) -> tuple[frozenset[str], tuple[str, ...]]:
-    """Exact paths, and the literal beginnings of paths with parameters. Raises PluginError on a double claim."""
+    """Return the exact paths, and the literal prefixes of paths with parameters. Raises PluginError, see make_app."""
     exact: set[str] = set()
     prefixes: set[str] = set()
     for number, (owner, route) in enumerate(claimed):

@@ -1,7 +1,7 @@
 """The command ``slime-router``.
 
-The command line is read twice: first for the names of plugins, then, when these have added their flags, as a whole.
-A start that fails says so in one line; ``PYTHONDEVMODE=1`` adds the traceback for authors of plugins.
+The command line is parsed twice: first for the names of plugins, then with the flags of these plugins.
+A failed start prints one line with the reason; ``PYTHONDEVMODE=1`` adds the traceback for authors of plugins.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _NOT_LOADED = "{0} belongs to the plugin {1!r}, which is not loaded: add --plugi
 
 
 class _Parser(configargparse.ArgumentParser):  # type: ignore[misc]  # the library has no types
-    """Says in one line what is wrong, and knows its flags from the environment and a file as well."""
+    """Reads flags from the command line, the environment and a file; raises SettingsError for a mistake."""
 
     def error(self, message: str) -> NoReturn:
         raise SettingsError(message)
@@ -66,18 +66,18 @@ def _parser() -> _Parser:
         metavar="PATH", help="dotted paths of plugins, or of ASGI middleware classes",
     )  # fmt: skip
     parser.add_argument(
-        "--no-default-plugins", action="store_true", help=f"do without {', '.join(DEFAULT_PLUGINS)}"
+        "--no-default-plugins", action="store_true", help=f"do not load {', '.join(DEFAULT_PLUGINS)}"
     )
     return parser
 
 
 def command_line(arguments: Sequence[str]) -> tuple[configargparse.ArgumentParser, Loaded]:
-    """The parser of a command line, with the flags of the plugins that it names. Raises StartupError."""
+    """Return the parser for ``arguments``, with the flags of their plugins, and the plugins. Raises StartupError."""
     parser = _parser()
     first, _ = parser.parse_known_args(list(arguments))
     loaded = _load(first)
     parser.add_argument(
-        "-h", "--help", action="help", help="show all flags, also those of the plugins named, and exit"
+        "-h", "--help", action="help", help="show all flags of the core and of the loaded plugins, and exit"
     )
     add_core_options(parser)
     loaded.add_options(parser)
@@ -86,16 +86,16 @@ def command_line(arguments: Sequence[str]) -> tuple[configargparse.ArgumentParse
 
 
 def _refuse_left_out(parser: configargparse.ArgumentParser, loaded: Loaded) -> None:
-    """Let ``parser`` end the start at a flag of a default plugin that is not loaded.
+    """Let ``parser`` refuse the flags of default plugins that are not loaded, also in the environment and in a file.
 
-    However it is given: nobody would look at a key, and whoever gave it would think that somebody does.
+    Otherwise an API key could be set, and not be checked.
     """
     for name in DEFAULT_PLUGINS:
         if all(source.name != name for source in loaded.sources):
             for action in _flags_of(name):
                 flags = [flag for flag in action.option_strings if flag not in parser._option_string_actions]
                 if flags and action.help is not argparse.SUPPRESS:
-                    # A switch takes what ConfigArgParse takes for one in the environment and in files.
+                    # ConfigArgParse must know a switch as one, to read its value from the environment and files.
                     kind = _LeftOutSwitch if action.nargs == 0 else _LeftOut
                     given = {} if action.nargs == 0 else {"nargs": action.nargs}
                     given |= {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
@@ -103,14 +103,14 @@ def _refuse_left_out(parser: configargparse.ArgumentParser, loaded: Loaded) -> N
 
 
 def _flags_of(plugin: str) -> list[argparse.Action]:
-    """The flags that ``plugin`` adds. Raises StartupError."""
+    """Return the flags that ``plugin`` adds. Raises StartupError."""
     own = argparse.ArgumentParser(add_help=False)
     load([plugin], ()).add_options(own)
     return own._actions
 
 
 def _unknown(name: str, parser: argparse.ArgumentParser, loaded: Loaded) -> str:
-    """The message about ``name``, which is no flag: the plugin whose flag it is, else the most similar flags."""
+    """Return a message about an unknown flag: the plugin that it belongs to, else the most similar flags."""
     for plugin in sorted(installed_plugins().keys() - {source.name for source in loaded.sources}):
         with suppress(StartupError):
             if any(name in action.option_strings for action in _flags_of(plugin)):
@@ -129,7 +129,7 @@ class _LeftOut(argparse.Action):
 
 
 class _LeftOutSwitch(_LeftOut, argparse._StoreTrueAction):
-    """As it is, for a flag without a value."""
+    """The same for a flag without a value."""
 
     def __init__(self, option_strings: Sequence[str], *, const: str, **rest: Any) -> None:
         super().__init__(option_strings, **rest)
@@ -146,16 +146,16 @@ class _Wanted:
 
     @classmethod
     def by(cls, arguments: Sequence[str]) -> _Wanted:
-        """Raises StartupError."""
+        """Parse ``arguments``. Raises StartupError."""
         parser, loaded = command_line(arguments)
         options, unknown = parser.parse_known_args(list(arguments))
         if unknown:
-            # Without the value: of a key, misspelt, it is a secret.
+            # Without the value: if the flag is a misspelt one for a key, the value is secret.
             raise SettingsError(_unknown(unknown[0].partition("=")[0], parser, loaded))
         return cls(Settings.from_options(options), options, loaded)
 
     def build(self) -> tuple[Router, ASGIApp]:
-        """Raises StartupError."""
+        """Make the router and its application. Raises StartupError."""
         router = Router(self.settings, self.loaded.make(self.options), self.options)
         app = make_app(router, self.loaded.middleware)
         if names := self.settings.request_id_headers:
@@ -166,7 +166,7 @@ class _Wanted:
 
 
 def build(arguments: Sequence[str]) -> tuple[Router, ASGIApp]:
-    """A router and its application, as the command line ``arguments`` wants them. Raises StartupError."""
+    """Make a router and its application from the command line ``arguments``. Raises StartupError."""
     return _Wanted.by(arguments).build()
 
 
@@ -197,8 +197,8 @@ def _serve(arguments: Sequence[str]) -> int:
         raise StartupError(f"cannot listen on {settings.host}:{settings.port}: {reason}") from None
     if "worker_addresses" not in router.components:
         logger.warning(
-            "the plugin auth is not loaded: unless another plugin does so, nobody asks for a key, and any server"
-            " may be a worker"
+            "the plugin auth is not loaded: no key is required, and any server may be a worker,"
+            " unless another plugin adds such checks"
         )
     tls = {"ssl_certfile": settings.tls_cert_path, "ssl_keyfile": settings.tls_key_path}
     try:

@@ -1,4 +1,4 @@
-"""The client's side of a request: its body, errors told to it, and noticing that it has gone."""
+"""The client's side of a request: read its body, send it an error, and detect that it hangs up."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from router_core.types import Headers, Receive, Send
 __all__ = ["Watch", "let_finish", "read_body", "send_error"]
 
 _JSON = (b"content-type", b"application/json")
-#: A request that takes longer, in seconds, is watched for a client that hangs up.
+#: Seconds between two looks at new requests; a request still running then is watched for a disconnect.
 _PATIENCE_S = 0.05
-#: Seconds that a client may go on sending what nobody wants.
+#: Seconds for which the rest of a refused request is read and discarded.
 _LINGER_S = 2.0
-#: Seconds that an engine has to stop, and to tell what it had sampled, when its client has gone.
+#: Seconds that an engine has to stop and to report its sampled tokens, after its client has gone.
 _DISCONNECT_GRACE_S = 2.0
 
 
 async def read_body(headers: Headers, receive: Receive, max_bytes: int) -> bytes:
-    """The whole request body. Raises PayloadTooLarge and ClientDisconnect."""
+    """Return the whole request body. Raises BadRequest, PayloadTooLarge and ClientDisconnect."""
     for name, value in headers:
         if name == b"content-length":
             if not value.isdigit():
                 raise BadRequest(f"wanted a number as Content-Length, got {value[:40]!r}")
             if int(value) > max_bytes:
                 raise _too_large(max_bytes)
-    pieces = BytesIO()  # it makes no copy of what was written
+    pieces = BytesIO()  # its getvalue() makes no copy
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
@@ -55,9 +55,9 @@ def _too_large(max_bytes: int) -> PayloadTooLarge:
 
 
 async def let_finish(receive: Receive) -> None:
-    """Throw away what the client still sends of its request, for two seconds at most.
+    """Discard the rest of the client's request, for two seconds at most.
 
-    A connection that is closed on unread bytes is reset, and a reset overtakes the answer that explains it.
+    A connection closed with unread bytes is reset, and after a reset the client may not get the answer.
     """
     with anyio.move_on_after(_LINGER_S):
         while (await receive()).get("more_body", False):
@@ -65,11 +65,11 @@ async def let_finish(receive: Receive) -> None:
 
 
 async def send_error(error: HTTPError, send: Send, unread: Receive | None = None) -> None:
-    """Answer a request by ``error``; ``unread``: its body was not read, and is not wanted."""
+    """Answer a request with ``error``. ``unread`` is its ``receive`` if the body is not read: it is discarded."""
     body = error_body(error)
     headers = [_JSON, (b"content-length", b"%d" % len(body)), *error.headers]
     if unread is not None or isinstance(error, ShuttingDown):
-        headers.append((b"connection", b"close"))  # the rest of the body is not wanted, nor another request
+        headers.append((b"connection", b"close"))  # neither the rest of the body nor a next request is read
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     if unread is not None:
         await send({"type": "http.response.body", "body": body, "more_body": True})
@@ -79,11 +79,11 @@ async def send_error(error: HTTPError, send: Send, unread: Receive | None = None
 
 
 class Watch:
-    """Notices clients that hang up: ``with watch.cancelling(receive, exchange):`` cancels the block then, quietly.
+    """Detects clients that hang up, and cancels their blocks ``with watch.cancelling(receive, exchange):``.
 
-    The exchange ends with the block. ``on_disconnect`` is called first; when it returns True, the block has two seconds
-    to end. Most requests end before a client could lose patience. So one timer looks at all of them, and only a request
-    that it meets gets a task that waits for its client.
+    The exchange ends with its block. First it calls ``on_disconnect``; if this returns True, the block has two seconds to end. Most requests end
+    within milliseconds. So one timer serves all requests: only a request that still runs when the timer fires gets a
+    task that waits for its client to hang up.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_disconnect: Callable[[Exchange], bool]) -> None:
@@ -95,12 +95,12 @@ class Watch:
 
     @property
     def exchanges(self) -> Iterator[Exchange]:
-        """The exchanges of the clients that wait now, and those that plugins derived from them."""
+        """The exchanges of clients that are being answered, and those that plugins made for them."""
         for watched in chain(self._young, self._old):
             yield from watched.exchange.all_parts()
 
     def cancelling(self, receive: Receive, exchange: Exchange) -> _Watched:
-        """The context manager. The request's body must have been read from ``receive``."""
+        """Return the context manager. The request's body must have been read from ``receive`` before."""
         return _Watched(self, receive, exchange)
 
     def add(self, watched: _Watched) -> None:
@@ -134,7 +134,7 @@ class _Watched:
         self._grace: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> _Watched:
-        # Without the loop asyncio would look for it, which costs a system call.
+        # Without the argument asyncio looks up the loop, which costs a system call.
         task = asyncio.current_task(self._watch.loop)
         assert task is not None  # narrowing: this is async code
         self._task = task
@@ -142,16 +142,16 @@ class _Watched:
         return self
 
     def end(self) -> None:
-        """Watch no longer. To be called before the last piece is sent: behind it servers say "disconnect" as well."""
+        """Stop watching. Call this before the last piece is sent: after it, servers report a disconnect too."""
         self._over = True
 
     def begin(self) -> None:
-        # A task group would cost a third of the throughput. This task ends within a step of __exit__.
+        # A task group would cost a third of the throughput. This task ends one step of the loop after __exit__.
         self._waiting = self._watch.loop.create_task(self._wait())
 
     async def _wait(self) -> None:
         message = await self._receive()
-        # Middleware that replays the body answers at once, for ever: it cannot tell when the client leaves.
+        # Middleware may replay the body for ever. Then a client that hangs up is not detected.
         if message["type"] == "http.disconnect" and not self._over:
             if self._watch.on_disconnect(self.exchange):
                 self._grace = self._watch.loop.call_later(_DISCONNECT_GRACE_S, self._cancel)
@@ -171,12 +171,12 @@ class _Watched:
         if self._grace is not None:
             self._grace.cancel()
         if self._waiting is not None and kind is not None:
-            # After a whole reply the server ends receive() by itself. A cancelled task leaves cycles behind,
-            # which under load kept the garbage collector busy for a twentieth of the time.
+            # After a whole reply the server ends receive() by itself, so the task is cancelled only after an error:
+            # cancelled tasks leave cycles, and under load their garbage collection took 5 % of the time.
             self._waiting.cancel()
-        self._waiting = None  # its error leads back here: a body would wait for the garbage collector
+        self._waiting = None  # its error refers back to this, a cycle that would keep a body alive
         if self._cancelled:
-            # The cancellation may have been asked for without having arrived; either way it ends here,
-            # unless somebody else wants the task to end as well.
+            # The cancellation was requested, and may not have been raised yet. It ends here in both cases,
+            # unless the task was cancelled by other code too.
             return self._task.uncancel() == 0 and kind is asyncio.CancelledError
         return False

@@ -1,4 +1,4 @@
-"""Error types. Those of a connection, and how a client is told, are in ``slime_http.errors``.
+"""Error types. ``slime_http.errors`` has those of connections, and the JSON that a client gets.
 
 ::
 
@@ -19,7 +19,7 @@
         ├── PayloadTooLarge     413
         ├── UnsupportedMediaType  415
         ├── PluginFailed        500
-        ├── WorkerUnreachable   502   no connection (504: not in time)
+        ├── WorkerUnreachable   502   no connection (504: none within the deadline)
         ├── WorkerBroke         502   the connection or the protocol broke
         ├── NoWorker            503
         ├── ShuttingDown        503
@@ -71,11 +71,11 @@ class SettingsError(StartupError):
 
 
 class PluginError(StartupError):
-    """A plugin cannot be loaded, or two of them do not fit together."""
+    """A plugin cannot be loaded, or two plugins conflict."""
 
 
 class MissingComponent(StartupError):
-    """A component that is asked for is not registered."""
+    """A required component is not registered."""
 
 
 class TooManyValues(BadRequest):
@@ -83,14 +83,14 @@ class TooManyValues(BadRequest):
 
 
 class Unauthorized(HTTPError):
-    """No key of the router's came with the request, or none that it knows."""
+    """The request has no key, or one that the router does not know."""
 
     status, type, code = 401, "authentication_error", "UNAUTHORIZED"
     headers = ((b"www-authenticate", b"Bearer"),)
 
 
 class Forbidden(HTTPError):
-    """The key is one of the router's, and opens less."""
+    """The key is known, but does not permit this request."""
 
     status, type, code = 403, "permission_error", "FORBIDDEN"
 
@@ -108,19 +108,19 @@ class WorkerNotFound(HTTPError):
 
 
 class MixedWorkers(HTTPError):
-    """Workers that are only proxied to, and others, cannot be behind one router."""
+    """One router cannot have both passthrough workers and others."""
 
     status, type, code = 409, "conflict_error", "MIXED_WORKERS"
 
 
 class WorkerRefused(HTTPError):
-    """The server at that URL is no engine that the router can use."""
+    """The server at that URL is not an engine that the router can use."""
 
     status, type, code = 400, "invalid_request_error", "WORKER_REFUSED"
 
 
 class Aborted(HTTPError):
-    """Somebody asked to end the request before an engine had it; asking again was not wanted."""
+    """The request was aborted while it waited for a slot or for the end of a pause, or before another attempt."""
 
     status, type, code = 400, "invalid_request_error", "ABORTED"
 
@@ -132,7 +132,7 @@ class PayloadTooLarge(HTTPError):
 
 
 class PluginFailed(HTTPError):
-    """A plugin raised; no answer is better than wrong training data."""
+    """A plugin raised. The client gets no answer, since wrong training data would be worse."""
 
     type, code = "plugin_error", "PLUGIN_FAILED"
 
@@ -149,6 +149,6 @@ class NoWorker(HTTPError):
 
 
 class ShuttingDown(HTTPError):
-    """The router was told to end, and the request outlasted the grace period."""
+    """The router is shutting down, and the request waited for its turn, or outlasted the grace period."""
 
     status, type, code = 503, "service_unavailable", "SHUTTING_DOWN"

@@ -1,4 +1,4 @@
-"""One request, its worker and its reply, on their way through the hooks."""
+"""One request with its worker and its reply, as hooks get them."""
 
 from __future__ import annotations
 
@@ -18,24 +18,23 @@ __all__ = ["Exchange", "SessionSource", "check_length", "client_of", "session_na
 logger = logging.getLogger(__name__)
 
 _UNREAD = object()
-#: Bytes of a name. That of a session is kept as long as anything of it, others while their requests run.
+#: Bytes of a name. A session's name is kept as long as the session's data, other names while their requests run.
 _MAX_NAME = 1024
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
-#: Finds the session of a request that names none in its headers, nor as ``session_id`` in its body.
+#: Finds the session of a request that has none in its headers and no ``session_id`` in its body.
 SessionSource: TypeAlias = "Callable[[Request], str | None]"
 
 
 class Exchange:
-    """One request on its way through the hooks, a context manager that returns the worker's lease.
+    """One request on its way through the hooks, a context manager that releases the worker's lease.
 
-    ``session`` is that of the request unless it is given (a string, or None for none); ``sources`` as for
-    :func:`session_of`. ``parent`` is the client's exchange, for which a plugin made this one. ``worker`` is the worker
-    whose lease is held, ``reply`` what the client will get. In ``notes`` plugins keep what they know about this
-    request (key: the plugin's own name). ``client_disconnected``: the client has hung up or aborted the request, and
-    nothing new may begin for it. ``worker_filter`` returns True for each worker that may be asked, or raises an
-    HTTPError; a plugin sets it before a worker is chosen. An exchange begins with the ``client_disconnected`` and the
-    ``worker_filter`` of its parent.
+    ``session``, if given (a string or None), overrides the request's; ``sources`` as for :func:`session_of`. ``parent``
+    is the client's exchange, if a plugin made this one for it. ``worker`` is the leased worker, ``reply`` the reply to
+    the client. ``notes`` holds data of plugins about this request (key: the plugin's own name).
+    ``client_disconnected``: the client has hung up or aborted the request, and nothing new may begin for it.
+    ``worker_filter`` returns True for each eligible worker, or raises an HTTPError; a plugin sets it before a worker is
+    chosen. An exchange begins with the ``client_disconnected`` and the ``worker_filter`` of its parent.
     """
 
     __slots__ = (
@@ -72,7 +71,7 @@ class Exchange:
 
     @property
     def reply(self) -> Reply | None:
-        """The reply that the client will get. Setting another closes the former: its taps, its connection."""
+        """The reply to the client. Setting another one closes the previous one, with its taps and its connection."""
         return self._reply
 
     @reply.setter
@@ -83,26 +82,26 @@ class Exchange:
 
     @property
     def session(self) -> str | None:
-        """Session of the conversation, as :func:`session_of` finds it."""
+        """The session of the conversation: the given one, else the one that :func:`session_of` finds."""
         if self._session is _UNREAD:
             self._session = session_of(self.request, self._sources)
         return self._session  # type: ignore[return-value]  # _UNREAD is gone now
 
     @property
     def client(self) -> str | None:
-        """The client for whom long work is done (see FairTurns): its session in the headers, else its address."""
+        """The name of the client for FairTurns: the session in its headers, else its address."""
         if self.parent is not None:
             return self.parent.client
         return client_of(self.request, self._address)
 
     def lease(self, worker: Worker) -> None:
-        """Count this request on ``worker`` until the exchange ends or leases another one."""
+        """Count this request on ``worker`` until the exchange ends or leases another worker."""
         self.release()
         worker.in_flight += 1
         self.worker = worker
 
     def release(self) -> None:
-        """Give the lease back. Idempotent."""
+        """Release the lease. Idempotent."""
         if self.worker is not None:
             self.worker.in_flight -= 1
             self.worker = None
@@ -113,17 +112,17 @@ class Exchange:
 
     @property
     def workers(self) -> list[Worker]:
-        """The workers that this one, and those made for it, are with now."""
+        """The workers that this exchange and those made for it have leased now."""
         return [each.worker for each in self.all_parts() if each.worker is not None]
 
     def all_parts(self) -> Iterator[Exchange]:
-        """This one, and those that plugins have made for it."""
+        """This exchange, and those that plugins have made for it."""
         yield self
         for part in self._parts:
             yield from part.all_parts()
 
     def hang_up(self) -> list[Exchange]:
-        """The client has gone. Returns this one, and those made for it, as far as they are with a worker."""
+        """Mark the client as gone. Returns this exchange and those made for it, as far as they have a worker."""
         everything = list(self.all_parts())
         for each in everything:
             each.client_disconnected = True
@@ -142,9 +141,9 @@ class Exchange:
         self.close()
 
     def close(self) -> None:
-        """End it: the upstream connection is closed if bytes are left, the lease comes back. Idempotent.
+        """End the exchange: release the lease, and close the connection if bytes are left. Idempotent.
 
-        It holds nothing afterwards: what plugins keep in it often leads back to it, and a body must not wait
+        All references are dropped: plugins' notes often refer to the exchange, and in such a cycle a body would wait
         for the garbage collector.
         """
         if self._closed:
@@ -166,12 +165,12 @@ class Exchange:
 
 
 def client_of(request: Request, address: str | None) -> str | None:
-    """The name of a client at ``address`` for FairTurns: the session in the headers of ``request``, if there is one."""
+    """The name of a client for FairTurns: the session in the headers of ``request``, else its ``address``."""
     return _in_headers(request) or address
 
 
 def session_named(value: bytes) -> str:
-    """The session that a header's ``value`` names: UTF-8, as in a body or a path, or Latin-1 where it is none."""
+    """The session that a header's ``value`` names: UTF-8, as in a body or a path, or Latin-1 if it is not UTF-8."""
     try:
         return value.decode()
     except UnicodeDecodeError:
@@ -181,8 +180,8 @@ def session_named(value: bytes) -> str:
 def session_of(request: Request, sources: Iterable[SessionSource] = ()) -> str | None:
     """The session of ``request``: ``X-Session-Id``, else ``X-SMG-Routing-Key``, else ``session_id`` in the body.
 
-    Else the first that one of ``sources`` finds. Every part of the router that looks for a session asks here.
-    Raises BadRequest for a name that is too long, or that no path could hold.
+    Without these, it is the first that one of ``sources`` finds. All parts of the router call this function for it.
+    Raises BadRequest for a name in the request that is too long or has control characters.
     """
     named = _in_headers(request) or _in_body(request)
     if named is not None:
@@ -196,7 +195,7 @@ def session_of(request: Request, sources: Iterable[SessionSource] = ()) -> str |
 
 
 def check_length(what: str, name: str) -> None:
-    """Raise BadRequest where ``name``, which is called ``what``, is longer than names are kept."""
+    """Raise BadRequest when ``name`` is too long; the message calls it ``what``."""
     size = len(name) if name.isascii() else len(name.encode("utf-8", "surrogatepass"))
     if size > _MAX_NAME:
         raise BadRequest(f"{what} has at most {_MAX_NAME} bytes, got {size}")
@@ -224,6 +223,6 @@ def _in_body(request: Request) -> str | None:
     try:
         document = request.json()
     except BadRequest:
-        return None  # the worker says so in its own words
+        return None  # the worker answers that the body is not JSON
     named = document.get("session_id") if isinstance(document, dict) else None
     return named if isinstance(named, str) and named else None

@@ -1,4 +1,4 @@
-"""Flags that are the fields of a settings dataclass: name, default, limits and help stand in one place."""
+"""Flags declared as fields of a settings dataclass, with name, default, limits and help in one place."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KEY = "slime_router.flag"
 
 @dataclass(frozen=True, slots=True)
 class _Flag:
-    """Of a number: it is ``above``, ``at_least`` and ``at_most`` these, and finite unless that is said."""
+    """A flag. Limits of a number: ``above``, or ``at_least`` with or without ``at_most``; ``finite``: not infinite."""
 
     names: tuple[str, ...]
     help: str
@@ -33,7 +33,7 @@ class _Flag:
         return self.names[0].removeprefix("--").replace("-", "_")
 
     def objection(self, value: Any) -> str | None:
-        """Return a description of the wanted values when ``value`` is not one of them; None when it is."""
+        """Return None when ``value`` is within the limits, else a description of the allowed values."""
         if value is None:
             return None
         endless = self.finite and value == math.inf
@@ -55,10 +55,10 @@ def flag(
     finite: bool = True,
     **options: Any,
 ) -> Any:
-    """A field of a dataclass that is the flag ``names[0]``, with other ``names``.
+    """Make a dataclass field for the flag ``names[0]``; further ``names`` are aliases, ``options`` are argparse's.
 
-    False makes a switch; of a number the ``type`` is that of ``default``; ``options`` are argparse's. The help ends
-    with the default, unless it tells it itself.
+    A default of False makes a switch; a number's ``type`` is that of its default. The default is appended to the
+    help, unless the help names it or it is empty, zero or False.
     """
     return field(
         default=default, metadata={_KEY: _Flag(names, help, above, at_least, at_most, finite, options)}
@@ -66,7 +66,7 @@ def flag(
 
 
 def _flags_of(settings: Any) -> list[tuple[str, Any, _Flag]]:
-    """``(field, default, flag)`` of a dataclass."""
+    """Return ``(field name, default, flag)`` for each flag of a dataclass."""
     return [
         (each.name, each.default, each.metadata[_KEY]) for each in fields(settings) if _KEY in each.metadata
     ]
@@ -87,9 +87,9 @@ def add_flags(parser: argparse._ActionsContainer, settings: type[Any]) -> None:
 
 
 def read_flags(settings: type[T], options: argparse.Namespace, **others: Any) -> T:
-    """Make ``settings``, a dataclass, from the parsed command line; ``others`` are fields that come from elsewhere.
+    """Make ``settings``, a dataclass, from the parsed command line; ``others`` are values of its other fields.
 
-    Raises SettingsError for a number beyond its limits.
+    Raises SettingsError for a number outside its limits.
     """
     flags = _flags_of(settings)
     made = settings(**{name: getattr(options, about.dest) for name, _, about in flags} | others)

@@ -1,7 +1,7 @@
 """Hook implementations in the order in which they are called.
 
-pluggy is synchronous: with ``async def`` implementations ``firstresult=True`` would return the first
-coroutine, even one that yields None. And pluggy calls the last registered first, which is turned round here, once.
+pluggy is synchronous: with ``firstresult=True`` it would return the first coroutine, even one that returns None.
+It calls the plugin that was registered last first; this module reverses that order once.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ _MAY_WAIT, _ASYNC = ("pre_request", "post_response"), "on_weight_update"
 
 
 def hook_names() -> list[str]:
-    """The names of all hooks."""
+    """Return the names of all hooks."""
     return sorted(
         name for name, value in vars(hookspecs).items() if hasattr(value, f"{hookspecs.PROJECT}_spec")
     )
 
 
 def new_plugin_manager() -> pluggy.PluginManager:
-    """A plugin manager that knows the hooks and no plugin."""
+    """Make a plugin manager that knows the hooks, and has no plugins."""
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
     return manager
 
 
 def _in_order(manager: pluggy.PluginManager, hook: str) -> list[tuple[str, Callable[..., Any]]]:
-    """``(plugin name, function)`` of each implementation: tryfirst, then in the order of registration, then trylast.
+    """Return ``(plugin name, function)`` of each implementation: tryfirst, then as registered, then trylast.
 
-    Raises PluginError for one that the router could not call.
+    Raises PluginError for an implementation that the router cannot call.
     """
     caller = getattr(manager.hook, hook)
     found = []
@@ -63,7 +63,7 @@ def _in_order(manager: pluggy.PluginManager, hook: str) -> list[tuple[str, Calla
 
 
 def _misfit(hook: str, item: pluggy.HookImpl) -> str | None:
-    """Return the rule that an implementation of ``hook`` breaks, to be read after "must"; None when it breaks none."""
+    """Return the rule that an implementation of ``hook`` breaks, in words that follow "must"; None: it is valid."""
     if item.wrapper or item.hookwrapper:
         return "not be a wrapper: to wrap a whole exchange, write ASGI middleware"
     if inspect.isasyncgenfunction(item.function):
@@ -74,7 +74,7 @@ def _misfit(hook: str, item: pluggy.HookImpl) -> str | None:
 
 
 def _takes(function: Callable[..., Any], takes: Sequence[str], offered: Sequence[str]) -> Callable[..., Any]:
-    """``function`` as one that is called with all arguments by position, and gets those that it takes."""
+    """Wrap ``function``: the wrapper takes all arguments of the hook by position, and passes on those it needs."""
     if tuple(takes) == tuple(offered):
         return function
     places = [offered.index(name) for name in takes]
@@ -82,7 +82,7 @@ def _takes(function: Callable[..., Any], takes: Sequence[str], offered: Sequence
 
 
 class Hooks:
-    """The implementations of a router's plugins, ready to be called. A hook that no plugin implements is empty."""
+    """The hook implementations of a router's plugins, ready to be called; empty for a hook without any."""
 
     def __init__(self, manager: pluggy.PluginManager) -> None:
         _refuse_unknown(manager)
@@ -100,7 +100,7 @@ class Hooks:
         self.lifespan = [(plugin, _entered(plugin, life)) for plugin, life in _in_order(manager, "lifespan")]
 
     def call_attempt_failed(self, worker: Worker, request: Request, error: HTTPError | None) -> None:
-        """Tell each plugin; a failure is logged."""
+        """Call each plugin; an exception is logged."""
         for plugin, function in self.attempt_failed:
             try:
                 function(worker, request, error)
@@ -108,7 +108,7 @@ class Hooks:
                 logger.exception("plugin %r failed in attempt_failed", plugin)
 
     def client_gone(self, exchange: Exchange) -> bool:
-        """Tell each plugin; true when one of them has told the worker. A failure is logged."""
+        """Call each plugin; returns True when one of them has told the worker to stop. An exception is logged."""
         told = False
         for plugin, function in self._client_gone:
             try:
@@ -118,7 +118,7 @@ class Hooks:
         return told
 
     async def call_pre_request(self, exchange: Exchange) -> Reply | None:
-        """Each plugin in turn; the first reply is the answer, and the others are not asked."""
+        """Call each plugin in turn until one returns a reply, and return that reply; None without one."""
         for plugin, function in self.pre_request:
             try:
                 reply = function(exchange)
@@ -133,7 +133,7 @@ class Hooks:
         return None
 
     async def call_post_response(self, exchange: Exchange) -> None:
-        """Each plugin, the last one of the command line first."""
+        """Call each plugin, the last one of the command line first."""
         for plugin, function in self.post_response:
             try:
                 if (waits := function(exchange)) is not None:
@@ -147,7 +147,7 @@ class Hooks:
                 raise failure(plugin, "post_response", wrong)
 
     def select_worker(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker | None:
-        """The first choice of a plugin, or None."""
+        """Return the first choice of a plugin, or None."""
         for plugin, function in self._select_worker:
             try:
                 worker: Worker | None = function(exchange, workers)
@@ -163,7 +163,7 @@ class Hooks:
         return None
 
     async def on_weight_update(self, update: WeightUpdate) -> None:
-        """Tell each plugin; the first failure is raised when all were told."""
+        """Call each plugin, then raise the first failure."""
         failed: HTTPError | None = None
         for plugin, function in self._on_weight_update:
             try:
@@ -175,7 +175,7 @@ class Hooks:
             raise failed
 
     def worker_changed(self, worker: Worker, change: WorkerChange) -> None:
-        """Tell each plugin; a failure is logged."""
+        """Call each plugin; an exception is logged."""
         for plugin, function in self._worker_changed:
             try:
                 function(worker, change)
@@ -184,14 +184,14 @@ class Hooks:
 
 
 def _a_reply(plugin: str, hook: str, reply: object) -> Reply:
-    """``reply`` of ``plugin``. Raises PluginFailed when it is no Reply."""
+    """Return the ``reply`` of ``plugin``. Raises PluginFailed when it is not a Reply."""
     if not isinstance(reply, Reply):
         raise failure(plugin, hook, TypeError(f"wanted a router_core.Reply or None, got {reply!r}"))
     return reply
 
 
 def failure(plugin: str, hook: str, error: Exception) -> HTTPError:
-    """Return the HTTPError for an ``error`` that ``plugin`` has raised."""
+    """Return ``error`` of ``plugin`` if it is an HTTPError; else log it and return a PluginFailed."""
     if isinstance(error, HTTPError):
         return error
     logger.error("plugin %r failed in %s", plugin, hook, exc_info=error)
@@ -200,7 +200,7 @@ def failure(plugin: str, hook: str, error: Exception) -> HTTPError:
 
 @contextmanager
 def attribute_errors(plugin: str, doing: str) -> Iterator[None]:
-    """Turn an error of a plugin while the router starts into a StartupError that names it, unless it is one."""
+    """Turn a plugin's error at start into a PluginError that names the plugin. A StartupError is raised as it is."""
     try:
         yield
     except StartupError:
@@ -219,7 +219,7 @@ def _at_start(manager: pluggy.PluginManager, hook: str) -> list[tuple[str, Calla
 
 
 def _entered(plugin: str, life: Callable[..., Any]) -> Callable[..., AbstractAsyncContextManager[None]]:
-    """``life``; an error on entering it becomes a StartupError that names the plugin."""
+    """Wrap ``life``: an error on entering it becomes a PluginError that names the plugin."""
 
     @asynccontextmanager
     async def named(router: Router) -> AsyncIterator[None]:

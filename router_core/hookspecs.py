@@ -1,4 +1,4 @@
-"""All hooks. This is the page to read before writing a plugin.
+"""All hooks. Read this module before you write a plugin; docs/hooks.md has the details.
 
 Pluggy registers plugins, and ``hooks`` calls them. ``pre_request`` and ``post_response`` may be plain or async
 functions. They run one after the other, so a later plugin sees what an earlier one did: in ``--plugin`` order,
@@ -41,26 +41,26 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the plugin's own flags.
 
-    When: once, before the command line is parsed, and only for plugins that are loaded. This one is a
-    function of the module that holds the factory, since the factory wants the parsed options.
+    When: before the command line is parsed; also of a plugin that is not loaded, to find the plugin of a flag. This
+    hook is a function of the module that holds the factory, since the factory needs the parsed options.
     A flag that another plugin has added already is an error at start.
     """
 
 
 @hookspec
 def setup(router: Router) -> None:
-    """Register components and look up those of others.
+    """Register components, and look up those of other plugins.
 
-    When: once, in ``--plugin`` order, when the router exists and before it listens. There is no event loop.
+    When: once, when the router exists and before it listens. There is no event loop.
     Raise a StartupError (SettingsError, MissingComponent) to end the start with one line and exit code 2.
     """
 
 
 @hookspec
 def routes(router: Router) -> Sequence[BaseRoute]:  # type: ignore[empty-body]
-    """Starlette routes that the plugin answers itself.
+    """Return Starlette routes that the plugin answers itself.
 
-    When: once, after ``setup``. They come before the proxy. A path that is claimed already is an error at start.
+    When: once, after ``setup``. They come before the proxy. A route that is claimed already is an error at start.
     """
 
 
@@ -68,20 +68,20 @@ def routes(router: Router) -> Sequence[BaseRoute]:  # type: ignore[empty-body]
 def asgi_middleware(app: ASGIApp, router: Router) -> ASGIApp:  # type: ignore[empty-body]
     """Wrap the whole application in ASGI middleware.
 
-    When: once, after ``routes``; the first plugin's is the outermost. It sees a request before its key and its route
-    are looked at. The path and headers that it passes on are authorized, routed and recorded. It passes scopes of
-    other types on. An exception ends the start; one while a request is served is a bare 500.
+    When: once, after ``routes``; the first plugin's is the outermost. It sees a request before the request is
+    authorized and routed: both use the path and headers that it passes on. It must pass on scopes other than ``http``.
+    An exception in the hook ends the start; an exception while a request is served becomes a bare 500.
     """
 
 
 @hookspec
 def lifespan(router: Router) -> AbstractAsyncContextManager[None]:  # type: ignore[empty-body]
-    """An async context that is open while the router serves: the place for background work.
+    """Return an async context manager that is open while the router serves: the place for background work.
 
-    When: entered in ``--plugin`` order before the first request, left in reverse after the last one.
-    ``router.tasks`` is the task group to start work in; it has ended when the first lifespan is left.
-    An exception on entering ends the start. Background work handles its own: one that leaves a task ends the
-    router, with exit code 1.
+    When: entered in order before the first request, left in reverse after the last one.
+    ``router.tasks`` is the task group for background work; at shutdown it ends before any lifespan is left.
+    An exception on entering ends the start. Background work must handle its exceptions: one that leaves a task ends
+    the router, with exit code 1.
     """
 
 
@@ -89,10 +89,10 @@ def lifespan(router: Router) -> AbstractAsyncContextManager[None]:  # type: igno
 async def pre_request(exchange: Exchange) -> Reply | None:
     """See, change or answer a request.
 
-    When: once per request, after its body was read and before a worker is chosen, in ``--plugin`` order.
-    Change ``exchange.request`` in place, or return a Reply to answer without a worker: the first one wins
-    and later plugins are not asked. HTTPErrors reach the client as they are; any other exception becomes
-    a 500 that names the plugin. No worker is leased yet, so nothing can leak.
+    When: once per request, after its body was read and before a worker is chosen, in order.
+    Change ``exchange.request`` in place, or return a Reply to answer without a worker: the first Reply wins,
+    and later plugins are not called. An HTTPError reaches the client as it is; any other exception becomes
+    a 500 that names the plugin. No worker is leased yet, so no lease can leak.
     """
 
 
@@ -100,39 +100,39 @@ async def pre_request(exchange: Exchange) -> Reply | None:
 def select_worker(exchange: Exchange, workers: Sequence[Worker]) -> Worker | None:
     """Choose the worker for a request.
 
-    When: after ``pre_request``, unless the request's session keeps its worker. ``workers`` are those that
-    may be used now; never empty. The first answer that is not None wins; without one the least loaded
-    worker is taken. There is no await between this and the lease, so counts cannot move in between.
-    An exception, or a worker that was not offered, becomes a 500 that names the plugin.
+    When: after ``pre_request``, unless the request's session keeps its worker. ``workers`` are the eligible
+    ones, never empty. The first choice that is not None wins; without one the least loaded worker is taken.
+    No await separates choice and lease, so the counts cannot change in between. An HTTPError reaches the client as
+    it is; any other exception, or a worker that was not offered, becomes a 500 that names the plugin.
     """
 
 
 @hookspec
 def sender(inner: Sender, router: Router) -> Sender:  # type: ignore[empty-body]
-    """Wrap how workers are asked, and return the wrap; ``inner`` itself when there is nothing to do.
+    """Wrap the sender ``inner``, and return the wrapper; return ``inner`` itself when there is nothing to do.
 
-    When: once, after ``setup``; the first plugin's is the outermost, the innermost is the proxy. What it makes is used
-    each time a worker is to be asked: the first time, and when a plugin asks again. HTTPErrors reach the client as they
-    are; any other exception becomes a 500.
+    When: once, after ``setup``; the first plugin's is the outermost, the innermost is the proxy. Each request to a
+    worker goes through the wrapper: the first one, and each ``ask_again`` of a plugin. An HTTPError of the wrapper
+    reaches the client as it is; any other exception becomes a 500.
     """
 
 
 @hookspec
 def attempt_failed(worker: Worker, request: Request, error: HTTPError | None) -> None:
-    """A request that was meant for ``worker`` will not be answered to its end.
+    """React to an attempt at ``worker`` that failed or was given up.
 
-    When: right then. ``error`` is what the worker did (WorkerUnreachable, WorkerBroke, WorkerTimeout), and None when
-    the router gave it up: the client has left, or a plugin. An exception is logged.
+    When: at once. ``error`` is the worker's failure (WorkerUnreachable, WorkerBroke, WorkerTimeout), or None when
+    the router gave the attempt up, because the client has left or a plugin closed the reply. An exception is logged.
     """
 
 
 @hookspec
 def client_gone(exchange: Exchange) -> bool | None:
-    """The client hung up while its request is with ``exchange.worker``.
+    """React to a client that hung up while ``exchange.worker`` has its request.
 
-    When: right then, for requests that are older than 50 ms. Return True when the worker was told to stop. Then the
-    exchange goes on for up to two seconds, so that the sampled tokens are recorded. If no plugin returns True, the
-    exchange is cancelled at once. An exception is logged.
+    When: at once; in the first 50 ms of a request, up to 50 ms later. Return True when the worker was told to stop.
+    Then the exchange goes on for up to two seconds, so that the sampled tokens are recorded. If no plugin returns
+    True, the exchange is cancelled at once. An exception is logged.
     """
 
 
@@ -140,26 +140,26 @@ def client_gone(exchange: Exchange) -> bool | None:
 async def post_response(exchange: Exchange) -> None:
     """See or change the reply, or record it.
 
-    When: once per reply, when its status and headers are known and before the client got anything, in
-    reverse ``--plugin`` order. ``await exchange.reply.read()`` makes it a whole reply (do not do so to an
-    endless stream); ``exchange.reply.tap(...)`` watches a stream; untouched bytes pass unchanged. Not called when
-    no reply came: ``exchange.on_close`` is for clean-up that must happen always.
-    An exception becomes a 500 that names the plugin.
+    When: once per reply, when its status and headers are known and before the client got anything, in reverse
+    order. ``await exchange.reply.read()`` returns the whole body (not for an endless stream);
+    ``exchange.reply.tap(...)`` watches a stream. Bytes that no plugin changes pass unchanged. The hook is not called
+    without a reply: use ``exchange.on_close`` for clean-up that must always happen. An HTTPError reaches the client as
+    it is; any other exception becomes a 500 that names the plugin.
     """
 
 
 @hookspec
 async def on_weight_update(update: WeightUpdate) -> None:
-    """The fleet moved to new weights.
+    """React to new weights of the fleet.
 
-    When: once per change of the fleet's version, in order, in ``--plugin`` order, before the call that
-    announced it is answered. An exception becomes a 500 that names the plugin, after the others were told.
+    When: once per change of the fleet's version, one change after the other, before the call that announced it is
+    answered. All plugins are called; then the first exception answers the call, as in ``pre_request``.
     """
 
 
 @hookspec
 def worker_changed(worker: Worker, change: WorkerChange) -> None:
-    """A worker was added, removed, quarantined, found stale, readmitted or set to draining.
+    """React to a worker that was added, removed, quarantined, marked stale, readmitted or set to draining.
 
-    When: right after the change, which stands whatever the hook does: an exception is logged.
+    When: right after the change. An exception is logged, and the change stands.
     """

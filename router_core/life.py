@@ -18,7 +18,7 @@ __all__ = ["Life", "background"]
 
 @dataclass(slots=True)
 class Life:
-    """Resources of a router that serves; ``announcing``: a version of the weights is told to the plugins."""
+    """Resources of a router that serves; ``announcing`` is held while plugins are notified of a weight version."""
 
     tasks: TaskGroup
     http: httpx.AsyncClient
@@ -31,9 +31,9 @@ class Life:
 
 @asynccontextmanager
 async def background() -> AsyncIterator[tuple[TaskGroup, Callable[[], Awaitable[None]]]]:
-    """A task group for background work, and the function that cancels it and waits until it has ended.
+    """Open a task group for background work; yield it, and a function that cancels it and waits for its end.
 
-    Call it before closing whatever the work uses. An exception of the work ends the block, too.
+    Call the function before closing resources that the work uses. An exception of the work ends the block, too.
     """
     async with anyio.create_task_group() as whole:
         ended = anyio.Event()
@@ -49,7 +49,7 @@ async def background() -> AsyncIterator[tuple[TaskGroup, Callable[[], Awaitable[
 
 
 async def _host(ended: anyio.Event, *, task_status: TaskStatus[TaskGroup]) -> None:
-    """A task group in a task of its own, so that it can be ended before the context that it was opened in."""
+    """Hold a task group open in a separate task, so that it can end before the block of :func:`background`."""
     try:
         async with anyio.create_task_group() as tasks:
             task_status.started(tasks)

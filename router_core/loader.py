@@ -1,8 +1,8 @@
-"""From names on the command line to plugins.
+"""Loads the plugins that the command line names.
 
 ``--plugin NAME`` is an entry point of the group ``slime_router``. ``--middleware-paths PATH`` is a dotted path to a
-plugin module, to a plugin factory, or to an ASGI middleware class. The class has slime's form, ``__init__(self, app,
-*, router)``, or the usual one, ``__init__(self, app)``.
+plugin module, a plugin factory or an ASGI middleware class. The constructor of the class is ``__init__(self, app,
+*, router)``, as slime's, or the usual ``__init__(self, app)``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["DEFAULT_PLUGINS", "Loaded", "installed_plugins", "load"]
 
 logger = logging.getLogger(__name__)
 
-#: Loaded without being asked for, in this order, before those of ``--plugin``.
+#: Loaded in this order, before the plugins of ``--plugin``, unless ``--no-default-plugins`` is given.
 DEFAULT_PLUGINS = (
     "auth",
     "sglang",
@@ -52,7 +52,7 @@ Factory = Callable[[argparse.Namespace], object | None]
 class _Source:
     """A plugin that is not made yet; ``factory`` is None for a plain module.
 
-    ``modules`` may hold ``add_options``: the one that was named, then the one in which the factory is defined.
+    ``add_options`` is looked up in each of ``modules``: the named module, then the one that defines the factory.
     """
 
     name: str
@@ -60,12 +60,12 @@ class _Source:
     factory: Factory | None
 
     def _add_options_hook(self) -> Any:
-        """Its ``add_options``, None without one."""
+        """Return the plugin's ``add_options``, or None."""
         found: list[Any] = [getattr(module, "add_options", None) for module in self.modules]
         return next(filter(_is_hook, found), None)
 
     def place(self) -> tuple[bool, bool]:
-        """Return the sort key of its ``add_options``: ``tryfirst`` and ``trylast`` order it, as they do any hook."""
+        """Return the sort key of its ``add_options``, which follows ``tryfirst`` and ``trylast`` like other hooks."""
         marks = getattr(self._add_options_hook(), f"{PROJECT}_impl", {})
         return bool(marks.get("trylast")), not marks.get("tryfirst")
 
@@ -77,7 +77,7 @@ class _Source:
                 add(parser)
 
     def make(self, options: argparse.Namespace) -> object | None:
-        """The plugin; None when it has nothing to do with these ``options``. Raises StartupError."""
+        """Make the plugin; None when it has nothing to do with these ``options``. Raises StartupError."""
         if self.factory is None:
             return self.modules[0]
         with attribute_errors(self.name, "its factory"):
@@ -89,13 +89,13 @@ class _Source:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The plugins of one command line, and what makes the middleware, first one outermost."""
+    """The plugins of one command line, and its middleware constructors, the outermost first."""
 
     sources: tuple[_Source, ...]
     middleware: tuple[Any, ...]
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """Let each plugin add its flags. Raises StartupError, also when two add the same one."""
+        """Let each plugin add its flags. Raises StartupError, also when two plugins add the same flag."""
         for source in sorted(self.sources, key=_Source.place):
             source.add_options(parser)
 
@@ -112,7 +112,7 @@ class Loaded:
             try:
                 manager.register(plugin, source.name)
             except pluggy.PluginValidationError as error:
-                # Its lines are: which hook, the definition, what is wrong with it.
+                # The lines of the message are the hook, its definition, and the mistake.
                 raise PluginError(" ".join(str(error).split())) from None
             except ValueError:
                 raise PluginError(
@@ -128,15 +128,15 @@ def _is_hook(function: object) -> bool:
 
 
 def _check_marks(name: str, plugin: object) -> None:
-    """Refuse what is named like a hook and would never be called. Raises PluginError."""
+    """Refuse a function named like a hook but without the mark: it would never be called. Raises PluginError."""
     for hook in hook_names():
         function = getattr(plugin, hook, None)
         if inspect.isroutine(function) and not _is_hook(function):
-            raise PluginError(f"plugin {name!r}: {hook} lacks @hookimpl (or another name, if it is no hook)")
+            raise PluginError(f"plugin {name!r}: {hook} lacks @hookimpl (if it is not a hook, rename it)")
 
 
 def installed_plugins() -> dict[str, EntryPoint]:
-    """Entry points of the group ``slime_router`` by name, sorted. Raises PluginError when a name is there twice."""
+    """Return the entry points of the group ``slime_router``, sorted by name. Raises PluginError for a duplicate."""
     found: dict[str, EntryPoint] = {}
     for point in sorted(entry_points(group=PROJECT), key=lambda point: point.name):
         if found.setdefault(point.name, point).value != point.value:
@@ -167,7 +167,7 @@ def load(names: Iterable[str], paths: Iterable[str]) -> Loaded:
 
 
 def _is_middleware(target: Any) -> bool:
-    """True for a class whose objects are made around an application; that of a plugin is made of options."""
+    """Return True for a middleware class, whose constructor takes an application; a plugin class takes options."""
     if not inspect.isclass(target):
         return False
     parameters = list(inspect.signature(target).parameters)
@@ -175,7 +175,7 @@ def _is_middleware(target: Any) -> bool:
 
 
 def _named(path: str, middleware: type[Any]) -> Callable[..., Any]:
-    """``middleware`` with a name on what its constructor raises, and without the router if it takes none."""
+    """Wrap ``middleware``: errors of its constructor name ``path``, and it gets no router if it takes none."""
     parameters = inspect.signature(middleware).parameters
     kinds = {parameter.kind for parameter in parameters.values()}
     takes_router = "router" in parameters or inspect.Parameter.VAR_KEYWORD in kinds
@@ -198,7 +198,7 @@ def _source(name: str, target: Any, module: ModuleType) -> _Source:
 
 
 def _import(path: str) -> tuple[Any, ModuleType]:
-    """Return the object at a dotted path, and the module it was found in; ``package.module:name`` works too."""
+    """Return the object at a dotted path, and its module. ``package.module:name`` is a path too. Raises PluginError."""
     parent, separator, name = path.rpartition(":")
     try:
         if not separator:

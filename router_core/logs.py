@@ -1,4 +1,4 @@
-"""Logging to the console, and to a file of each day."""
+"""Logging to the console, and to one file per day."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FILE = "slime-router.log"
 
 
 class _DailyFile(TimedRotatingFileHandler):
-    """A log that only its owner can read."""
+    """A log file that only its owner can read."""
 
     def _open(self) -> TextIOWrapper:  # logging's name
         return open(self.baseFilename, "a", encoding=self.encoding, opener=_open_private)
@@ -32,7 +32,7 @@ def _open_private(path: str, flags: int) -> int:
 
 
 class _OneLine(logging.Formatter):
-    """Writes what it was told as one line, so that no client or worker can write lines of its own."""
+    """Escapes the control characters of a message, so that clients and workers cannot forge log lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # logging's name
         return _CONTROL.sub(lambda found: repr(found[0])[1:-1], super().formatMessage(record))
@@ -43,7 +43,7 @@ def start_logging(settings: Settings) -> None:
     console = logging.StreamHandler()
     console.setFormatter(_OneLine(_FORMAT))
     logging.basicConfig(level=_LEVELS[settings.log_level], handlers=[console])
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line per health probe tells an operator nothing
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # else it logs a line for each health probe
     if settings.log_dir is not None:
         file = daily_file(Path(settings.log_dir))
         file.setFormatter(_OneLine(_FORMAT))
@@ -51,9 +51,9 @@ def start_logging(settings: Settings) -> None:
 
 
 def daily_file(directory: Path) -> TimedRotatingFileHandler:
-    """Writes to ``slime-router.log`` in ``directory``, which is made. Raises SettingsError.
+    """Create ``directory``, and return the handler of ``slime-router.log`` in it. Raises SettingsError.
 
-    The file of an earlier day is renamed, its date behind its name; none is ever deleted.
+    The date is appended to the name of an earlier day's file. No file is ever deleted.
     """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The pool of all registered workers: which may be used, and which worker each session belongs to."""
+"""The pool of all registered workers: the eligible ones, and the worker of each session."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from router_core.workers import JOINING, Hold, Worker, WorkerChange, WorkerState
 __all__ = ["WorkerPool"]
 
 _MAX_SESSIONS = 1 << 18
-#: Workers that a message tells about.
+#: Workers that a message lists.
 _MAX_TOLD = 20
 
 
@@ -20,25 +20,25 @@ class WorkerPool:
     """All registered workers; a server with data-parallel ranks is one.
 
     ``kinds``: a request needs a worker of each of these types.
-    ``keeps_sessions``: a session stays with its worker; False when a policy is to be asked for each of its requests.
-    Changed only by functions without ``await``: one event loop needs no lock, and a choice and its lease
-    are one step.
+    ``keeps_sessions``: a session stays with its worker; False: a policy chooses for each request of a session.
+    Only functions without ``await`` change the pool, so one event loop needs no lock, and a choice and its
+    lease are one step.
     """
 
     def __init__(self, on_change: Callable[[Worker, WorkerChange], None]) -> None:
         self._workers: dict[str, Worker] = {}
-        #: The workers are only proxied to: no plugin takes or changes a request.
+        #: True when the workers are passthrough workers, so plugins leave requests and replies as they are.
         self.passthrough = False
         self._routable: tuple[Worker, ...] = ()
         self._usable: dict[WorkerType, tuple[Worker, ...]] = {}
         self.kinds: tuple[WorkerType, ...] = ("regular",)
         self.keeps_sessions = True
         self._sessions: OrderedDict[str, Worker] = OrderedDict()
-        self._set_aside: set[Worker] = set()  # of which plugins were told
+        self._set_aside: set[Worker] = set()  # plugins were notified of these
         self._on_change = on_change
 
     def require(self, *kinds: WorkerType) -> None:
-        """A request needs a worker of each of ``kinds``: to be called in setup, by the plugin that asks several."""
+        """Set ``kinds``; a plugin that sends a request to several workers calls this in its setup."""
         self.kinds = kinds
 
     def __iter__(self) -> Iterator[Worker]:
@@ -51,7 +51,7 @@ class WorkerPool:
         return self._workers.get(worker.url) is worker.server
 
     def find(self, id_or_url: str) -> Worker:
-        """The worker with that id or URL, or the rank with that id or name. Raises WorkerNotFound."""
+        """Return the worker with that id or URL, or the rank with that id or name. Raises WorkerNotFound."""
         worker = self._workers.get(id_or_url)
         if worker is not None:
             return worker
@@ -63,9 +63,9 @@ class WorkerPool:
         raise WorkerNotFound(f"no worker {id_or_url!r}; registered: {known}")
 
     def add(self, worker: Worker) -> Worker:
-        """Register ``worker``. One that is known under its URL stays, and starts afresh; a ready one goes on.
+        """Register ``worker``, or update the one that is registered under its URL. Returns the registered one.
 
-        It keeps the facts that ``worker`` has not. Raises MixedWorkers.
+        It joins anew, unless its state is ``ready``, and keeps facts that ``worker`` lacks. Raises MixedWorkers.
         """
         self._expect_alike(worker)
         known = self._workers.get(worker.url)
@@ -79,7 +79,7 @@ class WorkerPool:
             known.labels = worker.labels
             known.api_key = worker.api_key or known.api_key
             worker = known
-        # A ready one keeps its sessions.
+        # A ready worker stays eligible, and so keeps its sessions.
         worker.holds = {} if is_ready else {JOINING: Hold("it has not answered yet", "joining")}
         self._set_aside.discard(worker)
         self._recount()
@@ -100,7 +100,7 @@ class WorkerPool:
             )
 
     def remove(self, worker: Worker) -> None:
-        """Forget ``worker``, with all its ranks. What it has in flight goes on, and its count stays right."""
+        """Remove ``worker`` with all its ranks. Its requests in flight go on, and its counts stay right."""
         worker = worker.server
         if worker in self:
             del self._workers[worker.url]
@@ -109,17 +109,17 @@ class WorkerPool:
             self._on_change(worker, "removed")
 
     def hold(self, worker: Worker, owner: str, reason: str, state: WorkerState = "ready") -> None:
-        """No new requests for ``worker`` until ``owner`` releases it; those in flight go on.
+        """Send no new requests to ``worker`` until ``owner`` releases it; requests in flight go on.
 
-        Each owner has one hold of a worker, and releases only its own: ``"joining"`` and ``"draining"`` are the core's,
-        ``"health"``, ``"weights"`` and ``"control"`` those of who knows about these. ``state``: what the worker is
-        then; by default it stays what it is. When a worker is registered again, all let go.
+        Each owner has one hold of a worker, and releases only its own. ``"joining"`` and ``"draining"`` are the core's
+        owners; ``"health"``, ``"weights"`` and ``"control"`` are plugins'. ``state``: the state that the hold gives the
+        worker; ``"ready"`` gives none. Registering the worker again removes all holds.
         """
         others = {name: hold for name, hold in worker.server.holds.items() if name != owner}
         self._change(worker, others | {owner: Hold(reason, state)})
 
     def release(self, worker: Worker, *owners: str) -> None:
-        """``owners`` hold ``worker`` no more, if they did. It gets requests when nobody does."""
+        """Remove the holds of ``owners`` on ``worker``, if any. It gets requests when no hold is left."""
         self._change(worker, {name: hold for name, hold in worker.server.holds.items() if name not in owners})
 
     def _change(self, worker: Worker, holds: dict[str, Hold]) -> None:
@@ -139,16 +139,16 @@ class WorkerPool:
             self._on_change(worker, "readmitted")
 
     def set_version(self, worker: Worker, version: str | None) -> None:
-        """Take ``worker`` to have the weights ``version``; None: unknown. Nothing else sets it."""
+        """Set the weight version that the router assumes of ``worker``; None: unknown. Nothing else sets it."""
         worker.weight_version = version
 
     def split(self, worker: Worker, size: int) -> None:
-        """``worker`` has told how many data-parallel ranks it has."""
+        """Set the number of data-parallel ranks of ``worker``."""
         worker.split(size)
         self._recount()
 
     def _recount(self) -> None:
-        first = next(iter(self._workers.values()), None)  # all are alike
+        first = next(iter(self._workers.values()), None)  # all workers are passthrough, or none is
         self.passthrough = first is not None and first.passthrough
         free = [worker for worker in self._workers.values() if not worker.holds]
         for kind in self.kinds:
@@ -159,11 +159,11 @@ class WorkerPool:
 
     @property
     def healthy(self) -> int:
-        """The number of workers that are ready and may be used."""
+        """The number of workers without a hold."""
         return sum(worker.is_healthy for worker in self._workers.values())
 
     def routable(self) -> tuple[Worker, ...]:
-        """The workers, and ranks of workers, that a request may go to now. Raises NoWorker when one is missing."""
+        """Return the workers and ranks that a request may go to now. Raises NoWorker when a type has none."""
         if not self._routable:
             missing = next(kind for kind in self.kinds if not self._usable.get(kind))
             kind = "" if missing == "regular" else f"{missing} "
@@ -171,18 +171,18 @@ class WorkerPool:
         return self._routable
 
     def usable(self, kind: WorkerType) -> tuple[Worker, ...]:
-        """Those of :meth:`routable` that are of this kind; none is missing. Raises NoWorker."""
+        """Return those of :meth:`routable` that are of type ``kind``. Raises NoWorker when any type has none."""
         self.routable()
         return self._usable[kind]
 
     def standings(self) -> str:
-        """Return each worker's reason for getting no requests; of a large fleet, the first ones'."""
+        """Return each worker's state and reason for getting no requests, for the first 20 workers."""
         told = [worker.standing() for worker in islice(self, _MAX_TOLD)]
         more = len(self) - len(told)
         return "; ".join([*told, f"and {more} more"] if more else told) or "none"
 
     def of_session(self, session: str) -> Worker | None:
-        """The worker that ``session`` went to before, if it can be used now."""
+        """Return the worker of ``session``, or None if there is none or it cannot be used now."""
         worker = self._sessions.get(session)
         if worker is None:
             return None
@@ -190,7 +190,7 @@ class WorkerPool:
         return worker if worker in self._routable else None
 
     def bind(self, session: str, worker: Worker) -> None:
-        """``session`` keeps ``worker`` from now on. The least recently used sessions are forgotten past 262,144."""
+        """Let ``session`` keep ``worker``. Past 262,144 sessions the least recently used one is forgotten."""
         if not self.keeps_sessions:
             return
         self._sessions[session] = worker

@@ -1,4 +1,4 @@
-"""Exchange in, reply out: the choice of a worker, and the relay to the client."""
+"""Chooses the worker of an exchange, sends it the request, and relays the reply to the client."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ class Proxy:
 
     @property
     def busy_connections(self) -> int:
-        """Connections to workers with an exchange under way."""
+        """Connections to workers that are busy with a request."""
         return sum(upstream.busy_connections for upstream in self._all())
 
     def choose(self, exchange: Exchange, but: Collection[Worker] = ()) -> None:
         """Lease the worker for ``exchange``: its session's, else the plugins' choice, else the least loaded.
 
-        It may be a rank of a server. Raises NoWorker when there is none ``but`` these.
+        It may be a rank of a server. The servers in ``but`` are excluded. Raises NoWorker when none is left.
         """
         workers: Sequence[Worker] = self._pool.routable()
         if exchange.worker_filter is not None:
@@ -80,9 +80,9 @@ class Proxy:
         exchange.lease(worker)
 
     async def send(self, exchange: Exchange, request: Request, body: bytes | None = None) -> Reply:
-        """Ask the worker that ``exchange`` has leased, once; returns when status and headers are there.
+        """Send ``request`` to the worker that ``exchange`` has leased; returns when status and headers are there.
 
-        ``body``, if this worker is to get another one than the request's. Raises WorkerUnreachable, WorkerBroke,
+        ``body``, if given, is sent in place of the request's. Raises WorkerUnreachable, WorkerBroke and
         WorkerTimeout.
         """
         assert exchange.worker is not None, "choose a worker first"
@@ -107,14 +107,14 @@ class Proxy:
         return Reply(answer.status, answer.headers, answer)
 
     async def ask(self, worker: Worker, request: Request) -> Reply:
-        """Ask ``worker``, registered or not, for no client: nothing is counted and no hook is called.
+        """Send the router's own ``request`` to ``worker``, registered or not. Nothing is counted, no hook is called.
 
-        The reply is the caller's to close. Raises WorkerUnreachable, WorkerBroke, WorkerTimeout.
+        The caller closes the reply. Raises WorkerUnreachable, WorkerBroke and WorkerTimeout.
         """
         upstream = self._upstreams.get(worker.url)
         if upstream is None:
             upstream = self._connector(worker)
-            upstream.retire()  # it may never be used again
+            upstream.retire()  # closes the connection after this request
             self._leaving.append(upstream)
         answer = await upstream.request(request.method, request.target, request.headers, request.body)
         return Reply(answer.status, answer.headers, answer)
@@ -125,18 +125,18 @@ class Proxy:
         )
 
     def heard(self, worker: Worker) -> float:
-        """Return the event loop time at which traffic last heard from ``worker``; ``-inf``: never."""
+        """Return the event loop time at which ``worker`` last sent part of a proxied answer; ``-inf``: never."""
         upstream = self._upstreams.get(worker.url)
         return upstream.heard_at if upstream is not None else -math.inf
 
     def authorize(self, worker: Worker) -> None:
-        """``worker`` was registered, again perhaps, and may want another key."""
+        """Use the API key of ``worker`` from now on; registering it again may have changed the key."""
         upstream = self._upstreams.get(worker.url)
         if upstream is not None:
             upstream.authorize(worker.api_key)
 
     def forget(self, worker: Worker) -> None:
-        """``worker`` has left: drop its idle connections; what is in flight goes on."""
+        """Drop the idle connections of ``worker``, which was removed; its requests in flight go on."""
         self._leaving = [upstream for upstream in self._leaving if upstream.open_connections]
         upstream = self._upstreams.pop(worker.url, None)
         if upstream is not None:
@@ -157,13 +157,13 @@ class Proxy:
 async def relay(reply: Reply, method: str, send: Send, before_last: Callable[[], None]) -> None:
     """Pass ``reply`` on, piece by piece as it comes; ``send`` waits while the client is slow.
 
-    ``before_last`` is called before the last piece is sent: whoever watches the client can stop.
+    ``before_last`` is called before the last piece is sent, to stop watching the client.
     Raises what reading the reply raises, possibly after the start was sent.
     """
     headers, status, body = reply.headers, reply.status, reply.body
     bodiless = method == "HEAD" or status in _NO_BODY
     if status in _NO_BODY:
-        # No body follows, and a server would wait for as many bytes as a Content-Length promises.
+        # No body follows, but a server would wait for as many bytes as Content-Length says.
         headers = [pair for pair in headers if pair[0] != b"content-length"]
     elif body is not None and not bodiless and reply.header(b"content-length") is None:
         headers = [*headers, (b"content-length", b"%d" % len(body))]

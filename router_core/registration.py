@@ -1,4 +1,4 @@
-"""Workers that come and go: registered, asked about themselves until they answer, drained."""
+"""Registers workers, asks them about themselves until they answer, and drains them."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ __all__ = ["FIRST_LOOK_S", "Introduction", "Refusal", "Registration", "get", "un
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between looks at a worker that is to leave.
+#: Seconds between two checks of a draining worker.
 _DRAINED_S = 0.05
-#: Seconds that registering waits for a worker's first answer.
+#: Seconds to wait for a worker's answer when it registers.
 FIRST_LOOK_S = 2.0
 _MAX_INFO_BYTES = 1 << 20
-#: A whole fleet may register in one moment, and what a request costs the HTTP client grows with those that wait in it.
+#: Requests at once. A whole fleet may register at once, and each request that waits in httpx slows down the others.
 _ASKED_AT_ONCE = 64
 
 
 class Refusal(str):
-    """Trouble with a worker that is final: it was removed."""
+    """The reason why a server cannot be a worker; it was removed."""
 
     __slots__ = ()
 
 
 class Introduction(Protocol):
-    """Lets workers say what they are; the component ``"introduction"``."""
+    """Asks workers about themselves; the component ``"introduction"``."""
 
     async def ask(self, worker: Worker) -> str | None:
-        """Ask ``worker`` about itself, and keep what it says; None when it answered, else what was wrong.
+        """Ask ``worker`` about itself, and keep its answer. Return None when it answered, else the problem.
 
-        A Refusal: it cannot be a worker. An exception is what was wrong, too. It has a deadline of its own,
-        :data:`FIRST_LOOK_S`. Workers that are only proxied to are not asked.
+        A Refusal means that it cannot be a worker. The router takes an exception as the problem, too. An
+        implementation keeps to the deadline :data:`FIRST_LOOK_S`. Not called for passthrough workers.
         """
         ...
 
 
 class Registration:
-    """Registers workers and waits until they answer. Without an ``introduction`` any answer will do."""
+    """Registers workers and waits until they answer. Without an ``introduction`` it only requests ``/health``."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Registration:
         self._http = http
         self._tasks = tasks
         self._introduction = introduction
-        self._expected: dict[str, float] = {}  # until when, by the worker's id
+        self._expected: dict[str, float] = {}  # deadlines, by worker id
         self._asking = anyio.Semaphore(_ASKED_AT_ONCE)
 
     async def add(
@@ -74,12 +74,12 @@ class Registration:
         labels: dict[str, str] | None = None,
         api_key: str | None = None,
     ) -> tuple[Worker, str | None]:
-        """Register a worker, or give a known one a fresh start. Without a ``worker_type`` a known one keeps its own,
-        and it keeps the ``facts`` that are not given.
+        """Register a worker, or update a registered one, see :meth:`WorkerPool.add`. Without a ``worker_type`` a
+        registered worker keeps its type.
 
-        Returns it and what was wrong with its first answer (None: it is ready). A worker that does not
-        answer yet stays ``joining`` and is looked at again until it does. One that is no engine of ours is removed, and
-        what was wrong is a Refusal. Raises BadRequest and MixedWorkers.
+        Returns the worker, and the problem with its first answer (None: it answered). A worker that does not answer
+        yet stays ``joining``, and is asked again until it does. A server that cannot be a worker is removed; the
+        problem is a Refusal then. Raises BadRequest and MixedWorkers.
         """
         url = worker_url(url)
         known = next((worker for worker in self._pool if worker.url == url), None)
@@ -95,9 +95,9 @@ class Registration:
         return worker, trouble
 
     async def add_first(self, workers: Mapping[str, dict[str, Any]]) -> None:
-        """Register the ``workers`` that a router starts with, by URL; it returns when each was looked at once.
+        """Register the ``workers`` that a router starts with, by URL; returns when each was asked once.
 
-        Those that a plugin remembers are registered already.
+        Workers that a plugin has restored are registered already, and left out.
         """
         known = {worker.url for worker in self._pool}
         async with anyio.create_task_group() as first:
@@ -108,13 +108,13 @@ class Registration:
     async def _add_first(self, url: str, about: dict[str, Any]) -> None:
         try:
             await self.add(url, **about)
-        except MixedWorkers as error:  # with those of a plugin that remembers them
+        except MixedWorkers as error:  # beside restored workers of another type
             logger.error("worker %s is not registered: %s", url, error)
 
     def drain(self, worker: Worker) -> None:
-        """Give ``worker`` nothing new, and remove it when what it has in flight is done."""
+        """Send no new requests to ``worker``, and remove it when those in flight have ended."""
         worker = worker.server
-        self._pool.hold(worker, DRAINING, "it leaves when what it has in flight is done", "draining")
+        self._pool.hold(worker, DRAINING, "it is removed when its requests in flight have ended", "draining")
         self._tasks.start_soon(self._leave_when_idle, worker)
 
     async def _leave_when_idle(self, worker: Worker) -> None:
@@ -125,7 +125,7 @@ class Registration:
                 await anyio.sleep(_DRAINED_S)
 
     def _expect(self, worker: Worker, trouble: str) -> None:
-        """``worker`` does not answer yet, because of ``trouble``: look at it until it does."""
+        """Ask ``worker`` again until it answers; ``trouble`` is the reason why it is not ready."""
         self._explain(worker, trouble)
         is_awaited = worker.id in self._expected
         self._expected[worker.id] = anyio.current_time() + self._settings.worker_startup_timeout_s
@@ -153,17 +153,17 @@ class Registration:
             self._pool.hold(worker, JOINING, f"it is not ready yet ({trouble})", "joining")
 
     async def look_at(self, worker: Worker) -> str | None:
-        """Ask ``worker`` about itself; None when it gave any answer, else what was wrong.
+        """Ask ``worker`` about itself. Return None when it answered, else the problem.
 
-        One that cannot be a worker is removed, and what was wrong is a Refusal. One that is only proxied to has nothing
-        to say of itself: whatever it answers will do.
+        A server that cannot be a worker is removed; the problem is a Refusal then. A passthrough worker is not asked
+        about itself: it gets a request for ``/health``.
         """
         introduction = None if worker.passthrough else self._introduction
         try:
             trouble = await (self._any_answer(worker) if introduction is None else introduction.ask(worker))
         except TimeoutError:
             return f"no answer within {FIRST_LOOK_S:g} s"
-        except Exception as error:  # httpcore on uvloop lets odd ones through; no worker may end the router
+        except Exception as error:  # httpcore on uvloop raises any kind; no worker may end the router
             return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         if isinstance(trouble, Refusal):
             logger.error("worker %s is refused: %s", worker.url, trouble)
@@ -174,18 +174,18 @@ class Registration:
         return trouble
 
     async def _any_answer(self, worker: Worker) -> str | None:
-        with anyio.fail_after(FIRST_LOOK_S):  # httpx counts each step of a request by itself
+        with anyio.fail_after(FIRST_LOOK_S):  # httpx applies its timeout to each step of a request
             status, _ = await self.get(worker, "/health")
         return unwell(status)
 
     async def get(self, worker: Worker, path: str) -> tuple[int, bytes]:
-        """As the function :func:`get`, when it is its turn."""
+        """Call the function :func:`get`, at most 64 times at once."""
         async with self._asking:
             return await get(self._http, worker, path)
 
 
 async def get(http: httpx.AsyncClient, worker: Worker, path: str) -> tuple[int, bytes]:
-    """Status and body; of a body that is too long for what is asked, the beginning."""
+    """Return status and body; a body above 1 MiB is cut."""
     body = bytearray()
     headers = auth_headers(worker)
     async with http.stream("GET", worker.url + path, headers=headers, timeout=FIRST_LOOK_S) as answer:
@@ -197,7 +197,7 @@ async def get(http: httpx.AsyncClient, worker: Worker, path: str) -> tuple[int, 
 
 
 def unwell(status: int) -> str | None:
-    """Return the fault of a worker that answers with ``status``; None when it has none."""
-    if status >= 500 and status != 501:  # which knows no GET, and may do all else
+    """Return the problem that ``status`` shows, or None."""
+    if status >= 500 and status != 501:  # 501: it has no GET, but may have other methods
         return f"it answered {status}"
     return None

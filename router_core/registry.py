@@ -12,7 +12,7 @@ __all__ = ["ComponentRegistry"]
 class ComponentRegistry:
     """Named objects that one plugin offers and another one uses (``"tokenizer"``, ``"trajectories"``).
 
-    Filled during ``setup``; what is missing fails there, with the names that are known.
+    Plugins register and look up components in ``setup``, so a missing component ends the start.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class ComponentRegistry:
     def get(
         self, name: str, cure: str = "load the plugin that offers it, earlier on the command line"
     ) -> Any:
-        """The component ``name``. Raises MissingComponent, whose message ends with the ``cure``."""
+        """Return the component ``name``. Raises MissingComponent; its message ends with ``cure``."""
         try:
             return self._components[name]
         except KeyError:
@@ -37,7 +37,7 @@ class ComponentRegistry:
             raise MissingComponent(f"component {name!r} is missing (registered: {known}); {cure}") from None
 
     def find(self, name: str) -> Any | None:
-        """The component ``name``, or None."""
+        """Return the component ``name``, or None."""
         return self._components.get(name)
 
     def __contains__(self, name: str) -> bool:

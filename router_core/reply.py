@@ -1,4 +1,4 @@
-"""Replies to clients: whole, or a stream that plugins may watch, wrap or read."""
+"""Replies to clients: a whole body, or a stream that plugins may watch, wrap or read."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class BodySource(Protocol):
         ...
 
     async def read(self) -> bytes:
-        """The next piece, or ``b""`` at the end. Raises HTTPError when the worker breaks off."""
+        """Return the next piece, or ``b""`` at the end. Raises HTTPError when the worker breaks off."""
         ...
 
     def close(self) -> None:
-        """Give up what is left. Idempotent."""
+        """Discard the rest of the stream. Idempotent."""
         ...
 
 
@@ -40,11 +40,11 @@ class Tap(Protocol):
     """Watches a reply's bytes on their way to the client."""
 
     def feed(self, chunk: bytes) -> None:
-        """Called with each piece before it is passed on: what a client was told is already known here."""
+        """Called with each piece before the client gets it."""
         ...
 
     def close(self, complete: bool) -> None:
-        """Called once, however the reply ends; ``complete`` is false when its end was never seen."""
+        """Called once, however the reply ends; ``complete`` is False when the body did not come to its end."""
         ...
 
 
@@ -63,12 +63,12 @@ class Reply:
 
     @classmethod
     def from_json(cls, value: Any, status: int = 200, headers: Iterable[tuple[bytes, bytes]] = ()) -> Reply:
-        """A whole JSON reply."""
+        """Make a whole JSON reply."""
         return cls(status, [_JSON, *headers], orjson.dumps(value))
 
     @property
     def body(self) -> bytes | None:
-        """The whole body: all of it is here, and nothing can break any more. None while there is an unread stream."""
+        """The whole body; None while there is an unread stream."""
         return self._body
 
     def header(self, name: bytes) -> bytes | None:
@@ -79,13 +79,13 @@ class Reply:
         return None
 
     async def read(self, max_bytes: int | None = None) -> bytes:
-        """The whole body; the reply is a whole one from now on.
+        """Return the whole body, and keep it: the reply is no stream any more.
 
         Raises WorkerBroke past ``max_bytes``, and what :meth:`BodySource.read` raises.
         """
         if self._body is None:
             assert self._source is not None  # narrowing: a reply has one of the two
-            whole = BytesIO()  # grows in place, where a list of pieces would be joined into a second copy
+            whole = BytesIO()  # grows in place; joining a list of pieces would need a second copy
             while piece := await self._source.read():
                 whole.write(piece)
                 if max_bytes is not None and whole.tell() > max_bytes:
@@ -96,7 +96,7 @@ class Reply:
         return self._body
 
     def replace_body(self, body: bytes | BodySource) -> None:
-        """Send ``body`` instead of what there is. A length that was stated is dropped; the proxy states its own."""
+        """Replace the body, and drop ``Content-Length``; :func:`relay` adds the length of a whole body."""
         self.headers = [pair for pair in self.headers if pair[0] != b"content-length"]
         if isinstance(body, bytes):
             self._close_source()
@@ -105,7 +105,7 @@ class Reply:
             self._body, self._source = None, body
 
     def pass_through(self, wrap: Callable[[BodySource], BodySource]) -> None:
-        """Send what ``wrap`` makes of the stream, and closes with it. Does nothing when the reply is a whole one."""
+        """Replace the stream by ``wrap(stream)``, which must close the stream. Does nothing to a whole body."""
         if self._source is not None:
             self.replace_body(wrap(self._source))
 
@@ -114,7 +114,7 @@ class Reply:
         self._taps.append(tap)
 
     async def next_piece(self) -> tuple[bytes, bool]:
-        """The next piece of the body, shown to the taps first, and whether it is the last one.
+        """Return the next piece of the body, after the taps have seen it, and True if it is the last one.
 
         Raises what :meth:`BodySource.read` raises.
         """
@@ -129,7 +129,7 @@ class Reply:
         return piece, last
 
     def whole(self) -> bytes | None:
-        """All of the body, shown to the taps first; None while there is an unread stream."""
+        """Return the whole body, after the taps have seen it; None while there is an unread stream."""
         if self._taps and self._body is not None:
             self._show(self._body, True)
         return self._body
@@ -152,14 +152,14 @@ class Reply:
                     logger.exception("a tap failed at the end of its reply")
                     failed = failed or error
             if failed is not None and complete:
-                raise failed  # nothing of the end was sent yet: the client must not think that all is well
+                raise failed  # the last piece is not sent yet: the client must see that the reply broke off
 
     def _close_source(self) -> None:
         if self._source is not None:
             self._source.close()
 
     def close(self) -> None:
-        """Give up what was not passed on. Idempotent."""
+        """Close the taps, and discard the rest of a stream. Idempotent."""
         self._close_source()
         if self._taps:
             self._end(False)

@@ -15,7 +15,7 @@ from router_core.types import Headers
 
 __all__ = ["LARGE_BYTES", "Request"]
 
-#: Bytes of a body that is not parsed in one go.
+#: A body of at least this many bytes is parsed in pieces.
 LARGE_BYTES = 1 << 17
 _UNREAD = object()
 _LARGE = 1 << 16
@@ -24,12 +24,12 @@ _SMALL = 1 << 11
 #: Bytes that are searched in one step, in less than a millisecond.
 _PIECE = 1 << 20
 _NONE: frozenset[bytes] = frozenset()
-#: The beginning of a JSON object, and what comes first in it.
+#: The beginning of a JSON object, and the first character in it.
 _OBJECT = re.compile(rb"([ \t\r\n]*\{[ \t\r\n]*)(.?)", re.DOTALL)
 
 
 class Request:
-    """The request as the client sent it, and as the worker will get it.
+    """A request of a client, with the changes that plugins made for the worker.
 
     ``target`` is path and query as on the wire; ``headers`` keep order and duplicates.
     """
@@ -43,10 +43,10 @@ class Request:
         self._body = body
         self._json: Any = _UNREAD
         self._stale = False
-        #: Keys that a search has not found. Whether the body may have letters written as ``\u0073``; None: unknown.
-        self._absent = _NONE
+        self._absent = _NONE  # keys that a search has not found
+        #: True when the body may have letters written as ``\u0073``; None: unknown.
         self._escaped: bool | None = None
-        #: Makes the error for a body that is not JSON. A stored one, once raised, would keep the body by its traceback.
+        #: Makes the error for a body that is not JSON. A stored error, once raised, would keep the body alive.
         self._invalid: Callable[[], BadRequest] | None = None
 
     @property
@@ -56,7 +56,7 @@ class Request:
 
     @property
     def body(self) -> bytes:
-        """The bytes that go to the worker; encoded again only after :meth:`replace_json`. Raises BadRequest then."""
+        """The bytes that go to the worker. After :meth:`replace_json` they are encoded, which may raise BadRequest."""
         if self._stale:
             try:
                 self._body = orjson.dumps(self._json, _as_numpy, orjson.OPT_SERIALIZE_NUMPY)
@@ -66,7 +66,7 @@ class Request:
         return self._body
 
     def writing(self) -> Generator[None, None, None]:
-        """Encode the body in pieces, a step each: long work, for :meth:`Router.write_json`. Raises BadRequest."""
+        """Encode the body in pieces, one per step, for :meth:`Router.write_json`. Raises BadRequest."""
         from slime_fairness.large_json import dump  # numpy, which not every router needs
 
         if self._stale and isinstance(self._json, dict):
@@ -78,16 +78,16 @@ class Request:
 
     @property
     def is_long_work(self) -> bool:
-        """True when :meth:`json` would hold up the event loop: :meth:`Router.read_json` is to come first."""
+        """True when :meth:`json` would hold up the event loop: call :meth:`Router.read_json` instead."""
         return self._json is _UNREAD and self._invalid is None and len(self._body) >= LARGE_BYTES
 
     @property
     def is_parsed(self) -> bool:
-        """True when :meth:`json` has nothing to parse: that was done, or a plugin has put a value there."""
+        """True when :meth:`json` has nothing to parse: the body was parsed, or a plugin has replaced it."""
         return self._json is not _UNREAD
 
     def reading(self) -> Generator[None, None, None]:
-        """Parse the body in pieces, a step each: long work, for :meth:`Router.read_json`."""
+        """Parse the body in pieces, one per step, for :meth:`Router.read_json`."""
         from slime_fairness import large_json  # numpy, which not every router needs
 
         try:
@@ -98,9 +98,9 @@ class Request:
             self._invalid = partial(BadRequest, f"the body is not JSON that can be read: {error}")
 
     def json(self) -> Any:
-        """The body as JSON, parsed once. Treat it as read-only; an edit goes through :meth:`replace_json`.
+        """Return the body as JSON, parsed once. Do not change the value; call :meth:`replace_json` with a new one.
 
-        Where it was parsed as long work, a long list of integers is an ``array("i")``. Raises BadRequest.
+        If :meth:`reading` has parsed the body, a long list of integers is an ``array("i")``. Raises BadRequest.
         """
         if self._invalid is not None:
             raise self._invalid()
@@ -112,11 +112,10 @@ class Request:
         return self._json
 
     def may_have(self, name: bytes) -> bool:
-        """False when the body, as JSON, has no key ``name``. To search a large body is cheaper than to parse it.
+        """Return False when the body, as JSON, has no key ``name``. Searching the bytes is cheaper than parsing them.
 
-        The letters of a key may be written as ``\\u0073``, though no library does. True for a small body, which is
-        parsed, and for one that was parsed or found not to be JSON. A search of 16 MB takes 12 ms: :meth:`searching`
-        is to come first.
+        Returns True for a body that may have letters written as ``\\u0073``, that was parsed, or that is not JSON.
+        Searching 16 MB takes 12 ms: call :meth:`searching` before.
         """
         if self._json is not _UNREAD or self._invalid is not None:
             return True
@@ -131,9 +130,9 @@ class Request:
         return self._escaped
 
     def searching(self, *names: bytes) -> Generator[None, None, bool]:
-        """Search the body for ``names`` in pieces, a step each. Returns True when :meth:`may_have` says so of any.
+        """Search the body for ``names`` in pieces, one per step, for :meth:`Router.read_ahead`.
 
-        Long work, for :meth:`Router.read_ahead`. Names that are not there are not searched for again.
+        Returns True when the body may have one of them. Else :meth:`may_have` needs no search for them later.
         """
         if self._json is not _UNREAD or self._invalid is not None:
             return True
@@ -148,9 +147,9 @@ class Request:
         return False
 
     def replace_json(self, value: Any) -> None:
-        """Send ``value`` instead. Several plugins may do so; it is encoded once, and its length is set.
+        """Make ``value`` the body. Several plugins may do so: the body is encoded once, and its length is set.
 
-        It may hold numpy arrays, which :meth:`json` then returns to later plugins.
+        The value may hold numpy arrays; :meth:`json` returns them to later plugins.
         """
         self._json = value
         self._stale, self._invalid = True, None
@@ -158,7 +157,7 @@ class Request:
     def add_field(self, field: bytes) -> None:
         """Add a top-level ``field`` that the body, a JSON object, does not have: ``b'"stream":true'``.
 
-        What is there stays byte for byte, and nothing is parsed. Raises BadRequest.
+        The rest stays byte for byte, and the body is not parsed. Raises BadRequest.
         """
         body = self._body
         self._absent = self._absent and frozenset(n for n in self._absent if b'"%b"' % n not in field)
@@ -174,13 +173,13 @@ class Request:
         if start is None:
             raise BadRequest("wanted a JSON object as the body")
         comma = b"" if start[2] == b"}" else b","
-        rest = memoryview(body)[start.end(1) :]  # one copy of what may be large, not two
+        rest = memoryview(body)[start.end(1) :]  # the body may be large: copy it once, not twice
         self._body = b"".join((start[1], field, comma, rest))
 
     def replace_field(self, old: bytes, new: bytes) -> None:
-        """Put the top-level field ``new`` in the place of ``old``, as :meth:`add_field` has written it.
+        """Replace the top-level field ``old``, as :meth:`add_field` has written it, by ``new``.
 
-        All else stays byte for byte, and nothing is parsed. The first ``old`` in the body must be it.
+        The rest stays byte for byte, and the body is not parsed. The first ``old`` in the body must be that field.
         """
         self._body = self.body.replace(old, new, 1)
         if isinstance(self._json, dict):
@@ -195,7 +194,7 @@ class Request:
 
 
 def _has_escapes(body: bytes) -> bool:
-    """True when ``body`` may have letters in their other spelling, such as ``\\u0073``."""
+    """Return True when ``body`` may have letters written as escapes, such as ``\\u0073``."""
     return b"\\" in body and b"\\u00" in body
 
 

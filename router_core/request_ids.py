@@ -1,4 +1,4 @@
-"""Request ids: what ties a client's request to the router's log and to the engine's."""
+"""Request ids: the same id in a client's request, in the router's log and in the engine's log."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ID = re.compile(rb"[\x20-\x7e]{1,256}")
 
 
 def add_request_id_options(parser: argparse.ArgumentParser) -> None:
-    """Add the flag."""
+    """Add ``--request-id-headers`` to ``parser``."""
     parser.add_argument(
         "--request-id-headers",
         nargs="*",
@@ -32,7 +32,7 @@ def add_request_id_options(parser: argparse.ArgumentParser) -> None:
 
 
 def request_id_headers(options: argparse.Namespace) -> tuple[bytes, ...]:
-    """Return the headers in which an id may come, in lower case; none: requests get no ids. Raises SettingsError."""
+    """Return the headers that may carry an id, in lower case; empty: requests get no ids. Raises SettingsError."""
     names = options.request_id_headers
     if names is None:
         return ()
@@ -43,11 +43,11 @@ def request_id_headers(options: argparse.Namespace) -> tuple[bytes, ...]:
 
 
 class RequestIds:
-    """ASGI middleware around everything else but CORS: each request that gets here has an id.
+    """ASGI middleware that gives each request an id. Only the CORS middleware is outside of it.
 
-    It is the first header of ``names`` that came with printable ASCII in it, 256 bytes at most. Without one, an id is
-    made and added under the first name, so that the engine gets it. The client finds its id in ``x-request-id``;
-    an engine's header of that name is left out.
+    The id is the value of the first header of ``names`` that has 1 to 256 printable ASCII characters. Without one, an
+    id is made and sent to the engine under the first name. The client gets the id as ``x-request-id``, in place of
+    the engine's header of that name.
     """
 
     def __init__(self, app: ASGIApp, names: tuple[bytes, ...]) -> None:

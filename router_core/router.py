@@ -1,4 +1,4 @@
-"""The Router: the one object that all state hangs on."""
+"""The Router: the object that holds all state."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 class Router:
-    """Everything one router knows. Many may live in one process.
+    """All state of one router. A process may have several routers.
 
     ``options`` is the parsed command line with the plugins' flags (``args`` is slime's name for it).
     """
@@ -71,19 +71,19 @@ class Router:
         self._first_workers: dict[str, dict[str, Any]] = {}
         for url in settings.worker_urls:
             self.start_with(url, worker_type=settings.worker_type)
-        #: Places of a session's name beside the headers and ``session_id`` of a request, asked in this order.
+        #: Find the session of a request that names none in its headers or ``session_id``; called in this order.
         self.session_sources: list[SessionSource] = []
-        #: The paths that the router answers itself, in the order of its routes, and whether they are control: filled
+        #: For each of the router's own routes, in order: the pattern of its path, and True for a control route. Filled
         #: before ``asgi_middleware`` is called.
         self.own_paths: list[tuple[re.Pattern[str], bool]] = []
-        #: Work on the event loop that takes longer than some milliseconds goes through here, in steps.
+        #: Runs work on the event loop that takes longer than some milliseconds, in steps.
         self.long_work = FairTurns()
-        #: And what cannot be cut into steps goes here.
+        #: Runs long work that cannot be cut into steps.
         self.threads = FairThreads()
         self._life: Life | None = None
         for _, setup in self.hooks.setup:
             setup(self)
-        #: The chain of senders: the proxy, and around it those of plugins.
+        #: The chain of senders: plugins' layers around the proxy.
         self.sender: Sender = self.proxy
         for plugin, wrap in reversed(self.hooks.sender):
             self.sender = wrap(self.sender, self)
@@ -97,7 +97,7 @@ class Router:
 
     @property
     def addresses(self) -> AddressRules:
-        """Rules for the servers that may be workers: the component ``"worker_addresses"``, else any server may."""
+        """The component ``"worker_addresses"``: rules for workers' addresses. Without it any server may be a worker."""
         rules: AddressRules | None = self.components.find("worker_addresses")
         return ANYWHERE if rules is None else rules
 
@@ -111,26 +111,26 @@ class Router:
 
     @property
     def clients(self) -> Watch:
-        """Notices clients that hang up."""
+        """Detects clients that hang up."""
         return self._serving.clients
 
     @property
     def started(self) -> anyio.Event:
-        """Set when all lifespans are entered: a plugin that remembers workers has them again."""
+        """Set when all lifespans are entered, and the restored and the first workers are registered."""
         return self._serving.started
 
     @property
     def stopping(self) -> anyio.Event:
-        """Set when the router was told to end: who waits for a place or for a pause to end waits no longer."""
+        """Set when the router shuts down: requests that wait for a slot or for the end of a pause stop waiting."""
         return self._serving.stopping
 
     def stop(self) -> None:
-        """The router was told to end, and finishes what is in flight."""
+        """Set :attr:`stopping`. The server calls this when it shuts down, before it finishes requests in flight."""
         if self._life is not None:
             self._life.stopping.set()
 
     def _hung_up(self, exchange: Exchange) -> bool:
-        """The client of ``exchange`` has gone; true when all the workers that it is with were told."""
+        """Mark the client of ``exchange`` as gone. Returns True when all its workers were told to stop."""
         told = [self.hooks.client_gone(each) for each in exchange.hang_up()]
         return bool(told) and all(told)
 
@@ -146,23 +146,23 @@ class Router:
 
     @property
     def http(self) -> httpx.AsyncClient:
-        """A client for what is rare: probes and control. It ignores the environment's proxies; set a timeout."""
+        """An HTTP client for rare calls: probes and control. It ignores the environment's proxies; set a timeout."""
         return self._serving.http
 
     def worker_transport(self, **options: Any) -> httpx.AsyncBaseTransport:
-        """For an httpx client of workers: checks who they are, and shows who we are. ``options`` are httpx's.
+        """Make a transport for an httpx client of workers, with the address rules and the TLS settings.
 
-        Send :func:`router_core.workers.auth_headers` along.
+        ``options`` are httpx's. Each request needs the headers of :func:`router_core.workers.auth_headers`.
         """
         return CheckedTransport(self._reachable, verify=self.worker_tls, **options)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """The router's life: task group, probes' client, the plugins' lifespans; all ended on leaving.
+        """Open the HTTP client, the task group and the plugins' lifespans; close them on leaving.
 
-        Background work ends before the lifespans do, whose resources it uses; when it crashes, so does the router.
+        Background work ends before the lifespans, since it uses their resources. If it crashes, the router ends.
         """
-        import slime_fairness.large_json  # noqa: F401  # numpy, which would hold up the first large body
+        import slime_fairness.large_json  # noqa: F401  # imports numpy now, not with the first large body
 
         try:
             async with (
@@ -186,10 +186,10 @@ class Router:
             self.proxy.close()
             self._life = None
 
-    # The way of a request.
+    # The path of a request.
 
     async def respond(self, exchange: Exchange) -> Reply:
-        """Take ``exchange`` through hooks and worker; the reply ends with the exchange. Raises HTTPError."""
+        """Answer ``exchange`` by the hooks and a worker; closing it closes the reply. Raises HTTPError."""
         hooks = self.hooks
         if exchange.request.is_long_work:
             await self.read_ahead(exchange, *(() if self.session_sources else (b"session_id",)))
@@ -203,7 +203,7 @@ class Router:
         return exchange.reply
 
     async def read_json(self, exchange: Exchange) -> Any:
-        """The body of ``exchange`` as JSON, see :meth:`Request.json`; a large one is parsed as long work.
+        """Return the body of ``exchange`` as JSON, see :meth:`Request.json`; parse a large body as long work.
 
         Raises BadRequest.
         """
@@ -213,9 +213,9 @@ class Router:
         return request.json()
 
     async def read_ahead(self, exchange: Exchange, *names: bytes) -> None:
-        """Parse a large body that may have one of ``names`` (none: any body): then :meth:`Request.json` costs nothing.
+        """Parse a large body that may have one of ``names``, or without names any large body, as long work.
 
-        What is wrong with the body is raised there, not here.
+        :meth:`Request.json` then returns at once. It also raises the error of a body that is not JSON.
         """
         request = exchange.request
         if request.is_long_work and (
@@ -224,15 +224,15 @@ class Router:
             await self.long_work.run(request.reading(), exchange.client)
 
     async def write_json(self, exchange: Exchange) -> None:
-        """Encode what a plugin has put into the body of ``exchange``, a large one, as long work. Raises BadRequest."""
+        """Encode the large body that a plugin has given to ``exchange``, as long work. Raises BadRequest."""
         await self.long_work.run(exchange.request.writing(), exchange.client)
 
     async def ask_again(self, exchange: Exchange, request: Request) -> Reply:
-        """Send ``request`` to a worker once more for ``exchange``, by the chain of senders; its lease moves there.
+        """Send ``request`` to a worker for ``exchange`` once more, by the chain of senders; the lease moves there.
 
         For plugins that mend a reply, in ``post_response`` or while its body is read. ``pre_request`` and
         ``post_response`` are not called; ``select_worker`` and ``attempt_failed`` are. The caller closes the reply, and
-        calls ``exchange.release()`` while nothing is under way. Raises HTTPError.
+        calls ``exchange.release()`` while no request runs. Raises HTTPError.
         """
         self.sender.choose(exchange)
         return await self.sender.send(exchange, request)
@@ -240,10 +240,10 @@ class Router:
     def generation(
         self, payload: dict[str, Any], *, session: str | None = None, parent: Exchange | None = None
     ) -> Exchange:
-        """A ``/generate`` of a plugin's own, for :meth:`respond`; the caller closes it.
+        """Make an exchange for a plugin's own ``/generate``, for :meth:`respond`; the caller closes it.
 
-        ``payload`` may hold numpy arrays; it belongs to the exchange from now on. ``parent`` is the client's exchange,
-        if it is for one: when that client leaves, the engine is told, and its request id is passed on.
+        ``payload`` may hold numpy arrays; do not change it afterwards. ``parent``, if given, is the client's exchange.
+        The engine gets the client's request id. If the client hangs up, ``client_gone`` gets this exchange, too.
         """
         headers = [(b"content-type", b"application/json")]
         if parent is not None and (names := self.settings.request_id_headers):
@@ -256,9 +256,9 @@ class Router:
     async def generate(
         self, payload: dict[str, Any], *, session: str | None = None, parent: Exchange | None = None
     ) -> AsyncIterator[Reply]:
-        """A ``/generate`` of a plugin's own, through all hooks and without a network hop to ourselves.
+        """Send a plugin's own ``/generate`` through all hooks, without a network hop to the router.
 
-        The reply is to be read within the block. Raises HTTPError.
+        Read the reply within the block. Raises HTTPError.
         """
         with self.generation(payload, session=session, parent=parent) as exchange:
             yield await self.respond(exchange)
@@ -270,7 +270,7 @@ class Router:
         return await self.registration.add(url, **about)
 
     def start_with(self, url: str, **about: Any) -> None:
-        """Register ``url`` when the router starts, as :meth:`add_worker` does with ``about``; to be called in setup."""
+        """Register ``url`` at start, as :meth:`add_worker` does with ``about``. Call this in setup."""
         self._first_workers[url] = about
 
     def _worker_changed(self, worker: Worker, change: WorkerChange) -> None:
@@ -286,9 +286,9 @@ class Router:
     # Weights.
 
     async def announce_weights(self, version: str, source: str) -> WeightUpdate | None:
-        """The workers in use serve ``version`` now: tell the plugins, in order, once. None when that was known."""
-        for worker in self.pool:  # now: when its turn has come they may be further
-            if worker.in_use:  # of the others nobody knows
+        """Set ``version`` for the workers in use and for the fleet, and call the plugins. None: it was the fleet's."""
+        for worker in self.pool:  # before the lock: after it they may have a newer version
+            if worker.in_use:  # the version of the others is unknown
                 self.pool.set_version(worker, version)
         async with self._serving.announcing:
             update = self.weights.move(version, source)

@@ -1,4 +1,4 @@
-"""Routes of the core and of plugins: JSON in, JSON out, and which of them control the router."""
+"""For routes of the core and of plugins: control routes, JSON bodies and JSON responses."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["JSON", "ControlRoute", "by_method", "json_object", "parsed_object", 
 
 
 class ControlRoute(Route):
-    """A route that changes workers or tells about them: where the router has keys, it needs that of an admin."""
+    """A route that changes or shows workers. If there is an admin key, or a role ``admin``, it needs one of these."""
 
 
 def by_method(path: str, **endpoints: Callable[[Request], Awaitable[Response]]) -> ControlRoute:
-    """One control route for all methods of ``path``, so that a 405 names each of them."""
+    """Make one control route for all methods of ``path``, so that a 405 names each of them."""
 
     async def endpoint(request: Request) -> Response:
         return await endpoints["GET" if request.method == "HEAD" else request.method](request)
@@ -55,5 +55,5 @@ def parsed_object(body: bytes) -> dict[str, Any]:
 
 
 def shown(value: object) -> str:
-    """The repr of ``value``, cut to fit into a message; for a dict or a list, the name of its type."""
+    """Return the repr of ``value``, cut to fit into a message; for a dict or a list, the name of its type."""
     return type(value).__name__ if isinstance(value, dict | list) else repr(value)[:80]

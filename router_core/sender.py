@@ -1,4 +1,4 @@
-"""The contract of the proxy, and of plugins that stand around it: choose a worker, and ask it."""
+"""The interface of the proxy, and of plugins' layers around it: choose a worker, and send it a request."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ __all__ = ["Sender"]
 
 
 class Sender(Protocol):
-    """Gets requests answered by workers: the proxy, or a layer around an inner one, see the hook ``sender``.
+    """Sends requests to workers: the proxy, or a layer around an inner sender, see the hook ``sender``.
 
-    Each request is given to ``choose`` and then, without an await in between, to ``send``.
+    For each request the router calls ``choose`` and then, without an await in between, ``send``.
     """
 
     def choose(self, exchange: Exchange, but: Collection[Worker] = ()) -> None:
-        """Lease a worker to ``exchange``, none ``but`` these servers; it is ``exchange.worker`` then. Raises NoWorker.
+        """Lease a worker outside of ``but``, and set ``exchange.worker`` to it. Raises NoWorker.
 
-        A layer that asks several workers, one after the other, may leave this to ``send``.
+        A layer that may ask several workers, one after the other, may leave the choice to ``send``.
         """
         ...
 
     async def send(self, exchange: Exchange, request: Request, body: bytes | None = None) -> Reply:
-        """Ask what ``exchange`` has leased; ``exchange.worker`` is who answered, or failed. Raises HTTPError.
+        """Send ``request`` to the leased worker. Afterwards ``exchange.worker`` is the one that answered or failed.
 
-        ``body``, if it is to get another one than the request's.
+        ``body``, if given, is sent in place of the request's. Raises HTTPError.
         """
         ...

@@ -21,7 +21,7 @@ _VISIBLE = re.compile(r"[!-~]+")
 
 
 class Secret(str):
-    """A key; its ``repr`` does not tell it. Raises ArgumentTypeError for one that no header can carry, also untold."""
+    """A key that its ``repr`` hides. Raises ArgumentTypeError, without the key, unless it is visible ASCII."""
 
     __slots__ = ()
 
@@ -46,11 +46,11 @@ class Settings:
     )  # fmt: skip
     worker_type: Literal["regular", "passthrough"] = flag(
         "--worker-type", default="regular", choices=["regular", "passthrough"],
-        help="what the workers of --worker-urls are; passthrough: servers of any kind that are only proxied to",
+        help="type of the workers of --worker-urls; passthrough: servers of any kind that are only proxied to",
     )  # fmt: skip
     worker_api_key: Secret | None = flag(
         "--worker-api-key", type=Secret, metavar="KEY",
-        help="the key of workers that are registered without one; better given as SLIME_ROUTER_WORKER_API_KEY",
+        help="the key for workers that are registered without one; better set SLIME_ROUTER_WORKER_API_KEY",
     )  # fmt: skip
     request_id_headers: tuple[bytes, ...] = ()
     max_payload_size: int = flag(
@@ -70,7 +70,7 @@ class Settings:
     )  # fmt: skip
     client_timeout_s: float = flag(
         "--client-timeout-secs", default=CLIENT_TIMEOUT_S, above=0, metavar="S",
-        help="longest wait for a client to go on with its request or to take its answer",
+        help="longest wait for a client to send more of its request, or to read more of its answer",
     )  # fmt: skip
     shutdown_grace_s: float = flag(
         "--shutdown-grace-period-secs", default=180.0, above=0, metavar="S",
@@ -150,6 +150,6 @@ class Settings:
 
 
 def add_core_options(parser: argparse.ArgumentParser) -> None:
-    """The core's flags, spelt as the engines' own gateway spells them where it has them."""
+    """Add the core's flags. Flags that the engines' own gateway has too have the same names here."""
     add_flags(parser, Settings)
     add_request_id_options(parser)

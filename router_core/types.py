@@ -1,4 +1,4 @@
-"""Names that all modules share: aliases of ASGI, and what is needed of a tokenizer."""
+"""Types that all modules share: aliases of ASGI, and the interface of a tokenizer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["ASGIApp", "Headers", "Message", "Receive", "Scope", "Send", "Tokeniz
 class Tokenizer(Protocol):
     """The methods of a tokenizer that plugins need; the component ``"tokenizer"``.
 
-    Transformers' tokenizers and the embedded engine's both fit.
+    The tokenizers of Transformers and of the embedded engine have them.
     """
 
     def encode(self, text: str, *, add_special_tokens: bool = ...) -> Sequence[int]:

@@ -1,4 +1,4 @@
-"""Versions of the weights: opaque names with an order, and the one that the fleet serves now."""
+"""Weight versions: opaque names with an order, and the version that the fleet serves now."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_VERSION = 256
 
 
 def version_named(value: object) -> str | None:
-    """The version that ``value``, a JSON value, names: a string that is not too long, or a number."""
+    """Return the version that a JSON ``value`` names, a short string or an integer; None: it names none."""
     if isinstance(value, bool) or not isinstance(value, str | int):
         return None
     name = str(value)
@@ -23,7 +23,7 @@ def version_named(value: object) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class WeightUpdate:
-    """The fleet moved from ``previous`` (None: nothing was known) to ``version``. ``source`` tells who said so."""
+    """The fleet's move from ``previous`` (None: unknown) to ``version``; ``source`` is the origin of the news."""
 
     version: str
     previous: str | None
@@ -33,14 +33,14 @@ class WeightUpdate:
 class WeightVersions:
     """The versions seen so far, oldest first, and the current one.
 
-    A version is a string (``"default"``, ``"7"``). While all are numbers they are ordered as
-    numbers; otherwise as they were first seen. Changed only by functions without ``await``, so one event
-    loop needs no lock.
+    A version is a string (``"default"``, ``"7"``). If all versions are numbers, they are ordered as
+    numbers; otherwise in the order in which they were first seen. Only functions without ``await`` change
+    them, so one event loop needs no lock.
     """
 
     def __init__(self) -> None:
-        #: Returns the reason when the workers' weights are not alike, so that versions say nothing across workers;
-        #: None when they are. A plugin whose workers may differ puts its own in this place.
+        #: Returns the reason why the workers' versions cannot be compared, such as different models; None: they can.
+        #: A plugin that allows several models replaces this function.
         self.differ: Callable[[], str | None] = lambda: None
         self.current: str | None = None
         self._seen: dict[str, None] = {}
@@ -48,7 +48,7 @@ class WeightVersions:
         self._past: dict[str, None] = {}
 
     def expect_one_kind(self) -> None:
-        """Weights are about to change on all workers. Raises BadRequest when the workers' weights differ."""
+        """Check, before weights change on all workers, that :attr:`differ` gives no reason. Raises BadRequest."""
         reason = self.differ()
         if reason is not None:
             raise BadRequest(reason)
@@ -68,11 +68,11 @@ class WeightVersions:
 
     @property
     def past(self) -> Collection[str]:
-        """The versions that the fleet has had, the current one included; others were only seen at a worker."""
+        """The versions that the fleet has had, with the current one, and without those only seen at a worker."""
         return self._past.keys()
 
     def move(self, version: str, source: str) -> WeightUpdate | None:
-        """Make ``version`` the current one; None when it is already."""
+        """Make ``version`` the current one. Returns None when it was already."""
         self.see(version)
         if version == self.current:
             return None
@@ -83,6 +83,6 @@ class WeightVersions:
 
 
 def _magnitude(number: str) -> tuple[int, str]:
-    """Orders strings of digits as numbers; ``int`` refuses more than 4,300 digits."""
+    """Return a key that orders strings of digits as numbers; ``int`` refuses more than 4,300 digits."""
     digits = number.lstrip("0")
     return len(digits), digits

@@ -1,4 +1,4 @@
-"""The registered workers as slime's router has them."""
+"""The registered workers in the form of slime's original router."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ __all__ = ["WorkerUrls"]
 
 
 class WorkerUrls(Mapping[str, int]):
-    """The requests in flight at each registered worker, by its URL, as they are at each look.
+    """A live view of the number of requests in flight at each registered worker, by URL.
 
-    Read-only: a worker comes by ``/add_worker`` and leaves by ``/remove_worker``.
+    Read-only: ``/add_worker`` adds a worker, and ``/remove_worker`` removes it.
     """
 
     def __init__(self, pool: WorkerPool) -> None:

@@ -33,7 +33,7 @@ WorkerType = Literal["regular", "prefill", "decode", "passthrough"]
 WorkerState = Literal["draining", "quarantined", "stale", "joining", "ready"]
 WorkerChange = Literal["added", "removed", "quarantined", "stale", "readmitted", "draining"]
 
-#: The core's own owners of holds.
+#: The owners of the core's holds.
 JOINING, DRAINING = "joining", "draining"
 _STATES: tuple[WorkerState, ...] = get_args(WorkerState)
 #: A name of RFC 1123, underscores allowed as Docker and Kubernetes use them; or an IPv4 address.
@@ -41,7 +41,7 @@ _HOST = re.compile(r"[a-z0-9_]([a-z0-9._-]{0,251}[a-z0-9])?")
 
 
 def worker_url(text: str) -> str:
-    """``text`` as a worker's base URL, ``http[s]://host[:port]``, always spelt the same way. Raises BadRequest."""
+    """Return ``text``, a worker's base URL, in its one normal form ``http[s]://host[:port]``. Raises BadRequest."""
     wrong = BadRequest(f"wanted a worker URL such as http://10.0.0.7:30001, got {text[:200]!r}")
     try:
         parts = urlsplit(text)
@@ -67,14 +67,14 @@ def worker_url(text: str) -> str:
     elif not _HOST.fullmatch(host):
         raise wrong
     else:
-        with suppress(OSError):  # one server is one worker, whether it is 127.0.0.1, 127.1 or 0x7f000001
+        with suppress(OSError):  # 127.1 and 0x7f000001 are the same server as 127.0.0.1
             host = socket.inet_ntoa(socket.inet_aton(host))
     usual = port is None or port == (443 if parts.scheme == "https" else 80)
     return f"{parts.scheme}://{host}" if usual else f"{parts.scheme}://{host}:{port}"
 
 
 class Hold(NamedTuple):
-    """Reason that a worker gets no requests. ``state``: the state that the hold gives it; ``"ready"``: none."""
+    """A reason why a worker gets no requests. ``state``: the state that the hold gives it; ``"ready"``: no other."""
 
     reason: str
     state: WorkerState
@@ -88,23 +88,23 @@ class Worker:
     ``holds``: reasons why it gets no requests, by owner, see :meth:`WorkerPool.hold`. A worker without holds gets
     requests. The holds determine its ``state``:
 
-    =============== ===========================================================================
+    =============== ==========================================================================================
     ``draining``    gets no new requests, and is removed when those in flight have ended
     ``quarantined`` does not answer as it should
     ``stale``       its weights are not the fleet's, or it failed a control call
     ``joining``     is registered, and has not answered yet
-    ``ready``       none of these; it may be held all the same, as by an open circuit breaker
-    =============== ===========================================================================
+    ``ready``       none of these; a hold may still keep requests from it, as an open circuit breaker does
+    =============== ==========================================================================================
 
-    ``weight_version``: the version that the router assumes. ``said_version``: the version that the worker named last.
-    An engine that is not told the name of an update goes on naming the version before.
+    ``weight_version``: the version that the router assumes. ``said_version``: the version that the worker reported
+    last. An engine that gets no version with an update keeps reporting the version before.
 
-    ``facts``: what plugins know of it, by names of their own; each name belongs to one plugin.
+    ``facts``: data of plugins about the worker. Each key belongs to one plugin.
 
     ``worker_type`` ``passthrough``: the router only proxies to it, in any protocol. Then all workers are passthrough.
 
     A server with data-parallel ranks is one worker, and each rank can be chosen. A rank is a Worker too: it counts its
-    own requests in flight, and its ``server`` has all else. ``server`` of any other worker is the worker itself.
+    own requests in flight; its ``server`` has everything else. Any other worker is its own ``server``.
     """
 
     url: str
@@ -127,17 +127,17 @@ class Worker:
 
     @property
     def name(self) -> str:
-        """Its URL; of a rank ``url@rank``."""
+        """The worker's URL; ``url@rank`` for a rank."""
         return self.url if self.rank is None else f"{self.url}@{self.rank}"
 
     @property
     def passthrough(self) -> bool:
-        """It is only proxied to; of a rank, its server is."""
+        """True when the router only proxies to the worker, or to a rank's server."""
         return self.server.worker_type == "passthrough"
 
     @property
     def kind(self) -> WorkerType:
-        """The type by which it is chosen: a passthrough worker counts as regular, since it takes whole requests."""
+        """The type for choosing a worker: a passthrough worker counts as regular, since it takes whole requests."""
         return "regular" if self.passthrough else self.worker_type
 
     @property
@@ -147,12 +147,12 @@ class Worker:
 
     @property
     def is_healthy(self) -> bool:
-        """Nobody holds it: it gets requests."""
+        """True when the worker has no hold, so it gets requests; a rank has its server's holds."""
         return not self.server.holds
 
     @property
     def state(self) -> WorkerState:
-        """The state of the hold that takes precedence, ``ready`` without holds; of a rank, its server's."""
+        """The state of the hold that takes precedence, or ``ready`` without holds. A rank has its server's state."""
         hold = self._main_hold
         return "ready" if hold is None else hold.state
 
@@ -164,28 +164,28 @@ class Worker:
 
     @property
     def _main_hold(self) -> Hold | None:
-        return min(reversed(self.server.holds.values()), key=_weight, default=None)  # of equals the latest
+        return min(reversed(self.server.holds.values()), key=_weight, default=None)  # the latest of equals
 
     @property
     def in_use(self) -> bool:
-        """True when it gets requests, or will by itself: while it is joining, or its circuit breaker is open."""
+        """True when the worker gets requests, is joining, or has holds of state ``ready`` only (a circuit breaker)."""
         return all(hold.state in ("joining", "ready") for hold in self.server.holds.values())
 
     @property
     def choices(self) -> tuple[Worker, ...]:
-        """The targets that a request can be given: the worker's ranks, else the worker itself."""
+        """The targets for a request: the worker's ranks, or without ranks the worker itself."""
         return self.ranks or (self,)
 
     def split(self, size: int) -> None:
-        """Give it ``size`` data-parallel ranks; with one it is a single choice. Ranks below ``size`` are kept."""
+        """Set the number of data-parallel ranks; 1: no ranks. Existing ranks below ``size`` are kept."""
         if len(self.choices) != size:
-            known = self.ranks[: size if size > 1 else 0]  # with what is in flight there
+            known = self.ranks[: size if size > 1 else 0]  # with their requests in flight
             more = range(len(known), size if size > 1 else 0)
             new = (Worker(self.url, id=f"{self.id}@{rank}", rank=rank, server=self) for rank in more)
             self.ranks = (*known, *new)
 
     def standing(self) -> str:
-        """Its URL and state, and why it gets no requests, in one line."""
+        """Return the URL, type and state, and the reason why it gets no requests, in one line."""
         server, hold = self.server, self._main_hold
         standing = (
             "ready" if hold is None else f"{'held' if hold.state == 'ready' else hold.state}: {hold.reason}"
@@ -198,7 +198,7 @@ def _weight(hold: Hold) -> int:
 
 
 def least_in_flight(workers: Iterable[Worker]) -> Worker:
-    """The worker with the fewest requests in flight, ties broken at random. ``workers`` must not be empty."""
+    """Return the worker with the fewest requests in flight, ties broken at random. ``workers`` must not be empty."""
     best: list[Worker] = []
     fewest = -1
     for worker in workers:
@@ -210,5 +210,5 @@ def least_in_flight(workers: Iterable[Worker]) -> Worker:
 
 
 def auth_headers(worker: Worker) -> dict[str, str]:
-    """Return the headers that a request to ``worker`` must carry besides: the API key of its registration, if any."""
+    """Return the headers that authenticate the router to ``worker``: its API key, if it has one."""
     return {} if worker.api_key is None else {"authorization": f"Bearer {worker.api_key}"}

@@ -1,4 +1,4 @@
-"""The plugin: a generation waits here for its slot, and gives it back when its exchange ends, however it ends."""
+"""The plugin: a generation waits for its slot, and returns it when its exchange ends, however it ends."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def make_plugin(options: argparse.Namespace) -> Limits | None:
-    """The plugin; None without a limit. Raises SettingsError."""
+    """Return the plugin, or None without a limit. Raises SettingsError."""
     settings = Settings.from_options(options)
     if settings.max_concurrent_requests == -1:
         if settings.refill_per_s:
@@ -48,13 +48,13 @@ def make_plugin(options: argparse.Namespace) -> Limits | None:
 
 
 class QueueTimeout(HTTPError):
-    """The request waited for a slot as long as it may."""
+    """The request got no slot within ``--queue-timeout-secs``."""
 
     status, type, code = 408, "request_timeout", "QUEUE_TIMEOUT"
 
 
 class Limits:
-    """A generation is counted once: what a plugin asks on behalf of one that has a slot goes on under that slot."""
+    """Limits generations. Requests that a plugin makes for a generation with a slot need no slot of their own."""
 
     _router: Router  # while it serves
 
@@ -94,14 +94,14 @@ class Limits:
         if exchange.request.is_long_work:
             await self._router.read_ahead(exchange, b"rid")  # an abort looks for it
         place = self.slots.take()
-        # From here on the place is left whatever happens; cancelled in the moment of its turn, it passes that on.
+        # From here on the place is always left. A request cancelled as it gets its slot passes the slot on.
         exchange.on_close(place.leave)
         if not place.held:
             await self._turn(place, exchange)
         exchange.notes[_NAME] = place
 
     async def _turn(self, place: Place, exchange: Exchange) -> None:
-        """Return when ``place`` has its slot. Raises QueueTimeout, Aborted and ShuttingDown."""
+        """Wait until ``place`` has its slot. Raises QueueTimeout, Aborted and ShuttingDown."""
         called = anyio.Event()
         place.call = called.set
         timeout_s = self.settings.queue_timeout_s
@@ -123,7 +123,7 @@ class Limits:
         raise QueueTimeout(f"no slot came free within {timeout_s:g} s (--queue-timeout-secs)")
 
     def _refill_in_time(self, slots: RefilledSlots) -> None:
-        """Refill ``slots``, and wait for the next one as long as any request waits."""
+        """Refill ``slots``, and do so again for each next slot while a request waits."""
         slots.refill()
         self._refill = None
         if slots.waiting:
@@ -131,7 +131,7 @@ class Limits:
             self._refill = loop.call_later(slots.next_s(), self._refill_in_time, slots)
 
     def _abort(self, prefix: str) -> None:
-        """End the wait of those all of whose names begin with ``prefix``."""
+        """End the wait of requests whose ``rid`` begins with ``prefix``; of a batch each ``rid`` must."""
         for exchange, called in self._waiting.items():
             rid = _document(exchange.request).get("rid")
             names = rid if isinstance(rid, list) and rid else [rid]
@@ -141,7 +141,7 @@ class Limits:
 
 
 def _document(request: Request) -> dict[str, Any]:
-    """The body, if it is an object; else the worker says what is wrong with it."""
+    """Return the body if it is an object, else ``{}``: the worker refuses such a body."""
     try:
         document = request.json()
     except BadRequest:

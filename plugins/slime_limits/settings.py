@@ -1,4 +1,4 @@
-"""The flags of the limits, spelt as the SGLang gateway spells them."""
+"""The flags of the limits, with the names that the SGLang gateway uses."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["Settings"]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """``max_concurrent_requests`` -1: no limit. The queue is for what comes on top of it.
+    """Settings of the plugin. ``max_concurrent_requests`` -1: no limit. Requests beyond the limit wait in the queue.
 
-    ``refill_per_s``: slots that come free each second whoever has them, None: none but those that are given back.
+    ``refill_per_s``: tokens added to the bucket each second. None or 0: only a request that ends frees a slot.
     """
 
     max_concurrent_requests: int = flag(

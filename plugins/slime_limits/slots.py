@@ -1,4 +1,4 @@
-"""Slots for requests, and the line in front of them: first come, first served."""
+"""Slots for requests, and the queue for them: first come, first served."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["Place", "QueueFull", "RefilledSlots", "Slots"]
 
 
 class QueueFull(HTTPError):
-    """As many wait as may; asking again a little later helps."""
+    """The queue is full; trying again a little later may help."""
 
     status, type, code = 429, "too_many_requests", "QUEUE_FULL"
-    headers = ((b"retry-after", b"1"),)  # the shortest that it can say
+    headers = ((b"retry-after", b"1"),)  # the shortest time that the header can give
 
 
 def _nobody() -> None:
@@ -24,7 +24,7 @@ def _nobody() -> None:
 class Place:
     """One request's place: it holds a slot, waits for one, or has left.
 
-    ``call`` is called once when the wait ends otherwise than by leaving: with a slot, or without one for good.
+    ``call`` is called once when the wait ends, with a slot or by :meth:`Slots.close`, but not when the place is left.
     """
 
     __slots__ = ("_slots", "call", "held")
@@ -35,14 +35,14 @@ class Place:
         self.call: Callable[[], object] = _nobody
 
     def leave(self) -> None:
-        """Give the slot back, which is the next one's from this moment, or leave the line. Idempotent."""
+        """Return the slot, which the next request gets at once, or leave the queue. Idempotent."""
         self._slots.leave(self)
 
 
 class Slots:
-    """``limit`` slots, and a line of at most ``queue_size``.
+    """``limit`` slots, and a queue of at most ``queue_size`` requests.
 
-    While anybody waits, no slot is free. Changed only by functions without ``await``: one event loop needs no lock.
+    While a request waits, no slot is free. Only functions without ``await`` change this: one event loop needs no lock.
     """
 
     def __init__(self, limit: int, queue_size: int) -> None:
@@ -52,7 +52,7 @@ class Slots:
         self.closed = False
         self._line: OrderedDict[Place, None] = (
             OrderedDict()
-        )  # a dict finds its first in O(those that have left)
+        )  # a dict finds its first key in time O(removed keys)
 
     @property
     def waiting(self) -> int:
@@ -60,7 +60,7 @@ class Slots:
         return len(self._line)
 
     def take(self) -> Place:
-        """A place: with a slot if one is free, else at the end of the line. Raises QueueFull and ShuttingDown. O(1)."""
+        """Return a place with a free slot, else at the end of the queue. Raises QueueFull and ShuttingDown. O(1)."""
         if self.held < self.limit:
             self.held += 1
             return Place(self, held=True)
@@ -92,7 +92,7 @@ class Slots:
             self.held -= 1
 
     def close(self) -> None:
-        """End all waits, present and future. Free slots are given as before."""
+        """End all waits, and allow no new ones. Free slots are given as before."""
         self.closed = True
         line = list(self._line)
         self._line.clear()
@@ -101,33 +101,33 @@ class Slots:
 
 
 class RefilledSlots(Slots):
-    """Slots of which ``per_s`` come free each second though those that have them go on: more than ``limit`` may then.
+    """A token bucket, as in the SGLang gateway; ``held`` is the number of missing tokens.
 
-    The bucket of tokens of the SGLang gateway: ``limit`` tokens at first and never more, one less for each that goes
-    on, one more for each that leaves, and ``per_s`` more a second. ``held`` is what is missing in it. Whoever
-    has somebody wait calls :meth:`refill` in :meth:`next_s` again and again.
+    The bucket has ``limit`` tokens at first, and never more. A request takes a token and returns it at its end.
+    ``per_s`` tokens are added each second, so more than ``limit`` requests may run. While a request waits, the
+    caller calls :meth:`refill` after each :meth:`next_s` seconds.
     """
 
     def __init__(self, limit: int, queue_size: int, per_s: int, clock: Callable[[], float]) -> None:
         super().__init__(limit, queue_size)
         self._per_s = per_s
         self._clock = clock
-        self._refilled_at = 0.0  # the first request finds it full
+        self._refilled_at = 0.0  # so the first request finds a full bucket
 
     def take(self) -> Place:
         self.refill()
         return super().take()
 
     def refill(self) -> None:
-        """Free what has come since: it goes to those that wait, first come, first served."""
+        """Add the tokens of the time since the last call; waiting requests get them, first come, first served."""
         now = self._clock()
         come = int((now - self._refilled_at) * self._per_s)
         self._refilled_at += come / self._per_s
         for _ in range(min(come, self.held + self.waiting)):
             self._free()
         if not self.held:
-            self._refilled_at = now  # a full bucket runs over
+            self._refilled_at = now  # a full bucket takes no fraction of a token
 
     def next_s(self) -> float:
-        """Seconds until the next slot comes free even when no request ends."""
+        """Return the seconds until the next token is added."""
         return max(0.0, self._refilled_at + 1 / self._per_s - self._clock())

@@ -1,4 +1,4 @@
-"""The plugin: reads which model a request names, and lets it go to workers of that one only."""
+"""The plugin: reads the model that a request names, and sends the request to workers of that model only."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def make_plugin(options: argparse.Namespace) -> Models | None:
-    """Return the plugin; None without ``--enable-igw``: then all workers serve the same model."""
+    """Return the plugin, or None without ``--enable-igw``."""
     return Models() if options.enable_igw else None
 
 
@@ -43,7 +43,7 @@ class ModelNotFound(HTTPError):
 
 
 class Models:
-    """A worker's model is that of its registration, else what it says itself."""
+    """Routes by model. A worker's model is the one of its registration, else the one that it reports."""
 
     _router: Router  # from setup on
 
@@ -52,9 +52,9 @@ class Models:
 
     @hookimpl(trylast=True)  # others have registered their components
     def setup(self, router: Router) -> None:
-        """Raises SettingsError beside a plugin that records tokens: all would be those of its one tokenizer.
+        """Make the introduction ask for models. Raises SettingsError beside a plugin that records one model's tokens.
 
-        Raises MissingComponent when workers are not asked for their models.
+        Raises MissingComponent without a plugin that asks workers.
         """
         introduction: Introduction = router.components.get("introduction", "add --plugin sglang")
         if "trajectories" in router.components:
@@ -73,9 +73,7 @@ class Models:
             Route("/v1/models/{model:path}", self._show, methods=["GET"]),
         ]
 
-    @hookimpl(
-        tryfirst=True
-    )  # what is there when the request comes counts, not what has come when it has its turn
+    @hookimpl(tryfirst=True)  # uses the workers at the request's arrival, not those after its wait for a slot
     async def pre_request(self, exchange: Exchange) -> None:
         request, models = exchange.request, self._served()
         if request.is_long_work:
@@ -98,19 +96,19 @@ class Models:
         raise ModelNotFound(f"no worker serves the model {model!r}; known: {', '.join(models) or 'none'}")
 
     def _served(self) -> list[str]:
-        """In the order of the workers."""
+        """Return the models of all workers, in the order of registration."""
         return list(
             dict.fromkeys(model for worker in self._router.pool if (model := model_id(worker)) is not None)
         )
 
     def _differing(self) -> str | None:
-        """See :attr:`WeightVersions.differ`: the workers are of several models, or of one unknown and others."""
+        """See :attr:`WeightVersions.differ`. An unknown model counts as a model of its own."""
         models = {model_id(worker) for worker in self._router.pool}
         if len(models) < 2:
             return None
         told = ", ".join(sorted(model or "one yet unknown" for model in models))
         return (
-            f"workers of several models are registered ({told}), whose weights are not one another's: tell the"
+            f"workers of several models are registered ({told}), so weights cannot change on all of them: call the"
             " engines of one model directly, or use a router for each model"
         )
 
@@ -134,16 +132,16 @@ def _of(model: str) -> Callable[[Worker], bool]:
 
 
 def _undecided(models: Sequence[str]) -> Callable[[Worker], bool]:
-    """For a request that names none: what needs no worker, such as a call to all of them, needs no model either."""
+    """Return a filter that refuses a request without a model, but only when a worker is chosen for it."""
 
     def worker_filter(worker: Worker) -> bool:
-        raise BadRequest(f'say which model by {{"model": ...}}: {", ".join(models)}')
+        raise BadRequest(f'name one of these models as {{"model": ...}}: {", ".join(models)}')
 
     return worker_filter
 
 
 def _named(request: Request) -> str | None:
-    """The ``model`` in the body of ``request``. What is no JSON is told so by a worker."""
+    """Return the ``model`` in the body of ``request``, or None. A worker refuses a body that is not JSON."""
     if not request.may_have(b"model"):
         return None
     try:

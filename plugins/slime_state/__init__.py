@@ -1,4 +1,4 @@
-"""Keeps what clients were told of workers and weights, for the router that is started next."""
+"""Saves the workers and the weight versions for the next start of the router."""
 
 from slime_state.plugin import State, add_options, make_plugin
 from slime_state.snapshot import SavedWorker, Snapshot

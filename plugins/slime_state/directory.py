@@ -1,4 +1,4 @@
-"""The directory that one router keeps its state in."""
+"""The state directory of one router."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["StateDirectory"]
 
 
 class StateDirectory:
-    """``path``, of which this process is the only user. Raises StartupError when another one is.
+    """The directory ``path``, locked by this process. Raises StartupError when another process has the lock.
 
-    The file in it is readable for its owner alone: it has the workers' API keys.
+    Only the owner may read the file in it, which has the workers' API keys.
     """
 
     def __init__(self, path: Path) -> None:
@@ -35,7 +35,7 @@ class StateDirectory:
             raise StartupError(f"--state-dir: {told}") from None
 
     def read(self) -> Snapshot:
-        """Return the saved snapshot; an empty one in a new directory. Raises StartupError."""
+        """Return the saved snapshot, or an empty one for a new directory. Raises StartupError."""
         try:
             self._content = self._file.read_bytes()
             return Snapshot.from_json(self._content)
@@ -47,17 +47,17 @@ class StateDirectory:
             ) from None
 
     def write(self, snapshot: Snapshot) -> None:
-        """Keep ``snapshot`` instead of what there is, in whole or not at all. Raises OSError."""
+        """Replace the saved snapshot by ``snapshot``, atomically. Raises OSError."""
         content = snapshot.to_json()
         if content == self._content:
             return
         with open(self._new, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as new:
             new.write(content)
             new.flush()
-            os.fsync(new.fileno())  # or a power cut could leave the new name with nothing behind it
+            os.fsync(new.fileno())  # else a power cut could leave an empty file under the new name
         self._new.replace(self._file)
         self._content = content
 
     def close(self) -> None:
-        """Let another router have it."""
+        """Release the lock."""
         os.close(self._lock)

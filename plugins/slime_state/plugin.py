@@ -1,4 +1,4 @@
-"""The plugin: what was promised is written down before the promise is heard, and kept at the next start."""
+"""The plugin: writes each change before the client gets its answer, and restores the state at the next start."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--state-dir",
         type=Path,
         metavar="DIR",
-        help="keep the workers and the weights' version there, so that the next start has them again",
+        help="save the workers and the weight version in DIR, and restore them at the next start",
     )
 
 
@@ -42,7 +42,7 @@ def make_plugin(options: argparse.Namespace) -> State:
 
 
 class State:
-    """Writes all of it at each change: they are rare, and one file is never half new. Without ``path``, nothing."""
+    """Writes the whole state at each change: changes are rare. Without ``path`` it writes nothing."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -52,7 +52,7 @@ class State:
 
     @hookimpl
     def setup(self) -> None:
-        """Take the directory, and read it. Raises StartupError."""
+        """Lock the directory, and read the saved state. Raises StartupError."""
         if self._path is None:
             return
         self._directory = StateDirectory(self._path)
@@ -62,7 +62,7 @@ class State:
             self._directory.close()
             raise
 
-    @hookimpl(trylast=True)  # everybody hears of the workers
+    @hookimpl(trylast=True)  # the other lifespans are open, so their plugins see the workers restored
     @asynccontextmanager
     async def lifespan(self, router: Router) -> AsyncIterator[None]:
         if self._directory is None:
@@ -89,18 +89,18 @@ class State:
 
     @hookimpl
     async def post_response(self, exchange: Exchange) -> None:
-        """Write what a control call did to workers before its answer goes out: no hook tells of their versions."""
+        """Write what a control call changed, before its answer goes out: no hook reports a worker's version."""
         if exchange.request.target not in GENERATION_PATHS:
             self._write_news()
 
     async def _watch(self) -> None:
-        """Write that workers have joined, and with which weights: no hook tells of it, and nobody was promised it."""
+        """Write every second what no hook reports, such as a new worker's version. No client waits for it."""
         while True:
             await anyio.sleep(_WATCH_S)
             try:
                 self._write_news()
             except OSError as error:
-                logger.error("what was learnt of workers cannot be kept: %s", error)
+                logger.error("the state of the workers cannot be saved: %s", error)
 
     def _write_news(self) -> None:
         if self._router is not None and _without_hooks(self._router) != self._written:
@@ -112,12 +112,12 @@ class State:
             self._written = _without_hooks(self._router)
 
     async def _restore(self, router: Router, snapshot: Snapshot) -> None:
-        """Restore ``snapshot``, and check each worker; one that was draining has nothing more to finish."""
+        """Restore ``snapshot`` without its draining workers, and ask each worker that was ready or joining."""
         for version in snapshot.versions:
             router.weights.see(version)
         if snapshot.current is not None:
             for version in (*snapshot.versions, snapshot.current):
-                router.weights.move(version, "state")  # known, not changed: no hook
+                router.weights.move(version, "state")  # restored, not changed: no hook
         there = [
             saved for saved in snapshot.workers if saved.state != "draining" and _is_allowed(router, saved)
         ]
@@ -136,26 +136,24 @@ class State:
                 else:
                     tasks.start_soon(_join, router, saved, behind)
         current = router.weights.current
-        for (
-            worker
-        ) in behind:  # when all have been looked at: they may agree, and the fleet has moved meanwhile
+        for worker in behind:  # after all were asked: if they agree, the fleet's version has changed
             reason = f"it came back with weights {worker.weight_version!r}, not {current!r}"
             router.pool.hold(worker, "weights", reason, "stale")
-        logger.info("%d workers are there again, weights at version %s", len(there), snapshot.current)
+        logger.info("restored %d workers, weights at version %s", len(there), snapshot.current)
 
 
 def _is_allowed(router: Router, saved: SavedWorker) -> bool:
-    """Return True when ``saved`` could register now: the command line may have become stricter."""
+    """Return True when ``saved`` may be a worker under the rules of the present command line."""
     try:
         router.addresses.check(saved.url)
     except BadRequest as error:
-        logger.warning("a worker of the last time is left out: %s", error)
+        logger.warning("a saved worker is not restored: %s", error)
         return False
     return True
 
 
 def _without_hooks(router: Router) -> list[object]:
-    """Return the state that may change without a call of a hook."""
+    """Return the part of the state that may change without a call of a hook."""
     pool = router.pool
     about = ((dict(worker.holds), worker.weight_version) for worker in pool)
     registered = ((dict(each.facts), each.labels, each.api_key) for each in pool)
@@ -163,7 +161,7 @@ def _without_hooks(router: Router) -> list[object]:
 
 
 async def _join(router: Router, saved: SavedWorker, behind: list[Worker]) -> None:
-    """Look at a worker. One that was in use is so again if it answers; it is ``behind`` if it has other weights now."""
+    """Register and ask a worker. If it was ready: no answer quarantines it, and other weights put it ``behind``."""
     worker, trouble = await router.add_worker(
         saved.url,
         worker_type=saved.worker_type,
@@ -172,7 +170,7 @@ async def _join(router: Router, saved: SavedWorker, behind: list[Worker]) -> Non
     )
     current = router.weights.current
     if saved.state == "joining":
-        return  # it is awaited, as before
+        return  # the router keeps asking it, as before
     if trouble is not None:
         reason = f"it was not ready when the router started: {trouble}"
         router.pool.hold(worker, "health", reason, "quarantined")

@@ -20,12 +20,12 @@ _FORMAT = "slime-router state 1"
 
 
 class Foreign(Exception):
-    """Something that no router wrote; the message says what."""
+    """The file was not written by a router; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavedWorker:
-    """A worker, but for what ends with the process: its load and its circuit breaker. See Worker."""
+    """A worker without what ends with the process: its load and its circuit breaker. See Worker."""
 
     id: str
     url: str
@@ -41,16 +41,16 @@ class SavedWorker:
 
     @classmethod
     def of(cls, worker: Worker) -> SavedWorker:
-        """``worker`` as it is now. The name of a model that it told is not kept: it will tell it again."""
+        """Save ``worker`` as it is now, without the model that it reported: it will report its model again."""
         own: dict[str, Any] = {"torn": "control" in worker.holds}
         own |= {"bootstrap_port": bootstrap_port(worker), "model_id": registered_model(worker)}
         return cls(**own, **{name: getattr(worker, name) for name in _WORKER_FIELDS if name not in own})
 
     @classmethod
     def from_document(cls, document: Any) -> SavedWorker:
-        """Raises Foreign."""
+        """Check one worker of the JSON. Raises Foreign."""
         if not isinstance(document, dict) or set(document) != set(_WORKER_FIELDS):
-            raise Foreign(f"a worker without {', '.join(_WORKER_FIELDS)}, or with more")
+            raise Foreign(f"the fields of a worker are not {', '.join(_WORKER_FIELDS)}")
         saved = cls(**document)
         optional = (saved.model_id, saved.api_key, saved.weight_version, saved.reason)
         labels = saved.labels if isinstance(saved.labels, dict) else {"": None}
@@ -68,7 +68,7 @@ class SavedWorker:
         except (BadRequest, TypeError, AttributeError):
             well = False
         if not well:
-            raise Foreign(f"no worker of a router: {str(document.get('url'))[:200]!r}")
+            raise Foreign(f"a field of the worker {str(document.get('url'))[:200]!r} has an invalid value")
         return saved
 
     @property
@@ -77,7 +77,7 @@ class SavedWorker:
         return {BOOTSTRAP_PORT: self.bootstrap_port, MODEL_ID: self.model_id}
 
     def restored(self) -> Worker:
-        """The worker, about to join again."""
+        """Return a worker that can be added to the pool."""
         return Worker(
             self.url,
             self.worker_type,
@@ -94,7 +94,7 @@ _WORKER_FIELDS = tuple(field.name for field in fields(SavedWorker))
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Workers, in the order of their registration; the versions of the weights, oldest first; the fleet's own."""
+    """Workers in the order of registration, weight versions from the oldest, and the fleet's current version."""
 
     workers: tuple[SavedWorker, ...] = ()
     versions: tuple[str, ...] = ()
@@ -106,7 +106,7 @@ class Snapshot:
         return cls(tuple(map(SavedWorker.of, workers)), weights.ordered, weights.current)
 
     def to_json(self) -> bytes:
-        """See :meth:`from_json`."""
+        """Return the snapshot as JSON."""
         document = {
             "format": _FORMAT,
             "weight_version": self.current,
@@ -121,15 +121,15 @@ class Snapshot:
         try:
             document = orjson.loads(content)
         except orjson.JSONDecodeError as error:
-            raise Foreign(f"no JSON: {error}") from None
+            raise Foreign(f"not JSON: {error}") from None
         if not isinstance(document, dict) or document.get("format") != _FORMAT:
             raise Foreign(f"not {_FORMAT!r}")
         workers, versions = document.get("workers"), document.get("weight_versions")
         current = document.get("weight_version")
         if not isinstance(workers, list) or not isinstance(versions, list):
-            raise Foreign("no lists of workers and versions")
+            raise Foreign("workers or weight_versions is not a list")
         if not all(isinstance(version, str) for version in versions) or current not in (None, *versions):
-            raise Foreign("versions that are no names, or not the fleet's")
+            raise Foreign("a weight version is not a string, or weight_version is not among weight_versions")
         return cls(
             tuple(map(SavedWorker.from_document, workers)), tuple(versions), cast("str | None", current)
         )

@@ -1,4 +1,4 @@
-"""For tests of plugins: a router that serves, and an engine that samples what a test wants. A library."""
+"""Library for tests of plugins: a router that serves, and a fake engine with scripted answers."""
 
 from __future__ import annotations
 

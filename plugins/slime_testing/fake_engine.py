@@ -17,17 +17,17 @@ from router_core.types import Tokenizer
 __all__ = ["FakeEngine"]
 
 _JSON = "application/json"
-#: Ids to sample; an output, those of a stream, or those of each sequence; a status and a body.
+#: Ids to sample; one output; the outputs of a stream; a stream for each sequence; or a status and a body.
 Answer = list[int] | dict[str, Any] | list[dict[str, Any]] | list[list[dict[str, Any]]] | tuple[int, bytes]
 
 
 class FakeEngine:
     """A worker with SGLang's protocol; a test serves ``app``, and may add routes to it at the front.
 
-    Each ``/generate`` takes the next answer of ``script``. After its end, ``rest(body)`` makes the answer, which is
+    Each ``/generate`` gets the next answer of ``script``, and after the end of the script ``rest(body)``. An answer is
 
-    - a list of token ids to sample, which need a ``tokenizer``. A sequence whose last id is ``eos`` stops there;
-    - an output, or the outputs of a stream, of which the last is the whole answer;
+    - a list of token ids to sample, which needs a ``tokenizer``. A sequence whose last id is ``eos`` stops there;
+    - an output, or a list of a stream's outputs, whose last one is the whole answer;
     - a list of such lists, one for each sequence of a batch; or
     - a status and a body.
 
@@ -37,10 +37,10 @@ class FakeEngine:
     ``(path, body)``. ``consumed`` and ``sampled`` are the journal: the ids of each prompt, and the ids sampled for it
     with their logprobs. ``said`` has the outputs of each sequence.
 
-    ``meta`` is put over every ``meta_info``; a value of None removes its key. ``edit(output, is_last)`` may change each
-    output before ``incremental`` makes it a delta. A stream is sent in ``pieces`` of that many bytes, and breaks off
-    after ``events_sent`` events. Answers wait for ``delay``, which ``/abort_request`` sets; streams wait for ``hold``
-    after ``hold_after`` events.
+    For sampled ids, ``meta`` overrides keys of ``meta_info``; None removes a key. ``edit(output, is_last)`` may change
+    each output before ``incremental`` makes it a delta. A stream is sent in pieces of ``pieces`` bytes, and ends after
+    ``events_sent`` events. Answers wait for ``delay``, which ``/abort_request`` sets; streams wait for ``hold`` after
+    ``hold_after`` events.
     """
 
     def __init__(self, tokenizer: Tokenizer | None = None, *, eos: int | None = None) -> None:
@@ -103,12 +103,12 @@ class FakeEngine:
         return [*answer] if isinstance(answer[0], list) else [answer]
 
     def _outputs(self, body: dict[str, Any], ids: list[int]) -> Iterator[dict[str, Any]]:
-        """Yield what is told after each of ``ids`` for a stream; else only the last, the whole answer."""
+        """Yield the output after each of ``ids`` for a stream, else only the whole answer."""
         tokenizer = self.tokenizer
         if tokenizer is None:
             raise ValueError("wanted a tokenizer for a script of ids, got None")
         prompt = list(body.get("input_ids") or tokenizer.encode(body["text"]))
-        # Divided by 7, no logprob is a float32; the sum makes each one different.
+        # Few sevenths are float32 values, so rounding shows; the place makes logprobs of equal tokens differ.
         logprobs = [-(place + token) / 7 for place, token in enumerate(ids)]
         self.consumed.append(prompt)
         self.sampled.append((ids, logprobs))

@@ -316,7 +316,7 @@ async def test_state_is_saved_when_the_disk_has_room_again(
         with monkeypatch.context() as patched:
             patched.setattr("os.fsync", full)
             running.router.pool.find("http://127.0.0.1:9").weight_version = "8"
-            await until(lambda: any("cannot be kept" in record.message for record in caplog.records))
+            await until(lambda: any("cannot be saved" in record.message for record in caplog.records))
         await until(lambda: b'"weight_version": "8"' in (tmp_path / "state" / "workers.json").read_bytes())
         assert (await running.client.post("/generate", json={"text": "a"})).status_code == 503  # it serves on
 
