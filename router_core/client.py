@@ -81,9 +81,9 @@ async def send_error(error: HTTPError, send: Send, unread: Receive | None = None
 class Watch:
     """Detects clients that hang up, and cancels their blocks ``with watch.cancelling(receive, exchange):``.
 
-    The exchange ends with its block. First it calls ``on_disconnect``; if this returns True, the block has two seconds to end. Most requests end
-    within milliseconds. So one timer serves all requests: only a request that still runs when the timer fires gets a
-    task that waits for its client to hang up.
+    Before that it calls ``on_disconnect``; if this returns True, the block has two seconds to end. The exchange ends
+    with its block. Most requests end within milliseconds. So one timer serves all requests: only a request that still
+    runs when the timer fires gets a task that waits for its client to hang up.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_disconnect: Callable[[Exchange], bool]) -> None:

@@ -101,7 +101,7 @@ class Proxy:
             self._on_failure(worker, request, None)
             raise
         if answer.complete:
-            # The client of an answer without a length gets it without one as well.
+            # An answer without a Content-Length stays a stream: the client gets it without one too.
             return Reply(answer.status, answer.headers, answer.take() if answer.sized else answer)
         answer.watch(partial(self._on_failure, worker, request))
         return Reply(answer.status, answer.headers, answer)
@@ -173,7 +173,7 @@ async def relay(reply: Reply, method: str, send: Send, before_last: Callable[[],
         before_last()
         await send({"type": "http.response.body", "body": b"" if bodiless else body})
         return
-    # A server keeps the head until the body begins.
+    # A server sends the head only with the first event of the body.
     await send({"type": "http.response.body", "body": b"", "more_body": True})
     last = False
     while not last:

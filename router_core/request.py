@@ -19,7 +19,7 @@ __all__ = ["LARGE_BYTES", "Request"]
 LARGE_BYTES = 1 << 17
 _UNREAD = object()
 _LARGE = 1 << 16
-#: Bytes of a body that is parsed rather than searched: one parse costs less than three searches.
+#: Bytes of a body that is parsed rather than searched.
 _SMALL = 1 << 11
 #: Bytes that are searched in one step, in less than a millisecond.
 _PIECE = 1 << 20
@@ -114,13 +114,13 @@ class Request:
     def may_have(self, name: bytes) -> bool:
         """Return False when the body, as JSON, has no key ``name``. Searching the bytes is cheaper than parsing them.
 
-        Returns True for a body that may have letters written as ``\\u0073``, that was parsed, or that is not JSON.
+        Returns True for a body that is small, was parsed, is not JSON, or may have letters written as ``\\u0073``.
         Searching 16 MB takes 12 ms: call :meth:`searching` before.
         """
         if self._json is not _UNREAD or self._invalid is not None:
             return True
         if len(self._body) <= _SMALL:
-            return True  # json() is to follow
+            return True  # one parse costs less than the searches for several names
         if name in self._absent:
             return False
         if self._body.find(b'"%b"' % name) >= 0:  # faster than ``in``
