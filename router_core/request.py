@@ -21,7 +21,7 @@ _UNREAD = object()
 _LARGE = 1 << 16
 #: Bytes of a body that is parsed rather than searched.
 _SMALL = 1 << 11
-#: Bytes that are searched in one step, in less than a millisecond.
+#: Bytes to search in one step, which takes less than a millisecond.
 _PIECE = 1 << 20
 _NONE: frozenset[bytes] = frozenset()
 #: The beginning of a JSON object, and the first character in it.
