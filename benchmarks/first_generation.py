@@ -1,4 +1,4 @@
-"""The text trie of slime's original router, rewritten: the baseline for the radix cache.
+"""The text trie of this router's first generation, rewritten: the baseline for the radix cache.
 
 A node has the text of one piece as its key, its tokens as Python lists, and its children in a list. A child
 matches if the remaining text starts with its whole key, so every child is tried; nodes are never split. The original's

@@ -4,7 +4,7 @@
 
 *Look-ups* are the first step of each next turn: from the text of a conversation to the tokens of it that an engine has
 seen. Beside the full look-up: *match alone* does not join the tokens; *memory alone* knows where the pieces are, and
-only compares the text and joins the ids, without a search; *first generation* is the trie of slime's original router.
+only compares the text and joins the ids, without a search; *first generation* is the trie of the first router.
 All run on one core, in turn in every round, and are measured by processor time.
 
 *Memory* is the additional memory per token of a fresh process with the conversations, and the part of it that the cache
