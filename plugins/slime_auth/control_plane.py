@@ -97,7 +97,9 @@ def add_control_plane_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--jwt-audience", metavar="NAME", help="required aud claim of a token")
     parser.add_argument(
-        "--jwt-jwks-uri", metavar="URL", help="URL of the provider's keys (default: as discovered)"
+        "--jwt-jwks-uri",
+        metavar="URL",
+        help="URL of the provider's keys (default: from its discovery document)",
     )
     parser.add_argument(
         "--jwt-role-mapping",
