@@ -1,1 +1,1 @@
-"""A script behind each figure that the documents state; README.md says how to run them."""
+"""Scripts for the figures in the documents; README.md says how to run them."""

@@ -1,4 +1,4 @@
-"""A measurement in a process of its own: its memory and its garbage are nobody else's."""
+"""Measurements in processes of their own, which share no memory and no garbage with others."""
 
 from __future__ import annotations
 

@@ -3,14 +3,14 @@
     python -m benchmarks.chat --gateway-python gateway/bin/python
 
 *whole answers*, *streams*: 64 clients ask the next question of conversations of about 2,000 tokens, and get 64
-tokens. To the router that is a template to be rendered, a turn to be found and gone on from, a ``/generate`` with
-ids, an answer to be parsed and recorded; its peers pass the request on to the worker's own ``/v1/chat/completions``.
-The next chunk of a stream leaves the worker when the last one has arrived, so that none are merged. *40 tokens/s*: a
-moderate load. *turns*: what is tokenised in each of 20 turns, and how long it takes.
+tokens. The router renders the template, finds the turns before, sends a ``/generate`` with ids, and parses and records
+the answer. Its peers pass the request on to the worker's own ``/v1/chat/completions``. The next chunk of a stream
+leaves the worker when the last one has arrived, so that none are merged. *40 tokens/s*: a moderate load. *turns*: the
+number of tokens that are tokenised in each of 20 turns, and the time of a turn.
 
 The proxy has one core; the worker and the clients share the other, in one process. ``added`` is the time to the
-first words beyond that without a proxy. ``exact`` is the share of requests that reached the worker with the ids in
-them that were sampled in earlier turns.
+first words, less the same time without a proxy. ``exact`` is the share of requests that reached the worker with the
+ids that were sampled in earlier turns.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ async def main(options: Options) -> int:
 
 
 def _peers(options: Options, directory: Path) -> list[Peer]:
-    """The router with both plugins holds the conversations, so it is always there."""
+    """Return the peers to measure. The router with both plugins is always there, since it holds the conversations."""
     template = directory / "chat_template.jinja"
     template.write_text(files("slime_engine").joinpath("chat_template.jinja").read_text())
     known = ("--hf-checkpoint", str(directory / "tokenizer"), "--chat-template", str(template))
@@ -132,7 +132,7 @@ def _peers(options: Options, directory: Path) -> list[Peer]:
 
 
 async def _held(options: Options, url: str, samples: Samples) -> list[Talk]:
-    """Hold the conversations through the router; each with a next question, left open."""
+    """Hold the conversations through the router, and return them, each with an open next question."""
     talks: list[Talk] = []
     limit = anyio.Semaphore(16)
 

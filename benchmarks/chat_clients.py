@@ -1,4 +1,4 @@
-"""Clients of ``/v1/chat/completions``: each asks again as soon as it has its answer, and reads every word of it."""
+"""Clients of ``/v1/chat/completions``. Each sends its next request as soon as it has read all of an answer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _BEGINNING_S = 30.0
 
 
 class Talk:
-    """A conversation with an open question, which has the name of the request in it: it is never the same twice."""
+    """A conversation with an open question. The question names the request, so no two requests are the same."""
 
     def __init__(self, messages: Sequence[dict[str, str]], max_tokens: int) -> None:
         *others, last = messages
@@ -50,13 +50,13 @@ class Talk:
         }
 
     def body(self, name: bytes, *, stream: bool) -> bytes:
-        """The request called ``name``."""
+        """Return the body of the request called ``name``."""
         return name.join(self._bodies[stream])
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The conversations to ask, in turn, and the right ``answers``."""
+    """The conversations to continue, in turn, and the right ``answers``."""
 
     talks: list[Talk]
     answers: Collection[str]
@@ -64,9 +64,9 @@ class Asked:
 
 @dataclass(slots=True)
 class Seen:
-    """Nanoseconds since a question was asked: to the ``first`` words of a stream, and to a whole answer (``took``).
+    """Nanoseconds from a request to the ``first`` words of a stream, and to the end of an answer (``took``).
 
-    ``chunks``: the number of stream chunks that carry text. A fault is an answer that is not right.
+    ``chunks``: the number of stream chunks that carry text. A fault is a wrong answer.
     """
 
     first_ns: list[int] = field(default_factory=list)
@@ -95,7 +95,7 @@ async def chatting(
             stream.advance()
 
     def later(name: bytes) -> None:
-        """The pace decides."""
+        """Do nothing: ``pace`` advances the streams."""
 
     async with anyio.create_task_group() as tasks:
         arrived = later if pace else at_once
@@ -119,14 +119,14 @@ async def chatting(
 
 
 async def _drive_apart(worker: StandIn) -> None:
-    """Bring what began earlier further, so that streams do not all end, and begin, in the same moment."""
+    """Advance the streams that have begun, so that streams do not all begin and end in the same moment."""
     await anyio.sleep(_APART_S)
     for stream in list(worker.streams.values()):
         stream.advance()
 
 
 class _Client(asyncio.Protocol):
-    """One request after another on one connection, each about the next of the talks.
+    """One request after another on one connection, each of the next conversation.
 
     ``heard``: the first answer has begun.
     """

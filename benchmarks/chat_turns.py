@@ -1,4 +1,4 @@
-"""Turn by turn through ``/v1/chat/completions``: what the router tokenises of conversations that go on and on."""
+"""Long conversations through ``/v1/chat/completions``, turn by turn: the tokens that the router tokenises."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ _Sent = Callable[[list[_Message], int], list[_Message]]
 
 
 def _as_they_are(messages: list[_Message], turn: int) -> list[_Message]:
-    """A conversation that goes on."""
+    """Return the messages as they are: the conversation goes on."""
     return messages
 
 
 def _other_system(messages: list[_Message], turn: int) -> list[_Message]:
-    """To a model this is another conversation, so no turn of it is known. But its messages are."""
+    """Change the system prompt in each turn: the router knows no turn of the conversation, but all of its messages."""
     return [_marked(messages[0], turn), *messages[1:]]
 
 
 def _all_other(messages: list[_Message], turn: int) -> list[_Message]:
-    """Nothing of this was ever said, so that all of it is tokenised, as if there were no cache."""
+    """Change every message in each turn: everything is tokenised, as without a cache."""
     return [_marked(message, turn) for message in messages]
 
 
@@ -64,14 +64,14 @@ _COLUMNS = (
 
 @dataclass(slots=True)
 class _Talk:
-    """``known`` are the ids of all turns until now."""
+    """A conversation. ``known``: the ids of all turns so far."""
 
     session: str
     messages: list[_Message]
     known: list[int] = field(default_factory=list)
 
     def hear(self, reply: dict[str, Any]) -> bool:
-        """Take in an answer; whether it was given to the very ids of all turns before it."""
+        """Add an answer. Returns True when its prompt began with the ids of all turns before it."""
         prompt, [choice] = reply["prompt_token_ids"], reply["choices"]
         goes_on = reply["history"] == "exact" if self.known else True
         goes_on = goes_on and prompt[: len(self.known)] == self.known
@@ -83,7 +83,7 @@ class _Talk:
 async def measure_turns(
     options: Options, report: Report, url: str, samples: Samples, max_tokens: int
 ) -> None:
-    """Hold the conversations, one request at a time, each turn in all ways; which is first alternates."""
+    """Hold the conversations, one request at a time, each turn in all three ways, in alternating order."""
     system = {"role": "system", "content": samples.words(_SYSTEM_TOKENS)}
     talks = [_Talk(f"talk{number}", [system]) for number in range(options.pick(_CONVERSATIONS, tiny=2))]
     ways = list(_WAYS)
@@ -114,7 +114,7 @@ def show_turns(report: Report) -> None:
 async def _ask(
     client: httpx.AsyncClient, way: str, talk: _Talk, turn: int, max_tokens: int
 ) -> tuple[dict[str, Any], int]:
-    """The answer, and the nanoseconds it took."""
+    """Return the answer, and the nanoseconds that it took."""
     body = {
         "messages": _WAYS[way](talk.messages, turn),
         "max_tokens": max_tokens,

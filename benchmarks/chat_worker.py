@@ -1,4 +1,4 @@
-"""A worker's two ways to chat: ``/generate``, which the router uses, and its own ``/v1/chat/completions``."""
+"""Both chat interfaces of a worker: ``/generate``, which the router uses, and ``/v1/chat/completions``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.stand_in import Chunk, StandIn, Template
 
 __all__ = ["NAME", "stand_ins"]
 
-#: The mark by which a client names a request within its last question: some proxies drop members that they do not know.
+#: The name of a request, as text in its last question, since some proxies drop unknown fields.
 NAME = "This is request {}."
 
 _NAME_OF = re.compile(rb"This is request ([^.]+)\.")
@@ -21,9 +21,9 @@ _NAME_OF = re.compile(rb"This is request ([^.]+)\.")
 def stand_ins(
     samples: Samples, answers: Mapping[int, Sequence[Answer]], streamed: Answer
 ) -> tuple[StandIn, StandIn]:
-    """The stand-ins for ``/generate`` and for chats: the same texts, the same number of chunks, and one set of streams.
+    """Return stand-ins for ``/generate`` and for chats, with the same texts, numbers of chunks, and set of streams.
 
-    ``answers`` by their length; chats get those of the shortest.
+    ``answers``: by length. Chats get the shortest ones.
     """
     ids = streamed.ids
     texts = ["", *(samples.decode(ids[:n]) for n in range(1, len(ids))), streamed.text]
@@ -37,13 +37,13 @@ def stand_ins(
         chunks=[Chunk(_chat_chunk(texts[n - 1], texts[n], last=n == len(ids))) for n in range(1, len(texts))],
         name_of=_NAME_OF,
     )
-    chats.streams = engine.streams  # whoever sets the pace need not know what was asked
+    chats.streams = engine.streams  # so that a pace advances both kinds of streams
     return engine, chats
 
 
 def _engine_chunk(answer: Answer, text: str, tokens: int) -> dict[str, Any]:
     chunk = answer.chunk("stream", 0, text, tokens)
-    del chunk["meta_info"]["prompt_tokens"]  # it is another one in each request, and the cache compares it
+    del chunk["meta_info"]["prompt_tokens"]  # it differs by request, and the cache compares it
     return chunk
 
 

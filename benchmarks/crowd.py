@@ -1,4 +1,4 @@
-"""A thousand conversations at once, each held against the engine's journal, token by token."""
+"""A thousand conversations at once, each compared with the engine's journal token by token."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CONVERSATIONS = 1000
 _TURNS = 4
 _STREAMED = 4  # every fourth
 _SYSTEM_TOKENS, _QUESTION_TOKENS = 200, 30
-_NEW_TOKENS = range(8, 57)  # not all alike: an engine in step with itself answers all in the same moment
+_NEW_TOKENS = range(8, 57)  # of different lengths: else the engine ends all answers in the same moment
 _READERS = 16
 _SCENARIO = f"{_CONVERSATIONS:,} conversations at once"
 
@@ -116,7 +116,7 @@ class _Crowd:
         self._questions = [samples.words(_QUESTION_TOKENS) for _ in range(conversations)]
 
     async def converse(self) -> None:
-        """Hold all of them."""
+        """Hold all conversations."""
         async with anyio.create_task_group() as tasks:
             for number, conversation in enumerate(self.conversations):
                 tasks.start_soon(self._play, number, conversation)

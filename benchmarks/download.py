@@ -1,4 +1,4 @@
-"""One large answer, read as fast as a client can."""
+"""Download of one large answer, as fast as a client can read."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _DEADLINE_S = 60.0
 
 
 async def download(url: str, body: bytes) -> tuple[int, float]:
-    """POST ``body`` to ``/generate``; returns the bytes of the answer's body and the seconds until the last one.
+    """POST ``body`` to ``/generate``. Returns the size of the answer's body, and the seconds until its last byte.
 
-    The answer must tell its length. Raises OSError when it breaks off, TimeoutError after a minute.
+    The answer must have a Content-Length. Raises OSError when it breaks off, TimeoutError after a minute.
     """
     address = urlsplit(url)
     loop = asyncio.get_running_loop()

@@ -20,14 +20,14 @@ _START_DEADLINE_S = 30.0
 
 
 def save_engine_tokenizer(directory: Path) -> Tokenizer:
-    """The engine's tokenizer, saved to ``directory`` as transformers reads it."""
+    """Save the engine's tokenizer to ``directory`` as transformers reads it, and return it."""
     load_model().tokenizer.save(directory)
     return Tokenizer.from_file(str(directory / "tokenizer.json"))
 
 
 @asynccontextmanager
 async def serving_engine(directory: Path, *flags: str) -> AsyncIterator[str]:
-    """Run ``slime-router engine`` with ``flags``; the value is its URL. Raises TimeoutError when it does not start."""
+    """Run ``slime-router engine`` with ``flags``; yields its URL. Raises TimeoutError when it does not start."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "router_core", "engine", "--port", str(port), *flags]

@@ -1,12 +1,12 @@
-"""Wait of an innocent client while another one sends large or laborious bodies: the router and the gateway.
+"""Waiting times of a client while another client sends large or expensive bodies: the router and the gateway.
 
     python -m benchmarks.fairness --gateway-python gateway/bin/python
 
 One client asks for a few tokens every two milliseconds over kept connections. Another sends a hostile body over and
-over. ``wait`` is the time from a request of the first to its answer; where an answer was late, the requests that were
-due meanwhile count as well, each with its own wait. ``direct`` is the same without a proxy, which is what the load's
-core adds. ``grown`` is the proxy's memory at its peak above that before, and ``x body`` the same as a multiple of
-the body. Each body meets a proxy that has just been started.
+over. ``wait`` is the time from a request of the first client to its answer. When an answer is late, the requests that
+were due meanwhile count as well, each with its own wait. ``direct`` is the same without a proxy, which is what the
+load's core adds. ``grown`` is the proxy's peak memory less its memory before the first body, and ``x body`` the same as
+a multiple of the body. The proxy is started anew for each body.
 
 The proxy has one core; the worker and both clients share the other.
 """
@@ -41,7 +41,7 @@ from benchmarks.two_clients import Hostile, patient
 
 _QUESTION, _TOKENS = "Are you there?", 16
 _SETTLING_S, _START_DEADLINE_S = 0.5, 30.0
-_MULTIPLE_FROM = 100_000  # bytes of a body; of a smaller one it says nothing
+_MULTIPLE_FROM = 100_000  # bytes of a body; for a smaller one it means nothing
 _NOBODY, _DIRECT = "nobody else", "direct"
 _SCENARIO = "beside one client"
 _FAILED = (0, *range(500, 600))  # a hostile body may be refused, but it is answered
@@ -84,7 +84,7 @@ async def main(options: Options) -> int:
 
 @contextmanager
 def _worker(directory: Path) -> Iterator[str]:
-    """A quick worker; ``directory`` gets its answers, and the tokenizer and template of the routers that need one."""
+    """Run a quick worker. ``directory`` gets its answers, and the tokenizer and template of the routers."""
     samples = Samples(tokenizer := save_tokenizer(directory / "tokenizer"))
     template = files("slime_engine").joinpath("chat_template.jinja").read_text()
     (directory / "chat_template.jinja").write_text(template)
@@ -111,7 +111,7 @@ def _worker(directory: Path) -> Iterator[str]:
 
 
 async def _listening(url: str) -> None:
-    """Wait until somebody listens at ``url``."""
+    """Wait until a server listens at ``url``."""
     address = urlsplit(url)
     with anyio.fail_after(_START_DEADLINE_S):
         while True:
@@ -140,7 +140,7 @@ def _peers(options: Options, directory: Path) -> Sequence[Peer]:
 
 
 def _unpinned(peer: Peer) -> Peer:
-    """``peer`` on the load's core as well: it has threads, and clients of it wait less then."""
+    """Return ``peer`` with the load's core as well. It has threads, so its clients wait less then."""
 
     def command(*given: Any) -> list[str]:
         return ["taskset", "-c", f"{PROXY_CORE},{LOAD_CORE}", *peer.command(*given)]
@@ -157,7 +157,7 @@ async def _beside(
     worker: str,
     directory: Path,
 ) -> None:
-    """Measure every peer beside the body called ``name``, the worker itself first. Those in ``kept`` run already."""
+    """Measure the worker itself, then every peer, with the body called ``name``. Those in ``kept`` run already."""
 
     def is_wanted(peer: str) -> bool:
         return options.wants(f"{name}, {peer}")

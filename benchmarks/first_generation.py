@@ -1,8 +1,8 @@
-"""The text trie of the first generation, expressed anew: what the radix cache is measured against.
+"""The text trie of this router's first generation, rewritten: the baseline for the radix cache.
 
 A node has the text of one piece as its key, its tokens as Python lists, and its children in a list. A child
-matches if the remaining text starts with its whole key, so every child is tried; nodes are never split. Its lock, its
-ages and its statistics are left out, which makes it a little faster than it was.
+matches if the remaining text starts with its whole key, so every child is tried; nodes are never split. The original's
+lock, ages and statistics are left out, so this one is a little faster.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["Found", "Node", "Trie"]
 
 
 class Node:
-    """One piece of text with the tokens that are its."""
+    """One piece of text with its tokens."""
 
     __slots__ = ("children", "ids", "key", "logprobs", "mask")
 
@@ -35,19 +35,19 @@ class Found(NamedTuple):
 
 
 class Trie:
-    """Whole keys below whole keys."""
+    """A trie whose nodes match by their whole keys."""
 
     def __init__(self) -> None:
         self.root = Node("", [], [], [])
 
     def add(self, parent: Node, key: str, ids: list[int], logprobs: list[float], mask: list[int]) -> Node:
-        """Note that ``key`` follows the text of ``parent``. O(1): nobody looks whether it is known."""
+        """Add a child with ``key`` to ``parent``. O(1): it does not check if the key is there already."""
         node = Node(key, ids, logprobs, mask)
         parent.children.append(node)
         return node
 
     def find(self, text: str) -> Found:
-        """The longest beginning of ``text`` that whole keys spell. O(children of each node on the way)."""
+        """Return the tokens of the longest prefix of ``text`` made of whole keys. O(children of each node passed)."""
         node = self.root
         position = 0
         ids: list[int] = []

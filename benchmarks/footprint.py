@@ -1,4 +1,4 @@
-"""Memory per token: what the kernel gives a process that keeps conversations, beside what it counts itself."""
+"""Memory per token of a process that keeps conversations: resident, and by the cache's own count."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["measure", "measure_first_generation"]
 
 
 def measure(tokenizer: Path, shape: Shape, least_tokens: int, *, float32: bool) -> dict[str, float]:
-    """Bytes per token of the radix cache: resident, and by its own account. Each conversation has its session."""
+    """Return bytes per token of the radix cache: resident, and by its own count. Each conversation has a session."""
     histories = Histories(Tokenizer.from_file(str(tokenizer)), shape, float32=float32)
     kept = Trajectories(Limits(versions=0), lambda ids, text: (0, 0))
     before = _resident_bytes()
@@ -37,7 +37,7 @@ def measure(tokenizer: Path, shape: Shape, least_tokens: int, *, float32: bool) 
 def measure_first_generation(
     tokenizer: Path, shape: Shape, least_tokens: int, *, float32: bool
 ) -> dict[str, float]:
-    """The same of its trie, which counted tokens only."""
+    """Return the resident bytes per token of its trie, which has no count of bytes."""
     histories = Histories(Tokenizer.from_file(str(tokenizer)), shape, float32=float32)
     trie = Trie()
     before = _resident_bytes()
@@ -51,7 +51,7 @@ def measure_first_generation(
 
 
 def _resident_bytes() -> int:
-    """Resident memory of this process, without what its heap holds in reserve."""
+    """Return the resident memory of this process, without free memory that its heap holds."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     status = Path("/proc/self/status").read_text()

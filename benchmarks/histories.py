@@ -1,6 +1,6 @@
-"""Conversations by number: the same ones in every run, made anew whenever one is needed, so that none is kept.
+"""Conversations by number, the same in every run. Each is generated when it is needed, so none is kept.
 
-Their text is prose cut where tokens end. So its ids are known without tokenising 200 million of them.
+Their text is prose cut where tokens end. So its ids are known without tokenising 200 million tokens.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ SHORT = Shape(opening=14, question=14, answer=63, turns=1)
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A prompt, and what was sampled for it: ``ids`` with the end token, which the text of ``answer`` lacks."""
+    """A prompt and its answer. The sampled ``ids`` have the end token, the text of ``answer`` does not."""
 
     prompt: str
     prompt_ids: array[int]
@@ -70,7 +70,7 @@ class Turn:
 
 
 class Histories:
-    """Conversations of one shape. Engines compute logprobs in ``float32``; others need eight bytes each."""
+    """Conversations of one shape. Logprobs in ``float32``, as engines compute them, take four bytes, others eight."""
 
     def __init__(self, tokenizer: Tokenizer, shape: Shape, *, float32: bool = True) -> None:
         self._shape = shape
@@ -91,7 +91,7 @@ class Histories:
         self._logprobs = array("d", drawn.astype(np.float32 if float32 else np.float64).astype(np.float64))
 
     def turns(self, number: int) -> list[Turn]:
-        """Conversation ``number``; its first prompt says so, and is no other one's."""
+        """Return conversation ``number``. Its first prompt has the number in it, so it is unique."""
         drawn = random.Random(number)
         turns = []
         for index in range(self._shape.turns):
@@ -126,12 +126,12 @@ class Histories:
 
 
 def text_of(turns: Sequence[Turn]) -> str:
-    """The whole conversation, as a client writes it."""
+    """Return the text of the whole conversation, as a client writes it."""
     return "".join([f"{turn.prompt}{turn.answer}{END}" for turn in turns])
 
 
 def record(kept: Trajectories, turns: Sequence[Turn], session: str | None = None) -> None:
-    """Hold the conversation through ``kept``, as the plugin does."""
+    """Record the conversation in ``kept``, as the plugin does."""
     context: Context = None
     text = ""
     for turn in turns:
@@ -155,7 +155,7 @@ def record(kept: Trajectories, turns: Sequence[Turn], session: str | None = None
 
 
 def record_first_generation(trie: Trie, turns: Sequence[Turn]) -> None:
-    """The same, in lists as they come out of JSON: each number an object."""
+    """Record the conversation in ``trie``, in lists as they come out of JSON: each number is an object."""
     node = trie.root
     for turn in turns:
         asked = turn.prompt_ids.tolist()

@@ -1,4 +1,4 @@
-"""Requests of one client that keep a router busy: large, or in many small parts, or a number."""
+"""Requests that keep a router busy: large bodies, bodies of many small parts, and a number."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ __all__ = ["BODIES", "Body"]
 _LARGE = 16_000_000
 _HI = b'"sampling_params":{"max_new_tokens":1}'
 
-#: A path, and what is posted there.
+#: A path, and the body of the POST to it.
 Body = tuple[str, bytes]
 
 
 def _repeated(before: bytes, piece: bytes, after: bytes, count: int) -> bytes:
-    """``piece`` as the items of a list."""
+    """Return a body with ``piece`` as each of ``count`` items of a list."""
     return before + b",".join([piece] * count) + after
 
 
@@ -25,7 +25,7 @@ def _of_ids(piece: bytes, count: int) -> Body:
 
 
 def _real_ids(part: int, after: bytes = b"") -> Body:
-    """Of five digits, as those of a long prompt are; the benchmark's vocabulary has them."""
+    """Return ids of five digits, as in a real long prompt. The benchmark's vocabulary has these ids."""
     ids = random.Random(1).choices(range(10_000, 16_000), k=_LARGE // 6 // part)
     return "/generate", b'{"input_ids":[%b],%b%b}' % (",".join(map(str, ids)).encode(), _HI, after)
 
@@ -47,7 +47,7 @@ def _message(content: str) -> bytes:
     return json.dumps({"role": "user", "content": content}, separators=(",", ":")).encode()
 
 
-#: Made when they are sent, by name; the argument divides their sizes.
+#: Functions that make the bodies, by name. The argument divides the size.
 BODIES: dict[str, Callable[[int], Body]] = {
     "100,000 id lists": lambda part: _of_ids(b"[1]", 100_000 // part),
     "300,000 texts": lambda part: (

@@ -1,4 +1,4 @@
-"""The obvious proxy of Starlette and httpx, as most Python routers are written: a peer to measure against.
+"""A plain proxy of Starlette and httpx, like most Python routers: a peer of the router.
 
 ``WORKER_URL`` names the worker. Run it with ``uvicorn benchmarks.httpx_proxy:app``.
 """

@@ -1,4 +1,4 @@
-"""The embedded engine, as late as SGLang is: it notices a client that has left only at its next look, every 4 s."""
+"""The embedded engine with SGLang's delay: it notices a client's disconnect only after 4 s."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NOTICED_S = 4.0
 
 
 def late(app: ASGIApp) -> ASGIApp:
-    """``app``, which hears of a disconnect four seconds later."""
+    """Wrap ``app`` so that it gets ``http.disconnect`` four seconds late."""
 
     async def wrapped(scope: Scope, receive: Receive, send: Send) -> None:
         async def hear() -> Message:

@@ -1,7 +1,7 @@
-"""Look-ups per second, beside the first generation and beside memory alone.
+"""Look-ups per second of the radix cache, of the first generation, and of memory accesses alone.
 
-Texts are made between batches, as a request would bring them, and lie in a near cache. What they are compared
-with lies where it happens to be. The time is the processor's, so strangers on the core count for little.
+Texts are made between batches, so they are in a CPU cache, as a request's text would be. The stored texts may be
+anywhere in memory. The time is processor time, so other processes on the core matter little.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from slime_radix_cache.index.trajectories import Limits, Trajectories
 
 __all__ = ["FIRST", "MATCH", "MEMORY", "OURS", "measure", "measure_toy"]
 
-#: The tokens that a text leads to; the same without gathering them; the same without looking for them; the baseline.
+#: Look-up of a text's tokens; the same without joining the tokens; the same without the search; the baseline.
 OURS, MATCH, MEMORY, FIRST = "radix_cache", "match alone", "memory alone", "first generation"
 
 _BATCH = 64
 _TOY = Turn("Hello", array("i", [9707]), ", world", array("i", [11, 1879, 2]), [-0.5, -0.25, -0.125])
 
-#: Of a conversation's number and its text.
+#: A function of a conversation's number and its text.
 _Lookup = Callable[[int, str], object]
 
 
 @dataclass(frozen=True, slots=True)
 class _Pieces:
-    """The least that any index of texts has to touch: the text as it is kept, and the ids."""
+    """The memory that any index of texts has to read: the stored text, and the ids."""
 
     edges: tuple[bytes, ...]
     ids: tuple[bytes, ...]
@@ -76,7 +76,7 @@ class _Filled:
         return known
 
     def note_pieces(self, number: int, text: str) -> None:
-        """Note where the pieces of ``text`` are, now that edges are split no more."""
+        """Note where the pieces of ``text`` are. Call it after all conversations are added, which splits edges."""
         context = self._kept.find_to_continue(text.encode()).context
         ids = [segment.ids for segment, _ in links(context)]
         edges = [node.edge for node in self._way(text)]
@@ -95,7 +95,7 @@ class _Filled:
         return way
 
     def check(self, number: int, text: str, turns: list[Turn]) -> None:
-        """Check that every lookup gives the sampled ids: a wrong one would be fast."""
+        """Check that every look-up gives the sampled ids."""
         expected = sum((turn.prompt_ids + turn.ids for turn in turns), array("i"))
         match = self._kept.find_to_continue(text.encode())
         assert match.position == len(text_of(turns))
@@ -106,7 +106,7 @@ class _Filled:
 def measure(
     tokenizer: Path, shape: Shape, conversations: int, rounds: int, seconds: float, *, first_generation: bool
 ) -> list[dict[str, float]]:
-    """The next turn of any of ``conversations``, looked up in all: rates per second of each round, and edges."""
+    """Look up next turns of random ``conversations``. Returns the rates per second of each round, and the edges."""
     histories = Histories(Tokenizer.from_file(str(tokenizer)), shape)
     filled = _Filled(first_generation=first_generation)
     for number in range(conversations):
@@ -131,7 +131,7 @@ def measure(
 
 
 def measure_toy(rounds: int, seconds: float) -> list[dict[str, float]]:
-    """One short key, over and over."""
+    """Look up one short key, over and over."""
     filled = _Filled(first_generation=True)
     filled.add(0, [_TOY])
     text = text_of([_TOY])

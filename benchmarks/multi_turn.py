@@ -1,10 +1,10 @@
-"""Conversations of many turns through the radix cache: what it saves, whether it is exact, whether it stalls.
+"""Conversations of many turns through the radix cache: tokens saved, exactness, and stalls of the event loop.
 
     python -m benchmarks.multi_turn
 
 *turns*: the same prompts through a router with the radix cache and one without, one request at a time. *crowd*:
-1,000 conversations at once, retrieved and held against the engine's journal. *stalls*: how late the router's
-event loop is while prompts of 32k tokens are tokenised, recorded and retrieved beside many small streams.
+1,000 conversations at once, retrieved and compared with the engine's journal. *stalls*: the lateness of the router's
+event loop while prompts of 32k tokens are tokenised, recorded and retrieved beside many small streams.
 
 The router has one core. The other has the load, and the embedded engine (in *stalls* a stand-in, with a larger
 vocabulary).

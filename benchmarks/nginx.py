@@ -1,4 +1,4 @@
-"""nginx in one process: as a proxy to measure against, and as a worker that costs next to nothing."""
+"""nginx in one process: as a peer of the router, and as a worker that takes hardly any processor time."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ def is_installed() -> bool:
 
 
 def proxy_command(port: int, worker_url: str, directory: Path) -> list[str]:
-    """A command line for nginx in front of ``worker_url``, upstream keep-alive on."""
+    """Return a command line for nginx in front of ``worker_url``, with upstream keep-alive."""
     worker = urlsplit(worker_url).netloc
     return _command(f"proxy-{port}", _PROXY.format(port=port, worker=worker), directory)
 
 
 def worker_command(port: int, answer: bytes, facts: dict[str, bytes], directory: Path) -> list[str]:
-    """A command line for nginx as a worker: ``answer`` to ``/generate``, ``facts`` by path, else 404.
+    """Return a command line for nginx as a worker: ``answer`` to ``/generate``, ``facts`` by path, else 404.
 
     nginx reads a directive's argument of at most 4 kB; single quotes and ``$`` have a meaning there.
     """

@@ -1,4 +1,4 @@
-"""The flags the benchmarks share."""
+"""The flags that the benchmarks share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """A run's size: ``tiny`` shows that a script works; its figures mean nothing."""
+    """The shared flags. ``tiny``: only try the script; the figures mean nothing."""
 
     rounds: int
     seconds: float
@@ -34,12 +34,12 @@ class Options:
         return tiny if self.tiny else full
 
     def wants(self, name: str) -> bool:
-        """Return True if ``--only`` is absent or a part of ``name``."""
+        """Return True if ``--only`` is absent, or if one of its values is a part of ``name``."""
         return not self.only or any(part in name for part in self.only)
 
 
 def flags(description: str, *, rounds: int = 5, seconds: float = 4.0) -> argparse.ArgumentParser:
-    """A parser of the shared flags, to which a script adds its own; ``read`` takes what it parsed."""
+    """Return a parser of the shared flags, to which a script adds its own. ``read`` takes the parsed options."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument(
         "--rounds",
@@ -73,7 +73,7 @@ def flags(description: str, *, rounds: int = 5, seconds: float = 4.0) -> argpars
 
 
 def read(given: argparse.Namespace) -> Options:
-    """The shared flags; ``--tiny`` overrides the length of a run. Leaves with exit code 2 when one is invalid."""
+    """Return the shared flags; ``--tiny`` overrides the length of a run. Exits with code 2 when a flag is invalid."""
     if given.rounds < 1:
         print("--rounds must be at least 1", file=sys.stderr)
         raise SystemExit(2)
@@ -82,12 +82,12 @@ def read(given: argparse.Namespace) -> Options:
 
 
 def parse(description: str, *, rounds: int = 5, seconds: float = 4.0) -> Options:
-    """The command line; ``rounds`` and ``seconds`` are the defaults."""
+    """Parse the command line; ``rounds`` and ``seconds`` are the defaults."""
     return read(flags(description, rounds=rounds, seconds=seconds).parse_args())
 
 
 def present(peers: Sequence[Peer], options: Options, *, ignore_only: bool = False) -> list[Peer]:
-    """The peers that are wanted and can be run; says which cannot, and how to get them."""
+    """Return the peers that are wanted and can be run. Prints which cannot, and how to install them."""
     there = []
     for peer in peers:
         if (options.tiny and not peer.is_ours) or not (ignore_only or options.wants(peer.name)):

@@ -1,4 +1,4 @@
-"""The proxies that stand beside each other: how each is started, and what to say when one is missing."""
+"""The proxies that are compared: how each is started, and the message when one is missing."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Running:
 
 
 def router(name: str, *flags: str) -> Peer:
-    """This project's router with ``flags``."""
+    """Return this project's router with ``flags``."""
 
     def command(port: int, worker_url: str, directory: Path) -> list[str]:
         address = ["--host", "127.0.0.1", "--port", str(port), "--worker-urls", worker_url]
@@ -65,10 +65,10 @@ def router(name: str, *flags: str) -> Peer:
 
 
 def gateway(python: str) -> Peer:
-    """SGLang's Rust gateway, with all off that the bare router does not do either.
+    """Return SGLang's Rust gateway, without the features that the bare router does not have either.
 
-    Its default policy (cache_aware) keeps a tree of prompts; round_robin does no work. Retries need a copy
-    of each request, the circuit breaker a record of each reply: both off.
+    Its default policy (cache_aware) keeps a tree of prompts; round_robin does not. Retries need a copy of each
+    request, and the circuit breaker a record of each reply: both are off.
     """
 
     def command(port: int, worker_url: str, directory: Path) -> list[str]:
@@ -98,12 +98,12 @@ def gateway(python: str) -> Peer:
 
 
 def nginx_proxy() -> Peer:
-    """nginx with upstream keep-alive: the limit of the craft."""
+    """Return nginx with upstream keep-alive: the fastest peer."""
     return Peer("nginx", nginx.proxy_command, lambda: None if nginx.is_installed() else nginx.MISSING)
 
 
 def httpx_proxy() -> Peer:
-    """Starlette and httpx, the obvious way."""
+    """Return the plain proxy of Starlette and httpx."""
 
     def command(port: int, worker_url: str, directory: Path) -> list[str]:
         return [
@@ -130,9 +130,10 @@ async def started(
     request: bytes,
     is_right: Callable[[httpx.Response], bool],
 ) -> list[Running]:
-    """Start ``peers`` on the proxy's core until ``stack`` closes; each has answered ``request`` rightly.
+    """Start ``peers`` on the proxy's core until ``stack`` closes. Each has answered ``request`` correctly.
 
-    One that does not within half a minute is left out, with its own last words. Raises RuntimeError if it is ours.
+    A peer that does not within half a minute is left out, and the end of its output is printed. Raises RuntimeError if
+    it is this project's router.
     """
     proxies = []
     for peer in peers:
@@ -152,7 +153,7 @@ async def started(
 async def _first_answer(
     proxy: Child, url: str, request: bytes, is_right: Callable[[httpx.Response], bool]
 ) -> str | None:
-    """Ask until the answer is right: None; or what was wrong with the last one."""
+    """Send the request until the answer is right, and return None; else return the fault of the last answer."""
     fault = "it did not listen"
     deadline = time.monotonic() + _START_DEADLINE_S
     async with httpx.AsyncClient(base_url=url, headers=_JSON, trust_env=False, timeout=30.0) as client:

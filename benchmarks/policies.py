@@ -25,7 +25,7 @@ _CHOICES, _MEMORY = "a choice", "cache_aware, prompts of"
 
 
 def _asking(size: int, seed: int, shared: float) -> Exchange:
-    """A generation whose prompt has ``shared`` of its beginning in common with all others of its size."""
+    """Return a generation whose prompt shares its first part, of the size ``shared``, with all others of its size."""
     common = random.Random(size).choices(string.ascii_letters, k=int(size * shared))
     own = random.Random(seed).choices(string.ascii_letters, k=size - len(common))
     body = b'{"sampling_params": {"temperature": 1.0}, "text": "%s"}' % "".join(common + own).encode()
@@ -34,7 +34,7 @@ def _asking(size: int, seed: int, shared: float) -> Exchange:
 
 def _cost_us(options: Options, name: str, workers: Sequence[Worker], prompts: Sequence[Exchange]) -> float:
     policy = POLICIES[name](Settings())
-    for worker in workers:  # so that each has seen something
+    for worker in workers:  # so that each worker has seen a prompt
         policy(prompts[0], [worker])
     for prompt in prompts:
         if policy(prompt, workers) not in workers:
@@ -50,7 +50,7 @@ def _cost_us(options: Options, name: str, workers: Sequence[Worker], prompts: Se
 
 
 def _memory_mb(size: int, part: int) -> float:
-    """Of one full worker that was sent only prompts of ``size`` bytes; measured in one ``part``-th of its memory."""
+    """Return the memory for one worker's full limit of prompts of ``size`` bytes, measured at a ``part``-th of it."""
     seen = Seen(Settings().max_tree_size // part)
     tracemalloc.start()
     number = 0

@@ -1,4 +1,4 @@
-"""Child processes of a benchmark: pinned to a core, measured through /proc, ended whatever happens."""
+"""Child processes of a benchmark: pinned to a core, measured through /proc, and always ended."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Child:
     log: Path
 
     def cpu_s(self) -> float:
-        """User and system time of the whole family so far, in seconds (10 ms steps)."""
+        """Return the user and system time of the child and its descendants so far, in seconds (10 ms steps)."""
         ticks = 0
         for pid in self._family():
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -40,12 +40,12 @@ class Child:
         return ticks / _TICKS_PER_S
 
     def reset_peak_memory(self) -> None:
-        """Let the kernel count the peak anew, from what is resident now (proc(5), clear_refs)."""
+        """Reset the kernel's peak to the memory that is resident now (proc(5), clear_refs)."""
         for pid in self._family():
             Path(f"/proc/{pid}/clear_refs").write_text("5")
 
     def memory_bytes(self) -> tuple[int, int]:
-        """Resident memory of the family: now, and at its peak since the last reset."""
+        """Return the resident memory of the child and its descendants: now, and the peak since the last reset."""
         now = peak = 0
         for pid in self._family():
             status = dict(
@@ -58,7 +58,7 @@ class Child:
         return now, peak
 
     def last_words(self) -> str:
-        """The end of what the child wrote, for an error message."""
+        """Return the end of the child's output, for an error message."""
         return self.log.read_text(errors="replace")[-2000:].strip() or "(it said nothing)"
 
     def _family(self) -> list[int]:
@@ -70,13 +70,13 @@ class Child:
 
 
 class CoreClock:
-    """Measures the load of the two cores between two readings: it shows which side of a run was the limit."""
+    """Measures the load of the two cores between two calls. It shows which of them was the limit of a run."""
 
     def __init__(self) -> None:
         self._before = self._read()
 
     def busy(self) -> dict[int, float]:
-        """Share of time each core was not idle since the last look, 0 to 1; strangers' work counts too."""
+        """Return each core's share of busy time since the last call, 0 to 1. Work of other processes counts too."""
         now = self._read()
         shares = {}
         for core, (idle, total) in now.items():
@@ -97,7 +97,7 @@ class CoreClock:
 
 @contextmanager
 def child(name: str, command: Sequence[str], *, core: int, directory: Path) -> Iterator[Child]:
-    """Run ``command`` on one core until the block ends; it dies with this process, however that ends.
+    """Run ``command`` on one core until the block ends. The child ends with this process, even if that is killed.
 
     Its output goes to a file in ``directory``. It starts in the root of the project, so that ``-m`` finds
     the packages of the source tree.
@@ -126,7 +126,7 @@ def child(name: str, command: Sequence[str], *, core: int, directory: Path) -> I
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody listens on at this moment."""
+    """Return a TCP port of 127.0.0.1 that is free at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -134,11 +134,11 @@ def free_port() -> int:
 
 
 def require(*programs: str) -> None:
-    """Leave with exit code 2 and a sentence when a program this benchmark cannot do without is missing."""
+    """Exit with code 2 and a message when a program is missing that the benchmark needs."""
     if missing := [program for program in programs if shutil.which(program) is None]:
         sys.exit(_explain(missing))
     if (os.cpu_count() or 1) <= LOAD_CORE:
-        print("benchmark: only one core here; proxy and load share it, so ratios are all that can be read")
+        print("benchmark: only one core here; proxy and load share it, so only the ratios mean anything")
 
 
 def leave_cleanly() -> None:

@@ -7,10 +7,10 @@ next turn of recorded conversations of about 2,000 tokens, sent as text with a n
 tokens with logprobs; here the radix cache has to look up, tokenise the new text, rewrite and record. Its
 peers only pass the bytes on.
 
-The proxy has one core, the load generator and the worker the other. ``us CPU`` is the proxy's own processor
-time per request and depends on nobody else; the cores' load says which side was the limit. Where the proxy's
-own share is below its core's, strangers were at work on it. ``exact`` is the share of requests that reached the
-worker with the sampled ids of earlier turns in them, which only the radix cache can bring about.
+The proxy has one core, the load generator and the worker the other. ``us CPU`` is the proxy's own processor time per
+request, which other processes do not change. The load of the cores shows which of them was the limit. If the proxy's
+own share is below its core's load, other processes ran there. ``exact`` is the share of requests that reached the
+worker with the sampled ids of earlier turns, which only the radix cache can achieve.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ async def _bare(options: Options, report: Report, samples: Samples, directory: P
 
 @asynccontextmanager
 async def _cheapest_worker(template: Template, answer: bytes, directory: Path) -> AsyncIterator[str]:
-    """A worker that takes little of the core it shares with the load: nginx, else this process."""
+    """Run a worker that takes little of the core that it shares with the load: nginx, else this process."""
     if not nginx.is_installed():
         print(
             f"{nginx.MISSING}: the worker is a Python stand-in, which a fast proxy can outrun",
@@ -218,9 +218,9 @@ async def _rounds(
 
 
 async def _drained(proxy: Running) -> None:
-    """Wait until ``proxy`` has done with what the load generator left behind, for ten seconds at most.
+    """Wait until ``proxy`` has finished the requests that the load generator left, for ten seconds at most.
 
-    A slow one goes on for seconds with requests that nobody waits for, at the cost of the next one measured.
+    A slow proxy works on them for seconds, and would slow down the next measurement.
     """
     cpu_s = proxy.cpu_s()
     for _ in range(round(_DRAINING_S / _SETTLING_S)):
@@ -231,7 +231,7 @@ async def _drained(proxy: Running) -> None:
 
 
 def _is_complete(reply: httpx.Response) -> bool:
-    """The worker's answer came through whole."""
+    """Return True when the worker's answer came through whole."""
     if reply.status_code != 200:
         return False
     answer = json.loads(reply.content)

@@ -1,9 +1,8 @@
 """Lateness of the router's event loop: a plugin that measures it from within, for ``--middleware-paths``.
 
-A tick is due every millisecond. Its lateness is the time from then until the loop came to it, which is what a chunk
-that arrived at that moment would have had to wait. All ticks that a stall has swallowed count, each with
-its own wait: one stall of 20 ms is twenty late ticks, not one. Timers of uvloop are good to a millisecond or two, so
-that is what an idle loop shows.
+A tick is due every millisecond. Its lateness is the time until the loop ran it. A chunk that arrived at the moment of
+the tick would have waited as long. All ticks that are due during a stall count, each with its own wait: one stall of
+20 ms is twenty late ticks, not one. An idle loop is late by the precision of uvloop's timers, a millisecond or two.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ def make_plugin(options: argparse.Namespace) -> Pulse:
 
 
 class Pulse:
-    """``GET /pulse``: the lateness of every tick since it was last asked for, and every run of the collector."""
+    """``GET /pulse``: the lateness of every tick since the last such request, and every run of the collector."""
 
     def __init__(self) -> None:
         self._late_ns = array("q")
@@ -79,7 +78,7 @@ class Pulse:
             body = orjson.dumps(
                 {"late_ns": self._late_ns.tolist(), "collections_ns": self._collections_ns.tolist()}
             )
-            self._begin()  # the time that writing this took is nobody's
+            self._begin()  # the time for writing the answer does not count
             return Response(body, media_type="application/json")
 
         return [Route(_PATH, pulse)]

@@ -49,7 +49,7 @@ _COLUMNS = (
 
 @dataclass(slots=True)
 class _Load:
-    """Counts of answered and failed requests, of clients that ask without a pause."""
+    """Clients that send requests without a pause, with counts of answered and failed requests."""
 
     answered: int = 0
     failed: int = 0
@@ -66,7 +66,7 @@ class _Load:
 async def _fleet(
     flags: Sequence[str], count: int, directory: Path
 ) -> AsyncIterator[tuple[Router, str, list[tuple[Child, Worker]]]]:
-    """A router in this process, before ``count`` engines in others and one more, which survives."""
+    """Run a router in this process before ``count`` engines in other processes, and one engine that survives."""
     async with AsyncExitStack() as stack:
         router, app = build(flags)
         url = await stack.enter_async_context(serving(app, grace_s=1))
@@ -88,7 +88,7 @@ async def _fleet(
 async def _measure(
     flags: Sequence[str], rounds: int, *, traffic: bool
 ) -> tuple[dict[str, list[float]], _Load]:
-    """Seconds to the quarantine, by the way of dying; each engine dies at a moment of its own."""
+    """Return the seconds to the quarantine, by the way of dying. Each engine dies at a random moment."""
     found: dict[str, list[float]] = {death: [] for death in _DEATHS}
     load = _Load()
     with tempfile.TemporaryDirectory() as directory:
@@ -136,7 +136,7 @@ async def _run(options: Options) -> int:
 def main() -> None:
     options = parse(__doc__ or "")  # a round: an engine for each way of dying
     leave_cleanly()
-    logging.disable()  # the router's own story of ten deaths
+    logging.disable()  # no log of the ten deaths
     sys.exit(anyio.run(_run, options, backend_options={"use_uvloop": True}))
 
 

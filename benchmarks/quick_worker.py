@@ -1,6 +1,6 @@
-"""A worker, in a process of its own, that throws request bodies away as they come and answers at once.
+"""A worker, in a process of its own, that discards request bodies as they come and answers at once.
 
-What it answers does not depend on what it was asked, so large requests cost it no more than reading them.
+Its answers do not depend on the requests, so a large request costs it no more than reading.
 
     python -m benchmarks.quick_worker PORT GENERATED CHAT    # the answers, as files
 """

@@ -2,13 +2,13 @@
 
     python -m benchmarks.radix
 
-*Look-ups* are the first step of each next turn: from the text of a conversation to the tokens that an engine has
-seen of it. Beside ours: *match alone*, without putting the tokens together; *memory alone*, which knows where the
-pieces lie and only compares the text and joins the ids, so that what grows with it is no search; and the trie of the
-*first generation*. All of it on one core, in turn in every round, by processor time.
+*Look-ups* are the first step of each next turn: from the text of a conversation to the tokens of it that an engine has
+seen. Beside the full look-up: *match alone* does not join the tokens; *memory alone* knows where the pieces are, and
+only compares the text and joins the ids, without a search; *first generation* is the trie of the first router.
+All run on one core, in turn in every round, and are measured by processor time.
 
-*Memory* is what a fresh process needs more with the conversations than without, per token, and what of it the cache
-counts itself. *Retrievals* go to a router on a core of its own, from the other one.
+*Memory* is the additional memory per token of a fresh process with the conversations, and the part of it that the cache
+counts itself. *Retrievals* go to a router on a core of its own, from the other core.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from benchmarks.processes import LOAD_CORE, leave_cleanly, require
 from benchmarks.report import Column, Report
 from benchmarks.samples import Samples, save_tokenizer
 
-#: Look-ups are short: this share of ``--seconds`` for each measurement of them.
+#: Share of ``--seconds`` for each measurement of look-ups, which are short.
 _SHARE = 1 / 16
 
 _TALKS = "next turn of conversations, 8.9 kB in 11 segments"
@@ -44,7 +44,7 @@ _SIZES = {
 _TINY_SIZES = (10,)
 _ALONE = "nothing else to be found"
 _MEMORY = "memory, bytes per token"
-#: In all conversations together: hundreds of megabytes, beside which what a heap has in reserve does not count.
+#: Tokens in all conversations together. They take hundreds of megabytes, so free memory of the heap matters little.
 _TOKENS = 16_000_000
 _RETRIEVALS = "retrievals of 2,000 tokens"
 

@@ -3,10 +3,10 @@
     python -m benchmarks.relay --gateway-python gateway/bin/python
 
 *spread*, *steps*: 64 server-sent-event streams of cumulative chunks, 10,000 chunks a second in all, evenly or
-one of every stream at a time. Each chunk bears the time it was written; ``added`` is its delay beyond that of
-the same load without a proxy, ``first`` the delay of the streams' first chunks. *closed loop*: each stream's
-next chunk leaves when its last one has arrived, so the rate is what the proxy can do. *64 MiB*: one JSON
-answer; memory is the proxy's resident memory before, and at its peak.
+one of every stream at a time. Each chunk has the time at which it was written. ``added`` is its delay, less the delay
+without a proxy; ``first`` is the delay of the streams' first chunks. *closed loop*: the next chunk of a stream leaves
+when the last one has arrived, so the rate is the most that the proxy can relay. *64 MiB*: one JSON answer; memory is
+the proxy's resident memory before, and at its peak.
 
 The proxy has one core; the worker and the clients share the other, in one process.
 """
@@ -198,14 +198,14 @@ async def _download(target: Running, options: Options, large_bytes: int) -> dict
 
 
 def _chunks(samples: Samples, prompt_tokens: int) -> Sequence[Chunk]:
-    """One answer as the cumulative chunks of a stream, a token each; the end token does not show."""
+    """Return one answer as the cumulative chunks of a stream, a token each, without the end token."""
     answer = samples.answer(_TOKENS)
     texts = [samples.decode(answer.ids[: min(n, _TOKENS - 1)]) for n in range(1, _TOKENS + 1)]
     return [Chunk(answer.chunk("stream", prompt_tokens, text, n)) for n, text in enumerate(texts, 1)]
 
 
 def _large(samples: Samples, prompt_tokens: int, size_bytes: int) -> bytes:
-    """An answer that is nearly all routed experts, ``size_bytes`` long."""
+    """Return an answer of ``size_bytes`` that consists nearly all of routed experts."""
     payload = samples.answer(_TOKENS).payload("large", prompt_tokens)
     rest = size_bytes - len(json.dumps(payload)) - len(', "routed_experts": ""')
     experts = base64.b64encode(random.Random(1).randbytes(rest // 4 * 3)).decode()

@@ -1,4 +1,4 @@
-"""A report of measurements: every sample kept, medians and ratios shown."""
+"""Report of measurements: it keeps every sample, and shows medians and ratios."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _RATES = ("requests_per_s", "chunks_per_s", "turns_per_s")
 class Column:
     """One figure of the table: its name in the samples, its heading, its decimals.
 
-    ``ratio`` adds a column with the figure over the baseline peer's; medians of the rounds' ratios, because
-    peers alternate within a round and a shared machine drifts between rounds.
+    ``ratio`` adds a column with the figure divided by the baseline peer's. It is the median of the rounds' ratios,
+    since peers alternate within a round and a shared machine drifts between rounds.
     """
 
     figure: str
@@ -56,7 +56,7 @@ class Report:
             self.problem(f"{scenario}: {peer}: {figures[EXACT]:.2f} % exact")
 
     def problem(self, text: str) -> None:
-        """Note a fault that makes the figures worthless; :meth:`finish` tells it."""
+        """Note a fault that makes the figures worthless; :meth:`finish` prints it."""
         self.problems.append(text)
 
     def finish(self, path: Path | None) -> int:
@@ -97,7 +97,7 @@ class Report:
             print("  ".join([first, *rest]))
 
     def save(self, path: Path) -> None:
-        """Write every sample, and the machine they come from, as JSON."""
+        """Write every sample, and the facts about the machine, as JSON."""
         medians = {
             scenario: {
                 peer: {figure: _median(samples, figure) for figure in samples[0]}
@@ -122,7 +122,7 @@ class Report:
 
 
 def machine() -> dict[str, object]:
-    """The facts a reader needs to judge the figures."""
+    """Return the facts about the machine that a reader needs to judge the figures."""
     models = [
         line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")
     ]

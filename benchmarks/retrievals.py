@@ -35,13 +35,13 @@ _SCRIPT = Path(wrk.__file__).with_name("load.lua")
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A whole conversation, as the rollout that held it asks for its tokens."""
+    """A request for the tokens of a whole conversation, as its rollout sends it."""
 
     text: str
     session: str
 
     def body(self) -> bytes:
-        # One thing in it is never the same twice: the load generator takes its bodies in turn then.
+        # With ``UNIQUE`` in it, the load generator takes its bodies in turn.
         document = {"text": self.text, "session_id": self.session, "nonce": wrk.UNIQUE}
         return json.dumps(document, separators=(",", ":")).encode()
 
@@ -72,7 +72,7 @@ async def measure(options: Options, report: Report, scenario: str, tokenizer: Pa
 
 
 async def _held(proxy: Running, samples: Samples, conversations: int, turns: int) -> list[_Asked]:
-    """Hold conversations through ``proxy``; what their rollouts ask for in the end."""
+    """Hold conversations through ``proxy``, and return the requests of their rollouts at the end."""
     asked: list[_Asked] = []
     limit = anyio.Semaphore(16)
 
@@ -101,7 +101,7 @@ async def _held(proxy: Running, samples: Samples, conversations: int, turns: int
 
 
 async def _exact(proxy: Running, asked: Sequence[_Asked], spelled: Sequence[int], turns: int) -> float:
-    """The share of ``asked`` that is answered exactly, in both formats, with the ids that were sampled."""
+    """Return the share of ``asked`` that is answered exactly, in both formats, with the ids that were sampled."""
     exact = 0
     async with httpx.AsyncClient(base_url=proxy.url, trust_env=False, timeout=60) as client:
         for one in asked:
@@ -134,7 +134,7 @@ async def _load(proxy: Running, bodies: Path, accept: str, seconds: float) -> di
 
 
 async def _asked_by_wrk(url: str, bodies: Path, accept: str, seconds: float) -> wrk.Figures:
-    """As :func:`benchmarks.wrk.run` does for ``/generate``."""
+    """Run wrk on ``/retrieve_from_text``, as :func:`benchmarks.wrk.run` does on ``/generate``."""
     process = await asyncio.create_subprocess_exec(
         *("setpriv", "--pdeathsig", "TERM", "taskset", "-c", str(LOAD_CORE)),
         *("wrk", "-t1", f"-c{_CONNECTIONS}", f"-d{max(1, round(seconds))}s", "--timeout", "10s"),

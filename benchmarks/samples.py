@@ -1,4 +1,4 @@
-"""Sample data for the wire: a small tokenizer, answers of SGLang's shape, conversations to continue."""
+"""Test data: a small tokenizer, answers in SGLang's form, conversations to continue."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _SPELLED = " nevertheless"  # sampled letter by letter in each answer: no tokeni
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One generation: the ids the engine would have sampled, end token included, and its text without it."""
+    """One generation: the sampled ids with the end token, and the text without it."""
 
     text: str
     ids: list[int]
     logprobs: list[float]
 
     def payload(self, rid: str, prompt_tokens: int) -> dict[str, Any]:
-        """SGLang's JSON for this answer."""
+        """Return SGLang's JSON for this answer."""
         return self._payload(rid, prompt_tokens, self.text, len(self.ids))
 
     def chunk(self, rid: str, prompt_tokens: int, text: str, tokens: int) -> dict[str, Any]:
-        """SGLang's cumulative stream chunk after ``tokens`` tokens, which read ``text``."""
+        """Return SGLang's cumulative stream chunk after ``tokens`` tokens, whose text is ``text``."""
         return self._payload(rid, prompt_tokens, text, tokens)
 
     def _payload(self, rid: str, prompt_tokens: int, text: str, tokens: int) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class Answer:
 
 
 class Samples:
-    """Seeded text and answers over one tokenizer: every run sees the same ones."""
+    """Texts and answers for one tokenizer, from a fixed seed: they are the same in every run."""
 
     def __init__(self, tokenizer: Tokenizer, seed: int = 1) -> None:
         self._tokenizer = tokenizer
@@ -69,14 +69,14 @@ class Samples:
         self.spelled_ids: list[int] = [token for letter in _SPELLED for token in tokenizer.encode(letter).ids]
 
     def words(self, tokens: int) -> str:
-        """Running English text of about ``tokens`` tokens."""
+        """Return English text of about ``tokens`` tokens."""
         start = self._random.randrange(len(self._prose) - 8 * tokens)
         text = self._prose[start : start + 8 * tokens]
         offsets: list[tuple[int, int]] = self._tokenizer.encode(text).offsets
         return text[: offsets[tokens - 1][1]].strip()
 
     def answer(self, tokens: int) -> Answer:
-        """An answer of ``tokens`` tokens: prose, a word spelled letter by letter, prose, the end token."""
+        """Return an answer of ``tokens`` tokens: prose, a word spelled letter by letter, prose, the end token."""
         prose = self._tokenizer.encode(self.words(2 * tokens)).ids
         first = (tokens - 1 - len(self.spelled_ids)) // 2
         rest = tokens - 1 - len(self.spelled_ids) - first
@@ -88,26 +88,26 @@ class Samples:
         return text
 
     def opening(self, tokens: int) -> str:
-        """A system prompt and a first question in ChatML, ready for the assistant's turn."""
+        """Return a system prompt and a first question in ChatML, up to the assistant's turn."""
         return f"<|im_start|>system\n{self.words(tokens // 2)}{_END}\n" + self.question(
             self.words(tokens // 2)
         )
 
     def question(self, text: str) -> str:
-        """A user's turn and the assistant's header."""
+        """Return a user's turn and the assistant's header."""
         return f"<|im_start|>user\n{text}{_END}\n<|im_start|>assistant\n"
 
     def following(self, history: str, answer: str, question: str) -> str:
-        """The conversation's text one turn on, as a chat template writes it: the end token is text now."""
+        """Return the conversation's text with one more turn, as a chat template writes it: the end token is text."""
         return f"{history}{answer}{_END}\n{self.question(question)}"
 
     def _logprob(self) -> float:
-        """A float32 in the digits of a double, as engines print them."""
+        """Return a float32 with the digits of a double, as engines print logprobs."""
         return float(np.float32(-self._random.expovariate(2.0)))
 
 
 def request_body(text: str, max_new_tokens: int, *, stream: bool = False, rid: str | None = None) -> bytes:
-    """A ``/generate`` request as rollout code sends it: text, sampling parameters, logprobs wanted."""
+    """Return a ``/generate`` request as rollout code sends it: text, sampling parameters, logprobs wanted."""
     body: dict[str, object] = {
         "text": text,
         "sampling_params": {
@@ -124,9 +124,9 @@ def request_body(text: str, max_new_tokens: int, *, stream: bool = False, rid: s
 
 
 def save_tokenizer(directory: Path) -> Tokenizer:
-    """Train a byte-level BPE with ChatML's special tokens; ``directory`` holds it as transformers reads it.
+    """Train a byte-level BPE with ChatML's special tokens, and save it to ``directory`` as transformers reads it.
 
-    The text is the language reference that comes with Python. Under a second.
+    The text is the language reference that comes with Python. It takes less than a second.
     """
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

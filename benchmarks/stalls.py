@@ -26,7 +26,7 @@ __all__ = ["measure_stalls", "show_stalls"]
 
 _CHUNKS_PER_S = 5_000
 _STREAM_TOKENS = 64
-_STREAM_PROMPT = "Once upon a time"  # what the clients of streams.py ask for
+_STREAM_PROMPT = "Once upon a time"  # the prompt of the clients in streams.py
 _PROMPT_TOKENS, _NEW_TOKENS, _QUESTION_TOKENS = 32_768, 128, 100
 _PROMPTS_AT_ONCE = 4
 _OPENINGS = 8
@@ -70,7 +70,7 @@ async def measure_stalls(options: Options, report: Report, directory: Path) -> N
     samples = Samples(tokenizer)
     answer = samples.answer(_STREAM_TOKENS)
     texts = [samples.decode(answer.ids[: min(n, _STREAM_TOKENS - 1)]) for n in range(1, _STREAM_TOKENS + 1)]
-    prompt_tokens = len(tokenizer.encode(_STREAM_PROMPT).ids)  # else the cache does not believe the answer
+    prompt_tokens = len(tokenizer.encode(_STREAM_PROMPT).ids)  # else the cache finds a contradiction
     chunks = [Chunk(answer.chunk("stream", prompt_tokens, text, n)) for n, text in enumerate(texts, 1)]
     answers = [Template(samples.answer(_NEW_TOKENS).payload) for _ in range(8)]
     stand_in = StandIn({_NEW_TOKENS: answers}, chunks=chunks)
@@ -128,7 +128,7 @@ async def _measure(
 
 
 async def _in_turn(stand_in: StandIn) -> None:
-    """Every stream in its turn, new ones last, so that they stay apart; what this process was late for is left out."""
+    """Advance the streams in turn, new ones last, so that they stay apart. Leave out chunks that came too late."""
     streams = stand_in.streams
     owed, before = 0.0, monotonic()
     while True:
@@ -159,7 +159,7 @@ def _advance(stream: Stream) -> None:
 
 
 class _LongPrompts:
-    """Conversations that begin with a prompt of 32k tokens, never the same, and go on for one more turn.
+    """Conversations of two turns, each of which begins with its own prompt of 32k tokens.
 
     Each turn is generated and retrieved.
     """
@@ -188,7 +188,7 @@ class _LongPrompts:
         }
 
     async def converse(self) -> None:
-        """One conversation after another, for ever."""
+        """Hold one conversation after another, for ever."""
         async with httpx.AsyncClient(base_url=self._url, trust_env=False, timeout=60) as client:
             while True:
                 number = next(self._numbers)

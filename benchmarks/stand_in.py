@@ -1,8 +1,7 @@
-"""A worker that answers ``/generate``, or chats, from a table, in this process: cheap, and aware of what it was asked.
+"""A cheap worker in this process that answers ``/generate`` or chats from a table, and counts what it gets.
 
-It speaks as much HTTP as proxies need, on bare transports, so that the proxy is what is measured. What to
-answer follows ``max_new_tokens``; which tokens arrived is counted, so that a run can say whether the requests
-were what they should be.
+It has only the HTTP that proxies need, on bare transports, so that the time is the proxy's. ``max_new_tokens`` selects
+the answer. The tokens that arrive are counted, so that a run can check the requests.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Template:
 
 
 class Fixed:
-    """An answer that is always the same bytes: for one too large to be put together each time."""
+    """An answer of constant bytes, which is too large to be made for each request."""
 
     def __init__(self, body: bytes) -> None:
         self._body = body
@@ -65,7 +64,7 @@ class Fixed:
 
 
 class Chunk:
-    """One server-sent event; its last member is the time it was written, in a fixed number of digits."""
+    """One server-sent event. Its last member is the time at which it was written, with a fixed number of digits."""
 
     def __init__(self, payload: Mapping[str, object]) -> None:
         text = json.dumps(payload, separators=(",", ":")).encode()
@@ -74,7 +73,7 @@ class Chunk:
         self._frame = b"%x\r\n" % self.size_bytes + self._event
 
     def render(self) -> bytes:
-        """The event in its HTTP chunk, stamped now."""
+        """Return the event in its HTTP chunk, with the present time."""
         return b'%b%020d"}\n\n\r\n' % (self._frame, time.monotonic_ns())
 
     @staticmethod
@@ -85,7 +84,7 @@ class Chunk:
 
 @dataclass(slots=True)
 class Stream:
-    """An answer that leaves chunk by chunk, whenever somebody says ``advance``."""
+    """An answer of which each call of ``advance`` writes one chunk."""
 
     transport: asyncio.Transport
     chunks: Iterator[Chunk]
@@ -102,7 +101,7 @@ class Stream:
 
 
 class StandIn:
-    """The answers, and a count of what came. One event loop; nothing here awaits.
+    """The answers, and counts of the requests. It runs in one event loop and never awaits.
 
     ``name_of`` finds the name of a stream in its request.
     """
@@ -148,7 +147,7 @@ class StandIn:
         stream.advance()
 
     def _prompt_tokens(self, body: bytes) -> int:
-        """Count the ids that came, by their commas; 1 for a text, which nobody here tokenises."""
+        """Count the ids that came, by their commas; 1 for a text, which is not tokenised here."""
         start = body.find(b'"input_ids":')
         if start < 0:
             return 1
@@ -204,7 +203,7 @@ class _Connection(asyncio.Protocol):
 
 @asynccontextmanager
 async def serving_stand_in(stand_in: StandIn, chat: StandIn | None = None) -> AsyncIterator[str]:
-    """Serve ``stand_in`` on a free loopback port of the running loop; the value is its URL.
+    """Serve ``stand_in`` on a free loopback port in the running loop; yields its URL.
 
     ``chat`` answers ``/v1/chat/completions``.
     """
@@ -220,7 +219,7 @@ async def serving_stand_in(stand_in: StandIn, chat: StandIn | None = None) -> As
 
 
 def _head(content_type: bytes, framing: bytes, status: bytes = b"200 OK") -> bytes:
-    """The headers of a worker that runs on uvicorn."""
+    """Return the headers of a worker that runs on uvicorn."""
     return (
         b"HTTP/1.1 %b\r\ndate: Sat, 01 Jan 2000 00:00:00 GMT\r\nserver: uvicorn\r\n"
         b"%b\r\ncontent-type: %b\r\n\r\n" % (status, framing, content_type)

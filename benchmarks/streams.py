@@ -20,7 +20,7 @@ from benchmarks.stand_in import Chunk, StandIn
 
 __all__ = ["Pace", "Seen", "in_steps", "quantile_us", "spread", "streaming"]
 
-#: Says ``advance`` to a stand-in's streams, for ever.
+#: Calls ``advance`` of a stand-in's streams, for ever.
 Pace = Callable[[StandIn], Coroutine[object, object, None]]
 
 _TICK_S = 0.001
@@ -28,16 +28,16 @@ _DONE = b"data: [DONE]"
 
 
 def quantile_us(delays_ns: Sequence[int], share: float) -> float:
-    """The delay that ``share`` of ``delays_ns`` do not exceed, in microseconds; NaN when there are none."""
+    """Return the quantile ``share`` of ``delays_ns`` in microseconds; NaN when there are none."""
     ordered = sorted(delays_ns)
     return ordered[int(share * (len(ordered) - 1))] / 1e3 if ordered else math.nan
 
 
 @dataclass(slots=True)
 class Seen:
-    """Chunks that arrived at the clients: each chunk's delay from its write by the worker to its event here.
+    """Delays of the chunks that arrived at the clients, each from the worker's write to the client's read.
 
-    ``first_ns`` are those of the streams' first chunks alone.
+    ``first_ns``: the delays of the streams' first chunks.
     """
 
     delays_ns: list[int] = field(default_factory=list)
@@ -52,7 +52,7 @@ class Seen:
 
 
 def spread(chunks_per_s: float) -> Pace:
-    """Chunks evenly over time and streams, whether or not earlier ones have arrived."""
+    """Write chunks evenly over time and streams, even if earlier ones have not arrived."""
 
     async def pace(stand_in: StandIn) -> None:
         sent, started, place = 0, monotonic(), 0
@@ -68,7 +68,7 @@ def spread(chunks_per_s: float) -> Pace:
 
 
 def in_steps(chunks_per_s: float) -> Pace:
-    """A chunk of every stream at once, as the decode steps of a batching engine make them."""
+    """Write a chunk of every stream at once, as the decode steps of a batching engine do."""
 
     async def pace(stand_in: StandIn) -> None:
         sent, started = 0, monotonic()
@@ -87,10 +87,10 @@ def in_steps(chunks_per_s: float) -> Pace:
 async def streaming(
     url: str, stand_in: StandIn, chunks: Sequence[Chunk], *, streams: int, pace: Pace | None = None
 ) -> AsyncIterator[Seen]:
-    """Keep ``streams`` streams open through ``url`` while the block runs; what arrives is counted.
+    """Keep ``streams`` streams open through ``url`` while the block runs, and count what arrives.
 
-    Without a ``pace`` each stream's next chunk is written as soon as its last one has arrived: one in flight
-    per stream, none coalesced, so that the rate is what the proxy can do.
+    Without a ``pace`` the next chunk of a stream is written as soon as the last one has arrived. Each stream has one
+    chunk in flight and none are merged, so the rate is the most that the proxy can relay.
     """
     seen = Seen()
 
@@ -99,7 +99,7 @@ async def streaming(
             stream.advance()
 
     def later(rid: bytes) -> None:
-        """The pace decides."""
+        """Do nothing: ``pace`` advances the streams."""
 
     async with anyio.create_task_group() as tasks:
         clients = [_Client(number, seen, chunks, later if pace else at_once) for number in range(streams)]

@@ -2,10 +2,10 @@
 
     python -m benchmarks.trajectory_log [--conversations N] [--rounds N] [--directory DIR]
 
-Conversations of five turns and about 2,000 tokens are recorded with and without the log, in turns: processor time
-of this process per answer, and the wall clock's, in which the write to the page cache counts in full. Then the log is
-read. ``tokens``: what every answer costs (``record`` with ``pin`` and ``unpin``, nothing of HTTP, JSON or tokenising).
-``turns``: what one of a chat costs on top, for the ``openai`` plugin to go on from it.
+Conversations of five turns and about 2,000 tokens are recorded with and without the log, alternately. It measures the
+processor time of this process per answer, and the wall clock's, in which writes to the page cache count in full. Then
+the log is read. ``tokens``: the cost of every answer (``record`` with ``pin`` and ``unpin``, without HTTP, JSON and
+tokenising). ``turns``: the additional cost of a chat's answer, from which the ``openai`` plugin can go on.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _chat(history: chats.History, turns: Sequence[Turn], session: str) -> None:
 
 @dataclass
 class _Side(Generic[K]):
-    """One store in memory, without a log and with one, and the function that puts a conversation into it."""
+    """One kind of store, without a log and with one, and the function that adds a conversation to it."""
 
     plain: Callable[[], K]
     logged: Callable[[LogDirectory], tuple[K, RecordLog]]
@@ -107,7 +107,7 @@ class _Side(Generic[K]):
     size: int = 0
 
     def run(self, path: Path, histories: Histories, conversations: int) -> None:
-        """Fill it without a log and with one, and read that again."""
+        """Fill a store without a log and one with a log, and read the log again."""
         self.samples["without"].append(self._filled(self.plain(), histories, conversations))
         directory = LogDirectory(path, "--directory")
         kept, log = self.logged(directory)
@@ -125,7 +125,7 @@ class _Side(Generic[K]):
         shutil.rmtree(path)
 
     def _filled(self, kept: K, histories: Histories, conversations: int) -> tuple[float, float]:
-        """Microseconds per answer: of the processor, and of the clock."""
+        """Fill ``kept``. Returns microseconds per answer: of the processor, and of the clock."""
         busy = clock = 0.0
         for number in range(conversations):
             turns = histories.turns(number)

@@ -1,4 +1,4 @@
-"""Turn by turn: what the radix cache reuses, what is tokenised with and without it, and how long a turn takes."""
+"""Figures turn by turn: tokens that the radix cache reuses, tokens tokenised with and without it, and latency."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def show_turns(report: Report) -> None:
 async def _measure(
     report: Report, shape: Shape, samples: Samples, with_cache: httpx.AsyncClient, without: httpx.AsyncClient
 ) -> None:
-    """The turns of all conversations, one request at a time; which router is asked first alternates."""
+    """Send the turns of all conversations, one request at a time, to both routers in alternating order."""
     system = f"<|im_start|>system\n{samples.words(shape.system)}<|im_end|>\n"
     texts = [
         system + samples.question(samples.words(shape.question - _MARKUP_TOKENS))
@@ -119,14 +119,14 @@ async def _measure(
 
 @dataclass(slots=True)
 class _Sums:
-    """Some turns: what came of them, and how long each took."""
+    """Sums over some turns, and the time of each."""
 
     with_ns: list[int] = field(default_factory=list)
     without_ns: list[int] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
     def hear_without(self, answer: dict[str, Any], took_ns: int) -> None:
-        """The engine got the text: it has tokenised all of it, and says how many tokens that were."""
+        """Add a turn without the cache: the engine tokenised all of the text, and reports the number of tokens."""
         self.without_ns.append(took_ns)
         self.counts["tokenised_without"] += answer["meta_info"]["prompt_tokens"]
 
@@ -163,12 +163,12 @@ async def _stats(client: httpx.AsyncClient) -> Counter[str]:
 
 
 def _request(text: str, tokens: int) -> dict[str, Any]:
-    """Exactly ``tokens`` tokens are wanted, so that both routers' engines have as much to do."""
+    """Return a request for exactly ``tokens`` tokens, so that both routers' engines have the same work."""
     return {"text": text, "sampling_params": {"max_new_tokens": tokens, "min_new_tokens": tokens}}
 
 
 async def _ask(client: httpx.AsyncClient, request: dict[str, Any]) -> tuple[dict[str, Any], int]:
-    """The answer, and the nanoseconds it took."""
+    """Return the answer, and the nanoseconds that it took."""
     body = orjson.dumps(request)
     began = monotonic_ns()
     reply = await client.post("/generate", content=body, headers=_JSON)

@@ -1,4 +1,4 @@
-"""One client that asks little, again and again, and one that asks too much."""
+"""A client with small, regular requests, and a client with expensive ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import httptools
 
 __all__ = ["Hostile", "Waits", "patient"]
 
-#: A request is due on each connection so often.
+#: Time between two requests on each connection.
 _TICK_NS = 4_000_000
 _CONNECTIONS = 2
 _DEADLINE_S = 60.0
@@ -27,7 +27,7 @@ _JSON = {"content-type": "application/json"}
 
 @dataclass(slots=True)
 class Waits:
-    """Times that requests waited for their answers, and answers that were none."""
+    """Waiting times of requests, and the number of failed ones."""
 
     waits_ns: list[int] = field(default_factory=list)
     faults: int = 0
@@ -37,12 +37,12 @@ class Waits:
         self.faults = 0
 
     def answered(self, sent_ns: int, now_ns: int) -> None:
-        """An answer came. The requests that were due before it would have waited for it as well, and count too."""
+        """Add the wait for an answer, and the waits of the requests that were due before it came."""
         self.waits_ns.extend(range(now_ns - sent_ns, 0, -_TICK_NS))
 
 
 class _Connection(asyncio.Protocol):
-    """The same request, over and over; the next one leaves at the next tick behind the answer."""
+    """The same request, over and over. The next one leaves at the first tick after the answer."""
 
     def __init__(self, request: bytes, waits: Waits) -> None:
         self._request = request
@@ -101,7 +101,7 @@ async def patient(url: str, body: bytes) -> AsyncIterator[Waits]:
 
 @dataclass(slots=True)
 class Hostile:
-    """The other client's results: the number of answers, the last one's status (0: none), the time of each."""
+    """Results of the expensive client: the number of answers, the status of the last (0: none), the time of each."""
 
     answers: int = 0
     status: int = 0
@@ -110,7 +110,7 @@ class Hostile:
     def ask(self, url: str, path: str, body: bytes, seconds: float) -> None:
         """POST ``body`` until ``seconds`` have passed, each time on a new connection; at least once.
 
-        It blocks, and is for a thread: while the kernel takes a body, the other client's loop runs.
+        It blocks: call it in a thread, so that the other client's event loop runs meanwhile.
         """
         address = urlsplit(url)
         began = time.monotonic()
@@ -122,7 +122,7 @@ class Hostile:
 
 
 def _status(host: str, port: int, path: str, body: bytes) -> int:
-    """Status of the answer, which is read to its end; 0 when there was none within a minute."""
+    """Return the status of the answer, which is read to its end; 0 when there was none within a minute."""
     connection = http.client.HTTPConnection(host, port, timeout=_DEADLINE_S)
     try:
         with suppress(BrokenPipeError, ConnectionResetError):  # it may have been refused before it was read

@@ -1,4 +1,4 @@
-"""wrk as the load generator, its figures as a value."""
+"""wrk as the load generator, with its figures as a value."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SCRIPT = Path(__file__).with_name("load.lua")
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One run as the client saw it. A bad status is one of 400 and above."""
+    """Figures of one run, as the client saw it. A bad status is one of 400 and above."""
 
     requests: int
     duration_us: int
@@ -41,7 +41,7 @@ class Figures:
 async def run(url: str, bodies: Path, *, connections: int, seconds: float, tag: str) -> Figures:
     """Load ``url`` with the bodies of a file (one per line) from one thread on the load's core.
 
-    Raises RuntimeError with wrk's words when it fails.
+    Raises RuntimeError with wrk's output when it fails.
     """
     process = await asyncio.create_subprocess_exec(
         *("setpriv", "--pdeathsig", "TERM", "taskset", "-c", str(LOAD_CORE)),

@@ -1,7 +1,7 @@
 """API keys, and the access level that each request needs.
 
-The raw path, as a worker will see it, decides. A forwarded path is data plane only if it is, letter for letter, one of
-the data plane's paths. Any other, such as ``/%67enerate``, is control.
+The access level depends on the raw path, which is what a worker sees. A forwarded path is data plane only if it equals
+one of the data plane's paths byte for byte. Any other, such as ``/%67enerate``, is control plane.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from slime_sglang.generation import GENERATION_PATHS
 __all__ = ["ROLES", "AuthDecision", "Authenticator", "Caller", "Guard", "Keys", "Level", "NamedKey"]
 
 _READING = ("GET", "HEAD")
-#: More than any scheme puts into one header.
+#: No authentication scheme puts more words than these into one header.
 _MAX_WORDS = 64
 _SEPARATORS = re.compile(rb"[,;]")
-#: Headers in which clients of other servers put a key: it opens nothing here.
+#: Headers in which clients of other servers put a key. The router accepts none there, and removes its own keys.
 _OTHER_PLACES = frozenset((b"x-api-key", b"api-key", b"cookie", b"proxy-authorization"))
 #: The core's own routes that need no key, for orchestrators, and those that any user may read.
 _PUBLIC_PATHS = frozenset(("/health", "/liveness", "/readiness"))
 _USER_PATHS = frozenset(("/weight_version",))
 
-#: Data-plane paths of workers beside OpenAI's. /server_info is not among them: it tells the engine's own keys.
+#: Data-plane paths of workers beside OpenAI's. /server_info is left out, since it shows the engine's own keys.
 _DATA_PLANE = GENERATION_PATHS | frozenset(
     (
         b"/tokenize", b"/detokenize", b"/encode", b"/classify", b"/rerank", b"/score", b"/model_info",
@@ -39,7 +39,7 @@ _DATA_PLANE = GENERATION_PATHS | frozenset(
         b"/api/tags", b"/api/show", b"/api/version",
     )
 )  # fmt: skip
-#: OpenAI's and Anthropic's. Not all of /v1: vLLM loads adapters at /v1/load_lora_adapter.
+#: Paths of OpenAI's and Anthropic's APIs. Not all of /v1: vLLM loads adapters at /v1/load_lora_adapter.
 _OPENAI = re.compile(
     rb"/v1/(audio|chat|classify|completions|detokenize|embeddings|images|messages|models|rerank|responses|score|tokenize)"
     rb"(/(?!\.\.?(/|\Z))[A-Za-z0-9._:~-]+)*"
@@ -60,7 +60,7 @@ ROLES = {"admin": Level.ADMIN, "user": Level.TRAFFIC}
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The author of a request and its level. ``name``: None when unknown; ``how``: the means of authentication."""
+    """The sender of a request. ``name``: None when unknown; ``how``: the method of authentication."""
 
     level: Level
     name: str | None = None
@@ -76,9 +76,9 @@ class NamedKey:
 
     @classmethod
     def parse(cls, text: str) -> NamedKey:
-        """Parse ``id:name:role:key``; the name is for readers of the flag.
+        """Parse ``id:name:role:key``. The name is ignored.
 
-        Raises ArgumentTypeError, which tells no key.
+        Raises ArgumentTypeError, whose message holds no key.
         """
         owner, _, rest = text.partition(":")
         _, _, rest = rest.partition(":")
@@ -89,8 +89,8 @@ class NamedKey:
 
 
 class Keys:
-    """The router's keys. Without one that opens control, a traffic key opens everything; beside one, traffic without a
-    key of its own is open. ``closed``: something else than a key opens control.
+    """The router's keys. Without an admin key or named key, the traffic key opens control too. With one, traffic needs
+    a key only if there is a traffic key. ``closed``: control is closed even without a key, since a token opens it.
     """
 
     def __init__(
@@ -114,10 +114,10 @@ class Keys:
                 self._known.append((key.encode("ascii"), Caller(level, name, "api_key")))
 
     def shown(self, headers: Headers) -> tuple[Caller, Headers]:
-        """Whom ``headers`` show, and the headers without keys of the router's.
+        """Return the caller that ``headers`` authenticate, and the headers without the router's keys.
 
-        A key is compared in constant time, and with all there are. It is taken away under any scheme, among other
-        words and in other headers, and counts as ``Bearer`` only.
+        Each key is compared with all of the router's, in constant time. It authenticates as ``Bearer`` only. It is
+        removed under any scheme, among other words, and from other headers.
         """
         caller = self._anybody
         rest = headers
@@ -128,7 +128,7 @@ class Keys:
             token = words[-1] if words else b""
             found = [known for key, known in self._known if hmac.compare_digest(token, key)]
             if found and len(words) == 2 and words[0].lower() == b"bearer":
-                caller = max(*found, caller, key=_level)  # the first of equals: one with a name
+                caller = max(*found, caller, key=_level)  # of equals the first: it has a name
             if found or ((len(words) != 2 or b"," in token) and self._among(pair[1])):
                 rest = [other for other in rest if other is not pair]
         return caller, [pair for pair in rest if pair[0] not in _OTHER_PLACES or not self._among(pair[1])]
@@ -157,11 +157,11 @@ class Authenticator(Protocol):
     """Authenticates callers by tokens that another service has signed."""
 
     def shown(self, headers: Headers) -> tuple[str | None, Headers]:
-        """The token in ``headers``, good or not, and the headers without any such token."""
+        """Return the token in ``headers``, valid or not, and the headers without any such token."""
         ...
 
     async def caller(self, token: str) -> Caller:
-        """The caller that ``token`` names. Raises Unauthorized."""
+        """Return the caller that ``token`` names. Raises Unauthorized."""
         ...
 
 
@@ -199,7 +199,7 @@ class Guard:
             return Level.TRAFFIC
         path: str = scope["path"]
         for pattern, is_control in self._own:
-            if pattern.fullmatch(path):  # its $ would let a line break follow
+            if pattern.fullmatch(path):  # with match, its $ would let a line break follow
                 return _for_control(path, scope["method"]) if is_control else Level.TRAFFIC
         return Level.TRAFFIC if _OPENAI.fullmatch(raw) else Level.ADMIN
 

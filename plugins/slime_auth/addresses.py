@@ -1,6 +1,6 @@
-"""Checks of workers' addresses: a router that connects anywhere would be a way into its network.
+"""Checks of workers' addresses: a router that connects anywhere would let callers into its network (SSRF).
 
-A name is judged by what it resolves to, when it registers and again when it is connected to, since names move.
+A name is checked by the addresses that it resolves to: at registration and at each connect, since DNS records change.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
 _RESOLVE_S = 2.0
-#: Never workers: this network, link-local (cloud metadata endpoints), multicast, and other metadata addresses.
+#: Reserved: "this network", link-local (cloud metadata endpoints), multicast, and other metadata addresses.
 _REFUSED: tuple[Network, ...] = tuple(
     map(
         ip_network,
@@ -33,7 +33,7 @@ _REFUSED: tuple[Network, ...] = tuple(
             "192.0.0.192/32",  # Oracle
             "fd00:ec2::/32",  # Amazon
             "fd20:ce::254/128",  # Google
-            "64:ff9b:1::/48",  # a network's own NAT64: an IPv4 address of any kind, in one of four places (RFC 8215)
+            "64:ff9b:1::/48",  # local-use NAT64 (RFC 8215): hides any IPv4 address, in one of four places
         ),
     )
 )  # fmt: skip
@@ -48,7 +48,7 @@ _WILD = {"*": "[^.]*", "?": "[^.]"}
 
 
 def _literal(host: str) -> Address | None:
-    """``host`` as an address, also in what else resolvers take for one: 2852039166, 0xa9fea9fe, 169.254.43518."""
+    """Parse an address, also in resolvers' other notations: 2852039166, 0xa9fea9fe, 169.254.43518. None: a name."""
     with suppress(ValueError):
         return ip_address(host)
     with suppress(OSError):
@@ -63,7 +63,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _embedded_ipv4(address: Address) -> Address:
-    """The IPv4 address that an IPv6 one stands for, else itself."""
+    """Return the IPv4 address that an IPv6 ``address`` stands for, else ``address``."""
     if isinstance(address, IPv6Address):
         if address.sixtofour is not None:
             return address.sixtofour
@@ -78,7 +78,7 @@ def _is_here(address: Address) -> bool:
         socket.AF_INET if address.version == 4 else socket.AF_INET6, socket.SOCK_DGRAM
     ) as asking:
         try:
-            asking.connect((str(address), 9))  # sends nothing: the kernel says from where it would
+            asking.connect((str(address), 9))  # sends nothing: the kernel only picks the source address
         except OSError:
             return False
         return address.is_loopback or ip_address(asking.getsockname()[0]) == address
@@ -86,7 +86,7 @@ def _is_here(address: Address) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """A worker URL, taken apart; ``address`` is None for a name."""
+    """The parts of a worker URL; ``address`` is None for a name."""
 
     scheme: str
     host: str
@@ -109,7 +109,7 @@ def _refusal(url: str, address: str, target: _Target) -> BadRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Pattern:
-    """One value of ``--allow-worker``. Either ``network`` or ``name`` is set, or none for any host."""
+    """One value of ``--allow-worker``: a ``network``, a ``name``, or neither (any host). ``exact``: no wildcards."""
 
     scheme: str | None
     port: int | None
@@ -119,10 +119,10 @@ class _Pattern:
 
     @classmethod
     def parse(cls, text: str) -> _Pattern:
-        """Raises SettingsError."""
+        """Parse ``text``. Raises SettingsError."""
         wrong = SettingsError(
-            f"--allow-worker: wanted [scheme://]host[:port], host a name with * and ?, an address or a network"
-            f" such as 10.0.0.0/8, got {text!r}"
+            f"--allow-worker: wanted [scheme://]host[:port], where host is a name (with * and ?), an address"
+            f" or a network such as 10.0.0.0/8, got {text!r}"
         )
         found = _PATTERN.fullmatch(text.lower())
         if found is None:
@@ -156,7 +156,7 @@ class _Pattern:
         return True
 
     def explicitly_allows(self, target: _Target, address: Address | None) -> bool:
-        """Return True when the pattern explicitly allows ``target``, at ``address``, which is refused otherwise."""
+        """Return True when the pattern allows ``target`` at the reserved ``address``: by exact name, or by network."""
         if not self._fits(target):
             return False
         if self.exact is not None:
@@ -172,9 +172,9 @@ class _Pattern:
 
 @dataclass(frozen=True, slots=True)
 class WorkerAddresses:
-    """Worker addresses that ``--allow-worker`` names. Without patterns all are allowed but the refused ones.
+    """The addresses that workers may have: those of ``patterns``, or without patterns all but the reserved ones.
 
-    ``own``: host and port at which the router listens itself.
+    ``own``: host and port at which the router itself listens.
     """
 
     patterns: tuple[_Pattern, ...] = ()
@@ -182,11 +182,11 @@ class WorkerAddresses:
 
     @classmethod
     def parse(cls, patterns: Iterable[str], own: tuple[str, int] | None = None) -> WorkerAddresses:
-        """Raises SettingsError."""
+        """Parse the values of ``--allow-worker``. Raises SettingsError."""
         return cls(tuple(map(_Pattern.parse, patterns)), own)
 
     def check(self, url: str) -> None:
-        """Refuse what ``url`` says by itself. Raises BadRequest."""
+        """Check ``url`` without resolving its name. Raises BadRequest when no worker may be there."""
         target = _Target.of(url)
         if self.patterns and not any(pattern.matches(target) for pattern in self.patterns):
             raise BadRequest(f"worker {url} is none of those that --allow-worker names")
@@ -195,7 +195,7 @@ class WorkerAddresses:
         self._check_own(url, target.port, target.address)
 
     def _check_own(self, url: str, port: int, address: Address | None) -> None:
-        """Raises BadRequest for what would send the router its own requests, for ever."""
+        """Raise BadRequest for the router's own address: its requests would go round for ever."""
         if self.own is None or self.own[1] != port or address is None:
             return
         listens = _literal(self.own[0])
@@ -203,7 +203,7 @@ class WorkerAddresses:
             raise BadRequest(f"worker {url} is this router itself")
 
     async def admit(self, url: str) -> None:
-        """As :meth:`check`, and refuse what the name in it resolves to, if it resolves by now. Raises BadRequest."""
+        """Check ``url``, and the addresses to which its name resolves, if it does already. Raises BadRequest."""
         self.check(url)
         target = _Target.of(url)
         if target.address is not None:

@@ -1,4 +1,4 @@
-"""A line for each call of the control plane: who asked for what, and what became of it."""
+"""Audit log: a line for each control-plane call, with its caller, path and outcome."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slime_auth.access import AuthDecision, Level
 __all__ = ["audited"]
 
 logger = logging.getLogger(__name__)
-logger.setLevel(logging.INFO)  # whatever --log-level says: these lines were asked for by a flag of their own
+logger.setLevel(logging.INFO)  # at any --log-level: these lines have a flag of their own
 
 _MAX_CHARS = 1024
 _ROLES = {Level.ADMIN: "admin", Level.TRAFFIC: "user", Level.OPEN: None}
@@ -21,9 +21,9 @@ _ROLES = {Level.ADMIN: "admin", Level.TRAFFIC: "user", Level.OPEN: None}
 
 @contextmanager
 def audited(decision: AuthDecision, scope: Scope, send: Send) -> Iterator[Send]:
-    """Answer by the ``send`` that this gives; however it ends, a line tells of it.
+    """Yield the ``send`` to answer with, and log a line when the block ends, also by an error.
 
-    No key, token, query or body is in it, and nobody can break out of it: it is JSON in ASCII.
+    The line has no key, token, query or body. It is JSON in ASCII, so no caller can forge a line.
     """
     status: int | None = None
 

@@ -1,7 +1,7 @@
-"""Requests that web pages send: a router without keys is open to the programs of its machine, not to its browsers.
+"""Protection of a router without keys from web pages: the programs of its machine may use it, pages in browsers not.
 
 A page of any site can send requests to 127.0.0.1 without reading the answers (an image, a form, ``fetch`` with
-``no-cors``). It can read them when its own name is made to mean 127.0.0.1 (DNS rebinding).
+``no-cors``). It can read them if the site's own name resolves to 127.0.0.1 (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from slime_auth.addresses import is_loopback
 
 __all__ = ["Pages"]
 
-#: ``Sec-Fetch-Site`` of what no other site has sent.
+#: Values of ``Sec-Fetch-Site`` in requests that no other site has sent; empty: no such header.
 _OWN_SITES = (b"", b"none", b"same-origin")
-#: Values of ``Host`` that are remembered as good: to read an address takes microseconds.
+#: Accepted values of ``Host`` that are cached, since parsing an address takes microseconds.
 _SEEN = 64
 #: Content types that a page can send without a preflight (Fetch standard, "CORS-safelisted request-header").
 _ANY_PAGES = (b"text/plain", b"application/x-www-form-urlencoded", b"multipart/form-data")
@@ -56,8 +56,8 @@ class Pages:
         if self._on_loopback and host not in self._seen and not self._is_here(host):
             shown = host.decode("latin-1")
             return Forbidden(
-                f"Host: {shown} is no name of this machine. A router on loopback without keys answers to localhost and"
-                " addresses; set keys, or name the site by --cors-allowed-origins"
+                f"Host: {shown} is no name of this machine. A router on loopback without keys accepts localhost and"
+                " IP addresses; set --api-key, or name the site by --cors-allowed-origins"
             )
         is_foreign = site not in _OWN_SITES if not origin else not self._is_known(origin, scope, host)
         is_odd = self._on_loopback and kind in _ANY_PAGES
@@ -65,15 +65,15 @@ class Pages:
             return None
         if is_foreign:
             return Forbidden(
-                "a web page of another site sent this; without keys none may control the router or its engines"
-                " (--cors-allowed-origins names those that may)"
+                "a web page of another site sent this request; without keys only the sites that"
+                " --cors-allowed-origins names may control the router or its engines"
             )
         return UnsupportedMediaType(
             f"wanted Content-Type: application/json, got {kind.decode()}: any page of any site can send that"
         )
 
     def _is_here(self, value: bytes) -> bool:
-        """True for a ``Host`` that no site's name server can point to this machine."""
+        """Return True for a ``Host`` that no other site's name server can point to this machine."""
         host = value.decode("latin-1").lower()
         host = host.partition("]")[0][1:] if host.startswith("[") else host.partition(":")[0]
         is_here = host in self._hosts or host.endswith(".localhost") or _is_address(host)

@@ -1,4 +1,4 @@
-"""The flags of the SGLang gateway that say who may control workers and engines."""
+"""The SGLang gateway's flags for access to the control of workers and engines."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ class ControlPlane:
         return None if self.provider is None else Tokens(self.provider, self.audience, self.roles)
 
 
-#: Without any of these flags.
+#: The value without any of these flags.
 CONTROL_PLANE_OPEN = ControlPlane()
 
 
 def _provider(issuer: str, jwks_uri: str | None) -> Provider:
-    # An issuer that is not asked may have any name.
+    # With --jwt-jwks-uri the issuer is not contacted, and may have any name.
     flag, url = ("--jwt-issuer", issuer) if jwks_uri is None else ("--jwt-jwks-uri", jwks_uri)
     try:
         provider_url(url)
@@ -77,7 +77,7 @@ def _role(text: str) -> tuple[str, Level]:
 
 
 def add_control_plane_options(parser: argparse.ArgumentParser) -> None:
-    """Its flags."""
+    """Add the flags to ``parser``."""
     parser.add_argument(
         "--control-plane-api-keys",
         nargs="*",
@@ -85,8 +85,8 @@ def add_control_plane_options(parser: argparse.ArgumentParser) -> None:
         type=NamedKey.parse,
         default=[],
         metavar="ID:NAME:ROLE:KEY",
-        help="keys with owners, of the role admin (everything) or user (traffic);"
-        " better given as SLIME_ROUTER_CONTROL_PLANE_API_KEYS",
+        help="keys with owners and the role admin (everything) or user (traffic);"
+        " set them as SLIME_ROUTER_CONTROL_PLANE_API_KEYS",
     )
     parser.add_argument(
         "--control-plane-audit-enabled", action="store_true",
@@ -97,7 +97,9 @@ def add_control_plane_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--jwt-audience", metavar="NAME", help="required aud claim of a token")
     parser.add_argument(
-        "--jwt-jwks-uri", metavar="URL", help="URL of the provider's keys (default: as its discovery says)"
+        "--jwt-jwks-uri",
+        metavar="URL",
+        help="URL of the provider's keys (default: from its discovery document)",
     )
     parser.add_argument(
         "--jwt-role-mapping",

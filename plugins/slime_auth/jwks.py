@@ -1,4 +1,4 @@
-"""The public keys of an identity provider, asked for when they are needed."""
+"""The public keys of an identity provider, fetched when they are needed."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["KeysUnavailable", "Provider", "SigningKeys", "provider_url"]
 
 logger = logging.getLogger(__name__)
 
-#: Keys are asked for again after an hour, and hold for a day when nobody answers.
+#: Keys are fetched again after an hour, and stay valid for a day when the provider does not answer.
 _FRESH_S = 3600.0
 _USABLE_S = 86400.0
-#: Anybody can name a key that there is not: the provider is asked no more often than this.
+#: Seconds between two fetches at least, since any caller can name an unknown key.
 _PAUSE_S = 10.0
 _DEADLINE_S = 5.0
 _MAX_BYTES = 1 << 20
@@ -32,22 +32,22 @@ Jwk = dict[str, Any]
 
 
 class KeysUnavailable(HTTPError):
-    """The identity provider does not tell its keys, so no token can be verified."""
+    """A failed fetch of the identity provider's keys: no token can be verified."""
 
     status, type, code = 503, "service_unavailable", "IDENTITY_PROVIDER_UNAVAILABLE"
-    headers = ((b"retry-after", b"10"),)  # it is not asked before
+    headers = ((b"retry-after", b"10"),)  # _PAUSE_S
 
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """An identity provider: its name for itself, and where its keys are; None: where its discovery document says."""
+    """An identity provider: its ``iss``, and the URL of its keys; None: the URL in its discovery document."""
 
     issuer: str
     jwks_uri: str | None = None
 
 
 def provider_url(text: str) -> str:
-    """``text``, if it can be a provider's. Raises ValueError, which does not repeat it."""
+    """Return ``text`` if it can be a provider's URL. Raises ValueError, whose message does not repeat ``text``."""
     try:
         url = httpx.URL(text)
     except httpx.InvalidURL:
@@ -59,7 +59,7 @@ def provider_url(text: str) -> str:
 
 
 class SigningKeys:
-    """The provider's keys by their names (``kid``), as it tells them (JWKS, RFC 7517)."""
+    """The provider's keys by their ``kid`` (JWKS, RFC 7517)."""
 
     def __init__(self, provider: Provider, clock: Callable[[], float] = time.monotonic) -> None:
         self._provider = provider
@@ -69,11 +69,11 @@ class SigningKeys:
         self._asking = anyio.Lock()
 
     async def find(self, kid: str) -> Jwk | None:
-        """The key ``kid``, or None: the provider has none of that name. Raises KeysUnavailable."""
+        """Return the key ``kid``, or None if the provider has no such key. Raises KeysUnavailable."""
         held = kid in self._keys and self._age_s(self._fetched_at) <= _USABLE_S
-        if self._is_due(kid) and not (held and self._asking.locked()):  # a key that holds waits behind nobody
+        if self._is_due(kid) and not (held and self._asking.locked()):  # a valid key waits for no fetch
             async with self._asking:
-                if self._is_due(kid):  # who waited here finds what the first one got
+                if self._is_due(kid):  # another caller may have fetched meanwhile
                     await self._ask()
         if self._age_s(self._fetched_at) > _USABLE_S:
             raise KeysUnavailable("the identity provider does not answer; the router's log says why")
@@ -100,7 +100,7 @@ class SigningKeys:
 
 
 async def _keys_of(provider: Provider) -> dict[str, Jwk]:
-    """Raises httpx.HTTPError and ValueError."""
+    """Fetch the provider's keys. Raises httpx.HTTPError and ValueError."""
     # The system's CAs (or SSL_CERT_FILE's); those of --ca-cert-paths vouch for workers only.
     async with httpx.AsyncClient(verify=ssl.create_default_context(), trust_env=False) as client:
         uri = provider.jwks_uri
@@ -117,7 +117,7 @@ async def _keys_of(provider: Provider) -> dict[str, Jwk]:
 
 
 async def _document(client: httpx.AsyncClient, url: str) -> dict[str, Any]:
-    """The JSON object at ``url``; a redirect is an error. Raises httpx.HTTPError and ValueError."""
+    """Fetch the JSON object at ``url``; a redirect is an error. Raises httpx.HTTPError and ValueError."""
     body = bytearray()
     async with client.stream("GET", url, headers={"accept-encoding": "identity"}) as answer:
         if answer.status_code != 200:

@@ -13,7 +13,7 @@ __all__ = ["Guarded", "KeptFromPages"]
 
 
 class KeptFromPages:
-    """Refuses what web pages of other sites may not send, before the body is read."""
+    """Refuses requests that web pages of other sites may not send, before their body is read."""
 
     def __init__(self, app: ASGIApp, pages: Pages) -> None:
         self._app = app

@@ -25,17 +25,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def make_plugin(options: argparse.Namespace) -> Auth:
-    """The plugin with the flags of the command line. Raises SettingsError."""
+    """Make the plugin from the flags of the command line. Raises SettingsError."""
     return Auth(Settings.from_options(options))
 
 
 class Auth:
-    """Says who may ask for what, and which servers may be workers (component ``"worker_addresses"``)."""
+    """Authorizes requests, and checks the addresses of workers (component ``"worker_addresses"``)."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
 
-    @hookimpl(tryfirst=True)  # plugins with workers of their own have them checked in their setup
+    @hookimpl(tryfirst=True)  # other plugins check their workers' addresses in their setup
     def setup(self, router: Router) -> None:
         core = router.settings
         addresses = WorkerAddresses.parse(self.settings.allow_worker, (core.host, core.port))
@@ -47,12 +47,12 @@ class Auth:
         router.components.register("worker_addresses", addresses)
         if not self.settings.locked and not is_loopback(core.host):
             logger.warning(
-                "%s is not only this machine, and no key is set: whoever reaches it controls workers and engines"
-                " (--api-key, --admin-api-key)",
+                "the router listens on %s and no key is set: anybody who reaches it controls workers and engines"
+                " (set --api-key or --admin-api-key)",
                 core.host,
             )
 
-    @hookimpl(trylast=True)  # what other plugins make of a path is what is authorized
+    @hookimpl(trylast=True)  # innermost: it authorizes the path that other plugins have rewritten
     def asgi_middleware(self, app: ASGIApp, router: Router) -> ASGIApp:
         settings, core = self.settings, router.settings
         if not settings.locked:

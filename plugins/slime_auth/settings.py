@@ -51,14 +51,14 @@ class Settings:
 
 
 def add_auth_options(parser: argparse.ArgumentParser) -> None:
-    """Its flags, spelt as the SGLang gateway spells them where it has them."""
+    """Add the flags to ``parser``. The SGLang gateway's flags keep their names."""
     parser.add_argument(
         "--allow-worker",
         nargs="+",
         action="extend",
         default=[],
         metavar="PATTERN",
-        help="the only workers there may be: [scheme://]host[:port], host a name with * and ?, or a network",
+        help="allow only these workers: [scheme://]host[:port]; host is a name (with * and ?), address or network",
     )
     parser.add_argument(
         "--api-key", type=Secret, metavar="KEY",

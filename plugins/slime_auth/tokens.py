@@ -16,7 +16,7 @@ from slime_auth.jwks import Jwk, Provider, SigningKeys
 
 __all__ = ["Tokens"]
 
-#: Signatures that only the provider can make, and what key each of them is of: never ``none``, never a shared secret.
+#: Signature algorithms, all asymmetric (never ``none``, never a shared secret), and the type of key of each.
 _ALGORITHMS = {
     "RS256": ("RSA", None), "RS384": ("RSA", None), "RS512": ("RSA", None),
     "PS256": ("RSA", None), "PS384": ("RSA", None), "PS512": ("RSA", None),
@@ -24,13 +24,13 @@ _ALGORITHMS = {
 }  # fmt: skip
 #: Clocks may differ by so many seconds.
 _LEEWAY_S = 30
-#: Claims in which providers tell somebody's roles, and their name.
+#: Claims in which providers put the roles of a caller, and its name.
 _ROLE_CLAIMS = ("roles", "role", "groups", "group")
 _NAME_CLAIMS = ("sub", "email", "preferred_username")
 
 
 class Tokens:
-    """Tokens of ``provider`` for ``audience``; ``roles``: what its roles may do here, none: they have our names."""
+    """Checks tokens of ``provider`` for ``audience``. ``roles``: level of each role; empty: ``admin`` and ``user``."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Tokens:
         keys: SigningKeys | None = None,
     ) -> None:
         try:
-            import cryptography  # noqa: F401  # heavy, and an extra; PyJWT does without, and then knows no such keys
+            import cryptography  # noqa: F401  # an extra; without it PyJWT supports no such keys
             import jwt  # heavy, and an extra
         except ImportError:
             raise SettingsError("--jwt-issuer needs PyJWT: pip install 'slime-router[jwt]'") from None
@@ -51,7 +51,7 @@ class Tokens:
         self._keys = keys or SigningKeys(provider)
 
     def shown(self, headers: Headers) -> tuple[str | None, Headers]:
-        """The token in ``headers`` that names our provider, good or not, and the headers without any such token."""
+        """Return the token in ``headers`` that names the provider, valid or not, and headers without such tokens."""
         token = None
         rest = headers
         for pair in headers:
@@ -68,7 +68,7 @@ class Tokens:
         """Return the caller of ``token``. Raises KeysUnavailable, or Unauthorized without details of the token."""
         try:
             header = self._jwt.get_unverified_header(token)
-        except Exception:  # of a head that is nested deeply PyJWT has let through a RecursionError
+        except Exception:  # a deeply nested header made PyJWT raise RecursionError
             raise _invalid_token("it cannot be read") from None
         algorithm, kid = header.get("alg"), header.get("kid")
         if not isinstance(algorithm, str) or algorithm not in _ALGORITHMS:
@@ -108,13 +108,13 @@ class Tokens:
         except jwt.InvalidAudienceError:
             raise _invalid_token("it is for another audience") from None
         except jwt.MissingRequiredClaimError as error:
-            raise _invalid_token(f"it does not say {error.claim}") from None
+            raise _invalid_token(f"it has no claim {error.claim}") from None
         except Exception:
-            # PyJWT's versions differ in which errors of odd keys and claims are their own.
+            # PyJWT's versions raise different errors for invalid keys and claims.
             raise _invalid_token("its signature is wrong, or its key cannot be used") from None
 
     def _level(self, claims: Mapping[str, Any]) -> Level:
-        """The most that any of its roles may do; a token without one is a user's."""
+        """Return the highest level of the token's roles; without a known role, that of a user."""
         told: Any = next((claims[claim] for claim in _ROLE_CLAIMS if claim in claims), None)
         roles = [role for role in (told if isinstance(told, list) else [told]) if isinstance(role, str)]
         if self._roles:
@@ -125,7 +125,7 @@ class Tokens:
 
 
 def _invalid_token(why: str) -> Unauthorized:
-    return Unauthorized(f"the token is no good: {why}")
+    return Unauthorized(f"invalid token: {why}")
 
 
 def _issuer_of(token: bytes) -> object:

@@ -1,4 +1,4 @@
-"""Names of ASGI and HTTP that all modules share."""
+"""Types of ASGI and HTTP that all modules share."""
 
 from __future__ import annotations
 

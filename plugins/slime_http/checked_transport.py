@@ -30,7 +30,7 @@ class CheckedTransport(httpx.AsyncHTTPTransport):
                 stream = info["return_value"]
                 try:
                     peer = stream.get_extra_info("server_addr")[0]
-                except (AttributeError, TypeError):  # uvloop, of a connection that was reset as it opened
+                except (AttributeError, TypeError):  # uvloop: the connection was reset as it opened
                     raise httpx.ConnectError(f"{url} closed the connection at once") from None
                 if not self._reachable(url, peer):
                     await stream.aclose()

@@ -1,8 +1,8 @@
 """One HTTP/1.1 connection to a worker: an asyncio protocol, parsed by httptools (llhttp).
 
 This is the byte path, so it has no task, no lock and no cancel scope per request. Framing is RFC 9112 and strict. An
-answer that could be read in two ways (both lengths, repeated lengths, other transfer codings) breaks the connection
-and is not passed on. Bytes after the end only close it.
+answer with ambiguous framing (two lengths, a length and chunks, another transfer coding) breaks the connection and is
+not passed on. Bytes after a complete answer only close the connection.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Pool(Protocol):
     heard_at: float
 
     def put_back(self, connection: Connection) -> None:
-        """``connection`` is free again."""
+        """Keep ``connection``, which is free again, for another request."""
         ...
 
     def forget(self, connection: Connection) -> None:
-        """``connection`` is closed."""
+        """Remove ``connection``, which is closed."""
         ...
 
 
@@ -72,7 +72,7 @@ class Connection(asyncio.Protocol):
     # One exchange.
 
     def begin(self, method: str, head: bytes, body: bytes) -> UpstreamReply:
-        """Send a request; the reply's head is awaited with :meth:`UpstreamReply.head`."""
+        """Send a request. Await the head of the returned reply with :meth:`UpstreamReply.head`."""
         transport = self._transport
         assert transport is not None  # narrowing: connected before it is used
         self._reset(method)
@@ -91,7 +91,7 @@ class Connection(asyncio.Protocol):
         if self._upload is not None and not self._upload_paused and self._transport is not None:
             self._transport.write(self._upload[:_SLICE])
             self._upload = self._upload[_SLICE:] or None
-            self._pool.loop.call_soon(self._pump)  # others first: a socket may take all that is written
+            self._pool.loop.call_soon(self._pump)  # let other tasks run between two slices
 
     def pause_writing(self) -> None:
         self._upload_paused = True
@@ -101,7 +101,7 @@ class Connection(asyncio.Protocol):
         self._pump()
 
     def resume_reply(self) -> None:
-        """The client has taken what was there: go on reading."""
+        """Resume reading: the client has taken everything that was buffered."""
         if self._held and self._transport is not None:
             self._held = False
             self.deadline = self._pool.loop.time() + self._pool.limits.silence_s
@@ -109,7 +109,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def held(self) -> bool:
-        """True while reading waits for a slow client: the worker's silence is no fault."""
+        """True while reading is paused for a slow client. The worker cannot time out then."""
         return self._held
 
     @property
@@ -118,21 +118,21 @@ class Connection(asyncio.Protocol):
 
     @property
     def peer(self) -> str | None:
-        """The address that it leads to; None when it is closed already."""
+        """The worker's IP address; None when the connection is closed already."""
         if self._transport is None:
             return None
         try:
             name = self._transport.get_extra_info("peername")
-        except OSError:  # uvloop asks the socket
+        except OSError:  # uvloop asks the socket, which may be closed
             return None
         return str(name[0]) if name else None
 
     @property
     def quiet(self) -> bool:
-        """True when nothing has come since the last answer, nor waits in the kernel for the event loop's next turn.
+        """True when the connection is open and the kernel holds nothing unread from the worker.
 
-        Unasked bytes must not become the next request's answer; a closed connection would cost it a second attempt.
-        Takes half a microsecond.
+        Unread bytes would be taken for the next request's answer. A close by the worker would cost that request a
+        second attempt. The check takes half a microsecond.
         """
         return self.open and not self._arrivals(0)
 
@@ -145,7 +145,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def expire(self) -> None:
-        """The deadline has passed."""
+        """Fail the exchange: its deadline has passed."""
         limits = self._pool.limits
         what, limit = ("go on", limits.silence_s) if self._head_done else ("answer", limits.first_byte_s)
         self._fail(WorkerTimeout(f"worker {self._pool.url} did not {what} within {limit:g} s"))
@@ -176,7 +176,7 @@ class Connection(asyncio.Protocol):
             self._ended = tls is None or tls.read(1) == b""
         except ssl.SSLError:
             self._ended = False
-        # Left to itself the transport would wait, for ever perhaps, until the worker has taken the whole request.
+        # Otherwise the transport would wait, perhaps for ever, until the worker has read the whole request.
         self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -205,19 +205,19 @@ class Connection(asyncio.Protocol):
                 cause = error.__context__
                 self.break_off(str(cause) if isinstance(cause, _Refused) else f"broke HTTP: {error}")
                 return
-            self._keep_alive = False  # the answer is whole; what came after it is not
+            self._keep_alive = False  # the answer is complete; the error is in the bytes after it
         if self._message_done:
             self._finish()
         elif self._unparsed > self._pool.limits.head_bytes:
             self.break_off(f"sent more than {self._pool.limits.head_bytes} bytes without a header or a body")
-        elif self._head_done:  # until then the deadline for an answer stands, however it drips
+        elif self._head_done:  # before that, no byte extends the first-byte deadline
             now = self._pool.heard_at = self._pool.loop.time()
             self.deadline = now + self._pool.limits.silence_s
 
     def _finish(self) -> None:
         reply, self._reply = self._reply, None
         assert reply is not None  # narrowing: a message ends while it is awaited
-        assert self._transport is not None  # narrowing: and it came over it
+        assert self._transport is not None  # narrowing: the message came over it
         sent = self._upload is None and not self._transport.get_write_buffer_size()
         if self._keep_alive and sent and not self._transport.is_closing():
             if self._held:
@@ -229,7 +229,7 @@ class Connection(asyncio.Protocol):
             self.abort()
         reply.end()
 
-    # httptools. What is raised here comes out of feed_data as the context of an HttpParserCallbackError.
+    # Callbacks of httptools. feed_data turns their exceptions into the context of an HttpParserCallbackError.
 
     def on_message_begin(self) -> None:
         if self._message_done:
@@ -264,7 +264,7 @@ class Connection(asyncio.Protocol):
         if 100 <= status < 200:
             if status == 101:
                 raise _Refused("switched protocols unasked")
-            return  # no endless row of them: it counts as unparsed, and its headers as head bytes
+            return  # its bytes count as unparsed or as head: no endless series of 1xx
         if not 200 <= status < 600:
             raise _Refused(f"answered with status {status}")
         self._unparsed = 0

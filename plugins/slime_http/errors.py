@@ -1,4 +1,4 @@
-"""Errors of one request, and how a client is told."""
+"""Errors of one request, and their JSON form."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class RouterError(Exception):
 
 
 class StartupError(RouterError):
-    """The router cannot start as asked. The message is one line: what was wanted, what is known."""
+    """A setting with which the router cannot start. The message is one line: what was wanted, what was found."""
 
 
 class HTTPError(RouterError):
-    """A request that ends with ``status`` and the message as JSON."""
+    """An error that the client gets as ``status``, with the message as JSON."""
 
     status: int = 500
     type: ClassVar[str] = "internal_error"
@@ -37,13 +37,13 @@ class HTTPError(RouterError):
 
 
 class BadRequest(HTTPError):
-    """The client's fault; asking again will not help."""
+    """An invalid request. A retry cannot succeed."""
 
     status, type, code = 400, "invalid_request_error", "BAD_REQUEST"
 
 
 class WorkerUnreachable(HTTPError):
-    """The worker refused the connection, or its name or certificate is no good: it got nothing. 504: not in time."""
+    """A failed connect: the worker got nothing. ``status`` is 504 after a timeout, else 502."""
 
     status, type, code = 502, "bad_gateway", "WORKER_UNREACHABLE"
 
@@ -53,7 +53,7 @@ class WorkerUnreachable(HTTPError):
 
 
 class WorkerBroke(HTTPError):
-    """The worker closed the connection or broke the protocol. ``answered``: after its first byte."""
+    """A connection that the worker closed, or a protocol error. ``answered``: a first byte had come."""
 
     status, type, code = 502, "bad_gateway", "WORKER_BROKE"
 
@@ -63,12 +63,12 @@ class WorkerBroke(HTTPError):
 
 
 class WorkerTimeout(HTTPError):
-    """The worker did not answer or go on within its deadline."""
+    """An answer that did not begin, or did not go on, before the deadline."""
 
     status, type, code = 504, "gateway_timeout", "WORKER_TIMEOUT"
 
 
 def error_body(error: HTTPError) -> bytes:
-    """``{"error": {"message", "type", "code"}}``, the shape OpenAI's clients read too."""
+    """Return ``{"error": {"message", "type", "code"}}``, which OpenAI's clients can read too."""
     content: dict[str, Any] = {"message": str(error), "type": error.type, "code": error.code}
     return orjson.dumps({"error": content})

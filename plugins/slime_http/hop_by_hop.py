@@ -4,8 +4,8 @@ from __future__ import annotations
 
 __all__ = ["NOT_RETURNED", "NOT_SENT", "PLAIN_CONNECTION"]
 
-#: Not sent to a worker. Proxy-* are for this hop only (section 11.7); Host and the length are written anew;
-#: "100 Continue" was settled with the client. Names with an underscore are the same ones to a server that speaks CGI.
+#: Not passed to a worker. Proxy-* are for this hop only (section 11.7). The router writes its own Host and
+#: Content-Length, and answers "Expect" itself. CGI servers read an underscore in a name as a hyphen.
 NOT_SENT = frozenset(
     (
         b"connection", b"content-length", b"content_length", b"expect", b"host", b"keep-alive", b"proxy-authenticate",
@@ -13,7 +13,7 @@ NOT_SENT = frozenset(
         b"upgrade",
     )
 )  # fmt: skip
-#: Not returned to a client.
+#: Not passed to a client.
 NOT_RETURNED = frozenset(
     (b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-connection", b"te", b"trailer",
      b"transfer-encoding", b"upgrade")

@@ -11,7 +11,7 @@ __all__ = ["Limits"]
 class Limits:
     """Deadlines in seconds, sizes in bytes.
 
-    ``idle_s`` stays below the 5 s after which uvicorn, which most engines run on, closes an idle connection.
+    ``idle_s`` is below 5 s: most engines run on uvicorn, which closes a connection that is idle for 5 s.
     """
 
     connect_s: float = 5.0

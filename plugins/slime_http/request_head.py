@@ -1,4 +1,4 @@
-"""The head of a request: from the parser's figures to an ASGI scope (ASGI 3.0, HTTP 2.3)."""
+"""Conversion of a request's head from the parser to an ASGI scope (ASGI 3.0, HTTP specification 2.3)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NOWHERE = _Nowhere()
 
 
 def connection_scope(transport: asyncio.Transport) -> Scope:
-    """The part of the scope that is the same for all requests of a connection."""
+    """Return the part of the scope that all requests of a connection share."""
     return {
         "type": "http",
         "asgi": _ASGI,
@@ -41,9 +41,9 @@ def connection_scope(transport: asyncio.Transport) -> Scope:
 def request_scope(
     connection: Scope, parser: httptools.HttpRequestParser, target: bytes, headers: Headers
 ) -> Scope:
-    """The scope of a request whose head ``parser`` has read. Raises ValueError, and the parser's errors."""
+    """Return the scope of a request whose head ``parser`` has read. Raises ValueError, and the parser's errors."""
     if parser.should_upgrade() and any(name in _FRAMING and value != b"0" for name, value in headers):
-        # httptools takes what follows for the other protocol: the body would be lost, or be the next request.
+        # httptools takes the body for the other protocol: it would be lost, or read as the next request.
         raise ValueError(
             "a request with a body may not ask for another protocol: leave out its Upgrade header"
         )

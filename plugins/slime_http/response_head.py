@@ -1,4 +1,4 @@
-"""The head of an answer: from ASGI's status and headers to the lines of HTTP/1.1, and whole answers that are errors."""
+"""Heads of answers, made from ASGI's status and headers, and complete error answers."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _KNOWN_NAMES = frozenset(
     b"cache-control connection content-encoding content-length content-type date server transfer-encoding"
     b" vary x-request-id".split()
 )
-#: What may stand in the value of a header, RFC 9110 section 5.5.
+#: Bytes allowed in the value of a header, RFC 9110 section 5.5.
 _IN_VALUES = bytes([0x09, *range(0x20, 0x7F), *range(0x80, 0x100)])
 
 
 def response_lines(status: int, headers: Headers) -> tuple[bytes, int | None, bool]:
-    """The lines of a head, its Content-Length, and True when it says that the connection closes.
+    """Return the lines of a head, its Content-Length, and True when it has ``Connection: close``.
 
-    To say that a body is chunked is the server's part: it is left out. Raises RuntimeError, TypeError and ValueError
-    for headers that cannot be sent.
+    Transfer-Encoding is left out, since the server decides on it. Raises RuntimeError, TypeError and ValueError for
+    headers that cannot be sent.
     """
     lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status]
     length = None
@@ -41,7 +41,7 @@ def response_lines(status: int, headers: Headers) -> tuple[bytes, int | None, bo
             length = int(value)
         elif name == b"transfer-encoding":
             if value.lower() != b"chunked":
-                raise RuntimeError(f"wanted no transfer coding but chunked, got {value!r}")
+                raise RuntimeError(f"wanted chunked as Transfer-Encoding, got {value!r}")
             continue
         elif name == b"connection" and b"close" in map(bytes.strip, value.lower().split(b",")):
             closes = True
@@ -55,7 +55,7 @@ def response_lines(status: int, headers: Headers) -> tuple[bytes, int | None, bo
 
 
 def error_answer(status: int, message: str, *, to_head: bool = False) -> bytes:
-    """A whole answer with an error as JSON, after which the connection closes; ``to_head``: without its body."""
+    """Return a complete answer with an error as JSON and ``Connection: close``; ``to_head``: without its body."""
     kind = "invalid_request_error" if status < 500 else "internal_error"
     body = orjson.dumps({"error": {"message": message, "type": kind, "code": f"HTTP_{status}"}})
     head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"

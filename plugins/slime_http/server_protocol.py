@@ -1,7 +1,7 @@
-"""The connection of a client: HTTP/1.1 requests in, one task of the application for each, answers out in order.
+"""HTTP/1.1 connections of clients: one application task per request, and answers in the order of the requests.
 
-uvicorn accepts connections, does TLS and runs the lifespan. A request that comes in one piece, and whose answer is
-taken as it comes, costs no timer, event or future here.
+uvicorn accepts connections, does TLS and runs the lifespan. A request costs no timer, event or future here if it comes
+in one piece and the client reads the answer at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from slime_http.write_flow import WriteFlow
 __all__ = ["Protocol"]
 
 _MAX_HEAD_BYTES = 256 * 1024
-#: Requests that wait on one connection before it is read no further; what one read brings comes on top.
+#: Pipelined requests that may wait on one connection before reading pauses. One read may bring more than that.
 _MAX_AHEAD = 16
 
 
@@ -31,8 +31,8 @@ class Protocol(asyncio.Protocol):
     """HTTP/1.1 on one connection, with limits for clients that send or take too much or too slowly.
 
     ``client_timeout_s`` is the time for the head of a request, and for each further piece of its body. It is also the
-    time for a client to take 64 KiB of what waits for it. Errors are JSON. ``config`` and ``server_state`` are
-    uvicorn's, which makes one instance for each connection.
+    time in which a slow client must take 64 KiB of an answer. Errors are JSON. ``config`` and ``server_state`` are
+    those of uvicorn, which makes one instance for each connection.
     """
 
     transport: asyncio.Transport
@@ -56,7 +56,7 @@ class Protocol(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
         # A request behind one with "Connection: close" is no error; it is not answered.
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        #: The request being answered, or the last one; the one being read, or read last; those in between.
+        #: The request being answered (or answered last), the one being read (or read last), and those between them.
         self._served: ServerRequest | None = None
         self._newest: ServerRequest | None = None
         self._waiting: deque[ServerRequest] = deque()
@@ -64,11 +64,11 @@ class Protocol(asyncio.Protocol):
         self._headers: list[tuple[bytes, bytes]] = []
         self._url = b""
         self._expects_continue = False
-        #: Bytes in a row that are no body: of a head, of trailers, of what may stand beside the size of a chunk.
+        #: Bytes since the last body bytes: of a head, of trailers, of chunk extensions.
         self._overhead = 0
         self._fault = "the request is not valid HTTP/1.1"
         self._is_reading_paused = False
-        #: Event loop time by which the client must have sent more, if any; and whether it is for the rest of a request.
+        #: Event loop time by which the client must have sent more, or None. True: the rest of a request is due.
         self._due: float | None = None
         self._is_rest_due = False
         self._timer: asyncio.TimerHandle | None = None
@@ -90,7 +90,7 @@ class Protocol(asyncio.Protocol):
             self._timer.cancel()
         self.flow.end()
         self._disconnect()
-        # All of them hold this: a circle would wait for the garbage collector.
+        # These refer to this object: a reference cycle would wait for the garbage collector.
         self._served = self._newest = None
         del self._parser
 
@@ -100,22 +100,22 @@ class Protocol(asyncio.Protocol):
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             if self._newest is not None:
-                self._newest.keep_alive = False  # it is answered in this protocol; behind it may be anything
+                self._newest.keep_alive = False  # answered as HTTP/1.1; the bytes after it may not be
         except httptools.HttpParserError:
             self._refuse(400, self._fault)
             return
         if self.transport.is_closing():
             return
-        # Within one read a head may be longer: httptools has it in memory by then.
+        # A head that comes whole in one read may be larger: httptools has it in memory by then.
         if self._overhead > _MAX_HEAD_BYTES:
             self._refuse(431, f"the request's headers are larger than {_MAX_HEAD_BYTES} bytes")
             return
-        has_begun = self._in_message or (self._overhead and self._is_idle)  # with empty lines, perhaps
+        has_begun = self._in_message or (self._overhead and self._is_idle)  # perhaps by empty lines
         if has_begun and not (self._is_rest_due and self._in_head):
-            self._expect(self._client_timeout_s, rest=True)  # a head gets its time once
+            self._expect(self._client_timeout_s, rest=True)  # the time for a head is not extended
 
     def eof_received(self) -> None:
-        self._close()  # the event loop would do so as well, but wait without end for the last bytes to be taken
+        self._close()  # the event loop would also close, but only once the client has taken the last bytes
 
     def pause_writing(self) -> None:
         self.flow.pause()
@@ -131,7 +131,7 @@ class Protocol(asyncio.Protocol):
             self._newest.keep_alive = False
 
     def cut_off(self) -> None:
-        """See ServerRequest: of the request that is being answered."""
+        """Call :meth:`ServerRequest.cut_off` for the request that is being answered."""
         if self._served is not None:
             self._served.cut_off()
 
@@ -161,7 +161,7 @@ class Protocol(asyncio.Protocol):
         except ValueError as error:
             self._fault = str(error)
             raise
-        self._in_head = False  # what is raised above is answered: it is in no body of an answered request
+        self._in_head = False  # only now: an error raised above is one in a head, which gets an answer
         scope["state"] = self._state.copy()
         self._headers = NOWHERE
         is_1_1 = scope["http_version"] == "1.1"
@@ -205,7 +205,7 @@ class Protocol(asyncio.Protocol):
         """See ClientConnection."""
         if self._is_reading_paused and len(self._waiting) < _MAX_AHEAD:
             self._is_reading_paused = False
-            # In its context asyncio calls data_received from now on, and a request's variables are its own.
+            # asyncio calls data_received in this context from now on: no request's variables leak into another.
             self._context.copy().run(self.transport.resume_reading)
 
     def continued(self) -> None:
@@ -220,7 +220,7 @@ class Protocol(asyncio.Protocol):
         if self._waiting:
             self._context.copy().run(self._serve, self._waiting.popleft())
         if self._is_rest_due:
-            self._expect(self._client_timeout_s, rest=True)  # for what it had begun meanwhile
+            self._expect(self._client_timeout_s, rest=True)  # for a request that began meanwhile
         elif request is self._newest:
             self._expect(self._keep_alive_s, rest=False)
         self.read_on()
@@ -229,7 +229,7 @@ class Protocol(asyncio.Protocol):
         """See ClientConnection."""
         if request.task is not None:
             self._tasks.discard(request.task)
-            request.task = None  # a cancelled one keeps its error, which leads back to the request
+            request.task = None  # a cancelled task keeps its error, which refers to the request
 
     @property
     def _is_idle(self) -> bool:
@@ -246,12 +246,12 @@ class Protocol(asyncio.Protocol):
             self._is_reading_paused = True
             self.transport.pause_reading()
 
-    # Clients that keep others waiting.
+    # Timeouts of clients.
 
     def _expect(self, seconds: float, *, rest: bool) -> None:
-        """Give the client its time, from now on, for the ``rest`` of a request or for another one.
+        """Set the deadline ``seconds`` from now, for the ``rest`` of a request or for the next request.
 
-        A timer that is set goes off at its old time, and is set anew then.
+        A timer that is set for an earlier time stays; it is set anew when it fires.
         """
         self._is_rest_due = rest
         self._due = due = self._loop.time() + seconds
@@ -279,7 +279,7 @@ class Protocol(asyncio.Protocol):
             self._close()
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answer by an error, unless the client would take it for a part of another answer, and close."""
+        """Answer with an error, unless the client would take it for a part of another answer. Then close."""
         served = self._served
         in_body = self._in_message and not self._in_head
         if served is None or not served.written or (served.complete and not in_body):
@@ -288,13 +288,13 @@ class Protocol(asyncio.Protocol):
         self._close()
 
     def _disconnect(self) -> None:
-        """Answer none of the requests any more; those that have not begun are not begun."""
+        """Drop the waiting requests, and disconnect the one being answered."""
         self._waiting.clear()
         if self._served is not None:
             self._served.disconnect()
 
     def _close(self) -> None:
-        """Close the connection when the client has taken what waits for it, and has not too long for that."""
+        """Close the connection once the client has taken the buffered bytes, or its time for that is over."""
         if not self.transport.is_closing():
             self.flow.expect_taken()
             self.transport.close()

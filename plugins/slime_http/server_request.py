@@ -1,6 +1,6 @@
 """One request of a client, as an ASGI application sees it: ``receive`` and ``send`` (ASGI 3.0, HTTP 2.3).
 
-The head of an answer is written with the first part of its body, as ASGI asks: a whole answer is one write.
+The head of an answer is written with the first part of its body, as ASGI requires: a complete answer is one write.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["ClientConnection", "ServerRequest"]
 
 logger = logging.getLogger(__name__)
 
-#: Bytes of a body that may wait for the application before the connection is read no further.
+#: Bytes of a request's body that may wait for the application before reading pauses.
 _MAX_WAITING_BYTES = 64 * 1024
 #: A body of fewer bytes is copied behind its head, since one small write is cheaper than two buffers.
 _LARGE_BYTES = 64 * 1024
@@ -34,19 +34,19 @@ class ClientConnection(Protocol):
     flow: WriteFlow
 
     def read_on(self) -> None:
-        """Read further: the application waits for more of the body."""
+        """Resume reading: the application waits for more of the body."""
         ...
 
     def continued(self) -> None:
-        """The client was told to send the body."""
+        """Start the time for the body: "100 Continue" was sent."""
         ...
 
     def answered(self, request: ServerRequest) -> None:
-        """The answer to ``request`` is written."""
+        """Go on to the next request, or close: the answer to ``request`` is written."""
         ...
 
     def ended(self, request: ServerRequest) -> None:
-        """The application has returned from ``request``."""
+        """Forget the task of ``request``: the application has returned."""
         ...
 
 
@@ -54,8 +54,8 @@ class ServerRequest:
     """A request and the answer to it.
 
     ``keep_alive``: the connection stays open after the answer. ``started``: the application has given the head.
-    ``written``: a part of the answer has left. ``complete``: all of it has. ``disconnected``: nobody waits for it.
-    ``expects_continue``: the client may wait to be told that it should send the body.
+    ``written``: a part of the answer was written. ``complete``: all of it was. ``disconnected``: the client has gone.
+    ``expects_continue``: the client may wait for "100 Continue" before it sends the body.
     """
 
     __slots__ = (
@@ -96,23 +96,23 @@ class ServerRequest:
         self.task: asyncio.Task[None] | None = None
         self.started = self.written = self.complete = self.disconnected = False
         self.expects_continue = expects_continue
-        #: The body that was not received yet, and whether there is something to tell the application.
+        #: Parts of the body that ``receive`` has not returned yet, and whether it has something to return.
         self._body: list[bytes] = []
         self._size = 0
         self._more_body = True
         self._has_news = False
-        #: Made by the first ``receive`` that has to wait. Those of plain requests have not.
+        #: Made by the first ``receive`` that has to wait; most requests have none.
         self._event: asyncio.Event | None = None
         #: The head of the answer until it is written.
         self._head = b""
         self._is_head = scope["method"] == "HEAD"
         self._is_chunked = False
-        #: Bytes of the body to come, by Content-Length; None: until the connection closes.
+        #: Bytes of the answer's body still to come by its Content-Length; None: closing the connection ends the body.
         self._left: int | None = 0
 
     @property
     def _target(self) -> str:
-        """The path for the log: decoded it may break lines, as it was sent it cannot."""
+        """The raw path for the log, since the decoded path may have line breaks."""
         raw_path: bytes = self.scope.get("raw_path", b"")
         return raw_path.decode("latin-1")
 
@@ -121,10 +121,10 @@ class ServerRequest:
         """The transport of the connection."""
         return self._connection.transport
 
-    # For the connection. None of these waits.
+    # Called by the connection. None of these waits.
 
     def feed(self, piece: bytes) -> bool:
-        """Take a ``piece`` of the body. True when so much of it waits that no more should be read."""
+        """Add a ``piece`` of the body. Returns True when reading should pause."""
         self._body.append(piece)
         self._size += len(piece)
         self._has_news = True
@@ -132,7 +132,7 @@ class ServerRequest:
         return self._size > _MAX_WAITING_BYTES
 
     def feed_end(self) -> None:
-        """Take the end of the body."""
+        """Mark the body as complete."""
         self._more_body = False
         self._has_news = True
         self._wake()
@@ -143,7 +143,7 @@ class ServerRequest:
         self._wake()
 
     def cut_off(self) -> None:
-        """Answer for an application that has not begun, and cancel it; its task alone would end without a word."""
+        """Answer 503 if the application has not begun, and cancel its task, which alone would end without an answer."""
         task = self.task
         if task is not None and getcoroutinestate(task.get_coro()) == CORO_CREATED:  # type: ignore[arg-type]  # run()
             self._give_up(503, _SHUTTING_DOWN)
@@ -155,10 +155,10 @@ class ServerRequest:
             self._event.set()
 
     async def run(self) -> None:
-        """Call the application. An answer that it does not give, or does not end, becomes an error."""
+        """Call the application. Answer with an error if it gives no answer or does not finish it."""
         try:
             if self.disconnected:
-                return  # refused when its head had been read: it is to have no effect
+                return  # refused after its head was read: it must have no effect
             result: Any = await self._app(self.scope, self.receive, self.send)  # type: ignore[func-returns-value]
             if result is not None:
                 raise TypeError(f"an ASGI application returned {result!r}, wanted None")
@@ -175,7 +175,7 @@ class ServerRequest:
             self._connection.ended(self)
 
     def _give_up(self, status: int, message: str) -> None:
-        """End an answer that is not complete: by an error while nothing is written, else by breaking it off."""
+        """End an incomplete answer: with an error if nothing is written yet, else by cutting it off."""
         if self.complete or self.disconnected:
             return
         if not self.written:  # else the client sees that the body breaks off, by its framing or a reset
@@ -186,10 +186,10 @@ class ServerRequest:
         self.keep_alive = False
         self._finish()
 
-    # For the application.
+    # Called by the application.
 
     async def receive(self) -> Message:
-        """See ASGI: the next part of the body, or that the client has gone. After the answer it says so, too."""
+        """Return the next part of the body; ``http.disconnect`` if the client has gone or the answer is complete."""
         if self.expects_continue:
             self.expects_continue = False
             if not (self._has_news or self.started or self.transport.is_closing()):
@@ -210,9 +210,9 @@ class ServerRequest:
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        """See ASGI. Raises RuntimeError for a message that cannot come now, and for headers that cannot be sent.
+        """Send a part of the answer. Raises RuntimeError for a message out of order, and for invalid headers.
 
-        It waits while the client takes less than is written. When the client has gone it does nothing.
+        Waits while the client reads more slowly than the application writes. Does nothing once the client has gone.
         """
         flow = self._connection.flow
         if flow.is_full and not self.disconnected:
@@ -230,7 +230,7 @@ class ServerRequest:
 
     def _send_start(self, status: int, headers: Headers) -> None:
         head, length, closes = response_lines(status, headers)
-        # Not told to continue, a client may leave its body out: its next request would be taken for it.
+        # Without "100 Continue" a client may leave its body out: its next request would be taken for the body.
         if closes or (self.expects_continue and not self._has_news):
             self.keep_alive = False
         if not (self.keep_alive or closes):
@@ -267,7 +267,7 @@ class ServerRequest:
             self._finish()
 
     def _write(self, data: bytes) -> None:
-        """Write ``data``, behind the head if that is still to be written."""
+        """Write ``data``, after the head if the head is not written yet."""
         head, self._head = self._head, b""
         self.written = True
         if head and len(data) >= _LARGE_BYTES:
@@ -277,6 +277,6 @@ class ServerRequest:
 
     def _finish(self) -> None:
         self.complete = True
-        self._body.clear()  # this outlives the answer until the next request comes
+        self._body.clear()  # this object lives until the next request comes
         self._wake()
         self._connection.answered(self)

@@ -1,7 +1,7 @@
-"""uvicorn, as this project uses it: in the running loop for tests and engines, or in the foreground.
+"""uvicorn servers: in the running event loop for tests and engines, or in the foreground.
 
-Both forms leave ``Server`` and ``Date`` headers to the application. A proxy that adds its own beside the worker's
-sends them twice, which breaks aiohttp clients.
+Both leave ``Server`` and ``Date`` headers to the application. A proxy that adds its own to those of the worker sends
+them twice, which breaks aiohttp clients.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ logger = logging.getLogger(__name__)
 #: Seconds that a client may keep the server waiting.
 CLIENT_TIMEOUT_S = 300.0
 _BACKLOG = 4096
-#: Longer than clients keep an idle connection, so that none of them uses one that is just being closed.
+#: Longer than clients keep an idle connection, so that no client uses a connection that is just being closed.
 _KEEP_ALIVE_S = 75
-#: Of <malloc.h>; and bytes.
+#: Parameters of mallopt, from <malloc.h>, and a size in bytes.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGE_BLOCK = 1 << 20
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class _Server(uvicorn.Server):
-    """A uvicorn server that leaves the process's signals alone, and is told to stop instead of looking for it."""
+    """A uvicorn server that installs no signal handlers, and ends when ``stop`` is called."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class _Server(uvicorn.Server):
             tasks.cancel_scope.cancel()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        # As uvicorn does it, which sleeps 0.1 s at a time even when there is nothing to wait for.
+        # uvicorn's own shutdown sleeps 0.1 s at a time, even when there is nothing to wait for.
         for server in self.servers:
             server.close()
         for sock in sockets or ():
@@ -112,7 +112,7 @@ class _Server(uvicorn.Server):
         told: set[object] = set()
         with anyio.move_on_after(self.config.timeout_graceful_shutdown) as grace:
             while True:
-                for connection in state.connections - told:  # one may come late, from its handshake
+                for connection in state.connections - told:  # some come late, after TLS
                     connection.shutdown()
                 told |= state.connections
                 if self.force_exit or not (state.connections or state.tasks):
@@ -128,16 +128,16 @@ class _Server(uvicorn.Server):
             await self.lifespan.shutdown()
 
     async def _stop_when_the_lifespan_ends(self) -> None:
-        # Unasked it ends when background work crashes; the application could not answer any more.
+        # The lifespan ends by itself only when background work crashes. The application cannot answer any more.
         await self.lifespan.shutdown_event.wait()
         self.crashed = True
         self.stop()
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening TCP socket on ``host:port`` (0: any free port). Raises OSError when it is taken."""
+    """Return a listening TCP socket on ``host:port`` (0: any free port). Raises OSError when the port is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio sets TCP_NODELAY on what it accepts only if the protocol is named; without, an answer may wait 40 ms.
+    # asyncio sets TCP_NODELAY on accepted sockets only if the listener names IPPROTO_TCP. Else answers may wait 40 ms.
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -151,7 +151,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def url_of(sock: socket.socket, *, tls: bool = False) -> str:
-    """The base URL of a server on ``sock``."""
+    """Return the base URL of a server on ``sock``."""
     host, port = sock.getsockname()[:2]
     return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
@@ -167,11 +167,11 @@ async def serving(
     on_stop: Callable[[], object] | None = None,
     **options: Any,
 ) -> AsyncIterator[str]:
-    """Serve ``app`` in the running event loop; the value is its base URL, ready for requests.
+    """Serve ``app`` in the running event loop; yields its base URL once it accepts requests.
 
-    Leaving the block stops accepting, lets requests in flight finish for ``grace_s`` seconds (whole
-    seconds, at least one), and then cancels them; ``on_stop`` is called as that begins. A client that keeps the
-    server waiting for ``client_timeout_s`` is refused or cut off. ``options`` go to ``uvicorn.Config`` (TLS files).
+    At the end of the block the server calls ``on_stop`` and stops accepting. Requests in flight have ``grace_s``
+    seconds (rounded, at least one) to finish, and are then cancelled. A client that keeps the server waiting for
+    ``client_timeout_s`` is refused or cut off. ``options`` go to ``uvicorn.Config`` (TLS files).
     Raises OSError, and an ExceptionGroup of StartupError when the application's lifespan fails.
     """
     with bind(host, port) as sock:
@@ -186,25 +186,25 @@ async def serving(
 
 
 async def _serve_to_the_end(server: _Server, sock: socket.socket) -> None:
-    # It is always told to stop. Cancelled instead, it would leave its listener open, for which uvloop waits for ever.
+    # serving() always calls stop(). Cancelled instead, the server would leave its listener open, and uvloop would hang.
     with anyio.CancelScope(shield=True):
         await server.serve([sock])
 
 
 def _tune_gc() -> None:
     # A request leaves hardly any cycles, yet at the default threshold of 700 objects the collector took a
-    # fifth of the time of a proxied request. What was imported lives as long as the process: do not walk it.
+    # fifth of the time of a proxied request. Imported objects live as long as the process: do not walk them.
     gc.collect()
     gc.freeze()
-    # The youngest are looked at often, so that a pause stays within milliseconds; all of them hardly ever.
+    # The youngest generation is collected often, so that a pause stays within milliseconds; the oldest hardly ever.
     gc.set_threshold(5_000, 5, 10_000)
 
 
 def _return_large_blocks() -> None:
     """Let large blocks of memory grow without a copy, and go back to the system when they are freed.
 
-    glibc does so for the first ones only, and with the next ones of up to 32 MiB its heap grows (mallopt(3)). Other C
-    libraries have no such function.
+    By default glibc does so only for the first ones: later blocks of up to 32 MiB come from its heap (mallopt(3)).
+    Other C libraries have no ``mallopt``.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -240,8 +240,8 @@ def run(
 ) -> None:
     """Serve ``app`` on a socket of :func:`bind` in the foreground until SIGTERM, SIGINT or SIGHUP; then finish.
 
-    Requests that are still running ``grace_s`` seconds after the signal, at which ``on_stop`` is called, are
-    cancelled. A second signal ends at once. ``client_timeout_s`` and ``options`` are as for :func:`serving`.
+    ``on_stop`` is called at the signal. Requests that are still running ``grace_s`` seconds later are cancelled. A
+    second signal ends at once. ``client_timeout_s`` and ``options`` are as for :func:`serving`.
     Raises StartupError when the application's lifespan fails.
     """
     _tune_gc()

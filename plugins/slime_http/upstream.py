@@ -1,7 +1,6 @@
 """Requests to one worker over pooled connections.
 
-All deadlines, and the age of idle connections, are looked at by one timer per worker, which runs only while
-there are connections.
+One timer per worker checks all deadlines and the age of idle connections. It runs only while there are connections.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from slime_http.upstream_reply import UpstreamReply
 
 __all__ = ["Upstream"]
 
-#: Seconds within which a connection that the worker had closed before it got a request shows that it is dead.
+#: A reused connection that fails within so many seconds was closed by the worker before the request came.
 _RACE_S = 0.5
-#: The one makes a tunnel of a connection that is used again; the other would show the client what the router adds.
+#: CONNECT would make a tunnel of a pooled connection. TRACE would show the client the headers that the router adds.
 _NOT_PASSED = ("CONNECT", "TRACE")
 
 
@@ -32,7 +31,7 @@ def _anywhere(url: str, address: str) -> bool:
 
 
 class Upstream:
-    """Requests to one worker. ``reachable(url, address)``: whether it may be at the IP address of its connection."""
+    """Requests to one worker. ``reachable(url, address)`` returns True when a worker may be at that IP address."""
 
     def __init__(
         self,
@@ -60,7 +59,7 @@ class Upstream:
         self._sweeper: asyncio.TimerHandle | None = None
 
     def authorize(self, api_key: str | None) -> None:
-        """Show ``api_key`` to the worker from now on, where a request brings no key of its own."""
+        """Send ``api_key`` to the worker from now on, with each request that has no Authorization header."""
         line = b"" if api_key is None else b"authorization: Bearer %s\r\n" % api_key.encode("ascii")
         self._key_line = line
 
@@ -71,16 +70,16 @@ class Upstream:
 
     @property
     def busy_connections(self) -> int:
-        """Connections with an exchange under way, or not yet made."""
+        """Connections that have an exchange under way, or are being opened."""
         return len(self._connections) - sum(connection.open for connection in self._idle)
 
     async def request(self, method: str, target: bytes, headers: Headers, body: bytes = b"") -> UpstreamReply:
-        """Send a request; returns when the reply's status and headers are there.
+        """Send a request, and return its reply once status and headers have come.
 
         A reused connection that dies at once, before the first byte of a reply, has lost the race with the worker's
-        keep-alive timer. Then the request is sent once more, on a fresh connection. Later a worker may have acted on
-        it. Raises WorkerUnreachable, which tells that nothing was sent, WorkerBroke and WorkerTimeout. On cancellation
-        the connection is closed.
+        keep-alive timer. Then the request is sent once more, on a fresh connection. After a later failure it is not,
+        since the worker may have acted on it. Raises WorkerUnreachable (nothing was sent), WorkerBroke and
+        WorkerTimeout. On cancellation the connection is closed.
         """
         head = self._head(method, target, headers, len(body))
         lost: WorkerBroke | None = None
@@ -159,7 +158,7 @@ class Upstream:
             self._connections.discard(connection)
             told = f"worker {self.url} did not accept a connection within {self.limits.connect_s:g} s"
             raise WorkerUnreachable(told, status=504) from None
-        except (OSError, UnicodeError) as error:  # the second: a name that no resolver takes
+        except (OSError, UnicodeError) as error:  # UnicodeError: a name that no resolver takes
             self._connections.discard(connection)
             raise WorkerUnreachable(f"worker {self.url} cannot be reached: {_reason(error)}") from None
         except BaseException:
@@ -178,7 +177,7 @@ class Upstream:
             raise WorkerUnreachable(f"worker {self.url} is at {peer}, a reserved address: {cure}")
         return connection
 
-    # The pool: last in, first out, so that surplus connections grow old and go.
+    # The pool: last in, first out, so that surplus connections stay idle until they are closed.
 
     def _take_idle(self) -> Connection | None:
         now = self.loop.time()
@@ -190,7 +189,7 @@ class Upstream:
         return None
 
     def put_back(self, connection: Connection) -> None:
-        """``connection`` is free again."""
+        """Keep ``connection``, which is free again, for another request."""
         if self._retired:
             connection.abort()
             return
@@ -199,7 +198,7 @@ class Upstream:
         self._idle.append(connection)
 
     def forget(self, connection: Connection) -> None:
-        """``connection`` is closed."""
+        """Remove ``connection``, which is closed."""
         self._connections.discard(connection)
 
     def retire(self) -> None:
@@ -221,7 +220,7 @@ class Upstream:
         self._sweeper = self.loop.call_later(self.limits.tick_s, self._sweep) if self._connections else None
 
     def close(self) -> None:
-        """Close all connections; what is in flight fails."""
+        """Close all connections. Requests in flight fail."""
         self.retire()
         if self._sweeper is not None:
             self._sweeper.cancel()

@@ -1,4 +1,4 @@
-"""A worker's reply, between its connection and its reader."""
+"""Buffer of a worker's reply, between its connection and its reader."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slime_http.errors import WorkerBroke, WorkerTimeout
 
 __all__ = ["UpstreamReply"]
 
-#: Bytes of a reply that wait for the client before the worker is held back.
+#: Bytes of a reply that may wait for the client before reading from the worker pauses.
 _HIGH_WATER = 256 * 1024
 
 OnFailure = Callable[[WorkerBroke | WorkerTimeout | None], None]
@@ -22,7 +22,7 @@ class Source(Protocol):
     """The part of a connection that its reply calls."""
 
     def resume_reply(self) -> None:
-        """The client has taken what was there: go on reading."""
+        """Resume reading: the client has taken everything that was buffered."""
         ...
 
     def abort(self) -> None:
@@ -31,9 +31,9 @@ class Source(Protocol):
 
 
 class UpstreamReply:
-    """A worker's reply: status and headers are there, the body comes. Hop-by-hop headers are gone.
+    """A worker's reply, whose body comes piece by piece. Hop-by-hop headers are left out.
 
-    ``sized``: its headers tell the length, and it is no stream of events. ``complete``: all of it has come.
+    ``sized``: it has a Content-Length and is no event stream. ``complete``: all of it has come.
     """
 
     __slots__ = (
@@ -85,7 +85,7 @@ class UpstreamReply:
         return data
 
     def take(self) -> bytes:
-        """Return everything that has come since the last call: all of the body when it is ``complete``."""
+        """Return everything that has come since the last call, without waiting."""
         chunks = self._chunks
         data = chunks.popleft() if len(chunks) == 1 else b"".join(chunks)
         chunks.clear()
@@ -93,7 +93,7 @@ class UpstreamReply:
         return data
 
     async def head(self) -> None:
-        """Return when status and headers are there."""
+        """Wait for status and headers."""
         while not self.status:
             if self._error is not None:
                 raise self._error
@@ -108,14 +108,14 @@ class UpstreamReply:
             self._tell(None)
         self._chunks.clear()
 
-    # The connection's side.
+    # Called by the connection.
 
     def start(self, status: int, headers: Headers, *, sized: bool) -> None:
         self.status, self.headers, self.sized = status, headers, sized
         self._wake()
 
     def put(self, data: bytes) -> bool:
-        """Take a piece of the body; True when the worker should be held back."""
+        """Add a piece of the body. Returns True when reading from the worker should pause."""
         self._chunks.append(data)
         self._size += len(data)
         self._wake()
@@ -138,9 +138,9 @@ class UpstreamReply:
             on_failure(error)
 
     def watch(self, on_failure: OnFailure) -> None:
-        """Call ``on_failure`` when it will not come to its end: with the error, or None when it was given up."""
+        """Call ``on_failure`` if the reply does not complete: with the error, or None when it was closed early."""
         self._on_failure = on_failure
-        if self._error is not None:  # it broke in the same breath as it began
+        if self._error is not None:  # the read that began the reply broke it, too
             self._tell(self._error)
 
     def _wake(self) -> None:

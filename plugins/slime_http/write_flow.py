@@ -1,4 +1,4 @@
-"""Backpressure of a client: writing waits while it takes less than is written, and ends when it takes too little."""
+"""Backpressure: writing waits for a client that reads slowly, and a client that reads too slowly is cut off."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ __all__ = ["WriteFlow"]
 
 logger = logging.getLogger(__name__)
 
-#: Bytes that a client has to take of its answer in the time that it has.
+#: Bytes of its answer that a slow client has to take within its timeout.
 _MIN_TAKEN_BYTES = 64 * 1024
 _NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class WriteFlow:
-    """The written side of one connection. ``timeout_s``: time to take 64 KiB of what waits, or the last bytes.
+    """The writing side of one connection. ``timeout_s``: time to take 64 KiB of the buffered bytes, or the last ones.
 
-    ``is_full``: the client takes less than is written. An answer that is taken as it comes needs no timer.
+    ``is_full``: the transport's buffer is full. No timer runs while the client reads as fast as the router writes.
     """
 
     __slots__ = ("_client", "_drained", "_loop", "_timeout_s", "_timer", "_transport", "_unsent", "is_full")
@@ -37,18 +37,18 @@ class WriteFlow:
         self.is_full = False
 
     def pause(self) -> None:
-        """The transport holds more than it should."""
+        """Mark the transport's buffer as full, and start the timer."""
         self.is_full = True
         self.expect_taken()
 
     def resume(self) -> None:
-        """The transport holds little again."""
+        """Let writers go on: the transport's buffer has room again."""
         self._open()
         if not self._transport.is_closing():
             self._cancel_timer()
 
     def end(self) -> None:
-        """The connection is lost."""
+        """Let writers go on: the connection is lost."""
         self._open()
         self._cancel_timer()
 
@@ -71,20 +71,20 @@ class WriteFlow:
             await self._drained.wait()
 
     def expect_taken(self) -> None:
-        """Cut the client off unless it takes something in the time that it has."""
+        """Cut the client off unless it takes enough within its timeout."""
         self._unsent = self._transport.get_write_buffer_size()
         if self._timer is None:
             self._timer = self._loop.call_later(self._timeout_s, self._look)
 
     def reset(self) -> None:
-        """Close by a TCP reset: what the client has is not taken for a whole answer, whatever its framing."""
+        """Close by a TCP reset, so that the client cannot take a part of an answer for the whole."""
         self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
         self._transport.abort()
 
     def _look(self) -> None:
         self._timer = None
         if self._unsent - self._transport.get_write_buffer_size() >= _MIN_TAKEN_BYTES:
-            self.expect_taken()  # of a large answer, slowly
+            self.expect_taken()  # slow, but fast enough
             return
         logger.warning(
             "a client takes its answer too slowly or not at all (--client-timeout-secs): %s", self._client

@@ -1,4 +1,4 @@
-"""Prompts of like length to the same worker."""
+"""Policy for prefill workers: requests of similar length go to the same worker."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _REMEMBERED = 2048
 
 
 class Bucket:
-    """Of prefill workers: each gets the requests of a range of lengths, so that no short one waits behind a long one.
+    """Gives each prefill worker a range of request lengths, so that no short request waits behind a long one.
 
-    The ranges are such that each worker would have got the same bytes of the last 2,048 requests. They are divided
-    anew every ``bucket_adjust_interval_secs``, and when twice as many are known. When the loads differ too much:
-    fewest in flight, as with ``cache_aware``.
+    With these ranges each worker would have got the same number of bytes of the last 2,048 requests. They are computed
+    again every ``bucket_adjust_interval_secs``, when the number of known lengths has doubled, and when the number of
+    workers has changed. When the loads differ too much, the worker with the fewest requests in flight is chosen.
     """
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
@@ -38,18 +38,18 @@ class Bucket:
         self._sizes.append(size)
         now = self._clock()
         due = now - self._divided_at >= self._settings.bucket_adjust_interval_secs
-        more = len(self._sizes) >= 2 * self._divided  # at first, when few are known, each tells much
+        more = len(self._sizes) >= 2 * self._divided  # at first, each length changes the ranges much
         if due or more or len(self._bounds) != len(workers) - 1:
             self._divided_at, self._divided = now, len(self._sizes)
             self._bounds = _divided(sorted(self._sizes), len(workers))
         if unbalanced(workers, self._settings):
             return least_in_flight(workers)
         first, last = bisect_left(self._bounds, size), bisect_right(self._bounds, size)
-        return least_in_flight(workers[first : last + 1])  # several, when most prompts are of one length
+        return least_in_flight(workers[first : last + 1])  # several workers, when most lengths are equal
 
 
 def _divided(sizes: list[int], parts: int) -> list[int]:
-    """Bounds that cut ``sizes``, which are sorted, into ``parts`` of about the same sum."""
+    """Return bounds that cut the sorted ``sizes`` into ``parts`` of about the same sum."""
     bounds: list[int] = []
     share, total = sum(sizes) / parts, 0
     for size in sizes:

@@ -1,4 +1,4 @@
-"""The worker that has most of the prompt in its cache, as long as none has too much to do."""
+"""Policy that prefers the worker with most of the prompt in its cache, while the loads are balanced."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["CacheAware"]
 class CacheAware:
     """``--policy cache_aware`` of the SGLang gateway, with :mod:`slime_policies.prefixes` for its tree.
 
-    - The loads differ by more than ``balance_abs_threshold`` requests and by more than a factor of
-      ``balance_rel_threshold``: fewest in flight.
-    - Else one has seen more than ``cache_threshold`` of the prompt: the one that has seen most.
-    - Else fewest in flight again, and of those with as few, the one that has seen the fewest bytes of prompts. (By
-      the latter alone, as early gateways did it, one worker would get a whole crowd of new prompts.)
+    - If the loads differ by more than ``balance_abs_threshold`` requests and by more than a factor of
+      ``balance_rel_threshold``: the worker with the fewest requests in flight.
+    - Else, if a worker has seen more than ``cache_threshold`` of the prompt: the worker that has seen most.
+    - Else the worker with the fewest in flight, and of several, the one that has seen the fewest bytes of prompts. (By
+      bytes alone, as in early gateways, one worker would get a whole burst of new prompts.)
 
-    What is still equal is left to chance.
+    Ties are broken at random.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -45,7 +45,7 @@ class CacheAware:
         return least_in_flight(self._knowing(prompt, workers) or self._empty(workers))
 
     def _knowing(self, prompt: Prompt, workers: Sequence[Worker]) -> Sequence[Worker]:
-        """Those that have seen most of ``prompt``; none when that is too little."""
+        """Return the workers that have seen most of ``prompt``; none when that is too little."""
         knowing = [(worker, seen) for worker in workers if (seen := self._seen.get(worker.id))]
         matched = 0
         for digest, size in prompt.parts:
@@ -59,7 +59,7 @@ class CacheAware:
         return [worker for worker, _ in knowing]
 
     def _empty(self, workers: Sequence[Worker]) -> Sequence[Worker]:
-        """Those with the fewest in flight that have seen least."""
+        """Return the workers with the fewest requests in flight; of these, those that have seen the fewest bytes."""
         fewest = min(worker.in_flight for worker in workers)
         sizes = {
             worker: seen.size if (seen := self._seen.get(worker.id)) else 0

@@ -1,4 +1,4 @@
-"""Sessions on a hash ring."""
+"""Policy that places sessions on a hash ring."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ __all__ = ["ConsistentHashing"]
 class ConsistentHashing:
     """The worker to which the session, or routing key, belongs on a :class:`slime_policies.ring.WorkerRing`.
 
-    When that worker is not offered (not well, withheld, already tried), the next one on the ring. Requests without a
-    session go to the fewest in flight.
+    When that worker is not offered (unhealthy, held, already tried), the next one on the ring is chosen. Requests
+    without a session go to the worker with the fewest requests in flight.
     """
 
     def __init__(self) -> None:

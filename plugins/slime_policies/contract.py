@@ -1,4 +1,4 @@
-"""The contract that every policy must keep, as a function that a third party's tests can call too."""
+"""The contract of every policy, as a function that tests of other packages can call too."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def check_policy(make: Callable[[], Policy]) -> None:
     numbers = count()
 
     def ask(policy: Policy, workers: list[Worker]) -> Worker:
-        """A request of a new session, with a prompt that no worker has seen."""
+        """Choose a worker for a request of a new session, with a prompt that no worker has seen."""
         number = next(numbers)
         headers = [(b"content-type", b"application/json"), (b"x-session-id", b"%d" % number)]
         body = b'{"text": "%d, %s"}' % (number, b"and more " * 50)

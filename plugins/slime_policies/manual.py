@@ -1,4 +1,4 @@
-"""Sessions that stay where they were put."""
+"""Policy that assigns each new session to a worker."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Manual:
 
     ======================= ============================================================
     ``random`` (default)    any worker
-    ``min_load``            the one with the fewest requests in flight
-    ``min_group``           the one to which the fewest sessions were assigned
+    ``min_load``            the worker with the fewest requests in flight
+    ``min_group``           the worker to which the fewest sessions are assigned
     ======================= ============================================================
 
     Requests without a session go to any worker.
@@ -45,7 +45,7 @@ class Manual:
 
     def _assign(self, session: str, workers: Sequence[Worker]) -> Worker:
         now = self._clock()
-        self._unassign(session)  # if it was: its worker cannot be used any more
+        self._unassign(session)  # if it had a worker, that one cannot be used any more
         while self._assigned:
             oldest, (_, since) = next(iter(self._assigned.items()))
             if now - since <= self._max_idle_secs and len(self._assigned) < _MAX_SESSIONS:
@@ -62,4 +62,4 @@ class Manual:
             worker_id, _ = self._assigned.pop(session)
             self._groups[worker_id] -= 1
             if not self._groups[worker_id]:
-                del self._groups[worker_id]  # or those that have left would stay for ever
+                del self._groups[worker_id]  # else workers that have left would stay for ever

@@ -33,7 +33,7 @@ POLICIES: dict[str, Callable[[Settings], Policy]] = {
     "consistent_hash": lambda settings: ConsistentHashing(),  # as vLLM's router spells it
     "prefix_hash": PrefixHash,
 }
-#: Of which one makes sense for prefill workers only.
+#: Policies for prefill workers only.
 _FOR_PREFILL: dict[str, Callable[[Settings], Policy]] = {"bucket": Bucket}
 
 
@@ -43,7 +43,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def make_plugin(options: argparse.Namespace) -> Policies | PairPolicies:
-    """The plugin with the policy that ``--policy`` names, or those of pairs of workers. Raises SettingsError."""
+    """Make the plugin with the policy of ``--policy``, or with those of prefill/decode pairs. Raises SettingsError."""
     settings = Settings.from_options(options)
     policy = POLICIES[settings.policy](settings)
     if not settings.pairs:
@@ -81,14 +81,14 @@ class Policies:
 
 
 class PairPolicies:
-    """A policy for each type of worker; the workers that are offered at once are of one type."""
+    """A policy for each type of worker. The workers that are offered for one choice have the same type."""
 
     def __init__(self, policies: dict[WorkerType, Policy]) -> None:
         self.policies = policies
 
     @hookimpl
     def setup(self, router: Router) -> None:
-        # Of a pair, the prefill worker is the one that a session keeps.
+        # A session keeps the prefill worker of its pair.
         router.pool.keeps_sessions = not isinstance(self.policies["prefill"], ConsistentHashing)
 
     @hookimpl

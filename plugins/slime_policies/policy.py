@@ -11,21 +11,21 @@ __all__ = ["Policy", "Remembering"]
 
 
 class Policy(Protocol):
-    """Chooses among the workers that can be used now. Called between two awaits, so it must not block."""
+    """Chooses among the workers that can be used now. It runs in the event loop, so it must not block."""
 
     def __call__(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker:
-        """One of ``workers`` for ``exchange``; they are never empty and may differ from call to call."""
+        """Return one of ``workers`` for ``exchange``. ``workers`` is never empty, and may differ from call to call."""
         ...
 
 
 @runtime_checkable
 class Remembering(Policy, Protocol):
-    """A policy that believes something about workers, such as what is in their caches, and can be told better."""
+    """A policy that keeps state about workers, such as the contents of their caches, which can become invalid."""
 
     def forget(self, worker: Worker) -> None:
-        """``worker`` came, went, or may have been restarted: what it held is gone."""
+        """Drop the state of ``worker``, which came, went, or may have been restarted."""
         ...
 
     def forget_all(self) -> None:
-        """The fleet has new weights: no worker holds anything any more."""
+        """Drop the state of all workers' caches, which new weights have made invalid."""
         ...

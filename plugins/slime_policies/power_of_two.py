@@ -1,4 +1,4 @@
-"""The better one of two."""
+"""Policy that chooses the less loaded of two random workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["PowerOfTwo"]
 
 
 class PowerOfTwo:
-    """Two workers at random, and of these the one with fewer requests in flight (Mitzenmacher, 2001)."""
+    """The one of two random workers that has fewer requests in flight (Mitzenmacher, 2001)."""
 
     def __call__(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker:
         return least_in_flight(random.sample(workers, 2) if len(workers) > 2 else workers)

@@ -1,4 +1,4 @@
-"""Beginnings of prompts on a hash ring."""
+"""Policy that places prompts on a hash ring, by their first tokens."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["PrefixHash"]
 class PrefixHash:
     """Consistent hashing with bounded loads, as ``prefix_hash`` of the SGLang gateway.
 
-    Prompts whose first ``prefix_token_count`` tokens are the same go to one worker, to which they belong on a
-    :class:`slime_policies.ring.WorkerRing`. When that has more than ``prefix_hash_load_factor`` times the mean of all
-    loads, this request counted, the request goes to the fewest in flight. So does one without a prompt.
+    Prompts whose first ``prefix_token_count`` tokens are the same belong to one worker on a
+    :class:`slime_policies.ring.WorkerRing`. If that worker has more than ``prefix_hash_load_factor`` times the mean
+    load, this request counted, the worker with the fewest requests in flight is chosen. So it is without a prompt.
     """
 
     def __init__(self, settings: Settings) -> None:

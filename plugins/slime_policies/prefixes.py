@@ -1,8 +1,8 @@
 """Beginnings of prompts that a worker has seen, and probably has in its cache: a few digests a prompt.
 
-A tree of characters, as the SGLang gateway has it, costs Python more than the rest of a request. Here a prompt is the
-bytes of the body from its key on, and nothing is parsed. A digest is kept of each of its beginnings of 128, 192, 256,
-384, 512, 768 ... bytes. So a match is found to within a third, with 19 digests for 64 kB.
+A tree of characters, as in the SGLang gateway, would take Python longer than the rest of a request. Here a prompt is
+the bytes of the body from the prompt's key on, and nothing is parsed. Each of its beginnings of 128, 192, 256, 384,
+512, 768 ... bytes has a digest. So the length of a match is known to within a third, with 19 digests for 64 kB.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Prompt", "Seen"]
 #: The prompt's key, after which the prompt begins; used if it is near the beginning of the body.
 _KEY = re.compile(rb'"(?:text|input_ids|messages|prompt)"\s*:\s*')
 _KEY_WITHIN = 4096
-#: Longer prompts are told apart by this many bytes, which take 0.2 ms.
+#: Of a longer prompt, only this many bytes are hashed, which takes 0.2 ms.
 _MAX_BYTES = 1 << 20
 
 
@@ -36,8 +36,8 @@ _CUTS = tuple(_cuts())
 class Prompt:
     """The beginnings of one prompt, the shortest first.
 
-    ``parts`` are the digest of each beginning and the bytes by which it is longer than the one before;
-    ``size`` is that of the whole prompt. One of less than 128 bytes has no parts.
+    ``parts``: for each beginning, its digest and the bytes by which it is longer than the beginning before.
+    ``size``: bytes of the prompt, 1 MiB at most. A prompt of less than 128 bytes has no parts.
     """
 
     parts: tuple[tuple[int, int], ...]
@@ -45,9 +45,9 @@ class Prompt:
 
     @classmethod
     def of(cls, body: bytes) -> Prompt:
-        """The prompt in the body of a request. O(len(body)), at 6 GB/s."""
+        """Return the prompt in the ``body`` of a request. O(size), at 6 GB/s."""
         key = _KEY.search(body, 0, _KEY_WITHIN)
-        # Failing that, behind the first comma: the first field may be the request's id, which no other has.
+        # Without a key, the prompt begins after the first comma: the first field may be the request's own id.
         start = key.end() if key else body.find(b",", 0, _KEY_WITHIN) + 1
         size = min(len(body) - start, _MAX_BYTES)
         parts = []
@@ -64,7 +64,7 @@ class Prompt:
 class Seen:
     """Prompts that one worker was sent, at most ``limit`` bytes of them; the least recently used are evicted first.
 
-    An entry stands for at least 64 bytes of a prompt and takes about 150 itself, whatever it stands for.
+    An entry stands for 64 bytes of a prompt or more, and takes about 150 bytes of memory.
     """
 
     __slots__ = ("_known", "_limit", "size")
@@ -78,9 +78,9 @@ class Seen:
         return digest in self._known
 
     def add(self, prompt: Prompt) -> None:
-        """The worker gets ``prompt`` now."""
+        """Record that the worker gets ``prompt``."""
         known = self._known
-        # From the end, so that an ending is forgotten before its beginning: a longest match is found by climbing.
+        # Longest first, so that long beginnings are evicted before the short ones, with which each search starts.
         for digest, size in reversed(prompt.parts):
             if digest in known:
                 known.move_to_end(digest)

@@ -1,4 +1,4 @@
-"""The first tokens of a prompt, as far as the bytes of a request tell, without a parse of the whole."""
+"""The first tokens of a prompt, read from the bytes of a request without parsing all of it."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _OPENING = re.compile(rb"[\s\[]*")
 _STRING = re.compile(rb'"((?:[^"\\]+|\\.)*)', re.DOTALL)
 _MARK = re.compile(rb'"(?:[^"\\]+|\\.)*"?|[\[\]{}]', re.DOTALL)
 _SPACE = b" \t\r\n"
-#: A tokenizer makes about one token of as many bytes of English.
+#: About one token of English text has so many bytes.
 _BYTES_PER_TOKEN = 4
 
 
 class PromptStart:
-    """The first ``tokens`` ids of a prompt, or four bytes of its text, or of its messages, for each."""
+    """The first ``tokens`` ids of a prompt. Of a text or of messages, the first four bytes for each token."""
 
     def __init__(self, tokens: int) -> None:
         self._size = tokens * _BYTES_PER_TOKEN
         self._ids = re.compile(rb"\d+(?:\s*,\s*\d+){0,%d}" % (tokens - 1))
 
     def of(self, body: bytes) -> bytes:
-        """Return the same bytes for all requests whose prompts begin so; ``b""`` without a prompt.
+        """Return the beginning of the prompt in ``body``, as it is written there; ``b""`` without a prompt.
 
         O(tokens).
         """

@@ -1,4 +1,4 @@
-"""Consistent hashing: which worker a key belongs to."""
+"""Consistent hashing of keys to workers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from router_core import Worker
 
 __all__ = ["WorkerRing"]
 
-#: Digests of each name, and the places that one digest gives. With 160 places the largest share is about a fifth
-#: above the mean.
+#: Digests of each worker's name. Each digest gives eight places, 160 in all. With 160 places the largest share is
+#: about a fifth above the mean.
 _DIGESTS = 20
 _EIGHT = struct.Struct(">8Q")
 
@@ -36,8 +36,8 @@ class WorkerRing:
     def owner(self, key: bytes, workers: Sequence[Worker]) -> Worker:
         """Return the one of ``workers`` that is next on the ring from ``key`` on.
 
-        O(log places), and a step for each place of a worker that is skipped. What the pool offers is a tuple, and the
-        same one until it changes; a list, which is made for one request, costs O(workers) more.
+        O(log places), and a step for each place of a worker that is skipped. The pool offers the same tuple until its
+        workers change. A list, which is made for one request, costs O(workers) more.
         """
         if workers is self._offered:
             by_name = self._by_name
@@ -52,7 +52,7 @@ class WorkerRing:
         return by_name[next(names[at] for at in ahead if names[at] in by_name)]
 
     def forget(self, worker: Worker) -> None:
-        """Take ``worker`` and its ranks off the ring; it is back as soon as it is offered again."""
+        """Remove ``worker`` and its ranks from the ring, until it is offered again."""
         gone = [name for name in self._places if name.partition("@")[0] == worker.url]
         if gone:
             for name in gone:
@@ -67,7 +67,7 @@ class WorkerRing:
             self._arrange()
 
     def _arrange(self) -> None:
-        """Sort all places. O(places), since most of them are in order already."""
+        """Sort all places. O(places * log places)."""
         ring = sorted((number, name) for name, places in self._places.items() for number in places)
         self._numbers = [number for number, _ in ring]
         self._names = [name for _, name in ring]

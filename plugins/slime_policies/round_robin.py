@@ -1,4 +1,4 @@
-"""One worker after the other."""
+"""Policy that chooses the workers in turn."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RoundRobin:
     def __call__(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker:
         self._turn += 1
         chosen = min(workers, key=lambda worker: self._last.get(worker.id, 0))
-        if chosen.id not in self._last:  # a new worker: the moment to forget those that have left
+        if chosen.id not in self._last:  # a new worker: also forget those that have left
             present = {worker.id for worker in workers}
             self._last = {name: turn for name, turn in self._last.items() if name in present}
         self._last[chosen.id] = self._turn

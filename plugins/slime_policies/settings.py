@@ -32,7 +32,7 @@ _FOR = {
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """``pairs``: of prefill and decode workers, the policies for which are None when they are ``policy``."""
+    """Settings from the command line. ``pairs``: prefill and decode workers have policies, ``policy`` if None."""
 
     policy: str = "least_inflight"
     prefill_policy: str | None = None
@@ -78,8 +78,8 @@ class Settings:
 
     @classmethod
     def from_options(cls, options: argparse.Namespace) -> Settings:
-        """Check the parsed command line. Raises SettingsError; a flag for another policy is only warned of."""
-        pairs = bool(vars(options).get("pd_disaggregation"))  # a flag of another plugin, as the next one
+        """Check the parsed command line. Raises SettingsError; logs a warning for a flag of another policy."""
+        pairs = bool(vars(options).get("pd_disaggregation"))  # these two are another plugin's
         names = [options.policy, options.prefill_policy, options.decode_policy]
         if vars(options).get("mini_lb"):
             names = ["random", None, None]
@@ -100,7 +100,7 @@ class Settings:
 
 
 def unbalanced(workers: Sequence[Worker], settings: Settings) -> bool:
-    """True when the loads of ``workers`` differ by more than both thresholds."""
+    """Return True when the loads of ``workers`` differ by more than both thresholds."""
     loads = [worker.in_flight for worker in workers]
     most, fewest = max(loads), min(loads)
     return most - fewest > settings.balance_abs_threshold and most > fewest * settings.balance_rel_threshold

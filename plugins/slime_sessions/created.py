@@ -7,12 +7,12 @@ from collections import OrderedDict
 
 __all__ = ["CreatedSessions"]
 
-#: Names that are remembered, of each kind. The least recent are forgotten.
+#: Most names that are remembered of open and of deleted sessions each. The least recent are forgotten.
 _MAX_NAMES = 262_144
 
 
 class CreatedSessions:
-    """Bounded memory of names; nothing of it outlives the process."""
+    """Bounded memory of names, which ends with the process."""
 
     def __init__(self, limit: int = _MAX_NAMES) -> None:
         self._limit = limit
@@ -20,18 +20,18 @@ class CreatedSessions:
         self._deleted: OrderedDict[str, None] = OrderedDict()
 
     def create(self, name: str | None = None) -> str:
-        """Open a session: ``name``, or one of 128 random bits."""
+        """Open the session ``name``, or one with a name of 128 random bits. Returns the name."""
         name = name or secrets.token_hex(16)
         self._deleted.pop(name, None)
         self._add(self._open, name)
         return name
 
     def __contains__(self, name: str) -> bool:
-        """True when ``name`` was created and not deleted."""
+        """Return True when ``name`` was created and not deleted."""
         return name in self._open
 
     def delete(self, name: str) -> None:
-        """Close ``name``. What was created here and is closed stays closed."""
+        """Delete ``name``; do nothing if it is not open."""
         if name in self._open:
             del self._open[name]
             self._add(self._deleted, name)
@@ -42,7 +42,7 @@ class CreatedSessions:
         return bool(self._deleted)
 
     def is_deleted(self, name: str) -> bool:
-        """True when ``name`` was created and deleted."""
+        """Return True when ``name`` was created and deleted."""
         return name in self._deleted
 
     def _add(self, names: OrderedDict[str, None], name: str) -> None:

@@ -1,4 +1,4 @@
-"""Names of sessions, and how a path or a key gives one."""
+"""Rules for the names of sessions, in paths, fields and keys."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from router_core.errors import BadRequest
 
 __all__ = ["MAX_BYTES", "PREFIX", "SessionPath", "check_name", "is_placeholder", "is_usable", "read_path"]
 
-#: Of a name that comes from a path, ``user`` or a key: enough for any id, and too little to fill a log.
+#: Longest name from a path, ``user`` or a key: enough for any id, and too short to fill a log.
 MAX_BYTES = 512
 PREFIX = "/sessions/"
 
@@ -19,7 +19,7 @@ PREFIX = "/sessions/"
 _BELOW = re.compile(rb"/sessions/(?P<id>.*?)(?P<rest>/v1(?:/.*)?|/generate)", re.DOTALL)
 _ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-#: Keys that programs write where a client library insists on one: a name for everybody is a name for nobody.
+#: Keys that programs write where a client library insists on a key. Many clients share them: they name no session.
 _PLACEHOLDERS = frozenset(
     (
         "api-key", "api_key", "default", "dummy", "empty", "fake", "key", "local", "no-key", "none", "not-needed",
@@ -30,16 +30,16 @@ _PLACEHOLDERS = frozenset(
 
 
 class SessionPath(NamedTuple):
-    """A request below a session: its ``name``, and the raw path that is asked there."""
+    """A path below a session: the ``name`` of the session, and the ``rest`` of the raw path."""
 
     name: str
     rest: bytes
 
 
 def read_path(raw: bytes) -> SessionPath | None:
-    """The parts of a raw path ``/sessions/{id}/v1/...``; None when it is another one.
+    """Split a raw path ``/sessions/{id}/v1/...`` or ``/sessions/{id}/generate``. Returns None for any other path.
 
-    Raises BadRequest for an id that is no name.
+    Raises BadRequest for an invalid id.
     """
     found = _BELOW.fullmatch(raw)
     if found is None:
@@ -60,20 +60,20 @@ def _name(raw: bytes) -> str:
 
 
 def check_name(name: str, wanted: str) -> None:
-    """Check a name that is to stand in a path. Raises BadRequest, which says what is ``wanted``."""
+    """Check a name for use in a path. Raises BadRequest, whose message begins with ``wanted``."""
     size = len(name.encode("utf-8", "surrogatepass"))
     if not 0 < size <= MAX_BYTES:
         raise BadRequest(f"{wanted}, with an id of 1 to {MAX_BYTES} bytes, got {size}")
     if _CONTROL.search(name):
         raise BadRequest(f"{wanted}, with an id without control characters")
-    if name != name.strip(" "):  # which a header would not carry
+    if name != name.strip(" "):  # a header would lose the space
         raise BadRequest(f"{wanted}, with an id that neither begins nor ends with a space")
     if any(part in ("", ".", "..") for part in name.split("/")):
         raise BadRequest(f"{wanted}, with an id that has no empty, '.' or '..' part between slashes")
 
 
 def is_usable(name: object) -> bool:
-    """True when ``name``, of a field that was not made for sessions, can be one's name."""
+    """Return True when ``name``, from a field that was not made for sessions, can name a session."""
     return (
         isinstance(name, str)
         and bool(name.strip())
@@ -83,5 +83,5 @@ def is_usable(name: object) -> bool:
 
 
 def is_placeholder(key: str) -> bool:
-    """True for a key that is written where none is needed."""
+    """Return True for a key that clients write where no key is needed."""
     return key.lower() in _PLACEHOLDERS

@@ -13,20 +13,20 @@ __all__ = ["SessionPaths"]
 
 _HEADER = b"x-session-id"
 _SAMPLES = "/samples"
-#: Of the routes on a session itself.
+#: Methods of the routes on a session itself.
 _OWN_METHODS = ("GET", "HEAD", "DELETE")
 
 
 class NothingThere(HTTPError):
-    """No such path below a session."""
+    """An unknown path below a session."""
 
     status, type, code = 404, "not_found_error", "NOT_FOUND"
 
 
 class SessionPaths:
-    """Outside of everything else: keys, routes, plugins and workers see the path and the header that are meant.
+    """Moves the session from the path to ``X-Session-Id``, before keys, routes, plugins and workers see the request.
 
-    The path wins over the client's own ``X-Session-Id``.
+    The session in the path replaces the client's own ``X-Session-Id``.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -43,12 +43,12 @@ class SessionPaths:
 
 
 def _rewritten(scope: Scope) -> Scope:
-    """``scope`` without what names the session in its path. Raises BadRequest, NothingThere."""
+    """Return ``scope`` with the session moved from its path to a header. Raises BadRequest, NothingThere."""
     found = read_path(scope["raw_path"])
     if found is None:
         path: str = scope["path"]
         is_own = scope["method"] in _OWN_METHODS or "/" not in path[len(PREFIX) :] or path.endswith(_SAMPLES)
-        if is_own:  # other methods of such a path are a 405 there
+        if is_own:  # the routes answer other methods with a 405
             return scope
         raise NothingThere("below /sessions/{id} there are /v1/..., /generate and /samples")
     name = found.name.encode()

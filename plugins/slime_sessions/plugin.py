@@ -34,12 +34,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def make_plugin(options: argparse.Namespace) -> Sessions:
-    """The plugin with the flags of the command line."""
+    """Make the plugin from the flags of the command line. Raises SettingsError."""
     return Sessions(Settings.from_options(options))
 
 
 class Sessions:
-    """Names sessions, and remembers those that it made."""
+    """Names sessions, and remembers those that ``POST /sessions`` created."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -48,7 +48,7 @@ class Sessions:
 
     @hookimpl
     def setup(self, router: Router) -> None:
-        """Name sessions by the body's metadata, and as the flags say."""
+        """Name sessions by the body's metadata, and by the fields that the flags allow."""
         router.session_sources.append(from_metadata)
         if self._settings.from_user:
             router.session_sources.append(from_user)
@@ -65,10 +65,10 @@ class Sessions:
     def routes(self, router: Router) -> Sequence[BaseRoute]:
         return SessionRoutes(router, self._created).all()
 
-    @hookimpl(tryfirst=True)  # before the plugins that record; `limits` comes first
+    @hookimpl(tryfirst=True)  # after `limits`, before the plugins that record
     def pre_request(self, exchange: Exchange) -> None:
-        """Refuse requests of a deleted session: its samples will not be fetched. A name in place of a key ends here."""
-        if self._created.has_deleted and exchange.parent is None:  # what it asked before goes on
+        """Refuse requests of a deleted session: nobody will fetch its samples. Remove a key that names a session."""
+        if self._created.has_deleted and exchange.parent is None:  # its further attempts go on
             name = exchange.session
             if name is not None and self._created.is_deleted(name):
                 raise SessionNotFound(f"session {name!r:.200} was deleted")
@@ -76,8 +76,8 @@ class Sessions:
             self._take_key(exchange)
 
     def _take_key(self, exchange: Exchange) -> None:
-        """Take a name out of ``Authorization``: the worker gets its own key, which it would not beside another one."""
+        """Remove ``Authorization``, which holds the session's name. So the worker gets its own key instead."""
         request = exchange.request
-        session = exchange.session  # found while the key is still there, and kept by the exchange
+        session = exchange.session  # read before the key is removed; the exchange keeps it
         assert session is not None  # the key is a name
         request.headers = [pair for pair in request.headers if pair[0] != b"authorization"]

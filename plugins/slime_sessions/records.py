@@ -13,12 +13,11 @@ _PROMPT = -1
 
 
 def records_of(source: SessionTurns, turns: Sequence[Turn], texts: Sequence[str]) -> list[dict[str, Any]]:
-    """Return what the engines were sent and answered, by turn. O(tokens of all contexts); any thread may call it.
+    """Return a record of each turn. O(tokens of all contexts); any thread may call it.
 
-    ``texts``: what the client was told in each of ``turns``.
-    Ids are numpy arrays: of a long session there are many more than of all its answers.
-    ``request.input_ids``: all before the response. ``output_token_logprobs``: ``[logprob, id, null]`` for each token.
-    Messages and times are not kept: there are none of the former, and ``timestamp`` is 0, for miles wants a number.
+    ``texts``: the text that the client got in each of ``turns``. ``request.input_ids``: all tokens before the response,
+    as a numpy array, since records repeat each other's tokens. ``output_token_logprobs``: ``[logprob, id, null]`` for
+    each token. Messages and times are not kept. ``timestamp`` is 0, since miles requires a number.
     """
     return [_record(source, turn, turns, text) for turn, text in zip(turns, texts, strict=True)]
 
@@ -63,7 +62,7 @@ def _record(source: SessionTurns, turn: Turn, turns: Sequence[Turn], text: str) 
 
 
 def accumulated(source: SessionTurns, turns: Sequence[Turn], committed: Sequence[Turn]) -> Any:
-    """The tokens, as an array, up to the end of the latest of the ``committed`` turns."""
+    """Return the tokens, as an array, up to the end of the last of the ``committed`` turns; ``[]`` without a turn."""
     if not committed:
         return []
     return source.context(committed[-1], turns).record.tokens

@@ -1,4 +1,4 @@
-"""``/sessions``: make one, read its records, take its samples, delete it."""
+"""Routes on sessions: create a session, read its records, fetch its samples, delete it."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ from slime_sessions.turns import SessionTurns, Turn
 __all__ = ["SessionNotFound", "SessionRoutes"]
 
 _COMPONENT = "session_turns"
-#: Of the sample's metadata, the server's own (miles' _SERVER_OWNED_METADATA_KEYS).
+#: Keys of a sample's metadata that only the server writes (miles' _SERVER_OWNED_METADATA_KEYS).
 _OWN_KEYS = frozenset(("accumulated_token_ids", "tito_session_mismatch", "leaf"))
 #: Answers about more tokens are written in a thread: about 1 ms of work.
 _MANY_TOKENS = 16_384
-#: And those about more turns: each has all tokens before it.
+#: Answers about more turns are, too: each turn has all tokens before it.
 _MANY_TURNS = 8
 
 
 class SessionNotFound(HTTPError):
-    """The session was not created and has no records, or it was deleted."""
+    """A session that was deleted, or that was not created and has no records."""
 
     status, type, code = 404, "not_found_error", "SESSION_NOT_FOUND"
 
 
 class NothingRecorded(HTTPError):
-    """No plugin records what sessions are answered."""
+    """A request for records while no plugin records sessions."""
 
     status, type, code = 501, "not_implemented_error", "NOTHING_RECORDED"
 
 
 @dataclass(frozen=True, slots=True)
 class SamplesRequest:
-    """``max_seq_len``: tokens of a sample, at most. ``retries``: leaves that were tried again are samples, too."""
+    """A request for samples. ``max_seq_len``: most tokens of a sample. ``retries``: also samples of retried leaves."""
 
     max_seq_len: int | None = None
     metadata: dict[str, Any] | None = None
@@ -55,7 +55,7 @@ class SamplesRequest:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> SamplesRequest:
-        """Check what was sent. Raises BadRequest."""
+        """Check the body. Raises BadRequest."""
         longest = document.get("max_seq_len")
         if longest is not None and (type(longest) is not int or longest < 1):
             raise BadRequest(f'"max_seq_len" must be an integer above 0, or null, got {longest!r:.80}')
@@ -63,8 +63,8 @@ class SamplesRequest:
         if metadata is not None and not isinstance(metadata, dict):
             raise BadRequest(f'"metadata" must be an object, or null, got {type(metadata).__name__}')
         try:
-            orjson.dumps([[[metadata]]])  # as deep as it stands in the answer
-        except orjson.JSONEncodeError as error:  # which writes fewer levels than it reads
+            orjson.dumps([[[metadata]]])  # nested as deep as in the answer
+        except orjson.JSONEncodeError as error:  # orjson writes fewer levels than it reads
             raise BadRequest(f'"metadata" cannot be written as JSON: {error}') from None
         retries = document.get("include_retries")
         if retries is not None and not isinstance(retries, bool):
@@ -73,14 +73,14 @@ class SamplesRequest:
 
 
 class SessionRoutes:
-    """The routes on sessions, and what they know."""
+    """The routes on sessions."""
 
     def __init__(self, router: Router, created: CreatedSessions) -> None:
         self._router = router
         self._created = created
 
     def all(self) -> list[Route]:
-        """The routes."""
+        """Return the routes."""
         return [
             Route("/sessions", self._create, methods=["POST"]),
             Route("/sessions/{session:path}/samples", self._samples, methods=["POST"]),
@@ -95,7 +95,7 @@ class SessionRoutes:
             if not isinstance(name, str):
                 raise BadRequest(f'"session_id" must be a string, got {type(name).__name__}')
             check_name(name, 'wanted "session_id"')
-        if document.get("sampling_params"):  # of rllm's gateway, which writes them into each request
+        if document.get("sampling_params"):  # rllm's gateway writes them into each request
             raise BadRequest('"sampling_params" of a session have no effect: send them with each request')
         session = self._created.create(name)
         return JSON({"session_id": session})
@@ -157,7 +157,7 @@ class SessionRoutes:
         return Response(status_code=204)
 
     def _find(self, request: Request) -> tuple[str, SessionTurns, Sequence[Turn]]:
-        """The session that ``request`` names, and its turns. Raises SessionNotFound, NothingRecorded."""
+        """Return the session that ``request`` names, its records and turns. Raises SessionNotFound, NothingRecorded."""
         session: str = request.path_params["session"]
         source: SessionTurns | None = self._router.components.find(_COMPONENT)
         if source is None:
@@ -173,6 +173,6 @@ def _not_found(session: str) -> SessionNotFound:
 
 
 async def _written(turns: Sequence[Turn], write: Callable[[], bytes]) -> bytes:
-    """Return what ``write`` makes of ``turns``; in a thread when they are many."""
+    """Call ``write``, in a thread when ``turns`` are many or long. Returns its result."""
     many = sum(turn.tokens for turn in turns) > _MANY_TOKENS or len(turns) > _MANY_TURNS
     return await anyio.to_thread.run_sync(write) if many else write()

@@ -1,8 +1,8 @@
 """Training samples of a session: one for each leaf of its tree, as miles' session server makes them.
 
 The rules are those of miles at 31f1ca961: miles/rollout/session/samples/merge.py (truncation), generate_utils/
-sample_utils.py (what ends a sample), session/v2/picker_hub/drop_retries.py and v2/postprocessor_hub (which leaves, and
-which of them trains on what they share).
+sample_utils.py (the end of a sample), session/v2/picker_hub/drop_retries.py and v2/postprocessor_hub (the choice of
+leaves, and of the leaf that trains on shared tokens).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PROMPT = -1
 
 
 class InexactSession(HTTPError):
-    """A sample would hold tokens that are not exact, or one would be missing."""
+    """A session with a sample that would not be exact, or would be missing."""
 
     status, type, code = 422, "invalid_request_error", "INEXACT_SESSION"
 
@@ -48,7 +48,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class _Path:
-    """A leaf with all before it, up to token ``end``."""
+    """A leaf with all tokens before it, up to token ``end``."""
 
     leaf: Turn
     context: TurnContext
@@ -59,7 +59,7 @@ class _Path:
 def samples_of(
     source: SessionTurns, session: str, turns: Sequence[Turn], max_seq_len: int | None, *, retries: bool
 ) -> list[Sample]:
-    """The samples of the committed ``turns`` of ``session``, those with most turns first. O(their tokens).
+    """Return the samples of the committed ``turns`` of ``session``, those with most turns first. O(their tokens).
 
     Raises InexactSession.
     """
@@ -76,17 +76,17 @@ def samples_of(
         if end:
             paths.append(_Path(leaf, context, end, status))
     trained: dict[Hashable, int] = {}
-    # Oldest leaf first: it trains on what they share.
+    # Oldest leaf first: it trains on the tokens that leaves share.
     samples = [_sample(source, path, trained) for path in paths]
     samples.sort(key=lambda sample: (len(sample.leaf["path_node_ids"]), sample.leaf["node_id"]), reverse=True)
     return [sample for sample in samples if sample.loss_mask.any()]
 
 
 def _kept(context: TurnContext, turns: Mapping[int, Turn], max_seq_len: int | None) -> tuple[int, str]:
-    """Return how many tokens of ``context`` are the sample's, and its status.
+    """Return the number of tokens of ``context`` in the sample, and the sample's status.
 
-    A turn that was not completed is the last one, unless the client itself kept only a part of it. A turn over
-    ``max_seq_len`` is cut, one that begins behind it left out with all that follows.
+    A turn that was not completed is the last one, unless the client itself kept only a part of it. A turn that exceeds
+    ``max_seq_len`` is cut there, and later turns are left out.
     """
     end, status = 0, COMPLETED
     for number, start, stop, is_whole in context.spans:
@@ -99,14 +99,14 @@ def _kept(context: TurnContext, turns: Mapping[int, Turn], max_seq_len: int | No
 
 
 def _sample(source: SessionTurns, path: _Path, trained: dict[Hashable, int]) -> Sample:
-    """``trained``: where the tokens of each response end that earlier samples train on; those of this one are added."""
+    """Make the sample of ``path``. ``trained``: by response, the end of the tokens that samples so far train on."""
     record, end = path.context.record, path.end
     mask = record.loss_mask[:end].astype(np.uint8)
     sampled = np.flatnonzero(mask)
     start = int(sampled[0]) if len(sampled) else end
     for key, begin, stop in path.context.sampled:
         if not mask[begin:stop].any():
-            continue  # by another adapter than the leaf: a sample of that one's trains on it
+            continue  # sampled with another LoRA adapter, whose own sample trains on it
         shared = trained.get(key, begin)
         mask[begin : min(stop, shared)] = 0
         trained[key] = max(shared, min(stop, end))

@@ -12,7 +12,7 @@ __all__ = ["Settings"]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Further fields that name a session, beside those that are made for it."""
+    """Flags for fields that may name a session, although they are not made for it."""
 
     from_user: bool = False
     from_api_key: bool = False
@@ -22,7 +22,7 @@ class Settings:
         """Check the parsed command line. Raises SettingsError."""
         if options.session_from_api_key and getattr(options, "api_key", None) is not None:
             raise SettingsError(
-                "--session-from-api-key: with --api-key every client shows the router's own key, which names no"
+                "--session-from-api-key: with --api-key every client sends the router's own key, which names no"
                 " session; give agents the base URL http://ROUTER/sessions/NAME/v1 instead"
             )
         return cls(options.session_from_user, options.session_from_api_key)

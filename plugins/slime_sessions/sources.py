@@ -1,7 +1,7 @@
-"""Sessions of requests that name none in a header, or as ``session_id``: what else of a request may be a name.
+"""Further fields that name a session, for requests without a session header and without ``session_id``.
 
-Two rollouts with one name are one session: then a token of the one counts as sampled by the other. So a field that is
-often the same for all, ``user`` or a key, names a session only where that was asked for.
+Two rollouts with one name are one session: a token that one sampled counts as sampled by the other. So a field that is
+often the same for all, ``user`` or a key, names a session only with its flag.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["ApiKeySessions", "from_metadata", "from_user"]
 
 
 def from_metadata(request: Request) -> str | None:
-    """``metadata.session_id`` of the body."""
+    """Return ``metadata.session_id`` of the body, or None."""
     if not request.may_have(b"metadata"):
         return None
     metadata = _field(request, "metadata")
@@ -26,14 +26,14 @@ def from_metadata(request: Request) -> str | None:
 
 
 def from_user(request: Request) -> str | None:
-    """``user`` of the body: OpenAI's name for an end user."""
+    """Return ``user`` of the body, OpenAI's name for an end user, or None."""
     return _usable(_field(request, "user")) if request.may_have(b"user") else None
 
 
 class ApiKeySessions:
-    """The key in ``Authorization: Bearer KEY``, unless it opens something: the router's keys have been taken away.
+    """Names a session by the key in ``Authorization: Bearer KEY``.
 
-    A worker's key, a JSON Web Token, and a placeholder that all clients share are no names.
+    The router's own keys are removed before. A worker's key, a JSON Web Token and a placeholder are no names.
     """
 
     def __init__(self, router: Router) -> None:
@@ -57,7 +57,7 @@ class ApiKeySessions:
 
 
 def _is_jwt(key: str) -> bool:
-    """RFC 7519: three parts, of which the first is the base64url of a JSON object."""
+    """Return True for three parts, the first of them a JSON object in base64url (RFC 7519)."""
     return key.startswith("eyJ") and key.count(".") == 2
 
 
@@ -65,7 +65,7 @@ def _field(request: Request, name: str) -> Any:
     try:
         document = request.json()
     except BadRequest:
-        return None  # the worker says so in its own words
+        return None  # the worker's own error is the answer
     return document.get(name) if isinstance(document, dict) else None
 
 

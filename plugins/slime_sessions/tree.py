@@ -19,7 +19,7 @@ def status_of(turn: Turn) -> str:
 
 
 def committed(turns: Sequence[Turn]) -> list[Turn]:
-    """The turns that sampled something and have ended, or that the session went on from."""
+    """Return the turns that sampled a token, and that have ended or were continued by the session."""
     continued = {turn.before for turn in turns}
     return [
         turn for turn in turns if turn.tokens and (turn.finish_reason is not None or turn.number in continued)
@@ -27,10 +27,10 @@ def committed(turns: Sequence[Turn]) -> list[Turn]:
 
 
 def leaves(turns: Sequence[Turn], *, retries: bool) -> list[Turn]:
-    """The turns of the tree that nothing goes on from.
+    """Return the turns that no other turn continues.
 
-    Without ``retries`` not those that were tried again: a later turn goes on from where they do. That is miles' rule,
-    which keeps all turns that begin a tree; of these we leave out the aborted ones whose prompt came again later.
+    Without ``retries``, retried turns are left out: a later turn continues the same turn as they do. This is miles'
+    rule, which keeps every first turn. Here an aborted first turn is left out too, if its prompt came again later.
     """
     continued = {turn.before for turn in turns}
     latest = {turn.before: turn.number for turn in turns}

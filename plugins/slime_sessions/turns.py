@@ -13,7 +13,7 @@ __all__ = ["Record", "SessionTurns", "Turn", "TurnContext"]
 
 
 class Turn(Protocol):
-    """One response. ``before``: number of the turn that it goes on from; ``finish_reason`` None: no end was seen.
+    """One response. ``before``: number of the turn that it continues; ``finish_reason`` None: no end was seen.
 
     ``prompt``: the same for responses to one prompt.
     """
@@ -31,7 +31,7 @@ class Turn(Protocol):
 
 
 class Record(Protocol):
-    """Tokens of a context, and what is known of each; ``spans``: runs ``(version, count)``, -1 for a prompt's."""
+    """Tokens of a context. ``spans``: runs of ``(weight version, count)``, with version -1 for tokens of a prompt."""
 
     @property
     def tokens(self) -> npt.NDArray[np.int32]: ...
@@ -44,7 +44,7 @@ class Record(Protocol):
 
 
 class TurnContext(Protocol):
-    """All up to the end of one turn. ``spans``: ``(number, start, end, is_whole)`` of the session's turns in it.
+    """All tokens up to the end of one turn. ``spans``: ``(number, start, end, is_whole)`` of the session's turns in it.
 
     ``sampled``: ``(key, start, end)`` of all responses in it, with a key that is the same in all contexts.
     """
@@ -63,11 +63,11 @@ class SessionTurns(Protocol):
     """The recorded sessions."""
 
     def turns(self, session: str) -> Sequence[Turn]:
-        """The turns of ``session``, oldest first."""
+        """Return the turns of ``session``, oldest first."""
         ...
 
     def context(self, turn: Any, turns: Any) -> TurnContext:
-        """The context of ``turn``, one of ``turns``; any thread may make it."""
+        """Return the context of ``turn``, one of ``turns``. Any thread may call it."""
         ...
 
     def text(self, turn: Any) -> str:
@@ -75,13 +75,13 @@ class SessionTurns(Protocol):
         ...
 
     def spell(self, ids: Sequence[int]) -> str:
-        """The text of ``ids``, special tokens spelt out."""
+        """Return the text of ``ids``, special tokens spelt out."""
         ...
 
     def has_lost(self, session: str) -> bool:
-        """True when something of ``session`` is lost, or could not be recorded as exact."""
+        """Return True when something of ``session`` is lost, or could not be recorded as exact."""
         ...
 
     def forget(self, session: str) -> None:
-        """Evict what ``session`` was answered."""
+        """Evict the responses of ``session``."""
         ...

@@ -20,7 +20,7 @@ from slime_sessions.samples import Sample
 __all__ = ["encode"]
 
 _META = "_samples_meta"
-#: Of these nothing is recorded.
+#: Fields that are not recorded.
 _NULLS = ["rollout_routed_experts", "rollout_indexer_topk"]
 
 
@@ -32,7 +32,7 @@ def encode(
     reward: Any = None,
     agent: Mapping[str, Any] | None = None,
 ) -> bytes:
-    """The reply with ``samples``, each with ``reward``, and with what the ``agent`` said in its metadata."""
+    """Return the reply with ``samples``, each with ``reward``, and with ``agent`` in its metadata."""
     tensors: dict[str, Any] = {}
     described = []
     for index, sample in enumerate(samples):

@@ -1,4 +1,4 @@
-"""Names of generations, and what an ``/abort_request`` says."""
+"""Checks of ``rid``, the name of a generation, in generations and in ``/abort_request``."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from router_core.request import Request
 
 __all__ = ["abort_prefix", "check_rid"]
 
-#: Characters that are at most the bytes of a name, however they are encoded.
+#: So many characters never exceed the limit in bytes.
 _SURELY_SHORT = 256
-#: Of one request.
+#: Most names in one request.
 _MOST_NAMES = 1 << 16
 
 
 def check_rid(rid: object) -> None:
-    """Check the ``rid`` of a body before any of it is kept: a name, or a list with one for each prompt.
+    """Check the ``rid`` of a body before any of it is kept: a name, or a list with a name for each prompt.
 
-    Engines and plugins write a name out for each prompt of a batch. Raises BadRequest for one that is too long, and
-    for too many.
+    Engines and plugins repeat a single name for each prompt of a batch. Raises BadRequest for a name that is too long,
+    and for too many names.
     """
     if isinstance(rid, str) and len(rid) <= _SURELY_SHORT:
         return
@@ -26,7 +26,7 @@ def check_rid(rid: object) -> None:
     if len(names) > _MOST_NAMES:
         raise BadRequest(f'"rid" has at most {_MOST_NAMES} names, got {len(names)}')
     if set(map(type, names)) == {str} and max(map(len, names)) <= _SURELY_SHORT:
-        return  # and of many names each was looked at only once
+        return  # many names are checked in one pass
     for name in names:
         if isinstance(name, str):
             check_length('"rid"', name)
@@ -35,8 +35,8 @@ def check_rid(rid: object) -> None:
 def abort_prefix(request: Request) -> str | None:
     """Return the prefix of the rids that ``request`` aborts, ``""`` for all; None when it names none or is invalid.
 
-    SGLang's ``AbortReq``: ``abort_all``, or the beginning of a ``rid``. Workers explain what is wrong with an invalid
-    one. Raises BadRequest for one that is too long.
+    SGLang's ``AbortReq``: ``abort_all``, or the beginning of a ``rid``. Workers answer an invalid request with an error
+    of their own. Raises BadRequest for a ``rid`` that is too long.
     """
     try:
         document = request.json()

@@ -38,13 +38,13 @@ _OF_ALL_TOKENS = frozenset(
 
 
 def is_abort(meta: Mapping[str, Any]) -> bool:
-    """True for the ``meta_info`` of a sequence that was aborted, for whatever reason."""
+    """Return True for the ``meta_info`` of a sequence that was aborted, for whatever reason."""
     reason = meta.get("finish_reason")
     return isinstance(reason, dict) and reason.get("type") == "abort"
 
 
 def is_aborted(output: Any) -> bool:
-    """True for an object of the engine's that says so, unless it finds fault with the request (a status of 4xx)."""
+    """Return True for an engine's answer or event that was aborted, but not for a fault of the request (4xx)."""
     meta = output.get("meta_info") if isinstance(output, dict) else None
     reason = meta.get("finish_reason") if isinstance(meta, dict) else None
     if not isinstance(reason, dict) or reason.get("type") != "abort":
@@ -54,14 +54,14 @@ def is_aborted(output: Any) -> bool:
 
 
 def read_event(output: Any) -> dict[str, Any]:
-    """``output``, if it is one object about one response. Raises ValueError."""
+    """Return ``output`` if it is an object about one response. Raises ValueError."""
     if not isinstance(output, dict) or not isinstance(output.get("meta_info"), dict):
-        raise ValueError("no answer about a generation")
+        raise ValueError("wanted an object with meta_info")
     return output
 
 
 def sampled_ids(answer: Mapping[str, Any]) -> list[int]:
-    """The ids that ``answer`` names, or its logprobs where it names none. A copy."""
+    """Return a copy of the ids in ``answer``, or of those in its logprobs if it has no ids."""
     return list(ids_in(answer, answer["meta_info"]) or ())
 
 
@@ -83,19 +83,18 @@ def ids_of(logprobs: Any) -> list[int]:
 
 
 def with_missing(before: dict[str, Any], event: dict[str, Any], *, grown: bool) -> dict[str, Any]:
-    """``event``, an abort, with what was known ``before`` and it does not tell."""
+    """Return the abort ``event``, completed by ``before``. ``grown``: it has new tokens."""
     known, told = before["meta_info"], event["meta_info"]
     kept = {name: value for name, value in known.items() if not (grown and name in _OF_ALL_TOKENS)}
     meta = {**kept, **told}
     if not grown and not told.get("weight_versions") and known.get("weight_version") is not None:
-        meta["weight_version"] = known[
-            "weight_version"
-        ]  # the abort has the one of now: these tokens are older
+        # The abort names the present version; these tokens are older.
+        meta["weight_version"] = known["weight_version"]
     return {**before, **event, "meta_info": meta}
 
 
 def without_queued(before: str, text: str) -> str:
-    """All text, when ``text`` is that, or new text and then all text."""
+    """Return all text. ``text`` is all text, or new text followed by all text."""
     queued = text[: (len(text) - len(before)) // 2] if len(text) >= len(before) else ""
     whole = before + queued
     if text == queued + whole:
@@ -104,9 +103,9 @@ def without_queued(before: str, text: str) -> str:
 
 
 class News(NamedTuple):
-    """Content of an event: the ``ids`` that are new, or all of them; all text (``is_full``) or what is new.
+    """Content of an event. ``ids``: all ids (``has_all``), else the new ones. ``is_full``: its text is all text.
 
-    ``again``: how many ids at its end were told before.
+    ``again``: number of repeated ids at the event's end, which are not in ``ids``.
     """
 
     ids: list[int]
@@ -116,12 +115,12 @@ class News(NamedTuple):
 
 
 def longer(known: Any, told: Any, total: int, news: News) -> Any:
-    """``known`` and, behind it, the entries for new tokens in ``told``, which may have all ``total`` of them."""
+    """Return ``known`` and, appended, the entries of ``told`` for new tokens. ``told`` may have all ``total`` ones."""
     new = len(news.ids)
     if not (isinstance(known, list) and isinstance(told, list)):
         return told
     if len(told) == total and told[: len(known)] == known:
-        return told  # some servers send them cumulative beside deltas
+        return told  # some servers send cumulative lists with delta ids
     if news.again and len(told) == new + total:
         return told[new:]
     known += told[:new] if len(told) == new + news.again else told

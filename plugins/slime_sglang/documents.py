@@ -10,7 +10,7 @@ __all__ = ["document_in"]
 
 
 def document_in(body: bytes) -> dict[str, Any] | None:
-    """The JSON object in ``body``; None when there is none."""
+    """Return the JSON object in ``body``, or None."""
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError:

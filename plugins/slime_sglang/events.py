@@ -1,4 +1,4 @@
-"""Server-sent events, out of a stream of bytes (WHATWG HTML, section 9.2)."""
+"""Server-sent events in a stream of bytes (WHATWG HTML, section 9.2)."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ def events_in(whole: bytes) -> list[bytes]:
 
 
 def last_end(data: bytes) -> int:
-    """Return the offset behind the last event that ends in ``data``; 0 when none does."""
+    """Return the offset of the end of the last event that ends in ``data``; 0 when none does."""
     return max(data.rfind(end) + len(end) if end in data else 0 for end in _ENDS)
 
 
 class EventCutter:
-    """Cuts a stream of bytes behind whole events; an event may be torn anywhere, or share a piece."""
+    """Cuts a stream of bytes into runs of whole events. A piece may end within an event, or hold several."""
 
     def __init__(self) -> None:
         self._torn: list[bytes] = []
         self._seam = b""
 
     def feed(self, piece: bytes) -> bytes:
-        """All bytes up to the end of the last event that ``piece`` completes. O(bytes)."""
+        """Return all bytes up to the end of the last event that ``piece`` completes. O(bytes)."""
         if not self._torn and piece.endswith(_ENDS[0]):
             return piece  # nearly always
         self._torn.append(piece)
         seam = self._seam + piece
         self._seam = seam[-_SEAM_BYTES:]
         if not any(end in seam for end in _ENDS):
-            return b""  # an event may be very long: it is put together once
+            return b""  # an event may be very long: its pieces are joined once
         data = self.rest()
         end = last_end(data)
         if end < len(data):
@@ -49,7 +49,7 @@ class EventCutter:
         return data[:end]
 
     def rest(self) -> bytes:
-        """Take the bytes of the event that has not ended."""
+        """Return the bytes of the event that has not ended, and forget them."""
         rest = b"".join(self._torn)
         self._torn, self._seam = [], b""
         return rest
@@ -62,6 +62,6 @@ class EventSplitter:
         self._cutter = EventCutter()
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """The data of the events that ``piece`` completes, as :func:`events_in`. O(bytes)."""
+        """Return the data of the events that ``piece`` completes, as :func:`events_in`. O(bytes)."""
         whole = self._cutter.feed(piece)
         return events_in(whole) if whole else []

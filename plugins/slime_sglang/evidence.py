@@ -1,6 +1,6 @@
-"""Evidence in an engine's answer: its figures agree with each other and with the request, or one is named.
+"""Search for a figure in an engine's answer that contradicts another figure or the request.
 
-A missing figure contradicts nothing: SGLang's aborts have next to none (``TokenizerManager._handle_abort_req``).
+A missing figure contradicts nothing: SGLang's aborts have hardly any (``TokenizerManager._handle_abort_req``).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 __all__ = ["CONTRADICTION", "contradiction"]
 
-#: The reason why a record of such an answer is not exact.
+#: The ``inexact_reason`` in records of answers with a contradiction.
 CONTRADICTION = "engine_contradicts_itself"
 
 #: Engines add up probabilities in float32: the sum may be a little more than 1.
@@ -20,7 +20,7 @@ _ZERO, _ONE = array("I", (0,)).tobytes(), array("I", (1,)).tobytes()
 
 
 def contradiction(answer: Mapping[str, Any], *, prompt_tokens: int | None, rid: str | None) -> str | None:
-    """Name the first figure of ``answer`` that contradicts another one or the request; None: none does.
+    """Return the name of the first figure of ``answer`` that contradicts another one or the request, or None.
 
     ``answer`` is one object of an unstreamed ``/generate`` answer, or what a stream came to. ``prompt_tokens``:
     tokens that were sent. ``rid``: the request's name. None: unknown. O(tokens): 16 µs for 258 tokens with logprobs.
@@ -44,7 +44,7 @@ def contradiction(answer: Mapping[str, Any], *, prompt_tokens: int | None, rid: 
 
 
 def _of_tokens(ids: Any, meta: Mapping[str, Any]) -> str | None:
-    """The first figure about the sampled tokens that contradicts another one."""
+    """Return the name of the first figure about sampled tokens that contradicts another one, or None."""
     if ids is not None and not _are_ids(ids):
         return "output_ids"
     logprobs = meta.get("output_token_logprobs")
@@ -73,24 +73,24 @@ def _is_count(value: Any) -> bool:
 
 
 def _agrees(told: Any, known: int | None) -> bool:
-    """True unless ``told`` is there and is no count, or another one than is ``known``."""
+    """Return True when ``told`` is missing, or is a count and equals ``known`` (any count if that is None)."""
     return told is None or (_is_count(told) and known in (None, told))
 
 
 def _are_ids(ids: Any) -> bool:
-    """True for a list of token ids: whole numbers, none of them negative, no bool among them."""
+    """Return True for a list of token ids: integers from 0 on, no bool among them."""
     if not isinstance(ids, list):
         return False
     try:
         packed = array("I", ids).tobytes()
     except (TypeError, OverflowError):
         return False
-    # To an array true is 1. Where neither 0 nor 1 is, neither is a bool: looking for them is cheaper than types.
+    # An array takes a bool as 0 or 1. Without these two there is no bool; searching for them is faster than types.
     return not (_ZERO in packed or _ONE in packed) or set(map(type, ids)) == {int}
 
 
 def _ids_of(logprobs: Any) -> list[Any] | None:
-    """The ids in ``[logprob, id, text]``; None when there are none."""
+    """Return the ids in entries ``[logprob, id, text]``; None for other entries."""
     try:
         return [entry[1] for entry in logprobs]
     except (LookupError, TypeError):
@@ -98,7 +98,7 @@ def _ids_of(logprobs: Any) -> list[Any] | None:
 
 
 def _are_logprobs(logprobs: Sequence[Sequence[Any]]) -> bool:
-    """True when each of the entries begins with the logarithm of a probability, or with null: NaN in JSON."""
+    """Return True when each entry begins with the logarithm of a probability, or with null (NaN in JSON)."""
     values = [entry[0] for entry in logprobs]
     try:
         highest = max(values)  # at the speed of C
@@ -121,9 +121,9 @@ def _of_versions(meta: Mapping[str, Any], count: int | None) -> str | None:
 
 
 def _covers(spans: list[Any], count: int | None) -> bool:
-    """True when ``spans`` follow one another from token 0 to token ``count``.
+    """Return True when ``spans`` follow one another from token 0 to token ``count``.
 
-    Of no tokens SGLang writes one span, from 0 to 0 (``add_weight_versions_to_meta_info``).
+    For no tokens SGLang writes one span, from 0 to 0 (``add_weight_versions_to_meta_info``).
     """
     position: Any = 0
     for span in spans:

@@ -1,4 +1,4 @@
-"""Facts of a worker that are SGLang's: the model that it serves, and the port where a prefill worker is met."""
+"""Facts about an SGLang worker: the model that it serves, and the bootstrap port of a prefill worker."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ __all__ = [
     "registered_model",
 ]
 
-#: Names in :attr:`Worker.facts`. ``TOLD_MODEL`` is what the worker says, ``MODEL_ID`` what its registration did.
+#: Names in :attr:`Worker.facts`. ``TOLD_MODEL``: the model that the worker names; ``MODEL_ID``: its registration's.
 BOOTSTRAP_PORT, MODEL_ID, TOLD_MODEL = "bootstrap_port", "model_id", "told_model"
 
 
 def bootstrap_port(worker: Worker) -> int | None:
-    """The port where decode workers meet ``worker``, a prefill worker; None: the engine's own default."""
+    """Return the port at which decode workers reach the prefill worker ``worker``; None: the engine's default."""
     port: int | None = worker.server.facts.get(BOOTSTRAP_PORT)
     return port
 
 
 def registered_model(worker: Worker) -> str | None:
-    """The model that the registration of ``worker`` names."""
+    """Return the model that the registration of ``worker`` names, or None."""
     model: str | None = worker.server.facts.get(MODEL_ID)
     return model
 
 
 def model_id(worker: Worker) -> str | None:
-    """The model of ``worker``: that of its registration, else what the worker says; None: unknown."""
+    """Return the model of ``worker``: that of its registration, else the one that it names; None: unknown."""
     told: str | None = worker.server.facts.get(TOLD_MODEL)
     registered = registered_model(worker)
     return told if registered is None else registered
 
 
 def described(worker: Worker) -> dict[str, Any]:
-    """``worker`` as ``GET /workers`` shows it."""
+    """Return ``worker`` as ``GET /workers`` shows it."""
     server = worker.server
     return {
         "id": worker.id,

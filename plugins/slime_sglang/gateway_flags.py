@@ -1,9 +1,8 @@
-"""Flags of the SGLang gateway without effect here: accepted or refused, so that a launch line carries over.
+"""Flags of the SGLang gateway (sglang-router 0.3.2) without effect here, so that its launch lines can be used.
 
-Those of sglang-router 0.3.2. A flag that the core or a loaded plugin has is theirs. Of the others, a flag that makes
-no difference to requests is taken, and a line at the start says why it has no effect. With a flag without which
-requests are treated differently, or other clients get in, the router does not start. Their values are never told: some
-are secrets.
+A flag that the core or a loaded plugin defines is not handled here. Of the others, a flag that does not matter to
+requests is accepted, and a line in the log says why it has no effect. A flag that matters to requests or to access is
+refused: the router does not start. Values are never shown, since some are secrets.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ __all__ = ["FLAGS", "GatewayFlag", "add_gateway_flags", "without_effect"]
 class GatewayFlag:
     """One flag, and why it has no effect or is refused.
 
-    ``nargs`` as argparse has it, 0 for a switch; a ``refused`` one is taken with a value of ``unless``.
+    ``nargs``: that of argparse, 0 for a switch. A ``refused`` flag is accepted with one of the values ``unless``.
     """
 
     name: str
@@ -32,11 +31,11 @@ class GatewayFlag:
 
     @property
     def dest(self) -> str:
-        """Its name among the parsed options: no plugin looks there by accident."""
+        """Name of the parsed option, which no plugin reads by accident."""
         return f"gateway{self.name.replace('-', '_')}"
 
     def add_to(self, parser: argparse.ArgumentParser) -> None:
-        """Let ``parser`` take it, unseen in the help; when it is not given, it leaves no trace."""
+        """Add the flag to ``parser``, hidden from the help. Without the flag, no option is set."""
         how: dict[str, Any] = {"action": "store_true"} if self.nargs == 0 else {"nargs": self.nargs}
         parser.add_argument(
             self.name, dest=self.dest, default=argparse.SUPPRESS, help=argparse.SUPPRESS, **how
@@ -57,12 +56,12 @@ _IDLE: tuple[_Row, ...] = (
     (
         "--tokenizer-cache-enable-l0 --tokenizer-cache-enable-l1",
         0,
-        "--plugin radix_cache tokenises nothing twice as it is",
+        "--plugin radix_cache caches tokenised text anyway",
     ),
     (
         "--tokenizer-cache-l0-max-entries --tokenizer-cache-l1-max-memory",
         None,
-        "--plugin radix_cache tokenises nothing twice as it is",
+        "--plugin radix_cache caches tokenised text anyway",
     ),
     ("--mcp-config-path", None, "the router calls no tools"),
     (
@@ -74,7 +73,7 @@ _IDLE: tuple[_Row, ...] = (
     ),
 )
 
-#: Without these other things would happen, or others would get in.
+#: Flags that would change the handling of requests.
 _REFUSED: tuple[_Row, ...] = (
     ("--backend", None, "workers are SGLang servers"),
     ("--history-backend", None, "no history is kept"),
@@ -82,7 +81,7 @@ _REFUSED: tuple[_Row, ...] = (
 
 _UNLESS = {"--backend": ("sglang",), "--history-backend": ("memory", "none")}
 
-#: All of them.
+#: All flags.
 FLAGS = tuple(
     GatewayFlag(name, why, nargs, refused=rows is _REFUSED, unless=_UNLESS.get(name, ()))
     for rows in (_IDLE, _REFUSED)
@@ -92,14 +91,14 @@ FLAGS = tuple(
 
 
 def add_gateway_flags(parser: argparse.ArgumentParser) -> None:
-    """Let ``parser``, which has the flags of the core and of all plugins, take the rest of the gateway's."""
+    """Add the rest of the gateway's flags to ``parser``, which has the flags of the core and of all plugins."""
     for flag in FLAGS:
         if flag.name not in parser._option_string_actions:
             flag.add_to(parser)
 
 
 def without_effect(options: argparse.Namespace) -> list[str]:
-    """A line for each flag that was given and has no effect. Raises SettingsError for one that is refused."""
+    """Return a line for each given flag without effect. Raises SettingsError for a refused flag."""
     given = vars(options)
     lines = []
     for flag in FLAGS:

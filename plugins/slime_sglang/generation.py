@@ -1,4 +1,4 @@
-"""Requests that generate, and what a router adds to them on their way to a worker."""
+"""Recognition of requests that generate, and changes of the fields in their bodies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from router_core.routes import parsed_object
 
 __all__ = ["GENERATION_PATHS", "at_generation", "generates", "with_fields", "without_fields"]
 
-#: Raw paths at which engines generate. They wait during a pause, are limited, and may be repeated.
+#: Raw paths at which engines generate. Requests to them wait during a pause, are limited, and may be repeated.
 GENERATION_PATHS = frozenset(
     (
         b"/generate", b"/v1/chat/completions", b"/v1/completions", b"/v1/responses", b"/v1/messages",
@@ -27,21 +27,21 @@ _NAME = re.compile(rb'"([a-z_]+)":')
 
 
 def generates(request: Request) -> bool:
-    """True when ``request`` makes an engine generate."""
-    # The target: as it almost always stands there.
+    """Return True when ``request`` makes an engine generate."""
+    # Fast path: the target almost always is one of these paths as written.
     return request.method == "POST" and (request.target in GENERATION_PATHS or at_generation(request))
 
 
 def at_generation(request: Request) -> bool:
-    """True when ``request``, of any method, goes where engines generate."""
+    """Return True when ``request``, of any method, goes to a path at which engines generate."""
     return request.path in _PATHS
 
 
 def with_fields(body: bytes, fields: bytes) -> bytes:
-    """``body``, a JSON object, with ``fields`` (``b'"a":1,"b":2'``) in place of what it has under these names.
+    """Return ``body``, a JSON object, with ``fields`` (``b'"a":1,"b":2'``) in place of its own fields of these names.
 
-    What is there stays byte for byte, and nothing is parsed, unless one of the names stands in it. They come last: of a
-    name that is there twice, however it is spelt, readers take the last. Raises BadRequest.
+    If none of the names occurs in ``body``, it is not parsed and stays byte for byte. ``fields`` come last: of a name
+    that occurs twice, even with escapes, JSON parsers take the last. Raises BadRequest.
     """
     if any(b'"%b"' % name in body for name in _NAME.findall(fields)):
         return orjson.dumps({**parsed_object(body), **orjson.loads(b"{%b}" % fields)})
@@ -55,7 +55,7 @@ def with_fields(body: bytes, fields: bytes) -> bytes:
 def without_fields(body: bytes, names: Collection[str]) -> bytes:
     """Return ``body`` without the top-level fields ``names``; the same bytes when it has none. Raises BadRequest.
 
-    It is parsed only when one of the names stands in it.
+    ``body`` is parsed only when one of the names occurs in it.
     """
     if not any(f'"{name}"'.encode() in body for name in names):
         return body

@@ -1,4 +1,4 @@
-"""The description that an SGLang server gives of itself: weight version, model, data-parallel ranks."""
+"""Questions to a new SGLang worker: weight version, model, data-parallel ranks."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 class Introduction:
     """The component ``"introduction"``, see :class:`router_core.registration.Introduction`.
 
-    ``counts_ranks``: each worker is asked how many data-parallel ranks it has; ``asks_model``: and for the model that
-    it serves.
+    ``counts_ranks``: each worker is asked how many data-parallel ranks it has. ``asks_model``: it is also asked for the
+    model that it serves.
     """
 
     def __init__(self, router: Router, *, counts_ranks: bool) -> None:
@@ -37,7 +37,7 @@ class Introduction:
         """See :class:`router_core.registration.Introduction`."""
         router, get = self._router, self._router.registration.get
         served = None
-        with anyio.fail_after(FIRST_LOOK_S):  # httpx counts each step of a request by itself
+        with anyio.fail_after(FIRST_LOOK_S):  # httpx's timeouts are for single steps of a request
             for path in ("/model_info", "/get_model_info"):
                 status, body = await get(worker, path)
                 if status != 404:
@@ -55,21 +55,17 @@ class Introduction:
             return Refusal(wrong)
         at = self._learn(worker, body) if status == 200 else None
         if served is not None or worker.facts.get(TOLD_MODEL) is None:
-            worker.facts[TOLD_MODEL] = (
-                served or at
-            )  # only at first: ``at`` is another after each update from disk
+            worker.facts[TOLD_MODEL] = served or at  # ``at`` only once: it changes with updates from disk
         return None
 
     async def count_again(self, worker: Worker) -> None:
-        """``worker`` is back, perhaps as another process with other ranks."""
+        """Count the ranks of ``worker`` again: it is back, perhaps as another process with other ranks."""
         trouble: object = f"no answer within {FIRST_LOOK_S:g} s"
         with anyio.move_on_after(FIRST_LOOK_S):
             try:
                 self._router.pool.split(worker, ranks_told(await self._server_info(worker)))
                 return
-            except (
-                Exception
-            ) as error:  # httpcore on uvloop lets odd ones through; no worker may end the router
+            except Exception as error:  # httpcore on uvloop raises others, too; no worker may end the router
                 trouble = error
         logger.warning("worker %s does not say how many ranks it has: %s", worker.url, trouble)
 
@@ -83,10 +79,10 @@ class Introduction:
         return b""
 
     def _learn(self, worker: Worker, body: bytes) -> str | None:
-        """Take over the version of the weights; returns where its model is."""
+        """Note the weight version in ``body``. Returns the path of the worker's model."""
         info = document_in(body)
         if info is None:
-            return None  # not an SGLang server; it can be proxied to all the same
+            return None  # not an SGLang server; it can be a worker all the same
         version, model = version_named(info.get("weight_version")), info.get("model_path")
         worker.said_version = version
         if version is not None:

@@ -1,4 +1,4 @@
-"""The plugin: workers that are SGLang servers say what they are, and are told which of their ranks is meant."""
+"""The plugin: registration of SGLang servers as workers, and their data-parallel ranks."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ __all__ = ["SGLang", "add_options", "make_plugin"]
 logger = logging.getLogger(__name__)
 
 
-@hookimpl(trylast=True)  # of the gateway's flags it takes those that no other plugin has
+@hookimpl(trylast=True)  # it adds the gateway's flags that no other plugin has
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dp-aware",
         action="store_true",
-        help="choose among the data-parallel ranks of each worker, and tell it which one",
+        help="choose a data-parallel rank of a worker for each request",
     )
     parser.add_argument(
         "--intra-node-data-parallel-size",
         type=int,
         default=1,
         metavar="N",
-        help="each worker has N data-parallel ranks to choose among, without asking (default: %(default)s)",
+        help="each worker has N data-parallel ranks, and is not asked for them (default: %(default)s)",
     )
     add_gateway_flags(parser)
 
 
 def make_plugin(options: argparse.Namespace) -> SGLang:
-    """The plugin with the flags of the command line. Raises SettingsError."""
+    """Make the plugin from the flags of the command line. Raises SettingsError."""
     ranks: int = options.intra_node_data_parallel_size
     if ranks < 1:
         raise SettingsError(f"--intra-node-data-parallel-size: wanted a number above 0, got {ranks}")
@@ -52,7 +52,7 @@ def make_plugin(options: argparse.Namespace) -> SGLang:
 class SGLang:
     """Introduces workers (component ``"introduction"``) and knows their data-parallel ranks.
 
-    ``ranks``: how many each worker has, without asking; ``counts_ranks``: each is asked.
+    ``ranks``: number of ranks of each worker. ``counts_ranks``: each worker is asked for the number instead.
     """
 
     def __init__(self, *, ranks: int = 1, counts_ranks: bool = False) -> None:
@@ -65,7 +65,7 @@ class SGLang:
         self._introduction = Introduction(router, counts_ranks=self._counts_ranks)
         router.components.register("introduction", self._introduction)
 
-    @hookimpl(trylast=True)  # the rank is written by what is next to the proxy
+    @hookimpl(trylast=True)  # innermost: the rank is written just before the proxy
     def sender(self, inner: Sender) -> Sender:
         some = self._counts_ranks or self._ranks > 1
         return Ranks(inner, in_header=self._ranks > 1) if some else inner
@@ -74,7 +74,7 @@ class SGLang:
     def routes(self, router: Router) -> Sequence[BaseRoute]:
         return worker_routes(router)
 
-    @hookimpl(tryfirst=True)  # the others see a worker with its ranks
+    @hookimpl(tryfirst=True)  # other plugins see the worker with its ranks
     def worker_changed(self, worker: Worker, change: WorkerChange) -> None:
         router = self._router
         if change == "added" and self._ranks > 1:

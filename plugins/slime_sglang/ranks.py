@@ -1,7 +1,7 @@
-"""Data-parallel ranks: how a worker is told which of its ranks a request was given to.
+"""Data-parallel ranks: the chosen rank is written into each request.
 
-A server with ``dp_size`` above 1 has a scheduler and a prefix cache for each rank. Left alone it takes its ranks in
-turn; told the rank, it uses the one that was chosen. SGLang reads it in the body of a generation, vLLM in a header.
+A server with ``dp_size`` above 1 has a scheduler and a prefix cache for each rank. It uses its ranks in turn, unless a
+request names a rank. SGLang reads the rank in the body of a generation, vLLM in a header.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from slime_sglang.generation import generates, with_fields, without_fields
 
 __all__ = ["Ranks", "ranks_told"]
 
-#: More would be a mistake, or worse.
+#: A larger ``dp_size`` counts as invalid.
 _MAX_RANKS = 1024
 #: The second is for SGLang before 0.5.9.
 _FIELDS = ("routed_dp_rank", "data_parallel_rank")
@@ -26,17 +26,17 @@ _HEADER = b"x-data-parallel-rank"
 
 
 def ranks_told(server_info: bytes) -> int:
-    """The ``dp_size`` in an answer to ``/server_info``; 1 when it has none."""
+    """Return the ``dp_size`` in an answer to ``/server_info``; 1 when it has no valid one."""
     size = (document_in(server_info) or {}).get("dp_size")
     return size if isinstance(size, int) and 1 < size <= _MAX_RANKS else 1
 
 
 class Ranks:
-    """A Sender that writes the rank into what a rank is sent, and leaves all else to ``inner``.
+    """A Sender that writes the rank into each generation for a rank, and leaves all else to ``inner``.
 
-    A rank that a client names is taken out: the router chooses, and a server with a single rank may refuse it. Bodies
-    for workers that are only proxied to stay as they are. ``in_header``: each request that a rank is given, whatever
-    its path, names it in a header as well.
+    A rank that a client names is removed: the router chooses, and a server with a single rank may refuse it. Bodies
+    for passthrough workers stay as they are. ``in_header``: each request for a rank, whatever its path, also names the
+    rank in a header.
     """
 
     def __init__(self, inner: Sender, *, in_header: bool = False) -> None:
@@ -58,7 +58,7 @@ class Ranks:
             else:
                 body = with_fields(body, b",".join(b'"%b":%d' % (name.encode(), rank) for name in _FIELDS))
         if self._in_header and rank is not None:
-            # In place: others know this attempt by its request. It is read before anything is awaited.
+            # In place: others identify this attempt by its Request. The proxy reads the headers before it awaits.
             others = (pair for pair in request.headers if pair[0] != _HEADER)
             request.headers = [*others, (_HEADER, b"%d" % rank)]
         return await self._inner.send(exchange, request, body)

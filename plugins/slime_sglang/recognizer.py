@@ -1,7 +1,7 @@
 """Recognition of vLLM servers, which know none of SGLang's calls.
 
-A vLLM server has no ``/model_info``; its ``/v1/models`` are ``owned_by`` ``vllm``. With ``--api-key`` it guards ``/v1``
-only: then ``/version`` answers ``{"version"}`` beside a 401.
+A vLLM server has no ``/model_info``; its ``/v1/models`` are ``owned_by`` ``vllm``. With ``--api-key`` it protects only
+``/v1``: then ``/v1/models`` answers 401, and ``/version`` answers ``{"version"}``.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ async def objection(worker: Worker, http: httpx.AsyncClient) -> str | None:
     try:
         with anyio.fail_after(_DEADLINE_S):
             is_vllm = await _is_vllm(worker, http)
-    except Exception:  # httpcore on uvloop lets odd ones through
-        return None  # what it is will be seen by its traffic
+    except Exception:  # httpcore on uvloop raises others than its own, too
+        return None  # unknown: it may register
     return _REFUSAL.format(url=worker.url) if is_vllm else None
 
 

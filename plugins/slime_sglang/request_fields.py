@@ -1,6 +1,6 @@
-"""Fields of a ``/generate`` request that leave what its answer says about tokens true.
+"""Fields of a ``/generate`` request that do not make the tokens in its answer inexact.
 
-Read off SGLang 0.5.23 (``GenerateReqInput`` in srt/managers/io_struct.py, ``SamplingParams`` in
+Taken from SGLang 0.5.23 (``GenerateReqInput`` in srt/managers/io_struct.py, ``SamplingParams`` in
 srt/sampling/sampling_params.py). Fields that change the context or the output without a trace in the ids are left out
 on purpose: embedding overrides, custom logit processors and their parameters, a forced end of thinking. A name that
 begins with ``return_`` only asks for more in the answer.
@@ -85,13 +85,12 @@ _MEDIA = ("image_data", "video_data", "audio_data")
 
 
 def unknown_field(body: Mapping[str, Any]) -> str | None:
-    """Name the first field of ``body``, by its name, that is not known to be harmless; None: all are.
+    """Return the alphabetically first field of ``body`` that is not known to be harmless, or None.
 
-    Null stands for the default, as in SGLang, and so does an empty list of media. Sampling parameters are looked at,
-    too.
+    Sampling parameters are checked, too. Null stands for the default, as in SGLang, and so does an empty list of media.
     """
     unknown: list[str] = []
-    if not body.keys() <= _TOP_LEVEL:  # a third of the time that their difference takes
+    if not body.keys() <= _TOP_LEVEL:  # a third of the time of a set difference
         unknown += [
             name
             for name in body.keys() - _TOP_LEVEL

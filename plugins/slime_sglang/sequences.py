@@ -1,13 +1,13 @@
-"""The events of one sampled sequence, put together to the answer that an unstreamed request would have got.
+"""Assembly of the events of one sampled sequence into the answer that an unstreamed request would have got.
 
 SGLang streams cumulative events (each has all text and ids so far) or, with ``--incremental-streaming-output``, deltas
 beside cumulative counters. Aborts have shapes of their own (its ``TokenizerManager._handle_abort_req``):
 
-- Out of the waiting queue: no ``prompt_tokens``, all text, all logprobs, ``completion_tokens`` of all tokens; in a
-  stream, cumulative or incremental, ``output_ids`` is only the *last* id.
-- The same behind deltas that nobody had read yet, in one event (``_coalesce_streaming_chunks``): their ids, text and
-  logprobs, and behind them the last id again, all text and all logprobs.
-- Older versions: nothing but ``id`` and ``finish_reason``.
+- In the waiting queue: no ``prompt_tokens``, all text, all logprobs, ``completion_tokens`` of all tokens; in a stream,
+  cumulative or incremental, ``output_ids`` is only the *last* id.
+- The same joined to unread deltas, in one event (``_coalesce_streaming_chunks``): ids, text and logprobs of the deltas,
+  then the last id again, all text and all logprobs.
+- In older versions: only ``id`` and ``finish_reason``.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ _OF_THE_REQUEST = ("id", "prompt_tokens")
 
 
 def whole_answer(event: dict[str, Any]) -> dict[str, Any]:
-    """``event``, when nothing came before it, as an unstreamed answer. Raises ValueError."""
+    """Return ``event``, the first of its sequence, as an unstreamed answer. Raises ValueError."""
     so_far = AnswerSoFar()
     so_far.take(event)
     return so_far.answer
 
 
 class AnswerSoFar:
-    """The answer that the events of one sequence come to.
+    """The answer so far, assembled from the events of one sequence.
 
-    Figures that do not fit stay as the engine gave them, for :func:`slime_sglang.contradiction` to see.
-    ``cumulative``, ``incremental``: an event repeated the ones before it, or did not. ``rewritten``: one did so with
-    another text, or was that of another request.
+    Inconsistent figures stay as the engine gave them, so that :func:`slime_sglang.contradiction` finds them.
+    ``cumulative``: an event repeated the ones before it. ``incremental``: an event did not. ``rewritten``: an event
+    repeated them with another text, or belonged to another request.
     """
 
     def __init__(self) -> None:
@@ -55,16 +55,16 @@ class AnswerSoFar:
         self.text = ""
         self._ids: list[int] = []
         self._event: dict[str, Any] | None = None
-        #: Longer than those of the last event; None while that one has all.
+        #: The lists ``PER_TOKEN`` with all entries; None while the last event has them all.
         self._lists: dict[str, Any] | None = None
         self._names_ids = self._has_text = False
         self._held: bytes | None = None
         self._text_is_told = False
         self._is_shared = True
-        #: The version of the weights that an event named last; and whether another one had named another.
+        #: The weight version that an event named last. True: events named different versions.
         self._version: Any = None
         self._has_versions = False
-        #: Name and size of the request, as the first event with tokens has told them.
+        #: ``id`` and ``prompt_tokens``, from the first event with tokens that has them.
         self._request: dict[str, Any] = {}
 
     @property
@@ -79,15 +79,15 @@ class AnswerSoFar:
 
     @property
     def ids(self) -> list[int]:
-        """All ids so far, only to be read, and only before the next event."""
+        """All ids so far. Read only, and valid until the next event."""
         self._catch_up()
         return self._ids
 
     @property
     def meta(self) -> dict[str, Any]:
-        """``meta_info`` of the answer, as :attr:`ids`; empty before the first event.
+        """``meta_info`` of the answer. Read only, and valid until the next event; empty before the first one.
 
-        It names no version of the weights where events named several, and none says which tokens are whose.
+        It has no ``weight_version`` if events named several and no ``weight_versions`` tell whose tokens are whose.
         """
         self._catch_up()
         if self._event is None:
@@ -112,7 +112,7 @@ class AnswerSoFar:
         return answer
 
     def copy(self) -> AnswerSoFar:
-        """The same, apart from here on."""
+        """Return an independent copy."""
         self._catch_up()
         twin = AnswerSoFar()
         vars(twin).update(vars(self))
@@ -121,9 +121,9 @@ class AnswerSoFar:
         return twin
 
     def hold(self, event: bytes, text: str | None = None) -> None:
-        """Take an ``event`` that repeats all before it, unparsed; ``text`` is the new text in it, if that was read.
+        """Keep an ``event`` that repeats all before it, unparsed. ``text``: the new text in it, if that was read.
 
-        It is parsed when the next event does not repeat it: to parse every one would be quadratic.
+        It is parsed only when the next event does not repeat it: parsing each event would be quadratic.
         """
         self._held = event
         self._text_is_told = text is not None
@@ -136,7 +136,7 @@ class AnswerSoFar:
         """
         meta = event.get("meta_info")
         if not isinstance(meta, dict):
-            raise ValueError("no answer about a generation")
+            raise ValueError("wanted an object with meta_info")
         text = event.get("text")
         if not (text is None or isinstance(text, str)):
             raise ValueError(f"wanted a text, got {type(text).__name__}")
@@ -177,7 +177,7 @@ class AnswerSoFar:
     def _take_delta(
         self, event: dict[str, Any], meta: dict[str, Any], ids: list[int], text: str | None
     ) -> str:
-        """The same for the usual event of an incremental stream: half of the work."""
+        """Take the usual event of an incremental stream, with half of the work of ``take``."""
         self._append(meta, News(ids, has_all=False, is_full=False))
         self._event = event
         self._see_version(meta)
@@ -191,12 +191,12 @@ class AnswerSoFar:
 
     def _see_version(self, meta: dict[str, Any]) -> None:
         version = meta.get("weight_version")
-        if version is not None and self._ids:  # an attempt without tokens says nothing of the next one's
+        if version is not None and self._ids:  # before the first token, the version may still change
             self._has_versions |= self._version not in (None, version)
             self._version = version
 
     def _see_request(self, meta: dict[str, Any]) -> None:
-        """Note if an event with tokens is of another request: streams that are mixed up."""
+        """Note an event with tokens that belongs to another request: streams were mixed up."""
         if self._ids:
             for figure in _OF_THE_REQUEST:
                 told = meta.get(figure)
@@ -204,7 +204,7 @@ class AnswerSoFar:
                     self.rewritten = True
 
     def _see_mode(self, ids: list[int], news: News, aborted: bool) -> None:
-        """Note if the event repeats others. An abort may do so in any stream, but for those ``ids`` that are all."""
+        """Note if the event repeats others. An abort may do so in any stream: it counts only if it names all ids."""
         if news.has_all:
             self.cumulative |= not aborted or (news.ids is ids and len(ids) > 1)
         else:
@@ -219,11 +219,11 @@ class AnswerSoFar:
         if self._text_is_told:
             self.text = told
 
-    # Reading of an event, by its counter first: that always counts all tokens.
+    # An event is read by its counter first, which always counts all tokens.
 
     def _read(self, ids: list[int] | None, meta: dict[str, Any], text: str | None) -> News:
         known, count = self._ids, meta.get("completion_tokens")
-        if ids is None:  # no engine of today; older ones were cumulative
+        if ids is None:  # only older engines, which were cumulative
             repeats = text is not None and not self.incremental and text.startswith(self.text)
             return News([], has_all=False, is_full=repeats)
         begins = ids[: len(known)] == known
@@ -237,7 +237,7 @@ class AnswerSoFar:
         return News(ids, has_all=has_all, is_full=has_all)
 
     def _repeats_logprobs(self, ids: list[int], meta: dict[str, Any]) -> bool:
-        """True when an event has a logprob for each of ``ids`` and begins with those of all tokens before."""
+        """Return True when an event has a logprob for each of ``ids``, beginning with those of all earlier tokens."""
         known, told = self.meta.get("output_token_logprobs"), meta.get("output_token_logprobs")
         if not (isinstance(known, list) and isinstance(told, list) and known):
             return False
@@ -247,7 +247,7 @@ class AnswerSoFar:
         known, count = self._ids, meta.get("completion_tokens")
         begins = ids[: len(known)] == known
         is_again = len(known) + len(ids) - 1 == count and ids[-1:] == (ids[-2:-1] or known[-1:])
-        # Out of the waiting queue, or cumulative anyway: the text is all of it.
+        # The text is all text if the sequence was in the waiting queue, or the stream is cumulative.
         was_waiting = "prompt_tokens" not in meta and "prompt_tokens" in self.meta
         has_all_text = was_waiting or self.cumulative
         if ids and begins and len(ids) == count and not (was_waiting and is_again):
@@ -275,7 +275,7 @@ class AnswerSoFar:
         if not news.is_full:
             self.text += text
         elif not aborted:
-            # Shorter than before, where a stop string was trimmed.
+            # The text is shorter than before when a stop string was trimmed.
             self.rewritten |= not (text.startswith(before) or before.startswith(text))
             self.text = text
         elif news.again:
@@ -285,7 +285,7 @@ class AnswerSoFar:
         return self.text[len(before) :]
 
     def _append(self, told: dict[str, Any], news: News) -> None:
-        """Put what an event has ``told`` of new tokens behind that of the ones before."""
+        """Append the ids of ``news``, and the entries for them in ``told``, to those of earlier events."""
         if self._is_shared:
             known = self.meta
             self._ids = list(self._ids)

@@ -1,6 +1,6 @@
-"""Routes for workers: registration, removal, and what is known of them.
+"""Routes for workers: registration, removal, changes and status.
 
-``/add_worker`` and friends are slime's spelling, ``/workers`` is the SGLang gateway's.
+``/add_worker``, ``/remove_worker`` and ``/list_workers`` are slime's API, ``/workers`` is the SGLang gateway's.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Workers:
     # slime's spelling
 
     async def _named(self, request: Request) -> tuple[str, dict[str, Any]]:
-        """The worker URL of the query or the body, and the body."""
+        """Return the worker URL in the query or the body, and the body."""
         content = await json_object(request)
         given = request.query_params.get("url") or request.query_params.get("worker_url")
         url = given or content.get("url") or content.get("worker_url")
@@ -66,12 +66,12 @@ class _Workers:
         return JSON(answer if trouble is None else answer | _warning(url, trouble))
 
     async def _added(self, url: str, content: dict[str, Any]) -> tuple[Worker, str | None]:
-        """The worker at ``url``, registered now, and what was wrong with its first answer.
+        """Register the worker at ``url``. Returns it, and the fault of its first answer or None.
 
         Raises BadRequest and WorkerRefused.
         """
         about = _checked(content)
-        if about["worker_type"] is not None:  # of another kind, it is met elsewhere
+        if about["worker_type"] is not None:  # another type may have another port
             about["facts"] = {BOOTSTRAP_PORT: None} | about["facts"]
         await self._router.addresses.admit(url)
         worker, trouble = await self._router.add_worker(url, **about)
@@ -116,7 +116,7 @@ class _Workers:
         return found if isinstance(found, Response) else JSON(described(found))
 
     async def update(self, request: Request) -> Response:
-        """As the gateway has it: what is not named stays, labels are added to those that are there."""
+        """Change a worker as the gateway does: fields that are not named stay, and labels are merged."""
         found = self._found(request)
         if isinstance(found, Response):
             return found
@@ -163,7 +163,7 @@ def _warning(url: str, trouble: str) -> dict[str, str]:
 
 
 def _checked(content: dict[str, Any]) -> dict[str, Any]:
-    """The optional fields of a registration. Raises BadRequest."""
+    """Return the optional fields of a registration. Raises BadRequest."""
     kind = content.get("worker_type")
     if kind is not None and (not isinstance(kind, str) or kind not in get_args(WorkerType)):
         raise BadRequest(f"worker_type: wanted one of {', '.join(get_args(WorkerType))}, got {shown(kind)}")
@@ -179,7 +179,7 @@ def _checked(content: dict[str, Any]) -> dict[str, Any]:
     labels = {} if labels is None else labels
     if not isinstance(labels, dict) or not all(isinstance(value, str) for value in labels.values()):
         raise BadRequest(f"labels: wanted an object of strings, got {shown(labels)}")
-    for name in ("priority", "cost"):  # which the gateway keeps among the labels, too
+    for name in ("priority", "cost"):  # labels here, as in the gateway
         number = content.get(name)
         if number is None:
             continue
@@ -188,7 +188,7 @@ def _checked(content: dict[str, Any]) -> dict[str, Any]:
             raise BadRequest(f"{name}: wanted a number from 0 on, got {shown(number)}")
         labels = {**labels, name: str(number)}
     key = content.get("api_key")
-    # With a space at its end httpx would send it nowhere, and tell it as it says so.
+    # httpx refuses a key with a space at its end, and shows the key in its error.
     if key is not None and not (isinstance(key, str) and _KEY.fullmatch(key)):
         raise BadRequest("api_key: wanted a string of printable ASCII, without a space at its ends")
     return {
@@ -202,7 +202,7 @@ def _checked(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _bounded(labels: dict[str, str]) -> dict[str, str]:
-    """``labels``. Raises BadRequest for too many or too long ones."""
+    """Return ``labels``. Raises BadRequest for too many or too long ones."""
     longest = max((len(text) for pair in labels.items() for text in pair), default=0)
     if len(labels) > _MAX_LABELS or longest > _MAX_LABEL:
         raise BadRequest(
@@ -213,7 +213,7 @@ def _bounded(labels: dict[str, str]) -> dict[str, str]:
 
 
 def worker_routes(router: Router) -> list[ControlRoute]:
-    """The routes of both spellings."""
+    """Return the routes of both APIs."""
     workers = _Workers(router)
     return [
         ControlRoute("/add_worker", workers.add_worker, methods=["POST"]),

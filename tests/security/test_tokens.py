@@ -62,7 +62,7 @@ async def control(running: Running, token: str) -> httpx.Response:
 
 def why(reply: httpx.Response) -> str:
     assert reply.status_code == 401, reply.text
-    return str(reply.json()["error"]["message"]).removeprefix("the token is no good: ")
+    return str(reply.json()["error"]["message"]).removeprefix("invalid token: ")
 
 
 # authentication
@@ -158,8 +158,8 @@ async def test_required_claims_of_a_token(start: Start, provider: IdentityProvid
     cases: dict[str, dict[str, Any]] = {
         "it has expired": {"exp": now - 40},
         "it is not valid yet": {"nbf": now + 60},
-        "it does not say exp": {"exp": None},
-        "it does not say aud": {"aud": None},
+        "it has no claim exp": {"exp": None},
+        "it has no claim aud": {"aud": None},
         "it is for another audience": {"aud": "api://else"},
     }
     async with trusting(start, provider) as (running, _):

@@ -1,6 +1,6 @@
-"""The SGLang gateway's Python package, as far as trainers use it; what it starts is slime-router."""
+"""The parts of the SGLang gateway's Python package that trainers use. It starts slime-router."""
 
 __all__ = ["__version__"]
 
-# The gateway's version that this stands for: miles asks for more than 0.2.1, slime's image for "slime" in it.
+# The gateway's version that this replaces: miles requires more than 0.2.1, slime's image "slime" in the version.
 __version__ = "0.3.2+slime.router"

@@ -1,4 +1,4 @@
-"""Starts slime-router where the SGLang gateway is started: by a function, or as ``python -m``."""
+"""Entry points of the SGLang gateway that start slime-router: a function, and ``python -m``."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ __all__ = ["RouterArgs", "launch_router", "main"]
 
 
 def launch_router(args: RouterArgs | argparse.Namespace) -> None:
-    """Serve until SIGTERM or SIGINT. Blocks; call it in the main thread of a process of its own.
+    """Serve until SIGTERM, SIGINT or SIGHUP. Blocks; call it in the main thread of a process of its own.
 
     Raises SystemExit when the router cannot start; one line on stderr says why.
     """
     if not isinstance(args, RouterArgs):
         args = RouterArgs.from_cli_args(args)
     if args.log_level in ("debug", "info", "warn", "error"):
-        # A forked process has its trainer's log handlers, and the router leaves those, and their level, alone.
+        # A forked process has its trainer's log handlers. The router does not change these or their level.
         logging.getLogger().setLevel(args.log_level.upper())
     _serve(args.command_line())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """``python -m sglang_router.launch_router``: a line of the gateway's, with any flag of slime-router."""
+    """Run ``python -m sglang_router.launch_router``, which takes the gateway's flags and those of slime-router."""
     _serve([*RouterArgs().command_line(), *(sys.argv[1:] if arguments is None else arguments)])
 
 
 def _serve(words: list[str]) -> None:
-    # Here, since each process of a trainer imports this module for RouterArgs: httpx, uvicorn and all the rest.
+    # Imported here: each process of a trainer imports this module for RouterArgs, without need of httpx and uvicorn.
     from router_core.cli import main as slime_router
 
     code = slime_router(words)

@@ -1,4 +1,4 @@
-"""verl takes the two from here; servers are SGLang's own to launch."""
+"""The module from which verl imports these two. It launches no server."""
 
 from sglang_router.launch_router import RouterArgs, launch_router
 

@@ -1,4 +1,4 @@
-"""The arguments of the SGLang gateway, and the command line of slime-router that says the same."""
+"""The arguments of the SGLang gateway, and their conversion to a command line of slime-router."""
 
 import argparse
 from dataclasses import dataclass, field, fields
@@ -7,7 +7,7 @@ from typing import Any, Self, get_args
 __all__ = ["RouterArgs"]
 
 
-#: Of flags with several values, what argparse is told; a repeated one brings a group of values each time.
+#: Options of argparse for flags with several values. A flag that is repeated has a group of values each time.
 _ANY = {"nargs": "*"}
 _SOME = {"nargs": "+"}
 _GROUPS = {"nargs": "+", "action": "append"}
@@ -16,10 +16,10 @@ _ONES = {"nargs": 1, "action": "append"}
 
 @dataclass
 class RouterArgs:
-    """Each field is a flag of sglang-router 0.3.2, in the router's own form or in the words of a command line.
+    """Arguments of sglang-router 0.3.2, a field for each flag. Values are Python objects or words of a command line.
 
-    They begin as in the gateway. Where slime-router begins elsewhere, and where the gateway's begins with a flag that
-    has no effect here, that is None: not given. Trainers log theirs: no key is in its ``repr``.
+    Defaults are the gateway's. A default is None (not given) where slime-router has another one, and where the flag has
+    no effect here. Trainers log these objects, so their ``repr`` shows no key.
     """
 
     worker_urls: list[str] = field(default_factory=list, metadata=_ANY)
@@ -141,7 +141,7 @@ class RouterArgs:
         parser: argparse.ArgumentParser, use_router_prefix: bool = False, exclude_host_port: bool = False
     ) -> None:
         """Add the gateway's flags to ``parser``, as ``--router-...`` if wanted."""
-        told = "what starts slime-router; its docs/operations.md tells what they do"
+        told = "flags of slime-router, described in its docs/operations.md"
         group = parser.add_argument_group("SGLang router", told)
         plain = RouterArgs()
         for each in fields(RouterArgs):
@@ -159,7 +159,7 @@ class RouterArgs:
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace, use_router_prefix: bool = False) -> Self:
-        """Make arguments from the result of a parser with these flags; all else in ``args`` is somebody else's."""
+        """Make arguments from the result of a parser with these flags. Other options in ``args`` are ignored."""
         given = vars(args)
         found = {}
         for each in fields(cls):
@@ -170,11 +170,11 @@ class RouterArgs:
         return cls(**found)
 
     def command_line(self) -> list[str]:
-        """The flags for slime-router. What is as it began is left out, so the environment may say it."""
+        """Return the flags for slime-router, without those that have their default: the environment may set these."""
         plain = RouterArgs()
         words = [f"--host={(self.host or '0.0.0.0').strip('[]')}", f"--port={self.port}"]
         if self.policy is not None:
-            words.append(f"--policy={self.policy}")  # the gateway's, which trainers set the thresholds of
+            words.append(f"--policy={self.policy}")  # trainers set the thresholds of the gateway's default
         for each in fields(self):
             value = getattr(self, each.name)
             if each.name in ("host", "port", "policy", *_WITHOUT_FLAG) or value is None:
@@ -194,7 +194,7 @@ _OTHERWISE_SPELT = {
 
 
 def _prefix(name: str, wanted: bool) -> str:
-    """These three are without it in the gateway, too."""
+    """Return ``router-`` if ``wanted``. Three flags have no prefix in the gateway either."""
     return "router-" if wanted and name not in ("host", "port", "worker_urls") else ""
 
 
@@ -203,7 +203,7 @@ def _spelt(name: str) -> str:
 
 
 def _words(name: str, value: Any) -> list[str]:
-    """``value`` of a field as words of a command line."""
+    """Return ``value`` of a field as words of a command line."""
     flag = f"--{_spelt(name)}"
     if value is True:
         return [flag]
