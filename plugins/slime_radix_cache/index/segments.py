@@ -43,7 +43,7 @@ Versions: TypeAlias = tuple[tuple[str | None, int], ...]
 Context: TypeAlias = "tuple[Segment, int] | None"
 
 _ID_BYTES = 4
-#: Sessions remembered as givers of one prompt. For other sessions the tokenizer's spelling decides.
+#: Sessions remembered as givers of one prompt. Others get its ids only if the tokenizer makes the same ones.
 _GIVERS = 64
 
 
@@ -104,7 +104,7 @@ class Giver(NamedTuple):
 class Prompt(Segment):
     """Tokens that the router made from text, or got from a client: loss mask 0, logprob 0.0.
 
-    ``giver`` is None if the tokenizer makes these tokens of their text.
+    ``giver`` is None if the router made these tokens from text.
     """
 
     __slots__ = ("giver",)
@@ -176,7 +176,7 @@ class Response(Segment):
 
     @property
     def reach(self) -> Node:
-        """The last node up to which a text may cut the response."""
+        """The last node at which a text may cut the response."""
         return self.node if self.visible >= 0 else self.end
 
     @property

@@ -110,7 +110,7 @@ class SessionTurns:
         return TurnContext(record, tuple(reversed(spans)), tuple(reversed(sampled)), reason)
 
     def text(self, turn: Turn) -> str:
-        """Return the client's text of ``turn``. O(its length); in the event loop only, since that changes the index."""
+        """Return the response text of ``turn``. O(its length). Only for the event loop, which changes the index."""
         return text_of(turn.response.node, prompt_end(turn.response)).decode()
 
     def has_lost(self, session: str) -> bool:
