@@ -70,6 +70,7 @@ class Flight(NamedTuple):
     mask: list[int]
     session: str | None
     running: Running | None
+    node: Node | None
 
 
 class Model(RuleBasedStateMachine):
@@ -259,7 +260,7 @@ class Model(RuleBasedStateMachine):
             self.kept.begin(running)
         rest = encode(prompt[match.position :].decode())
         mask = record_of(match.context).loss_mask.tolist() + [0] * len(rest)
-        self.flying.append(Flight(match.context, text, known + rest, mask, session, running))
+        self.flying.append(Flight(match.context, text, known + rest, mask, session, running, match.node))
 
     def _land(self, flight: Flight, *, is_recorded: bool) -> None:
         self.kept.unpin(flight.context)
@@ -267,10 +268,10 @@ class Model(RuleBasedStateMachine):
             self.kept.end(flight.running, is_recorded=is_recorded)
 
     def _arrive(self, flight: Flight, answer: list[int]) -> None:
-        context, text, consumed, mask, session, _ = flight
+        context, text, consumed, mask, session, _, node = flight
         rest = pack(*consumed[len(context_ids(context)) // 4 :])
         said = sampled(*answer, version=str(self.version))
-        response = self.kept.record(context, rest, text.encode(), said, session)
+        response = self.kept.record(context, rest, text.encode(), said, session, known=node)
         flying = [context, *(other for other, *_ in self.flying)]
         pinned = {id(segment) for one in flying for segment, _ in links(one)}
         if self.limit and self.kept.tokens > self.limit:

@@ -13,8 +13,9 @@ from slime_radix_cache.capture.given_prompts import GivenPrompts
 from slime_radix_cache.capture.open_streams import OpenStreams
 from slime_radix_cache.capture.replies import NOTHING_SAMPLED, Unusable, read_output
 from slime_radix_cache.index.segment_store import Sampled
-from slime_radix_cache.index.segments import Context, Giver, Response, context_ids, links
+from slime_radix_cache.index.segments import Context, Giver, Response, context_ids, read_context
 from slime_radix_cache.index.sessions import Running
+from slime_radix_cache.index.text_node import Node
 from slime_radix_cache.index.trajectories import Trajectories
 from slime_radix_cache.tally import Tally
 from slime_radix_cache.tokens.encoding import Encoder
@@ -31,9 +32,9 @@ _BROKEN = "\ufffd".encode()
 
 @dataclass(slots=True)
 class Turn:
-    """A prompt in UTF-8. ``context``: recorded and pinned; it covers the first ``position`` bytes.
+    """A prompt in UTF-8. ``context``: recorded and pinned; it covers the first ``position`` bytes, up to ``node``.
 
-    ``rest``: packed ids of the other bytes. ``tokens``: number of tokens of context and rest. ``giver``: the client
+    ``rest``: packed ids of the other bytes. ``ids``: packed ids of context and rest. ``giver``: the client
     that gave the ids. ``adapter``: the LoRA adapter of the answer. ``doubt``: why its record will not be exact.
     ``rid``: the engine's id of the request, if known. ``response``: the response that was recorded last.
     """
@@ -43,7 +44,8 @@ class Turn:
     session: str | None
     position: int
     rest: bytes = b""
-    tokens: int = 0
+    node: Node | None = None
+    ids: bytes = b""
     giver: Giver | None = None
     adapter: str | None = None
     doubt: str | None = None
@@ -57,9 +59,9 @@ class Turn:
         return [self, *(replace(self) for _ in range(number - 1))]
 
     @property
-    def ids(self) -> bytes:
-        """Packed ids that the engine gets."""
-        return context_ids(self.context) + self.rest
+    def tokens(self) -> int:
+        """The number of ids that the engine gets."""
+        return len(self.ids) // 4
 
 
 class Turns:
@@ -128,12 +130,11 @@ class Turns:
             for one in match.unknown:
                 await self._given_prompts.find_out(one, client)
             match = self._trajectories.find_to_continue(text, session)
-        return Turn(text, match.context, session, match.position)
+        return Turn(text, match.context, session, match.position, node=match.node)
 
     async def encode(self, turn: Turn, prompt: str | bytes) -> None:
         """Tokenise the part of ``prompt`` after the context of its ``turn``. Raises PromptTooLong."""
-        known = list(links(turn.context))
-        reused = sum(length for _, length in known)
+        known, responses = read_context(turn.context)
         if turn.position < len(turn.prompt):
             text = (
                 prompt
@@ -141,12 +142,11 @@ class Turns:
                 else turn.prompt[turn.position :].decode()
             )
             turn.rest = await self._encoder.encode(text, begins=turn.context is None, client=turn.client)
-        turn.tokens = reused + len(turn.rest) // 4
+        turn.ids = known + turn.rest
         self._encoder.check_length(turn.tokens)
         if turn.running is not None:
             turn.running.ids = turn.ids
-        number = 1 + sum(isinstance(segment, Response) for segment, _ in known)
-        self._tally.turn(number, reused, turn.tokens - reused)
+        self._tally.turn(1 + responses, len(known) // 4, len(turn.rest) // 4)
 
     def end(self, turn: Turn) -> None:
         """Unpin the context of ``turn``, which has ended in any way. Call this once."""
@@ -230,6 +230,7 @@ class Turns:
             turn.giver,
             turn.response,
             instead_of,
+            turn.node,
         )
         return turn.response
 

@@ -37,7 +37,13 @@ def find_to_continue(
     found = search.own(session, check) if session is not None else None
     found = found or search.longest(others())
     context, position = found or (None, 0)
-    return Match(context, position, unknown=check.unknown if check is not None else ())
+    node = next((one for one in reversed(path.stops) if one.depth <= position), None)
+    return Match(
+        context,
+        position,
+        unknown=check.unknown if check is not None else (),
+        node=node if node is not None and node.depth == position else None,
+    )
 
 
 def find_to_read(path: Path, text: bytes, cut: Cut, around: Around, session: str | None) -> Match:

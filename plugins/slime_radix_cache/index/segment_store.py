@@ -78,9 +78,15 @@ class SegmentStore:
                 self._append(segment)
 
     def _prompt(
-        self, context: Context, ids: bytes, text: bytes, doubt: str | None, giver: Giver | None
+        self,
+        context: Context,
+        ids: bytes,
+        text: bytes,
+        doubt: str | None,
+        giver: Giver | None,
+        known: Node | None = None,
     ) -> Prompt:
-        node = self._index.insert(text)
+        node = self._node_of(text, known)
         parent, kept = context if context is not None else (None, 0)
         for segment in node.ends:
             if (
@@ -98,12 +104,18 @@ class SegmentStore:
         self._add(prompt, _PROMPT_BYTES)
         return prompt
 
-    def _prompt_end(self, context: Context, prompt: bytes) -> Node:
-        """Return the node at which ``prompt`` ends; ``context`` has all of its tokens."""
+    def _node_of(self, text: bytes, known: Node | None) -> Node:
+        """Return the node at which ``text`` ends; ``known``: a node on the way to it."""
+        return (
+            self._index.insert(text[known.depth :], known) if known is not None else self._index.insert(text)
+        )
+
+    def _prompt_end(self, context: Context, prompt: bytes, known: Node | None) -> Node:
+        """Return the node at which ``prompt`` ends; ``context`` has all of its tokens. ``known``: see record."""
         before = context[0].node if context is not None else None
-        if before is not None and before.depth == len(prompt) and text_of(before) == prompt:
+        if known is None and before is not None and before.depth == len(prompt) and text_of(before) == prompt:
             return before
-        return self._index.insert(prompt)  # the context is cut, has a hidden tail, or was found by its ids
+        return self._node_of(prompt, known)  # the context is cut, has a hidden tail, or was found by its ids
 
     def _response(
         self,

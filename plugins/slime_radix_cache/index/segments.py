@@ -34,6 +34,7 @@ __all__ = [
     "last_sampled",
     "links",
     "pack_logprobs",
+    "read_context",
     "said_before",
 ]
 
@@ -261,14 +262,25 @@ def said_before(response: Response) -> Response | None:
 
 def context_ids(context: Context) -> bytes:
     """Return the token ids of ``context``, packed int32. O(tokens)."""
-    parts = []
-    while context is not None:  # inlined: links() would take 1.5 times as long
-        segment, length = context
+    return read_context(context)[0]
+
+
+def read_context(context: Context) -> tuple[bytes, int]:
+    """Return the token ids of ``context``, packed int32, and the number of its responses. O(tokens)."""
+    if context is None:
+        return b"", 0
+    parts: list[bytes] = []
+    responses = 0
+    segment, length = context
+    while True:  # inlined: links() would take 1.5 times as long
         ids = segment.ids
         parts.append(ids if length * _ID_BYTES == len(ids) else ids[: length * _ID_BYTES])
-        context = (segment.parent, segment.kept) if segment.parent is not None else None
+        responses += type(segment) is Response
+        if segment.parent is None:
+            break
+        length, segment = segment.kept, segment.parent
     parts.reverse()
-    return b"".join(parts)
+    return b"".join(parts), responses
 
 
 def ids_before(segment: Segment) -> bytes:

@@ -12,15 +12,16 @@ import numpy as np
 import numpy.typing as npt
 
 from slime_radix_cache.index.rows import Row, with_item, without_item
-from slime_radix_cache.index.segments import Response, Segment, ids_before, links
+from slime_radix_cache.index.segments import Response, Segment, ids_before
 
 __all__ = ["Starts"]
 
-_FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that no power of it is 0
+_BITS = 1 << 64
+_FACTOR = 0x9E3779B97F4A7C15  # odd, so that no power of it is 0, and each can be undone
 #: Tokens per step, so that the arrays fit in a core's cache.
 _BLOCK = 1 << 15
-_POWERS = np.cumprod(np.full(_BLOCK, _FACTOR), dtype=np.uint64)
-_BITS = 1 << 64
+_POWERS = np.cumprod(np.full(_BLOCK, _FACTOR, np.uint64), dtype=np.uint64)
+_INVERSES = np.cumprod(np.full(_BLOCK, pow(_FACTOR, -1, _BITS), np.uint64), dtype=np.uint64)
 #: Shifts a digest to its first 20 bits.
 _SHIFT = 44
 
@@ -34,7 +35,7 @@ class Starts:
         self._counts = np.full(1 << 64 - _SHIFT, 0, np.uint32)
 
     def add(self, response: Response) -> None:
-        """Note where ``response`` begins. O(segments before it, and tokens since the response before it began)."""
+        """Note where ``response`` begins. O(tokens since the response before it began)."""
         response.before = _digest_before(response)
         self._by_digest[response.before] = with_item(self._by_digest.get(response.before, ()), response)
         self._counts[response.before >> _SHIFT] += 1
@@ -53,8 +54,10 @@ class Starts:
         """
         digest = 0
         found = [(0, 0)] if self._counts[0] else []
-        for start, terms in _terms(ids):
-            digests = np.cumsum(terms) + np.uint64(digest)
+        for start, values in _blocks(ids):
+            size = len(values)
+            values[1:] *= _INVERSES[: size - 1]
+            digests = (np.cumsum(values) + np.uint64(digest)) * _POWERS[:size]
             digest = int(digests[-1])
             hits = np.flatnonzero(self._counts[digests >> np.uint64(_SHIFT)])
             found += zip((hits + start + 1).tolist(), digests[hits].tolist(), strict=True)
@@ -71,31 +74,26 @@ class Starts:
 def _digest_before(response: Response) -> int:
     """Return the digest of the tokens before ``response``, from that of the response before it."""
     since: list[bytes] = []
-    before, known = 0, 0  # tokens before the earlier response, and their digest
-    found = False
-    for segment, length in links((response.parent, response.kept) if response.parent is not None else None):
-        if found:
-            before += length
-            continue
-        since.append(segment.ids[: 4 * length])
-        if isinstance(segment, Response):
-            known, found = segment.before, True
+    digest = 0
+    here: Segment = response
+    while here.parent is not None:
+        since.append(here.parent.ids[: 4 * here.kept])
+        here = here.parent
+        if isinstance(here, Response):
+            digest = here.before
+            break
     since.reverse()
-    more = sum(int(terms.sum()) for _, terms in _terms(b"".join(since)))
-    return (known + pow(int(_FACTOR), before, _BITS) * more) % _BITS
+    for _, values in _blocks(b"".join(since)):
+        size = len(values)
+        digest = (digest * int(_POWERS[size - 1]) + int(np.dot(values, _POWERS[size - 1 :: -1]))) % _BITS
+    return digest
 
 
-def _terms(ids: bytes) -> Iterator[tuple[int, npt.NDArray[np.uint64]]]:
-    """Yield blocks of the terms of a polynomial modulo 2**64, each with the place where it begins.
+def _blocks(ids: bytes) -> Iterator[tuple[int, npt.NDArray[np.uint64]]]:
+    """Yield blocks of the coefficients of a polynomial modulo 2**64, each with the place where it begins.
 
-    The sums of the first 1, 2, ... terms are the digests of the first 1, 2, ... ``ids``.
+    The digest of n ids is the sum of ``(id + 1) * _FACTOR ** (n - place)``.
     """
     values = np.frombuffer(ids, np.int32)
-    factor = 1
     for start in range(0, len(values), _BLOCK):
-        block = values[start : start + _BLOCK].astype(np.uint64) + np.uint64(1)
-        block *= _POWERS[: len(block)]
-        if start:
-            block *= np.uint64(factor)
-        yield start, block
-        factor = factor * int(_POWERS[-1]) % _BITS
+        yield start, values[start : start + _BLOCK].astype(np.uint64) + np.uint64(1)

@@ -41,7 +41,7 @@ class Match(NamedTuple):
     ``inside_response``: all of the text is recorded, and it ends within a response. ``others``: only other sessions
     have all of the text, as a prompt (``asked``) or with ``sampled`` parts. ``is_asked``: the session of the search
     sent a request with this context, and so continued all of it. ``unknown``: see SpellingCheck; contexts with one
-    of these prompts were left out.
+    of these prompts were left out. ``node``: the node at that position, if there is one.
     """
 
     context: Context
@@ -52,6 +52,7 @@ class Match(NamedTuple):
     others: Literal["asked", "sampled"] | None = None
     is_asked: bool = False
     unknown: Sequence[Prompt] = ()
+    node: Node | None = None
 
 
 class Search:

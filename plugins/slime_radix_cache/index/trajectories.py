@@ -12,6 +12,7 @@ from slime_radix_cache.index.segment_store import Sampled, SegmentStore, confirm
 from slime_radix_cache.index.segments import Context, Giver, Prompt, Response, Segment, links, said_before
 from slime_radix_cache.index.sessions import Running
 from slime_radix_cache.index.text_index import text_of
+from slime_radix_cache.index.text_node import Node
 from slime_radix_cache.index.text_search import Around, Cut, Match
 from slime_sglang.evidence import CONTRADICTION
 
@@ -110,6 +111,7 @@ class Trajectories(SegmentStore):
         giver: Giver | None = None,
         again: Response | None = None,
         instead_of: Response | None = None,
+        known: Node | None = None,
     ) -> Response:
         """Record the tokens that an engine consumed and sampled.
 
@@ -117,18 +119,22 @@ class Trajectories(SegmentStore):
         the client that gave these ids. ``again``: the earlier record of the same sequence, which stays if it is
         equal. ``instead_of``: the recorded beginning of this response, which is withdrawn unless something continues
         it. An earlier attempt that was not continued is no such beginning, even if its tokens are the same.
+
+        ``known``: the node on the way to the text of ``prompt`` at which ``context`` was found; None: not known.
         """
         doubt = CONTRADICTION if sampled.doubt == CONTRADICTION else None
         if giver is not None:
             _give(context, giver)
-        asked = self._prompt(context, prompt_ids, prompt, doubt, giver) if prompt_ids else None
+        if known is not None and (context is None or context[0] not in known.ends):
+            known = None  # nothing has kept the place
+        asked = self._prompt(context, prompt_ids, prompt, doubt, giver, known) if prompt_ids else None
         if asked is not None:
             begin = asked.node
             context = asked, len(asked)
         else:
             if context is not None and isinstance(context[0], Prompt):
                 confirm(context[0], doubt)
-            begin = self._prompt_end(context, prompt)
+            begin = self._prompt_end(context, prompt, known)
         response = self._response(context, begin, sampled, session, again, instead_of)
         if doubt is not None and session is not None:
             self.losses.sessions.add(session)

@@ -104,9 +104,12 @@ class LoggedTrajectories(Trajectories):
         giver: Giver | None = None,
         again: Response | None = None,
         instead_of: Response | None = None,
+        known: Node | None = None,
     ) -> Response:
         """See Trajectories. One write has the response and the evictions: a kill leaves both or neither."""
-        response = super().record(context, prompt_ids, prompt, sampled, session, giver, again, instead_of)
+        response = super().record(
+            context, prompt_ids, prompt, sampled, session, giver, again, instead_of, known
+        )
         self._write()
         return response
 

@@ -57,6 +57,19 @@ def test_a_sequence_that_is_told_twice_is_kept_once() -> None:
     assert (kept.segments, kept.tokens) == (2, 3)
 
 
+def test_record_does_not_go_on_from_a_node_that_was_dropped() -> None:
+    kept = trajectories()
+    generate(kept, "b", sampled(1, 1, 1), "one")
+    shorter = kept.record(None, pack(2), b"b", sampled(1, 1), "two")
+    match = kept.find_to_continue(b"baab", "one")
+    assert match.node is shorter.node
+    kept.pin(match.context)
+    kept.withdraw(shorter)
+    kept.record(match.context, pack(2), b"baab", sampled(1), "one", known=match.node)
+    kept.unpin(match.context)
+    assert read(kept, "baaba", "one") == ([2, 1, 1, 2, 1], [0, 1, 1, 0, 1], None)
+
+
 def test_the_same_tokens_with_other_logprobs_are_another_sample() -> None:
     kept = trajectories()
     generate(kept, "ab", sampled(1, logprobs=[-0.5]))
