@@ -209,6 +209,12 @@ def pack_logprobs(values: Sequence[float | None]) -> bytes:
 
     Engines compute logprobs in float32, so float32 is the usual case. Raises TypeError if a value is no number.
     """
+    try:
+        floats = array("f", values)  # type: ignore[type-var]  # None raises
+        if floats.tolist() == values:
+            return floats.tobytes()
+    except (TypeError, OverflowError):
+        pass  # an integer that is too large for a float, or None
     exact = array("d", [math.nan if value is None else value for value in values])
     with np.errstate(over="ignore", invalid="ignore"):  # a value too large for float32 fails the comparison
         narrow = np.frombuffer(exact).astype(np.float32)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 import tokenizers
 
 from router_core.types import Tokenizer
+from slime_radix_cache.tokens.byte_tokens import byte_decoder
 
 __all__ = ["Decoder", "decoder_of", "own_copy"]
 
@@ -43,9 +44,12 @@ def decoder_of(tokenizer: Tokenizer) -> Decoder:
     if own is None or not _only_delegates(tokenizer):
         return Decoder(lambda ids, skip: tokenizer.decode(list(ids), skip_special_tokens=skip))
     rust = own
+    by_bytes = byte_decoder(own)
 
     def decode(ids: Sequence[int], skip: bool) -> str:
         if len(ids) < _MANY_IDS:
+            if by_bytes is not None:
+                return by_bytes(ids, skip)
             return str(rust.decode(ids, skip_special_tokens=skip))
         return str(rust.decode_batch([ids], skip_special_tokens=skip)[0])
 

@@ -16,7 +16,7 @@ from slime_fairness.turns import FairThreads
 from slime_radix_cache.tokens.abilities import LOSSY, Abilities, examine
 from slime_radix_cache.tokens.backend import own_copy
 from slime_radix_cache.tokens.fast_tokenizer import Batch, ComparedTokenizer, fast_copy, reference_of
-from slime_radix_cache.tokens.parts import Part, Parts, cut
+from slime_radix_cache.tokens.parts import SHORT_PART, Part, Parts, cut
 from slime_radix_cache.tokens.spelling import Spelling
 
 __all__ = ["MAX_TOKENS", "Encoder", "PromptTooLong"]
@@ -119,6 +119,8 @@ class Encoder:
             whole = Part(text, framed=True)
             _check_part(whole)
             ids = await self._parts.ids([whole], client)
+        elif len(text) < SHORT_PART and self._compared is not None:  # to look it up would take as long
+            ids = self._parts.made_now(next(self._cut(text, begins=begins)))
         elif len(text) > self._long_part:
             ids = await self._encode_long(text, begins=begins, client=client)
         else:

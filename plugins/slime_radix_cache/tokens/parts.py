@@ -13,13 +13,13 @@ import anyio
 
 from slime_fairness.turns import FairThreads
 
-__all__ = ["Part", "Parts", "cut"]
+__all__ = ["SHORT_PART", "Part", "Parts", "cut"]
 
 
 #: Longer texts are tokenised in a thread: about 1 ms of work, far more than the switch costs.
 _LONG_TEXT = 4096
 #: Shorter pieces between two seams are joined with the next ones: a part costs as much time as a token, 1 µs.
-_SHORT_PART = 512
+SHORT_PART = 512
 _OVERHEAD_BYTES = 300
 
 
@@ -63,8 +63,8 @@ def cut(
 
 def _at_seams(text: str, seams: re.Pattern[str] | None, *, follows: bool) -> Iterator[Part]:
     start = 0
-    for seam in seams.finditer(text, 1) if seams is not None and len(text) >= _SHORT_PART else ():
-        if seam.start() - start >= _SHORT_PART:
+    for seam in seams.finditer(text, 1) if seams is not None and len(text) >= SHORT_PART else ():
+        if seam.start() - start >= SHORT_PART:
             yield Part(text[start : seam.start()], follows=follows and not start)
             start = seam.start()
     yield Part(text[start:], follows=follows and not start)
@@ -115,6 +115,13 @@ class Parts:
                     if part in making.made:
                         found[part] = self._reuse(making.made[part])
         return b"".join([found[part] for part in parts])
+
+    def made_now(self, part: Part) -> bytes:
+        """Packed int32 ids of a short ``part``, which is not kept. Raises what the tokenizer raises."""
+        (ids,) = self._packed((part,))
+        self.encoded += 1
+        self.tokens_encoded += len(ids) // 4
+        return ids
 
     def _reuse(self, ids: bytes) -> bytes:
         self.reused += 1

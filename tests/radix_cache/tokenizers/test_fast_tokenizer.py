@@ -217,3 +217,14 @@ async def test_parts_in_the_making_are_shared_and_forgotten() -> None:
         may_end.set()
     await parts.ids([part], None)
     assert len(made) == 3  # what was made when all was forgotten is not kept
+
+
+@pytest.mark.anyio
+async def test_short_texts_are_encoded_each_time(llama3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To look one up among the parts that are kept would take as long."""
+    install(monkeypatch, llama3, lambda text: text)
+    encoder = Encoder(llama3)
+    for text in ("short", "short", "it is long " * 60, "it is long " * 60):
+        assert ids(await encoder.encode(text, begins=True)) == right_ids(llama3, text)
+    told = encoder.as_dict()
+    assert (told["parts_encoded"], told["parts_reused"]) == (3, 1)
