@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import sys
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
 from slime_radix_cache.index.segments import Versions, pack_logprobs
+from slime_sglang.evidence import Columns, columns_of
 
 __all__ = ["NOTHING_SAMPLED", "Output", "Unusable", "read_output"]
 
@@ -33,6 +34,7 @@ class Output:
     """One sampled sequence. ``ids`` and ``logprobs`` are packed (see segments); ``ids`` is not empty.
 
     Contradictory logprobs and versions are left out; :func:`slime_sglang.contradiction` names the field.
+    ``columns``: the logprobs and ids before packing.
     """
 
     text: str
@@ -40,6 +42,7 @@ class Output:
     logprobs: bytes | None
     versions: Versions
     finish_reason: str
+    columns: Columns | None = field(default=None, compare=False)
 
 
 def read_output(output: Any) -> Output:
@@ -49,12 +52,14 @@ def read_output(output: Any) -> Output:
     meta = output.get("meta_info")
     meta = meta if isinstance(meta, dict) else {}
     text = output.get("text")
+    triples = meta.get("output_token_logprobs")
+    columns = columns_of(triples) if triples else None
     try:
-        ids, logprobs = _tokens(output.get("output_ids"), meta.get("output_token_logprobs"))
+        ids, logprobs = _tokens(output.get("output_ids"), triples, columns)
     except (TypeError, ValueError, OverflowError, IndexError):
         raise Unusable("answer_not_understood") from None
     if not ids:
-        claims_some = meta.get("completion_tokens", 0) != 0 or bool(text or meta.get("output_token_logprobs"))
+        claims_some = meta.get("completion_tokens", 0) != 0 or bool(text or triples)
         raise Unusable("answer_without_ids" if claims_some else NOTHING_SAMPLED)
     if not isinstance(text, str):
         raise Unusable("answer_without_text")
@@ -64,23 +69,21 @@ def read_output(output: Any) -> Output:
         logprobs,
         _versions(meta, len(ids) // 4),
         sys.intern(orjson.dumps(meta.get("finish_reason")).decode()),
+        columns,
     )
 
 
-def _tokens(ids: Any, triples: Any) -> tuple[bytes, bytes | None]:
+def _tokens(ids: Any, triples: Any, columns: Columns | None) -> tuple[bytes, bytes | None]:
     """Pack the ids and logprobs in ``output_ids`` and ``[logprob, id, text]``; each may be missing."""
     if ids is None:
-        ids = [triple[1] for triple in triples or ()]
+        ids = columns.ids if columns is not None else [triple[1] for triple in triples or ()]
     packed = array("i", ids).tobytes()
-    if not triples:
-        return packed, None
+    if columns is None or columns.ids != ids:
+        return packed, None  # none, or they are of other tokens
     try:
-        logprobs = pack_logprobs([triple[0] for triple in triples])
-        if [triple[1] for triple in triples] == ids:
-            return packed, logprobs
-    except (TypeError, LookupError):
-        pass  # they are no logprobs
-    return packed, None
+        return packed, pack_logprobs(columns.logprobs)
+    except TypeError:
+        return packed, None  # they are no logprobs
 
 
 def _versions(meta: dict[str, Any], count: int) -> Versions:

@@ -193,7 +193,7 @@ class Turns:
         ids = array("i", output.ids)
         reason = orjson.loads(output.finish_reason)
         spelt = self._spelling.tail(ids, output.text, reason if reason is not None or not is_whole else {})
-        figure = contradiction(answer, prompt_tokens=turn.tokens, rid=turn.rid)
+        figure = contradiction(answer, prompt_tokens=turn.tokens, rid=turn.rid, columns=output.columns)
         if figure is None and spelt is None:
             figure = "text"
         if figure is None and doubt == CONTRADICTION:

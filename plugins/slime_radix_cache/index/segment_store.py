@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 
 from slime_radix_cache.index.ages import Ages
-from slime_radix_cache.index.segments import Context, Giver, Prompt, Response, Segment, Versions, links
+from slime_radix_cache.index.segments import Context, Giver, Prompt, Response, Segment, Versions
 from slime_radix_cache.index.sessions import Sessions
 from slime_radix_cache.index.starts import Starts
 from slime_radix_cache.index.text_index import TextIndex, prompt_end, text_of
@@ -65,17 +65,24 @@ class SegmentStore:
 
     def pin(self, context: Context) -> None:
         """Protect ``context`` from eviction until :meth:`unpin`, which must follow once for each call."""
-        for segment, _ in links(context):
+        segment = context[0] if context is not None else None
+        remove = self._ages.remove
+        while segment is not None:
             segment.pins += 1
             if segment.pins == 1:
-                self._ages.remove(segment)
+                remove(segment)
+            segment = segment.parent
 
     def unpin(self, context: Context) -> None:
         """Undo one :meth:`pin`; the context counts as used now."""
-        for segment, _ in links(context):
+        segment = context[0] if context is not None else None
+        generation, append = self._generation, self._ages.append
+        while segment is not None:
             segment.pins -= 1
             if segment.pins == 0:
-                self._append(segment)
+                segment.generation = generation
+                append(segment)
+            segment = segment.parent
 
     def _prompt(
         self,
