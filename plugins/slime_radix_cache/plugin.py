@@ -193,10 +193,7 @@ class RadixCache:
     async def pre_request(self, exchange: Exchange) -> None:
         """Send ``input_ids`` instead of ``text``."""
         request = exchange.request
-        path = request.path
-        if self._pool.passthrough:
-            return
-        if request.method not in _METHODS or path != "/generate":
+        if self._pool.passthrough or request.method not in _METHODS or request.path != "/generate":
             return
         if self._encoder.refused is not None:
             self._tally.untouched(self._encoder.refused)
@@ -285,7 +282,8 @@ class RadixCache:
                 self._turns, exchange, noted.ask, noted.turns, noted.generation, self._router.long_work
             )
             try:
-                await answers.pass_on(reply)
+                if await answers.pass_on(reply) and self._log is not None:
+                    exchange.on_close(self._log.unfinished.begin(exchange.session))
             except HTTPError:
                 raise
             except Exception as error:

@@ -8,12 +8,12 @@ import orjson
 
 from router_core.reply import Reply
 
-__all__ = ["EVENTS", "JSON", "media_type", "parsed", "without_experts"]
+__all__ = ["EVENTS", "EXPERTS", "JSON", "media_type", "parsed", "without_experts"]
 
 JSON, EVENTS = b"application/json", b"text/event-stream"
 
 #: In JSON this cannot stand inside a string: there the quotes would be escaped.
-_EXPERTS = b'"routed_experts":'
+EXPERTS = b'"routed_experts":'
 #: Smaller bodies are parsed as they are: with experts a body is large.
 _LARGE = 1 << 16
 
@@ -35,8 +35,8 @@ def without_experts(body: bytes) -> bytes:
     """Return ``body`` with empty strings as the values of ``routed_experts``."""
     kept: list[bytes] = []
     position = 0
-    while (name := body.find(_EXPERTS, position)) >= 0:
-        value = name + len(_EXPERTS)
+    while (name := body.find(EXPERTS, position)) >= 0:
+        value = name + len(EXPERTS)
         start = body.find(b'"', value)
         if start >= 0 and not body[value:start].strip():
             kept.append(body[position : start + 1])

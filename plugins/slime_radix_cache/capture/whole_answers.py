@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -11,10 +12,11 @@ import anyio
 import orjson
 
 from router_core.exchange import Exchange
-from router_core.reply import Reply
+from router_core.reply import BodySource, Reply
 from router_core.request import LARGE_BYTES, Request
 from slime_fairness.large_json import parse
 from slime_fairness.turns import FairTurns
+from slime_radix_cache.capture.relayed_answer import RELAYED_BYTES, RelayedAnswer
 from slime_radix_cache.capture.requests import Ask, single
 from slime_radix_cache.capture.turns import Growing, Turn, Turns
 from slime_resume.generation import Generation
@@ -44,12 +46,60 @@ class WholeAnswers:
         self._generation = generation
         self._long_work = long_work
 
-    async def pass_on(self, reply: Reply) -> None:
+    async def pass_on(self, reply: Reply) -> bool:
         """Read ``reply``, resume and record it. Raises errors of reading, and ValueError if it is no answer.
 
-        If its number of sequences is wrong, all of them count as lost.
+        If its number of sequences is wrong, all of them count as lost. Returns True for a large answer that will not be
+        resumed: it is passed on while it comes, and recorded before its last piece is passed on.
         """
+        is_large = reply.body is None and _size(reply) >= RELAYED_BYTES
+        if is_large and len(self._turns) == 1 and await self._relay(reply):
+            return True
         body = await reply.read()
+        answer, answers = await self._read(body)
+        generation = self._generation
+        aborted = [number for number, each in enumerate(answers) if is_aborted(each)] if generation else []
+        await self._record(answers, set(aborted))
+        if generation is None or not aborted:
+            return False
+        if isinstance(answer, list):
+            answers = orjson.loads(body)  # with routed experts too: the list is encoded again
+            await self._resume_some(answers, aborted, generation)
+            reply.replace_body(orjson.dumps(answers))
+        else:
+            better = await self._resumed(0, answer, generation)
+            if better is not None:
+                reply.replace_body(better)
+        return False
+
+    async def _relay(self, reply: Reply) -> bool:
+        headers = reply.headers
+        answer: RelayedAnswer | None = None
+
+        def relayed(source: BodySource) -> RelayedAnswer:
+            nonlocal answer
+            lose = partial(self._recorder.lose, self._turns[0])
+            answer = RelayedAnswer(source, self._record_relayed, lose)
+            return answer
+
+        reply.pass_through(relayed)
+        reply.headers = headers  # it has the length that was stated
+        assert answer is not None  # narrowing: there was no body yet
+        if self._generation is not None and not await answer.is_ended():
+            return False
+        answer.relay()
+        return True
+
+    async def _record_relayed(self, body: bytes) -> None:
+        try:
+            _, answers = await self._read(body)
+            await self._record(answers, ())
+        except Exception as error:
+            worker = self._exchange.worker
+            self._recorder.fail(self._turns[0], error, worker=worker.url if worker is not None else None)
+
+    async def _read(self, body: bytes) -> tuple[Any, list[Any]]:
+        """Return the answer in ``body``, and the list of its sequences. Raises ValueError."""
         try:
             answer = await self._parsed(body)
         except BaseException:
@@ -59,19 +109,7 @@ class WholeAnswers:
         if len(answers) != len(self._turns):
             self._lose(answers)
             raise ValueError(f"{len(answers)} sequences instead of {len(self._turns)}")
-        generation = self._generation
-        aborted = [number for number, each in enumerate(answers) if is_aborted(each)] if generation else []
-        await self._record(answers, set(aborted))
-        if generation is None or not aborted:
-            return
-        if isinstance(answer, list):
-            answers = orjson.loads(body)  # with routed experts too: the list is encoded again
-            await self._resume_some(answers, aborted, generation)
-            reply.replace_body(orjson.dumps(answers))
-        else:
-            better = await self._resumed(0, answer, generation)
-            if better is not None:
-                reply.replace_body(better)
+        return answer, answers
 
     async def _parsed(self, body: bytes) -> Any:
         if len(body) < LARGE_BYTES:
@@ -128,3 +166,9 @@ class WholeAnswers:
         except ValueError as error:  # the other sequences continue
             self._recorder.fail(self._turns[number], error, answer=aborted)
             return None
+
+
+def _size(reply: Reply) -> int:
+    """Return the stated size of ``reply``; 0 where none is stated."""
+    size = reply.header(b"content-length")
+    return int(size) if size is not None and size.isdigit() else 0
