@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = ["EventCutter", "EventSplitter", "events_in", "last_end"]
 
 _ENDS = (b"\n\n", b"\n\r\n")
+_DATA = b"data: "
 _SEAM_BYTES = 2
 
 
@@ -31,6 +32,11 @@ class EventCutter:
     def __init__(self) -> None:
         self._torn: list[bytes] = []
         self._seam = b""
+
+    @property
+    def is_torn(self) -> bool:
+        """True when bytes of an event that has not ended wait."""
+        return bool(self._torn)
 
     def feed(self, piece: bytes) -> bytes:
         """Return all bytes up to the end of the last event that ``piece`` completes. O(bytes)."""
@@ -63,5 +69,8 @@ class EventSplitter:
 
     def feed(self, piece: bytes) -> list[bytes]:
         """Return the data of the events that ``piece`` completes, as :func:`events_in`. O(bytes)."""
+        is_line = piece.find(b"\n") == len(piece) - 2 and piece.endswith(_ENDS[0]) and piece[-3:-2] != b"\r"
+        if is_line and piece.startswith(_DATA) and not self._cutter.is_torn:
+            return [piece[len(_DATA) : -2]]  # nearly always
         whole = self._cutter.feed(piece)
         return events_in(whole) if whole else []

@@ -72,10 +72,14 @@ class GenerationStream:
 
     def _event(self, data: bytes) -> None:
         only = self._answers.get(0)
-        if only is not None and only.cumulative and _INDEX not in data and not _is_last(data):
-            only.hold(data)
-            self._compare(0, data)
-            return
+        if only is not None and only.cumulative and 0 not in self._ended:
+            if 0 in self._repeats and self._repeats[0].see_next(data):
+                only.hold(data)
+                return
+            if _INDEX not in data and not _is_last(data):
+                only.hold(data)
+                self._compare(0, data)
+                return
         event = parsed(data)
         if isinstance(event, dict) and "meta_info" not in event and not event.keys() & _OF_A_SEQUENCE:
             self.failed = True  # an error event: the tokens before it stay valid

@@ -48,6 +48,11 @@ def event(text: str, ids: list[int], count: int, *, last: bool = False, **more: 
     return {"text": text, "output_ids": ids, "meta_info": meta | {"output_token_logprobs": logprobs}} | more
 
 
+def cumulative(text: str) -> list[dict[str, Any]]:
+    """The events of ``text``, a token for each character, without the last one."""
+    return [event(text[:count], list(range(1, count + 1)), count) for count in range(1, len(text) + 1)]
+
+
 @pytest.mark.parametrize("index", [{}, {"index": 0}], ids=["single", "batch"])
 @pytest.mark.parametrize(
     "events",
@@ -119,6 +124,54 @@ def test_an_event_that_does_not_repeat_the_one_before_takes_it_back(
     assert recorded.took_back == took_back
 
 
+def test_sequence_of_another_number_does_not_pass_for_the_only_one() -> None:
+    """The third event continues the text and the tokens of the sequence whose events came before."""
+    recorded = Recorded()
+    for place, one in enumerate(cumulative("abcd")):
+        recorded.send(**one, **({"index": 1} if place == 2 else {}))
+    recorded.stream.record_all()
+    assert [index for index, _ in recorded.answers] == [0, 1]
+
+
+@pytest.mark.parametrize("spaced", [False, True])
+def test_last_event_is_seen_wherever_its_reason_stands(spaced: bool) -> None:
+    recorded = Recorded()
+    *events, last = cumulative("abcdef")
+    meta = last["meta_info"]
+    meta["finish_reason"] = {"type": "length"}
+    if spaced:
+        last["meta_info"] = {name: meta[name] for name in reversed(meta)}
+    for one in events:
+        recorded.send(**one)
+    assert recorded.answers == []
+    recorded.send(**last)
+    assert recorded.answers == [(0, last)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda told: told.update(text="X" + told["text"][1:]),
+        lambda told: told.update(text=told["text"][:-2]),
+        lambda told: told["output_ids"].__setitem__(3, 49),
+        lambda told: told["output_ids"].__setitem__(0, 17),
+        lambda told: told["output_ids"].__delitem__(slice(-2, None)),
+        lambda told: told["meta_info"]["output_token_logprobs"].__setitem__(0, [-7.0, 1, None]),
+        lambda told: told["meta_info"]["output_token_logprobs"].__setitem__(3, [-4 / 7, 4, None, 5]),
+        lambda told: told["meta_info"]["output_token_logprobs"].__delitem__(slice(-2, None)),
+    ],
+)
+@pytest.mark.parametrize("place", [4, 5, 6])
+def test_each_event_of_a_long_stream_is_compared(place: int, change: Any) -> None:
+    recorded = Recorded()
+    for number, one in enumerate(cumulative("abcdefgh")):
+        if number == place:
+            change(one)
+        recorded.send(**one)
+    recorded.stream.record_all()
+    assert recorded.took_back
+
+
 def test_an_abort_that_says_nothing_but_its_reason_keeps_what_was_sampled() -> None:
     recorded = Recorded()
     recorded.send(**event("a", [1], 1))
@@ -164,6 +217,14 @@ def test_events_after_the_last_one_change_nothing() -> None:
     recorded.send(**event("ab", [1, 2], 2, last=True))
     recorded.stream.record_all()
     assert recorded.answers == [(0, event("a", [1], 1, last=True))]
+    assert [str(error) for error in recorded.errors] == ["a sequence continues after its finish reason"]
+
+
+def test_cumulative_sequence_that_goes_on_behind_its_end_is_an_error() -> None:
+    recorded = Recorded()
+    events = cumulative("abcd")
+    for one in (*events[:2], event("abc", [1, 2, 3], 3, last=True), events[3]):
+        recorded.send(**one)
     assert [str(error) for error in recorded.errors] == ["a sequence continues after its finish reason"]
 
 
