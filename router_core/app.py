@@ -23,14 +23,7 @@ from starlette.routing import BaseRoute, Mount, Route
 
 from router_core.admin import admin_routes
 from router_core.client import read_body, send_error
-from router_core.errors import (
-    BadRequest,
-    HTTPError,
-    PayloadTooLarge,
-    PluginError,
-    ShuttingDown,
-    error_body,
-)
+from router_core.errors import BadRequest, HTTPError, PayloadTooLarge, PluginError, ShuttingDown, error_body
 from router_core.exchange import Exchange
 from router_core.proxy import relay
 from router_core.request import Request

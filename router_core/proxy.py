@@ -175,8 +175,11 @@ async def relay(reply: Reply, method: str, send: Send, before_last: Callable[[],
         return
     # A server sends the head only with the first event of the body.
     await send({"type": "http.response.body", "body": b"", "more_body": True})
+    send_now = getattr(getattr(send, "__self__", None), "send_now", None)  # None: middleware wraps ``send``
     last = False
     while not last:
+        if send_now is not None:
+            await reply.pump(send_now)
         piece, last = await reply.next_piece()
         if last:
             before_last()

@@ -128,6 +128,12 @@ class Reply:
             self._show(piece, last)
         return piece, last
 
+    async def pump(self, send_now: Callable[[bytes, Iterable[Callable[[bytes], None]]], bool]) -> None:
+        """Pass pieces on by ``send_now``, if the source has ``pump``, until :meth:`next_piece` has to be called."""
+        if (pump := getattr(self._source, "pump", None)) is not None:
+            feeds = [tap.feed for tap in self._taps]
+            await pump(lambda piece: send_now(piece, feeds))
+
     def whole(self) -> bytes | None:
         """Return the whole body, after the taps have seen it; None while there is an unread stream."""
         if self._taps and self._body is not None:

@@ -7,7 +7,7 @@ import pytest
 
 from plugged import Recording, routing, until
 from router_core import Exchange, hookimpl
-from router_core.types import Receive, Scope, Send
+from router_core.types import ASGIApp, Message, Receive, Scope, Send
 
 pytestmark = pytest.mark.anyio
 
@@ -97,3 +97,50 @@ async def test_a_tap_that_fails_breaks_the_reply_instead_of_ending_it() -> None:
         with pytest.raises(httpx.RemoteProtocolError):
             await running.client.get("/stream")
         assert watch.closed == [True]
+
+
+@pytest.mark.parametrize("fails_at", [b"one ", b"two "])
+async def test_tap_that_fails_on_a_piece_keeps_it_from_the_client(fails_at: bytes) -> None:
+    class Fails(Watch):
+        def feed(self, chunk: bytes) -> None:
+            super().feed(chunk)
+            if chunk == fails_at:
+                raise ValueError("of its own")
+
+    watch, got = Fails(), bytearray()
+
+    async def read(client: httpx.AsyncClient) -> None:
+        async with client.stream("GET", "/stream") as answer:
+            async for piece in answer.aiter_raw():
+                got.extend(piece)
+
+    async with routing({"tapping": Tapping(watch)}, Recording()) as running:
+        with pytest.raises(httpx.RemoteProtocolError):
+            await read(running.client)
+        assert got == b"one two three".partition(fails_at)[0]
+        assert (b"".join(watch.fed), watch.closed) == (got + fails_at, [False])
+
+
+class Copying:
+    """Middleware that keeps the body that is sent through it."""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+
+    @hookimpl
+    def asgi_middleware(self, app: ASGIApp) -> ASGIApp:
+        async def copying(scope: Scope, receive: Receive, send: Send) -> None:
+            async def copy(message: Message) -> None:
+                self.sent.append(message.get("body", b""))
+                await send(message)
+
+            await app(scope, receive, copy if scope["type"] == "http" else send)
+
+        return copying
+
+
+async def test_middleware_sees_each_piece_of_a_stream() -> None:
+    watch, copying = Watch(), Copying()
+    async with routing({"tapping": Tapping(watch), "copying": copying}, Recording()) as running:
+        answer = await running.client.get("/stream")
+        assert answer.content == b"one two three" == b"".join(copying.sent) == b"".join(watch.fed)

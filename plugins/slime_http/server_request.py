@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Iterable
 from inspect import CORO_CREATED, getcoroutinestate
 from typing import Any, Protocol
 
@@ -227,6 +228,18 @@ class ServerRequest:
             self.started = True
         else:
             raise RuntimeError(f"the ASGI message {kind!r} cannot be sent now")
+
+    def send_now(self, piece: bytes, before: Iterable[Callable[[bytes], object]]) -> bool:
+        """Call the functions ``before`` with a further piece of a stream, and send it.
+
+        Returns False, and does neither, when only :meth:`send` can take it.
+        """
+        if self.disconnected or not self._is_chunked or self._head or self._connection.flow.is_full:
+            return False
+        for call in before:
+            call(piece)
+        self.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+        return True
 
     def _send_start(self, status: int, headers: Headers) -> None:
         head, length, closes = response_lines(status, headers)

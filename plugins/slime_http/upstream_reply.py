@@ -43,6 +43,7 @@ class UpstreamReply:
         "_on_failure",
         "_size",
         "_source",
+        "_take",
         "_waiter",
         "complete",
         "headers",
@@ -60,6 +61,7 @@ class UpstreamReply:
         self._chunks: deque[bytes] = deque()
         self._size = 0
         self._error: WorkerBroke | WorkerTimeout | None = None
+        self._take: Callable[[bytes], bool] | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     @property
@@ -83,6 +85,19 @@ class UpstreamReply:
         if self._source is not None:
             self._source.resume_reply()
         return data
+
+    async def pump(self, take: Callable[[bytes], bool]) -> None:
+        """Call ``take`` with each piece when it comes; return when :meth:`read` has to be called.
+
+        That is for a piece for which ``take`` returns False, and for the end. Raises what ``take`` raises.
+        """
+        if not self._chunks and not self.complete and self._error is None:
+            self._take = take
+            self._waiter = self._loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._take = None
 
     def take(self) -> bytes:
         """Return everything that has come since the last call, without waiting."""
@@ -116,6 +131,14 @@ class UpstreamReply:
 
     def put(self, data: bytes) -> bool:
         """Add a piece of the body. Returns True when reading from the worker should pause."""
+        if self._take is not None:
+            try:
+                if self._take(data):
+                    return False
+            except Exception as error:
+                if self._waiter is not None and not self._waiter.done():
+                    self._waiter.set_exception(error)
+            self._take = None
         self._chunks.append(data)
         self._size += len(data)
         self._wake()

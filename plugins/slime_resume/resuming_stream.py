@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -59,6 +60,19 @@ class ResumingStream:
                 await self._resume(self._aborted)
         ready, self._ready = self._ready, b""
         return ready
+
+    async def pump(self, take: Callable[[bytes], bool]) -> None:
+        """See :meth:`Reply.pump`: gives whole events of the first attempt to ``take``, none of them an abort."""
+        if self._ready or self.finished or self._aborted is not None or self._merged is not None:
+            return
+        cutter = self._cutter
+
+        def pass_on(piece: bytes, _: object) -> bool:
+            if cutter.is_torn or not piece.endswith(b"\n\n") or (not _goes_on(piece) and _ABORT in piece):
+                return False
+            return take(piece)
+
+        await self._reply.pump(pass_on)
 
     def close(self) -> None:
         """See BodySource."""

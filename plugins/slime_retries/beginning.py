@@ -6,6 +6,8 @@ answer with a length is read to its end, unless it is large.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from router_core.reply import BodySource, Reply
 
 __all__ = ["begun"]
@@ -31,6 +33,11 @@ class _Begun:
     async def read(self) -> bytes:
         first, self._first = self._first, b""
         return first or await self._source.read()
+
+    async def pump(self, take: Callable[[bytes], bool]) -> None:
+        pump = getattr(self._source, "pump", None)
+        if pump is not None and not self._first:
+            await pump(take)
 
     def close(self) -> None:
         self._source.close()
