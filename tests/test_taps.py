@@ -118,7 +118,7 @@ async def test_tap_that_fails_on_a_piece_keeps_it_from_the_client(fails_at: byte
         with pytest.raises(httpx.RemoteProtocolError):
             await read(running.client)
         assert got == b"one two three".partition(fails_at)[0]
-        assert (b"".join(watch.fed), watch.closed) == (got + fails_at, [False])
+        assert (b"".join(watch.fed), watch.closed) == (bytes(got) + fails_at, [False])
 
 
 class Copying:
