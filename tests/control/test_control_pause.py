@@ -231,6 +231,7 @@ async def test_an_abort_that_means_nobody_ends_nobody(body: bytes) -> None:
         ({"text": ["a", "b"], "rid": ["p", "q"]}, ["p", "q"]),
         ({"text": "a", "rid": "r", "sampling_params": {"n": 3}}, ["r_0", "r_1", "r_2"]),
         ({"text": None, "input_ids": [[1], [2]], "rid": "r", "sampling_params": [{"n": 1}]}, ["r_0", "r_1"]),
+        ({"input_embeds": [[[0.5, 1.5]], [[2.5, 3.5]]], "rid": "r", "text": None}, ["r_0", "r_1"]),
     ],
 )
 async def test_each_sequence_of_a_batch_is_answered(body: dict[str, Any], ids: list[str]) -> None:

@@ -43,15 +43,21 @@ def aborted_reply(document: dict[str, Any], rids: list[str]) -> Reply | None:
 
 def _sequences(document: dict[str, Any]) -> tuple[int, bool]:
     """Return the number of sequences, and True when they are answered as a list."""
-    text, ids = document.get("text"), document.get("input_ids")
+    text, ids, embeds = (document.get(name) for name in ("text", "input_ids", "input_embeds"))
     prompts, is_list = 1, False
     if isinstance(text, list):
         prompts, is_list = len(text), True
     elif isinstance(ids, list) and ids and not isinstance(ids[0], int):
         prompts, is_list = len(ids), True
+    elif isinstance(embeds, list) and isinstance(_first(_first(embeds)), list):
+        prompts, is_list = len(embeds), True
     sampling = document.get("sampling_params")
     one = sampling[0] if isinstance(sampling, list) and sampling else sampling
     copies = one.get("n") if isinstance(one, dict) else None
     if isinstance(copies, int) and copies > 1:
         return prompts * copies, True
     return prompts, is_list
+
+
+def _first(value: Any) -> Any:
+    return value[0] if isinstance(value, list) and value else None
