@@ -20,6 +20,7 @@ from plugged import until
 from router_core.request import Request
 from router_core.types import ASGIApp, Message, Receive, Scope, Send
 from routers import Start
+from slime_control.pausing.abort_sender import AbortSender
 from slime_engine.app import make_app
 from slime_engine.model import load_model
 from slime_engine.settings import Settings
@@ -223,3 +224,19 @@ async def test_worker_that_answers_no_abort_delays_no_abort_of_others() -> None:
             running.control.attempt_failed(there, given_up, None)
         running.control.attempt_failed(here, Request("POST", b"/generate", [], b'{"rid": "here"}'), None)
         await until(lambda: good.bodies("/abort_request") == [{"rid": "here"}])
+
+
+async def test_nothing_is_kept_of_a_worker_without_aborts_in_flight() -> None:
+    worker = Steered()
+    async with steering(worker) as running, anyio.create_task_group() as tasks:
+        (there,) = running.router.pool
+        sender = AbortSender(running.router)
+        tasks.start_soon(sender.run)
+        for number in range(3):
+            sender.end(there, f"gone-{number}")
+        await sender.settled(there)
+        await until(lambda: not sender._under_way)
+        assert len(worker.bodies("/abort_request")) == 3
+        assert not sender._limits
+        tasks.cancel_scope.cancel()
+    sender.close()

@@ -8,6 +8,7 @@ import math
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 import anyio
 
@@ -43,7 +44,8 @@ class AbortSender:
         self._router = router
         self._unwanted, self._to_end = anyio.create_memory_object_stream[_Abort](math.inf)
         self._under_way: dict[Worker, set[_Abort]] = defaultdict(set)
-        self._limits: dict[str, anyio.CapacityLimiter] = defaultdict(lambda: anyio.CapacityLimiter(_AT_ONCE))
+        #: By URL; an entry ends with the last abort that uses it.
+        self._limits: WeakValueDictionary[str, anyio.CapacityLimiter] = WeakValueDictionary()
 
     def end(self, worker: Worker, rid: str) -> None:
         """Abort the requests at ``worker`` whose rid begins with ``rid``. Returns at once."""
@@ -79,7 +81,7 @@ class AbortSender:
         request.replace_json({"rid": abort.rid})
         try:
             with anyio.fail_after(_DEADLINE_S):
-                async with self._limits[worker.url]:
+                async with self._limits.setdefault(worker.url, anyio.CapacityLimiter(_AT_ONCE)):
                     reply = await self._router.proxy.ask(worker, request)
                     try:
                         await reply.read(_MAX_ANSWER_BYTES)
