@@ -129,7 +129,7 @@ class Fleet:
         calls about weights to some workers only. Even then, a worker with no part of the update missed nothing.
         """
         caught_up: list[Worker] = []
-        is_update = call.aside == "weights"
+        is_update = call.is_update
         is_weights = is_update or call.prepares
         nobody_did = not _succeeded(answers)
         for worker, answer in answers.items() if call.misses is not None else ():
@@ -169,7 +169,7 @@ class Fleet:
         """Keep new requests from ``worker``. It failed ``call``, which is no piece and others may have taken."""
         assert call.misses is not None  # narrowing
         reason = f"{call.path} failed: {answer.trouble}"
-        is_update = call.aside == "weights"
+        is_update = call.is_update
         is_weights = is_update or call.prepares
         was_suspended = call.misses in self._suspended.get(worker, ())
         if call.prepares:  # reached or not

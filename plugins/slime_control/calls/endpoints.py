@@ -7,11 +7,6 @@ from typing import Literal
 
 __all__ = ["CALLS", "Call"]
 
-#: Workers that get no new requests after they failed a call that others took: none, or some (see ``Fleet._set_aside``).
-#: ``weights``: the call is an update.
-Aside = Literal["no", "in_use", "weights"]
-
-
 #: Role in an update in pieces: ``begin`` announces weights; ``last`` and ``name`` belong to the weights before them.
 PieceKind = Literal["begin", "weights", "last", "name"]
 
@@ -20,13 +15,14 @@ PieceKind = Literal["begin", "weights", "last", "name"]
 class Call:
     """One endpoint. ``confirmed``: success needs ``{"success": true}``, else a 2xx without ``{"success": false}``.
 
-    ``misses``: the kind of call that a worker misses when it fails this one while others take it. ``clears``: the kinds
-    of missed calls that this one makes good. ``piece``: its role in an update; a piece alone clears nothing.
+    ``is_update``: it changes weights, or is a piece of an update. ``misses``: the kind of call that a worker misses
+    when it fails this one while others take it. ``clears``: the kinds of missed calls that this one makes good.
+    ``piece``: its role in an update; a piece alone clears nothing.
     ``prepares``: it fetches the files of the next update. A worker that missed it loads old files with that update.
     """
 
     path: str
-    aside: Aside = "no"
+    is_update: bool = False
     confirmed: bool = False
     get: bool = False
     misses: str | None = None
@@ -42,7 +38,7 @@ class Call:
     @property
     def moves_weights(self) -> bool:
         """True when the call changes weights, or is about to."""
-        return self.aside == "weights" or self.prepares or self.path.endswith("_weights_update_group")
+        return self.is_update or self.prepares or self.path.endswith("_weights_update_group")
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -50,15 +46,15 @@ class Call:
 
 
 def _weights(path: str, piece: PieceKind | None, *clears: str) -> Call:
-    return Call(path, aside="weights", confirmed=True, misses="weights", clears=clears, piece=piece)
+    return Call(path, is_update=True, confirmed=True, misses="weights", clears=clears, piece=piece)
 
 
 #: Calls by path. ``get``: where SGLang allows GET too. ``/post_process_weights`` may also begin an update.
 CALLS = {
     call.path: call
     for call in (
-        Call("/pause_generation", aside="in_use", misses="pause", clears=("pause",)),
-        Call("/continue_generation", aside="in_use", misses="continue", clears=("pause", "continue")),
+        Call("/pause_generation", misses="pause", clears=("pause",)),
+        Call("/continue_generation", misses="continue", clears=("pause", "continue")),
         Call("/abort_request"),
         Call("/flush_cache", get=True),
         _weights("/update_weights_from_disk", None, "weights"),
@@ -70,9 +66,9 @@ CALLS = {
         _weights("/end_weight_update", "last"),
         _weights("/post_process_weights", "last"),
         _weights("/update_weight_version", "name"),
-        Call("/pull_weights", aside="in_use", confirmed=True, misses="pull", clears=("pull",), prepares=True),
-        Call("/release_memory_occupation", aside="in_use", get=True, misses="memory"),
-        Call("/resume_memory_occupation", aside="in_use", get=True, misses="memory", clears=("memory",)),
+        Call("/pull_weights", confirmed=True, misses="pull", clears=("pull",), prepares=True),
+        Call("/release_memory_occupation", get=True, misses="memory"),
+        Call("/resume_memory_occupation", get=True, misses="memory", clears=("memory",)),
         Call("/init_weights_update_group", confirmed=True),
         Call("/destroy_weights_update_group", confirmed=True),
         Call("/load_lora_adapter", confirmed=True),
