@@ -102,7 +102,7 @@ class _Form(ABC):
             "return_text_in_logprobs": True,
             **{name: body[name] for name in _ENGINE if body.get(name) is not None},
         }
-        self.generate: GenerateBody = parse_generate(request, engine.model.vocab_size)
+        self.generate: GenerateBody = parse_generate(request, engine.model.vocab_size, engine.model.obeys)
         self._id = self.generate.requests[0].rid
         self._created = int(time.time())
 
@@ -136,7 +136,8 @@ class _Form(ABC):
             }
             for index, output in enumerate(outputs)
         ]
-        return {**self._frame(self.object_name, choices), "usage": _usage([o["meta_info"] for o in outputs])}
+        metas = [output["meta_info"] for output in outputs]
+        return {**self._frame(self.object_name, choices), "usage": self._usage(dict(enumerate(metas)))}
 
     async def chunks(self, outputs: AsyncIterator[dict[str, Any]]) -> AsyncIterator[Mapping[str, Any]]:
         """Yield deltas, whether the engine streams cumulatively or incrementally."""
@@ -147,10 +148,22 @@ class _Form(ABC):
             text = output["text"] if self._incremental else output["text"][told.get(index, 0) :]
             choice = self.choice(text, first=index not in told, whole=False)
             told[index] = told.get(index, 0) + len(text)
+            scored = 0 if self._incremental else len(metas.get(index, {}).get("output_token_logprobs", ()))
             metas[index] = output["meta_info"]
-            yield self._frame(self.chunk_name, [{"index": index, **choice, **_ending(output)}])
+            yield self._frame(self.chunk_name, [{"index": index, **choice, **_ending(output, scored)}])
         if self._include_usage:
-            yield {**self._frame(self.chunk_name, []), "usage": _usage(list(metas.values()))}
+            yield {**self._frame(self.chunk_name, []), "usage": self._usage(metas)}
+
+    def _usage(self, metas: Mapping[int, dict[str, Any]]) -> dict[str, int]:
+        """Count the tokens of all choices. As in SGLang, a prompt with several samples counts once."""
+        samples = self.generate.requests[0].params.n
+        prompt = sum(meta.get("prompt_tokens", 0) for index, meta in metas.items() if index % samples == 0)
+        completion = sum(meta["completion_tokens"] for meta in metas.values())
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+        }
 
 
 class _Chat(_Form):
@@ -191,23 +204,15 @@ class _Completion(_Form):
         return {"text": text}
 
 
-def _ending(output: dict[str, Any]) -> dict[str, Any]:
+def _ending(output: dict[str, Any], scored: int = 0) -> dict[str, Any]:
+    """Return the reason to end, and the logprobs without the first ``scored``: earlier chunks had those."""
     meta = output["meta_info"]
     reason = meta["finish_reason"]
     ending: dict[str, Any] = {"finish_reason": reason and reason["type"], "logprobs": None}
     if reason and "matched" in reason:
         ending["matched_stop"] = reason["matched"]
     if "output_token_logprobs" in meta:
-        content = [{"token": text, "logprob": lp} for lp, _, text in meta["output_token_logprobs"]]
+        new = meta["output_token_logprobs"][scored:]
+        content = [{"token": text, "logprob": lp} for lp, _, text in new]
         ending["logprobs"] = {"content": content}
     return ending
-
-
-def _usage(metas: list[dict[str, Any]]) -> dict[str, int]:
-    prompt = sum(meta.get("prompt_tokens", 0) for meta in metas[:1])
-    completion = sum(meta["completion_tokens"] for meta in metas)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-    }

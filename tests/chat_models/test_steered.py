@@ -195,6 +195,10 @@ async def test_only_a_steered_model_obeys_a_schema_by_itself(monkeypatch: pytest
     schema = {"sampling_params": seeded(json_schema='{"type":"object"}')}
     async with speaking(QWEN3, lambda ids: ['{"a": 1}']) as engine:
         assert (await generate(engine, text=asking(QWEN3), **schema))["text"] == '{"a": 1}'
+        async with httpx.AsyncClient(base_url=engine.url, trust_env=False) as client:
+            asked = {"prompt": asking(QWEN3), **schema["sampling_params"]}
+            answer = await client.post("/v1/completions", json=asked)
+        assert answer.json()["choices"][0]["text"] == '{"a": 1}'
     async with (
         steered(Noise(QWEN3.tokenizer)) as engine,
         httpx.AsyncClient(base_url=engine.url, trust_env=False) as client,

@@ -90,6 +90,31 @@ async def test_completions_take_text_ids_and_lists_of_either(engine: Served, mod
     assert inputs[4:] == [ids, ids]
 
 
+async def test_usage_counts_each_prompt_of_a_batch_once(engine: Served, model: NgramModel) -> None:
+    prompts = ["Once", "There was a king."]
+    lengths = [len(model.tokenizer.encode(prompt)) for prompt in prompts]
+    body = {"prompt": prompts, "n": 2, "max_tokens": 3, "ignore_eos": True}
+    whole = (await engine.post("/v1/completions", **body)).json()
+    options = {"include_usage": True}
+    chunks = [chunk async for chunk in engine.events("/v1/completions", **body, stream_options=options)]
+    expected = {"prompt_tokens": sum(lengths), "completion_tokens": 12, "total_tokens": sum(lengths) + 12}
+    assert (whole["usage"], chunks[-1]["usage"]) == (expected, expected)
+
+
+@pytest.mark.parametrize("incremental", [False, True])
+async def test_chunk_has_the_logprobs_of_its_own_tokens(serve: Serve, incremental: bool) -> None:
+    body = {"messages": MESSAGES, "logprobs": True, "max_tokens": 8, "n": 2, "ignore_eos": True}
+    async with serve(incremental_streaming_output=incremental, tokens_per_second=200) as engine:
+        chunks = [chunk async for chunk in engine.events("/v1/chat/completions", **body)]
+        sampled = [entry["output_logprobs"] for entry in await engine.journal()]
+    streamed: list[list[float]] = [[], []]
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            streamed[choice["index"]] += [one["logprob"] for one in choice["logprobs"]["content"]]
+    assert len(chunks) > 2
+    assert streamed == sampled
+
+
 async def test_models_are_listed(serve: Serve) -> None:
     async with serve(model_name="tiny") as engine:
         (only,) = (await engine.get("/v1/models"))["data"]
