@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from slime_engine.control import control_routes
 from slime_engine.engine import EngineHost
-from slime_engine.errors import EngineError
+from slime_engine.errors import BadRequest, EngineError
 from slime_engine.http import EventStream, JSONBytes, error_response, json_body, unless_gone
 from slime_engine.info import info_routes
 from slime_engine.language import LanguageModel
@@ -48,12 +48,13 @@ def make_app(
 
     async def transfer(request: Request) -> Response:
         await request.body()  # empty; the next message is the disconnect
-        rank = request.query_params.get("dp_rank")
+        named = request.query_params.get("dp_rank")
+        try:
+            rank = int(named) if named is not None else None
+        except ValueError:
+            raise BadRequest(f"dp_rank must be an integer, got {named!r}.") from None
         room = request.path_params["room"]
-        handover = await unless_gone(
-            request.receive,
-            lambda: host.engine.scheduler.hand_over(room, int(rank) if rank is not None else None),
-        )
+        handover = await unless_gone(request.receive, lambda: host.engine.scheduler.hand_over(room, rank))
         return JSONBytes(handover.as_json())
 
     @asynccontextmanager

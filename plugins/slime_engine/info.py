@@ -79,24 +79,27 @@ def info_routes(host: EngineHost) -> list[Route]:
             "page_size": 1,
             "kv_events": None,
         }
-        return JSONBytes(arguments | {"status": "ready", "internal_states": [_load(engine.scheduler)]})
+        return JSONBytes(arguments | {"status": "ready", "internal_states": rank_loads(engine.scheduler)})
 
     async def loads(request: Request) -> Response:
-        load = _load(host.engine.scheduler)
-        return JSONBytes({"timestamp": time.time(), "dp_rank_count": 1, "loads": [load]})
+        each = rank_loads(host.engine.scheduler)
+        return JSONBytes({"timestamp": time.time(), "dp_rank_count": len(each), "loads": each})
 
     async def old_load(request: Request) -> Response:
-        load = _load(host.engine.scheduler)
         return JSONBytes(
             [
                 {
-                    "dp_rank": 0,
-                    "num_reqs": load["num_running_reqs"] + load["num_waiting_reqs"],
+                    "dp_rank": load["dp_rank"],
+                    "num_reqs": load["num_total_reqs"],
                     "num_waiting_reqs": load["num_waiting_reqs"],
                     "num_tokens": load["num_used_tokens"],
                 }
+                for load in rank_loads(host.engine.scheduler)
             ]
         )
+
+    def rank_loads(scheduler: Scheduler) -> list[dict[str, Any]]:
+        return [_load(scheduler, rank) for rank in range(host.settings.dp_size)]
 
     async def tokenize(request: Request) -> Response:
         body = await json_body(request)
@@ -167,14 +170,17 @@ def info_routes(host: EngineHost) -> list[Route]:
     ]
 
 
-def _load(scheduler: Scheduler) -> dict[str, Any]:
-    everybody = [*scheduler.running.values(), *scheduler.waiting.values()]
+def _load(scheduler: Scheduler, rank: int) -> dict[str, Any]:
+    running, waiting = (
+        [sequence for sequence in sequences.values() if sequence.entry.dp_rank == rank]
+        for sequences in (scheduler.running, scheduler.waiting)
+    )
     return {
-        "dp_rank": 0,
-        "num_running_reqs": len(scheduler.running),
-        "num_waiting_reqs": len(scheduler.waiting),
-        "num_total_reqs": len(everybody),
-        "num_used_tokens": sum(len(sequence.context) for sequence in everybody),
+        "dp_rank": rank,
+        "num_running_reqs": len(running),
+        "num_waiting_reqs": len(waiting),
+        "num_total_reqs": len(running) + len(waiting),
+        "num_used_tokens": sum(len(sequence.context) for sequence in (*running, *waiting)),
         "max_total_num_tokens": 1 << 30,
         "max_running_requests": scheduler.max_running,
     }

@@ -167,6 +167,12 @@ async def test_requests_take_the_ranks_in_turn_unless_they_name_one(serve: Serve
         await engine.generate(400, text=CHAT, routed_dp_rank=3)
 
 
+async def test_rank_that_is_no_number_is_refused(serve: Serve) -> None:
+    async with serve(disaggregation_mode="prefill") as prefill:
+        error = await prefill.get("/kv_transfer/1", 400, dp_rank="x")
+    assert error["error"]["message"] == "dp_rank must be an integer, got 'x'."
+
+
 def test_a_mode_that_there_is_not_is_refused() -> None:
     with pytest.raises(
         ValueError, match="disaggregation_mode must be one of null, prefill, decode, got 'both'"

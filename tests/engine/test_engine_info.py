@@ -71,6 +71,21 @@ async def test_loads_count_what_runs_and_what_waits(serve: Serve, model: NgramMo
     assert load["max_running_requests"] == 2
 
 
+async def test_each_rank_has_a_load_of_its_own(serve: Serve) -> None:
+    async with serve(tokens_per_second=100, dp_size=2) as engine, anyio.create_task_group() as tasks:
+        body = {"text": [CHAT] * 3, "sampling_params": {"max_new_tokens": 2000, "ignore_eos": True}}
+        tasks.start_soon(lambda: engine.generate(**body, routed_dp_rank=1))
+        await engine.until(lambda s: len(s.running) == 3)
+        answer = await engine.get("/v1/loads")
+        old = await engine.get("/get_load")
+        states = (await engine.get("/server_info"))["internal_states"]
+        await engine.post("/abort_request", abort_all=True)
+    assert answer["dp_rank_count"] == 2
+    for loads in (answer["loads"], states):
+        assert [(load["dp_rank"], load["num_running_reqs"]) for load in loads] == [(0, 0), (1, 3)]
+    assert [(load["dp_rank"], load["num_reqs"]) for load in old] == [(0, 0), (1, 3)]
+
+
 async def test_metrics_count_tokens(serve: Serve) -> None:
     async with serve() as engine:
         params = {"max_new_tokens": 7, "ignore_eos": True}
