@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from io import TextIOWrapper
 from logging.handlers import TimedRotatingFileHandler
 from pathlib import Path
@@ -16,7 +15,7 @@ __all__ = ["daily_file", "start_logging"]
 
 _LEVELS = {"debug": "DEBUG", "info": "INFO", "warn": "WARNING", "error": "ERROR"}
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_CONTROL = {code: repr(chr(code))[1:-1] for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)}
 _FILE = "slime-router.log"
 
 
@@ -32,10 +31,13 @@ def _open_private(path: str, flags: int) -> int:
 
 
 class _OneLine(logging.Formatter):
-    """Escapes the control characters of a message, so that clients and workers cannot forge log lines."""
+    """Escapes control characters and indents tracebacks, so that clients and workers cannot forge log lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # logging's name
-        return _CONTROL.sub(lambda found: repr(found[0])[1:-1], super().formatMessage(record))
+        return super().formatMessage(record).translate(_CONTROL)
+
+    def formatException(self, ei: logging._SysExcInfoType) -> str:  # logging's name
+        return super().formatException(ei).translate(_CONTROL | {ord("\n"): "\n  "})
 
 
 def start_logging(settings: Settings) -> None:

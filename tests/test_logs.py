@@ -6,7 +6,7 @@ import logging
 import re
 from pathlib import Path
 
-from router_core.logs import daily_file
+from router_core.logs import _OneLine, daily_file
 
 
 def said(text: str) -> logging.LogRecord:
@@ -27,3 +27,16 @@ def test_the_file_of_an_earlier_day_is_kept_under_its_date(tmp_path: Path) -> No
     assert [path.read_text() for path in earlier] == ["day 0\n", "day 1\n"]
     assert {path.stat().st_mode & 0o777 for path in (now, *earlier)} == {0o600}
     assert all(re.fullmatch(r"\.\d{4}-\d\d-\d\d", path.suffix) for path in earlier)
+
+
+def test_traceback_is_indented_and_forges_no_log_line() -> None:
+    forged = "2026-01-01 00:00:00,000 INFO router_core: worker added"
+    try:
+        raise ValueError(f"a\n{forged}\x1b[2J")
+    except ValueError as error:
+        record = logging.LogRecord(
+            "it", logging.ERROR, __file__, 1, "failed", None, (ValueError, error, None)
+        )
+    message, *traceback = _OneLine("%(message)s").format(record).split("\n")
+    assert message == "failed"
+    assert traceback == ["ValueError: a", f"  {forged}\\x1b[2J"]
