@@ -174,11 +174,11 @@ class Router:
                 clients = Watch(asyncio.get_running_loop(), self._hung_up)
                 life = self._life = Life(tasks, http, clients, registration)
                 async with AsyncExitStack() as stack:
-                    for _, lifespan in self.hooks.lifespan:
-                        await stack.enter_async_context(lifespan(self))
-                    await registration.add_first(self._first_workers)
-                    life.started.set()
                     try:
+                        for _, lifespan in self.hooks.lifespan:
+                            await stack.enter_async_context(lifespan(self))
+                        await registration.add_first(self._first_workers)
+                        life.started.set()
                         yield
                     finally:
                         await end_tasks()
