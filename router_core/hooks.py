@@ -52,11 +52,11 @@ def _in_order(manager: pluggy.PluginManager, hook: str) -> list[tuple[str, Calla
 
     Raises PluginError for an implementation that the router cannot call.
     """
-    caller = getattr(manager.hook, hook)
-    found = []
-    for item in sorted(caller.get_hookimpls(), key=lambda item: (item.trylast, not item.tryfirst)):
-        wrong = _misfit(hook, item)
-        if wrong is not None:
+    caller, found = getattr(manager.hook, hook), []
+    names = [name for name, _ in manager.list_name_plugin()]  # pluggy reverses trylast
+    items = sorted(caller.get_hookimpls(), key=lambda item: names.index(item.plugin_name))
+    for item in sorted(items, key=lambda item: (item.trylast, not item.tryfirst)):
+        if (wrong := _misfit(hook, item)) is not None:
             raise PluginError(f"plugin {item.plugin_name!r}: {hook} must {wrong}")
         found.append((item.plugin_name, _takes(item.function, item.argnames, caller.spec.argnames)))
     return found
@@ -164,15 +164,14 @@ class Hooks:
 
     async def on_weight_update(self, update: WeightUpdate) -> None:
         """Call each plugin, then raise the first failure."""
-        failed: HTTPError | None = None
+        failed: list[HTTPError] = []
         for plugin, function in self._on_weight_update:
             try:
                 await function(update)
             except Exception as error:
-                told = failure(plugin, "on_weight_update", error)
-                failed = failed or told
-        if failed is not None:
-            raise failed
+                failed.append(failure(plugin, "on_weight_update", error))
+        if failed:
+            raise failed[0]
 
     def worker_changed(self, worker: Worker, change: WorkerChange) -> None:
         """Call each plugin; an exception is logged."""
@@ -237,6 +236,5 @@ def _refuse_unknown(manager: pluggy.PluginManager) -> None:
     except pluggy.PluginValidationError as error:
         callers = manager.get_hookcallers(error.plugin) or []
         unknown = ", ".join(caller.name for caller in callers if not caller.has_spec())
-        known = ", ".join(hook_names())
-        plugin = manager.get_name(error.plugin)
+        plugin, known = manager.get_name(error.plugin), ", ".join(hook_names())
         raise PluginError(f"plugin {plugin!r}: no such hook: {unknown} (known: {known})") from None

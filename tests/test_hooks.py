@@ -107,12 +107,14 @@ async def test_tryfirst_and_trylast_move_a_plugin_within_the_order() -> None:
     plugins = {
         "last": layer("last", trylast=True),
         "a": layer("a"),
+        "very last": layer("very last", trylast=True),
         "b": layer("b"),
         "first": layer("first", tryfirst=True),
+        "second": layer("second", tryfirst=True),
     }
     async with routing(plugins, Recording()) as running:
         await running.client.get("/")
-    assert passed == ["first", "a", "b", "last"]
+    assert passed == ["first", "second", "a", "b", "last", "very last"]
 
 
 async def test_a_plain_function_may_change_answer_or_wait() -> None:
@@ -710,10 +712,18 @@ async def test_hook_lifespan() -> None:
 async def test_failing_lifespan_ends_the_start_and_names_the_plugin() -> None:
     story: list[str] = []
 
+    async def work() -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            story.append("its task ended")
+
     class Before:
         @hookimpl
         @asynccontextmanager
-        async def lifespan(self) -> AsyncIterator[None]:
+        async def lifespan(self, router: Router) -> AsyncIterator[None]:
+            router.tasks.start_soon(work)
+            await anyio.lowlevel.checkpoint()
             try:
                 yield
             finally:
@@ -741,7 +751,7 @@ async def test_failing_lifespan_ends_the_start_and_names_the_plugin() -> None:
         (error,) = failure.value.exceptions
         assert isinstance(error, PluginError)
         assert str(error).startswith(f"plugin 'odd' failed in lifespan: {reason}")
-    assert story == ["the one before was left"] * 2
+    assert story == ["its task ended", "the one before was left"] * 2
 
 
 async def test_hook_setup() -> None:
