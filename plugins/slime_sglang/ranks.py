@@ -37,6 +37,8 @@ class Ranks:
     A rank that a client names is removed: the router chooses, and a server with a single rank may refuse it. Bodies
     for passthrough workers stay as they are. ``in_header``: each request for a rank, whatever its path, also names the
     rank in a header.
+
+    Servers read the header, too. So a client's own header is removed with the fields.
     """
 
     def __init__(self, inner: Sender, *, in_header: bool = False) -> None:
@@ -51,14 +53,15 @@ class Ranks:
         """See :class:`router_core.sender.Sender`."""
         worker = exchange.worker
         rank = worker.rank if worker is not None else None
-        if generates(request) and not (worker is not None and worker.passthrough):
+        is_generation = generates(request) and not (worker is not None and worker.passthrough)
+        if is_generation:
             body = request.body if body is None else body
             if rank is None:
                 body = without_fields(body, _FIELDS)
             else:
                 body = with_fields(body, b",".join(b'"%b":%d' % (name.encode(), rank) for name in _FIELDS))
-        if self._in_header and rank is not None:
+        told = [(_HEADER, b"%d" % rank)] if self._in_header and rank is not None else []
+        if is_generation or told:
             # In place: others identify this attempt by its Request. The proxy reads the headers before it awaits.
-            others = (pair for pair in request.headers if pair[0] != _HEADER)
-            request.headers = [*others, (_HEADER, b"%d" % rank)]
+            request.headers = [*(pair for pair in request.headers if pair[0] != _HEADER), *told]
         return await self._inner.send(exchange, request, body)

@@ -227,6 +227,17 @@ async def test_a_rank_is_told_in_a_header_whatever_the_path(start: Start) -> Non
         assert sorted(told) == [["0"], ["1"]]
 
 
+async def test_clients_header_does_not_choose_the_rank(start: Start) -> None:
+    server = Server(2)
+    headers = {"X-Data-Parallel-Rank": "1"}
+    async with before(start, server) as running:
+        for path in ("/generate", "/v1/chat/completions"):
+            await running.client.post(path, json={"text": "a"}, headers=headers)
+        assert set(map(tuple, server.headers)) == {()}
+        await running.client.post("/elsewhere", json={}, headers=headers)
+        assert server.headers[-1] == ["1"]
+
+
 async def test_single_rank_is_no_choice(start: Start) -> None:
     server = Server(2)
     async with before(start, server, flags=("--intra-node-data-parallel-size", "1")) as running:
