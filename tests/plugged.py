@@ -35,7 +35,7 @@ class Recording:
         self.streaming = "/stream"
         self.requests: list[tuple[str, dict[str, str], bytes]] = []
         self.hold: anyio.Event | None = None
-        any_path = Route("/{path:path}", self._answer, methods=["GET", "POST"])
+        any_path = Route("/{path:path}", self._answer, methods=["GET", "POST", "PUT"])
         self._app = Starlette(routes=[Route("/model_info", self._introduce), any_path])
 
     @property

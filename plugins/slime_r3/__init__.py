@@ -16,6 +16,7 @@ from router_core.router import Router
 __all__ = ["R3", "make_plugin"]
 
 _FIELD = "return_routed_experts"
+_METHODS = ("POST", "PUT")  # SGLang accepts both for /generate
 _GENERATING = frozenset(("/generate", "/v1/chat/completions", "/v1/completions"))
 
 
@@ -35,7 +36,7 @@ class R3:
     @hookimpl
     async def pre_request(self, exchange: Exchange) -> None:
         request = exchange.request
-        if self._pool.passthrough or request.method != "POST" or request.path not in _GENERATING:
+        if self._pool.passthrough or request.method not in _METHODS or request.path not in _GENERATING:
             return
         try:
             if b'"return_routed_experts"' in request.body:

@@ -30,11 +30,21 @@ async def routing_experts(start: Start, worker: ASGIApp) -> AsyncIterator[httpx.
         yield running.client
 
 
-@pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions", "/v1/completions"])
-async def test_pitfall_26_the_worker_is_asked_for_routed_experts(start: Start, path: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/generate"),
+        ("PUT", "/generate"),
+        ("POST", "/v1/chat/completions"),
+        ("POST", "/v1/completions"),
+    ],
+)
+async def test_pitfall_26_the_worker_is_asked_for_routed_experts(
+    start: Start, method: str, path: str
+) -> None:
     worker = Recording()
     async with routing_experts(start, worker) as client:
-        await client.post(path, json={"text": "a", "unknown": {"kept": [1.5, None]}})
+        await client.request(method, path, json={"text": "a", "unknown": {"kept": [1.5, None]}})
     assert orjson.loads(worker.requests[0][2]) == {
         "text": "a",
         "unknown": {"kept": [1.5, None]},
