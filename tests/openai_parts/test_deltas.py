@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 
 import pytest
@@ -107,6 +108,13 @@ def test_ids_are_in_the_order_of_the_calls(new_id: Callable[[], str]) -> None:
     ids = [new_id() for _ in range(50)]
     assert len(set(ids)) == 50
     assert sorted(ids) == ids  # smolagents brings its calls into this order
+
+
+def test_ids_of_mistral_differ_while_the_clock_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    for clock in ("monotonic_ns", "time_ns"):
+        monkeypatch.setattr(time, clock, lambda: 62**9 - 1)
+    ids = [mistral.new_id() for _ in range(50)]
+    assert sorted(set(ids)) == ids
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import string
 import time
+from itertools import count
 
 from slime_openai.parsing.deltas import Writer
 from slime_openai.parsing.source import SPACE, Reading, Source
@@ -18,12 +19,14 @@ __all__ = ["new_id", "read"]
 
 _START = "[TOOL_CALLS]"
 _ALPHABET = string.digits + string.ascii_uppercase + string.ascii_lowercase
+#: Numbers of this process's ids. They begin at the time, so that a later process has others, and never reach 62**9.
+_NUMBERS = count(time.time_ns() % (62**9 // 2))
 
 
 def new_id() -> str:
     """Return nine letters and digits: the templates refuse any other id. Later ids sort after earlier ones."""
-    now = time.monotonic_ns()
-    return "".join(_ALPHABET[now // 62**place % 62] for place in reversed(range(9)))
+    number = next(_NUMBERS)
+    return "".join(_ALPHABET[number // 62**place % 62] for place in reversed(range(9)))
 
 
 def read(source: Source, writer: Writer) -> Reading[None]:
