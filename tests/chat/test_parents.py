@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -221,6 +222,17 @@ def test_size_of_a_turn_is_constant_when_its_answer_is_written() -> None:
         orjson.dumps([reply.content, reply.reasoning])
         assert history.size_bytes == sum(turn.size_bytes for turn in history._used)
     assert 1 <= len(history) < 20
+
+
+@pytest.mark.parametrize(
+    "text", ["", "plain" * 99, "ö" * 500, "日" * 500, "😀", "😀" * 500, "a" * 500 + "😀"]
+)
+def test_size_of_a_turn_covers_its_text_of_any_characters(text: str) -> None:
+    def a_turn(content: str) -> Turn:
+        return Turn(None, b"", 1, None, b"", b"", Message("assistant", content), "", "", 0, False, b"", b"")
+
+    orjson.dumps(text)
+    assert a_turn(text).size_bytes - a_turn("").size_bytes >= sys.getsizeof(text) - sys.getsizeof("")
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,13 @@ __all__ = ["Answers", "Asking", "History", "Turn"]
 
 #: Returns a digest of what assistants say in the messages from the first number up to the second.
 Answers: TypeAlias = Callable[[int, int], bytes]
-# Bytes in CPython 3.11: of a turn with its parts, but without tokens and text; and of an empty string.
+# Bytes in CPython 3.11: of a turn with its parts, but without tokens and text; of an empty string; and most bytes of
+# an empty string with other characters than ASCII, and of each of its characters: four, and four of its UTF-8, which
+# CPython keeps once the string was written as JSON.
 _TURN_BYTES = 1_280
 _STRING_BYTES = 49
-# Bytes of a character beyond ASCII: up to four, and up to four of UTF-8 once its string was written as JSON.
-_WIDE = 6
+_WIDE_STRING_BYTES = 77
+_WIDE = 8
 
 
 class Turn:
@@ -118,8 +120,10 @@ class Turn:
 
 
 def _size_of(text: str | None) -> int:
-    """Estimate the bytes that ``text`` takes: ``sys.getsizeof`` grows when it is written as JSON."""
-    return _STRING_BYTES + len(text) * (1 if text.isascii() else _WIDE) if text is not None else 0
+    """Return the most bytes that ``text`` takes: ``sys.getsizeof`` grows when it is written as JSON."""
+    if text is None:
+        return 0
+    return _STRING_BYTES + len(text) if text.isascii() else _WIDE_STRING_BYTES + _WIDE * len(text)
 
 
 def _likeness(reply: Message, message: Message) -> int:
