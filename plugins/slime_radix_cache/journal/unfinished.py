@@ -94,13 +94,16 @@ class UnansweredSessions:
     """Sessions with a request that has no recorded answer, running or ended. This alone is no loss.
 
     ``in`` is true for sessions of former processes: their requests are not known any more. If the file has no room
-    for a session, ``lost`` gets a mark for it.
+    for a session, ``lost`` gets a mark for a former session, which gives up its slot; without any, for the session.
     """
 
     def __init__(self, file: SessionFile, lost: Marks) -> None:
         self._file = file
         self._lost = lost
-        self._former = frozenset(file.left.values())
+        self._former: dict[Digest, int] = {}
+        for slot, digest in file.left.items():
+            if self._former.setdefault(digest, slot) != slot:
+                file.free(slot)
         self._slots: dict[str, int] = {}
         self._requests: dict[str, int] = {}
 
@@ -110,9 +113,14 @@ class UnansweredSessions:
     def begin(self, session: str) -> None:
         """Note that a request of ``session`` begins."""
         self._requests[session] = self._requests.get(session, 0) + 1
-        if session in self._slots:
+        if session in self._slots or session in self:
             return
         slot = self._file.take(session)
+        if slot is None and self._former:
+            former, freed = self._former.popitem()
+            self._lost.add_digest(former)
+            self._file.free(freed)
+            slot = self._file.take(session)
         if slot is None:
             self._lost.add(session)
         else:

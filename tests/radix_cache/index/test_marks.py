@@ -148,3 +148,26 @@ def test_a_session_without_a_slot_counts_as_lost(tmp_path: Path) -> None:
         sessions.end(name, is_remembered=False)
     sessions.begin("third")
     assert "third" not in lost
+
+
+def test_session_of_a_former_process_gives_up_its_slot(tmp_path: Path) -> None:
+    lost = _marks()
+
+    def process() -> UnansweredSessions:
+        return UnansweredSessions(SessionFile(tmp_path / "sessions", slots=3), lost)
+
+    for name in ("first", "second"):
+        sessions = process()
+        for _ in range(2):
+            sessions.begin(name)
+    sessions = process()
+    sessions.begin("first")  # it has its slot
+    sessions.begin("third")
+    assert lost.number == 0
+    sessions.begin("fourth")
+    assert "fourth" not in lost
+    assert [name in sessions or name in lost for name in ("first", "second")] == [True, True]
+    assert lost.number == 1
+    later = process()
+    assert all(name in later or name in lost for name in ("first", "second", "third", "fourth"))
+    assert "third" in later
