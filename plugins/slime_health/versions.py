@@ -244,7 +244,7 @@ class Versions:
         return stands_in(router.pool, watch.worker, router.weights)
 
     def _set_laggards_aside(self, router: Router) -> None:
-        """Hold the workers with old weights when half have newer ones, and none followed within ``lag_s``."""
+        """Hold workers with old weights when half of those that name one are ahead, and none followed in ``lag_s``."""
         if anyio.current_time() < self._changed_at + self._settings.lag_s or self._settings.readmit == "any":
             return
         newest = newer_than_the_fleet(router.pool, router.weights)

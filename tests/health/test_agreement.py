@@ -62,6 +62,7 @@ def test_version_that_all_agree_on(fleet: list[tuple[str, str | None]], version:
         (["7", "5", "5"], None),
         (["default", "6"], None),
         (["7", None], "7"),
+        (["7", "6", None, None, None], "7"),  # some engines never name a version
         ([], None),
     ],
 )
