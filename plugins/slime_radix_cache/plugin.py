@@ -158,6 +158,7 @@ class RadixCache:
         events = router.components.find("control_events")
         if events is not None:
             self._interruptions.follow(events)
+        router.tasks.start_soon(self._interruptions.end_with, router.stopping)
         if self._log is None:
             yield
             return

@@ -41,6 +41,7 @@ class Interruptions:
         self._asked = 0
         self._pauses = 0
         self._paused = False
+        self._is_ending = False
         self._news: anyio.Event | None = None
 
     # Pauses and aborts.
@@ -60,7 +61,16 @@ class Interruptions:
         """Note that the engines pause, or continue."""
         self._paused = paused
         self._pauses += paused
+        if paused and self._is_ending:
+            self.abort("")
         self._tell()
+
+    async def end_with(self, stopping: anyio.Event) -> None:
+        """Wait until the router is ``stopping``: then no generation waits for the end of a pause any more."""
+        await stopping.wait()
+        self._is_ending = True
+        if self._paused:
+            self.abort("")
 
     # Generations under way.
 

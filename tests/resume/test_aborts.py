@@ -312,6 +312,28 @@ async def test_a_retry_waits_for_paused_engines_to_continue(start: Start, resume
     assert answer["meta_info"]["weight_version"] == "7"
 
 
+@pytest.mark.parametrize("resume", [False, True], ids=["again", "resumed"])
+async def test_a_router_that_stops_in_a_pause_passes_the_abort_on(start: Start, resume: bool) -> None:
+    flags = ["--resume-aborted"] if resume else []
+    async with rollouts(start, *flags) as rollout, anyio.create_task_group() as tasks:
+
+        async def stop() -> None:
+            await rollout.sampled("r", 5)
+            await rollout.through("/pause_generation", {"mode": "abort"})
+            await rollout.nothing_held()
+            rollout.running.router.stop()
+
+        tasks.start_soon(stop)
+        with anyio.fail_after(25):
+            answer = await rollout.generate("r", max_new_tokens=100)
+        entries = await rollout.journal("r")
+        kept = await rollout.retrieve(answer["text"])
+    assert answer["meta_info"]["finish_reason"]["type"] == "abort"
+    assert_joined(answer, entries)
+    assert len(entries) == 1
+    assert kept["exact"]
+
+
 async def test_a_stream_that_has_begun_is_not_done_again(start: Start) -> None:
     async with rollouts(start, "--abort-retry-wait-s", "0") as rollout, anyio.create_task_group() as tasks:
         tasks.start_soon(rollout.abort, "r")
