@@ -125,7 +125,7 @@ class Proxy:
         )
 
     def heard(self, worker: Worker) -> float:
-        """Return the event loop time at which ``worker`` last sent part of a proxied answer; ``-inf``: never."""
+        """Return the event loop time at which ``worker`` last sent part of an answer; ``-inf``: never."""
         upstream = self._upstreams.get(worker.url)
         return upstream.heard_at if upstream is not None else -math.inf
 
@@ -175,7 +175,7 @@ async def relay(reply: Reply, method: str, send: Send, before_last: Callable[[],
         return
     # A server sends the head only with the first event of the body.
     await send({"type": "http.response.body", "body": b"", "more_body": True})
-    send_now = getattr(getattr(send, "__self__", None), "send_now", None)  # None: middleware wraps ``send``
+    send_now = getattr(getattr(send, "__self__", None), "send_now", None)  # None: wrapped, or another server
     last = False
     while not last:
         if send_now is not None:

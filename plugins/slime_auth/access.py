@@ -22,7 +22,7 @@ from slime_sglang.generation import GENERATION_PATHS
 __all__ = ["ROLES", "AuthDecision", "Authenticator", "Caller", "Guard", "Keys", "Level", "NamedKey"]
 
 _READING = ("GET", "HEAD")
-#: No authentication scheme puts more words than these into one header.
+#: No authentication scheme puts more words than this into one header.
 _MAX_WORDS = 64
 _SEPARATORS = re.compile(rb"[,;]")
 #: Headers in which clients of other servers put a key. The router accepts none there, and removes its own keys.
@@ -90,7 +90,7 @@ class NamedKey:
 
 class Keys:
     """The router's keys. Without an admin key or named key, the traffic key opens control too. With one, traffic needs
-    a key only if there is a traffic key. ``closed``: control is closed even without a key, since a token opens it.
+    a key only if there is a traffic key. ``closed``: control is closed without such keys too: a token opens it.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class Authenticator(Protocol):
         ...
 
     async def caller(self, token: str) -> Caller:
-        """Return the caller that ``token`` names. Raises Unauthorized."""
+        """Return the caller that ``token`` names. Raises Unauthorized, or an HTTPError if no keys can be fetched."""
         ...
 
 

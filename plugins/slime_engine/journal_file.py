@@ -89,7 +89,7 @@ def fold(lines: Iterable[bytes], into: dict[str, dict[str, Any]] | None = None) 
 
 
 def _whole(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """Yield the entry of each whole line. A partial line, cut as the engine was killed, was never sent to a client."""
+    """Yield each whole line, parsed. The tokens of a partial line, cut by a kill, never went to a client."""
     for line in lines:
         with suppress(orjson.JSONDecodeError):
             yield orjson.loads(line)

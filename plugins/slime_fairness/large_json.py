@@ -26,10 +26,10 @@ __all__ = ["InvalidJson", "TooManyValues", "as_numpy", "dump", "parse"]
 
 #: Bytes of a piece. Ids take 0.3 ms, the worst case 1.5 ms.
 _PIECE = 1 << 14
-#: Strings, lists and objects that any document may have, and the most that one may have. Between these limits it may
-#: have one per so many bytes: each takes some hundred bytes in Python.
+#: The number of strings, lists and objects that every document may have, and the most for the largest. In between, a
+#: document may have one per ``_BYTES_PER_VALUE`` bytes, since each takes some hundred bytes in Python.
 _FEW_VALUES, _MAX_VALUES, _BYTES_PER_VALUE = 1 << 16, 1 << 18, 32
-#: Least integers in a list that becomes an array.
+#: Least length of a list of integers that becomes an array.
 _LONG_LIST = 1 << 12
 #: The key of what was open before a piece. It is random, so that no client can put it into a document.
 _OPEN = token_hex(16)
@@ -156,9 +156,9 @@ class _Document:
             before = place + 1
 
     def _read(self, piece: memoryview, cut: Cut, first: int) -> Any:
-        """Parse ``piece`` as a part of open container ``first``; nested in it is the next one's part, and so on."""
+        """Parse ``piece`` as part of the open container number ``first``, with parts of those inside it."""
         if not self._is_first and (not self._open or _outermost(piece)[0] in (b"]", b"}", b"")):
-            raise InvalidJson("a comma with no value behind it")
+            raise InvalidJson("a comma in a wrong place")
         if cut.kept + len(cut.opened) and _outermost(piece)[1] in (b"[", b"{", b""):
             raise InvalidJson("a comma with no value before it")
         openers = [one.opener for one in self._open[first:]]
@@ -206,7 +206,7 @@ class _Document:
             self.whole = value
 
     def _enter(self, before: memoryview, strings: Mapping[str, str]) -> None:
-        """Open the next container. ``before``: the piece from the bracket of the container around it to its own."""
+        """Open the next container. ``before``: the piece from the bracket before its own, or from the start."""
         if not self._open:
             self._open.append(_Container(self.whole))
             return

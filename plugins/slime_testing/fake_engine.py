@@ -37,10 +37,10 @@ class FakeEngine:
     ``(path, body)``. ``consumed`` and ``sampled`` are the journal: the ids of each prompt, and the ids sampled for it
     with their logprobs. ``said`` has the outputs of each sequence.
 
-    For sampled ids, ``meta`` overrides keys of ``meta_info``; None removes a key. ``edit(output, is_last)`` may change
-    each output before ``incremental`` makes it a delta. A stream is sent in pieces of ``pieces`` bytes, and ends after
-    ``events_sent`` events. Answers wait for ``delay``, which ``/abort_request`` sets; streams wait for ``hold`` after
-    ``hold_after`` events.
+    For sampled ids, ``meta`` overrides keys of ``meta_info``; None removes a key, except ``finish_reason``.
+    ``edit(output, is_last)`` may change each output before ``incremental`` makes it a delta. A stream is sent in pieces
+    of ``pieces`` bytes. Streams wait for ``hold`` after ``hold_after`` events, and end ``events_sent`` events later.
+    Answers wait for ``delay``, which ``/abort_request`` sets.
     """
 
     def __init__(self, tokenizer: Tokenizer | None = None, *, eos: int | None = None) -> None:

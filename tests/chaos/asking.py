@@ -133,7 +133,7 @@ class Crowd:
             asked.outcome = "left" if leave_at is not None else "200"
             kept = asked.heard[0]
             if not kept.whole and leave_at is None:
-                asked.outcome = "200, aborted"
+                asked.outcome = "aborted 200"
             for other in (one for one in asked.heard[1:] if one.told):
                 branch = conversation.fork(conversation.session)
                 branch.take(other)

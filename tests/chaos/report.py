@@ -55,8 +55,8 @@ class Report:
         lines = [
             f"{self.seconds:.0f} s of chaos, seed {self.seed}",
             "",
-            f"{self.conversations} conversations with {self.turns} finished turns, {self.given_up} of which ended "
-            "with a turn that was given up",
+            f"{self.conversations} conversations, {self.given_up} of which ended with a turn that was given up; "
+            f"{self.turns} finished turns",
             f"{len(self.asked)} requests: {_counts(outcomes)}",
             f"{self.updates} weight updates through the router, {self.whole_updates} of them taken by every engine",
             f"retrieved: {self.exact} exact, {self.flagged.total()} flagged ({_counts(self.flagged)}), "

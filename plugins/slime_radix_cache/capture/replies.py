@@ -33,8 +33,8 @@ class Unusable(Exception):
 class Output:
     """One sampled sequence. ``ids`` and ``logprobs`` are packed (see segments); ``ids`` is not empty.
 
-    Contradictory logprobs and versions are left out; :func:`slime_sglang.contradiction` names the field.
-    ``columns``: the logprobs and ids before packing.
+    Logprobs of other ids are left out, and versions that do not fit; :func:`slime_sglang.contradiction` names the field.
+    ``columns``: those of ``output_token_logprobs``.
     """
 
     text: str
@@ -87,7 +87,7 @@ def _tokens(ids: Any, triples: Any, columns: Columns | None) -> tuple[bytes, byt
 
 
 def _versions(meta: dict[str, Any], count: int) -> Versions:
-    """Return the versions of ``count`` tokens, from spans or one for all; None if the spans do not fit."""
+    """Return the versions of ``count`` tokens, from spans or one for all; the version None if the spans do not fit."""
     spans = meta.get("weight_versions")
     if spans:
         runs: list[tuple[str | None, int]] = []
