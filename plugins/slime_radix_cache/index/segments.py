@@ -126,7 +126,8 @@ class Response(Segment):
     ``start``: bytes of text before the response. ``before``: digest of the ids before it.
     ``version``: that of all tokens, or runs of versions. ``finish_reason``: the engine's JSON value, as JSON.
     ``adapter``: name of the LoRA adapter that sampled it. ``continuation_lost``: the session continued this
-    response, and the next response is lost.
+    response, and the next response is lost. ``is_decoded``: the text up to ``end`` is the decoding of all ids up to
+    there, and whatever follows is decoded on its own.
     """
 
     __slots__ = (
@@ -135,6 +136,7 @@ class Response(Segment):
         "continuation_lost",
         "end",
         "finish_reason",
+        "is_decoded",
         "logprobs",
         "session",
         "start",
@@ -168,6 +170,7 @@ class Response(Segment):
         self.finish_reason = finish_reason
         self.adapter = adapter
         self.continuation_lost = False
+        self.is_decoded = False
         self.before = 0
 
     @property
