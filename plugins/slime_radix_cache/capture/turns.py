@@ -33,11 +33,12 @@ _BROKEN = "\ufffd".encode()
 
 @dataclass(slots=True)
 class Turn:
-    """A prompt in UTF-8. ``context``: recorded and pinned; it covers the first ``position`` bytes, up to ``node``.
+    """A prompt in UTF-8. ``context``: recorded and pinned; it covers the first ``position`` bytes.
 
-    ``rest``: packed ids of the other bytes. ``ids``: packed ids of context and rest. ``giver``: the client
-    that gave the ids. ``adapter``: the LoRA adapter of the answer. ``doubt``: why its record will not be exact.
-    ``rid``: the engine's id of the request, if known. ``response``: the response that was recorded last.
+    ``node``: the end of its text, if known. ``rest``: packed ids of the other bytes. ``ids``: packed ids of context and
+    rest. ``giver``: the client that gave the ids. ``adapter``: the LoRA adapter of the answer. ``doubt``: why its
+    record will not be exact. ``rid``: the engine's id of the request, if known. ``response``: the response that was
+    recorded last.
     """
 
     prompt: bytes
