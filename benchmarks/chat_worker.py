@@ -43,7 +43,8 @@ def stand_ins(
 
 def _engine_chunk(answer: Answer, text: str, tokens: int) -> dict[str, Any]:
     chunk = answer.chunk("stream", 0, text, tokens)
-    del chunk["meta_info"]["prompt_tokens"]  # it differs by request, and the cache compares it
+    for name in ("id", "prompt_tokens"):  # they differ by request, and the cache compares them
+        del chunk["meta_info"][name]
     return chunk
 
 

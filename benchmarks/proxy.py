@@ -95,7 +95,7 @@ async def _bare(options: Options, report: Report, samples: Samples, directory: P
         text = text[:-1]
     bodies = directory / "bare.jsonl"
     bodies.write_bytes(request)
-    answer = template.render(0, 100)
+    answer = template.render(b"0", 100)
     async with AsyncExitStack() as stack:
         worker = await stack.enter_async_context(_cheapest_worker(template, answer, directory))
         proxies = await started(stack, peers, worker, directory, request, _is_complete)

@@ -49,8 +49,8 @@ class Template:
         self._before, rest = text.split(_ID.encode())
         self._between, self._after = rest.split(str(_PROMPT_TOKENS).encode())
 
-    def render(self, number: int, prompt_tokens: int) -> bytes:
-        return b"%b%032x%b%d%b" % (self._before, number, self._between, prompt_tokens, self._after)
+    def render(self, rid: bytes, prompt_tokens: int) -> bytes:
+        return b"%b%b%b%d%b" % (self._before, rid, self._between, prompt_tokens, self._after)
 
 
 class Fixed:
@@ -59,7 +59,7 @@ class Fixed:
     def __init__(self, body: bytes) -> None:
         self._body = body
 
-    def render(self, number: int, prompt_tokens: int) -> bytes:
+    def render(self, rid: bytes, prompt_tokens: int) -> bytes:
         return self._body
 
 
@@ -135,7 +135,8 @@ class StandIn:
             return self._open_stream(body, transport)
         match = _MAX_NEW_TOKENS.search(body)
         template = next(self._answers[int(match[1]) if match else 0])
-        reply = template.render(next(self._numbers), prompt_tokens)
+        named = _RID.search(body)
+        reply = template.render(named[1] if named else b"%032x" % next(self._numbers), prompt_tokens)
         transport.writelines((_head(b"application/json", b"content-length: %d" % len(reply)), reply))
         return None
 

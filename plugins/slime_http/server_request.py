@@ -229,13 +229,18 @@ class ServerRequest:
         else:
             raise RuntimeError(f"the ASGI message {kind!r} cannot be sent now")
 
-    def send_now(self, piece: bytes, before: Iterable[Callable[[bytes], object]]) -> bool:
+    def send_now(
+        self, piece: bytes | Callable[[], bytes], before: Iterable[Callable[[bytes], object]]
+    ) -> bool:
         """Call the functions ``before`` with a further piece of a stream, and send it.
 
-        Returns False, and does neither, when only :meth:`send` can take it.
+        Returns False, and does neither, when only :meth:`send` can take it. Otherwise a function is called to make the
+        piece; nothing is sent for an empty one.
         """
         if self.disconnected or not self._is_chunked or self._head or self._connection.flow.is_full:
             return False
+        if callable(piece) and not (piece := piece()):
+            return True
         for call in before:
             call(piece)
         self.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))

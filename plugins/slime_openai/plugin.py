@@ -66,7 +66,7 @@ class OpenAI:
             router,
             tokenizer,
             Prompts(renderer, encoder, tokenizer, Parents(history, renderer), settings.history),
-            Turns(history, tokenizer),
+            Turns(history, tokenizer, router.components.get("decode")),
             Formats(
                 renderer.source,
                 tokenizer,

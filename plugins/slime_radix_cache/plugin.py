@@ -103,6 +103,7 @@ class RadixCache:
         router.components.register("encoder", encoder)
         router.components.register("verdicts", Verdicts())
         spelling = Spelling(tokenizer, encoder.abilities.lead)
+        router.components.register("decode", spelling.text_of)
         limits = Limits(settings.max_tokens, settings.max_bytes, settings.gc_threshold_k)
         around = encoder.abilities.special.around
         if settings.trajectory_log is not None:

@@ -67,10 +67,17 @@ class EventSplitter:
     def __init__(self) -> None:
         self._cutter = EventCutter()
 
-    def feed(self, piece: bytes) -> list[bytes]:
-        """Return the data of the events that ``piece`` completes, as :func:`events_in`. O(bytes)."""
+    def only_event(self, piece: bytes) -> bytes | None:
+        """Return the data of the event if ``piece`` is exactly one, in one line; else None. Changes nothing."""
         is_line = piece.find(b"\n") == len(piece) - 2 and piece.endswith(_ENDS[0]) and piece[-3:-2] != b"\r"
         if is_line and piece.startswith(_DATA) and not self._cutter.is_torn:
-            return [piece[len(_DATA) : -2]]  # nearly always
+            return piece[len(_DATA) : -2]
+        return None
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """Return the data of the events that ``piece`` completes, as :func:`events_in`. O(bytes)."""
+        data = self.only_event(piece)
+        if data is not None:
+            return [data]  # nearly always
         whole = self._cutter.feed(piece)
         return events_in(whole) if whole else []

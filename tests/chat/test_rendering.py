@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import jinja2
 import pytest
 
+from chat.chatting import chatting
+from chat_models.families import QWEN2_5
 from router_core.errors import SettingsError
 from slime_openai.errors import InvalidRequest
 from slime_openai.prompts.rendering import Conversation, Renderer
+
+if TYPE_CHECKING:
+    from routers import Start
 
 OBJECT = "{{ call.function.arguments | tojson }}"
 TEXT = "{{ '' + call.function.arguments }}"
@@ -83,3 +89,79 @@ def test_a_template_of_the_command_line_is_used_instead() -> None:
 def test_without_any_template_the_router_does_not_start() -> None:
     with pytest.raises(SettingsError, match="--chat-template FILE"):
         Renderer(Templated(None))
+
+
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+CLOSED = "{{ m.content }}<end>"
+OF_THE_PLACE = "{{ m.content }}{{ '<end>' if loop.index < 3 else '<stop>' }}"
+OF_THOUGHTS = "{{ m.content }}{{ m.reasoning_content }}<end>"
+OF_A_VARIABLE = "{{ m.content }}<{{ mark }}>"
+REFUSING = "{% if m.role == 'system' %}{{ 1 // 0 }}{% endif %}{{ m.content }}<end>"
+HIDING = "{% if loop.last %}{{ m.content | reverse }}{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "variables", "end"),
+    [
+        (CLOSED, {}, "<end>"),
+        (OF_THE_PLACE, {}, None),
+        (OF_THOUGHTS, {}, None),
+        (OF_A_VARIABLE, {"mark": 1}, "<1>"),
+        (OF_A_VARIABLE, {"mark": True}, "<True>"),
+        (OF_A_VARIABLE, {"mark": "x" * 2000}, None),
+        (REFUSING, {}, "<end>"),
+        (HIDING, {}, None),
+    ],
+)
+def test_end_of_a_turn_is_known_if_it_is_always_the_same(
+    template: str, variables: dict[str, Any], end: str | None
+) -> None:
+    renderer = Renderer(Templated(template))
+    for value in ({"mark": True}, variables, variables):
+        known = renderer.end_of_turn(Conversation([], None, value))
+    assert known == end
+    assert renderer.end_of_turn(Conversation([], TOOLS, variables)) == end
+
+
+def test_end_of_a_turn_is_cached_for_some_variables_only() -> None:
+    renderer = Renderer(Templated(OF_A_VARIABLE))
+    ends = [renderer.end_of_turn(Conversation([], variables={"mark": mark})) for mark in range(300)]
+    assert ends == [f"<{mark}>" for mark in range(256)] + [None] * 44
+
+
+LAST = (
+    "{% if loop.last and message.role == 'assistant' %}<|endoftext|>{% else %}<|im_end|>{{ '\n' }}{% endif %}"
+)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("ends_alike", [True, False])
+async def test_next_turn_is_rendered_once_if_every_turn_ends_alike(
+    start: Start,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ends_alike: bool,
+) -> None:
+    path = tmp_path / "template"
+    body = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
+    behind = "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    path.write_text(body + ("<|im_end|>\n" if ends_alike else LAST) + behind)
+    async with chatting(start, "One.", "Two.", family=QWEN2_5, flags=("--chat-template", str(path))) as chat:
+        messages: list[dict[str, Any]] = [{"role": "user", "content": "a"}]
+        first = await chat.post(messages=messages, return_token_ids=True)
+        messages += [first["choices"][0]["message"], {"role": "user", "content": "b"}]
+        await chat.post(messages=[*messages, {"role": "user", "content": "c"}])  # the end is tried out
+        sizes = []
+        render = Renderer._render
+
+        def counted(self: Renderer, conversation: Conversation) -> str:
+            sizes.append(len(conversation.messages))
+            return render(self, conversation)
+
+        monkeypatch.setattr(Renderer, "_render", counted)
+        second = await chat.post(messages=messages, return_token_ids=True)
+        assert second["history"] == ("exact" if ends_alike else "fresh")
+        assert (sizes == [3]) is ends_alike
+        said = [("user", "a"), ("assistant", "One."), ("user", "b")]
+        shown = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in said)
+        assert chat.read(second["prompt_token_ids"]) == f"{shown}<|im_start|>assistant\n"

@@ -84,8 +84,16 @@ def as_recorded(chat: Conversation, turn: Turn) -> Conversation:
 
 def _is_verbatim(turn: Turn, messages: Sequence[Message]) -> bool:
     """Return True when all answers came back unchanged, so that any template writes them in the same way."""
-    for one in turn.chain():
-        reply, message = one.reply, messages[one.count - 1]
-        if replace(message, content=message.content or "") != replace(reply, content=reply.content or ""):
-            return False
-    return True
+    return all(_members(one.reply) == _members(messages[one.count - 1]) for one in turn.chain())
+
+
+def _members(message: Message) -> tuple[object, ...]:
+    """Return all members of ``message``; no content is an empty one."""
+    return (
+        message.role,
+        message.content or "",
+        message.tool_calls,
+        message.tool_call_id,
+        message.name,
+        message.reasoning,
+    )

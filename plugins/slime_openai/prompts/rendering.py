@@ -6,6 +6,7 @@ import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 from router_core.errors import SettingsError
@@ -25,6 +26,19 @@ _TOOL = {
     "type": "function",
     "function": {"name": "probed", "parameters": {"type": "object", "properties": {}}},
 }
+#: Conversations before an assistant's last message. A template may refuse some of them.
+_BEFORE: Sequence[Sequence[Mapping[str, Any]]] = (
+    [{"role": "user", "content": "?"}],
+    [{"role": "system", "content": "!"}, {"role": "user", "content": "?"}],
+    [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": "!"},
+        {"role": "user", "content": "?"},
+    ],
+)
+#: Combinations of variables for which the end of a turn is cached.
+_MOST_ENDS = 256
+_LONGEST_KEY = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +104,7 @@ class Renderer:
             raise SettingsError("the tokenizer has no chat template; give one with --chat-template FILE")
         self._override = {} if source is None else {"chat_template": source}
         self.source: str = source if source is not None else _text_of(known)
+        self._ends: dict[str, str | None] = {}
         self._form = _FORMS[0]
         self._form = self._form_of_calls()
         self.traits: TemplateTraits = probe(self._probed)
@@ -112,6 +127,31 @@ class Renderer:
             if mark and _MARK not in before:
                 return behind
         return None
+
+    def end_of_turn(self, conversation: Conversation) -> str | None:
+        """Return the text behind the content of an assistant's last message without calls, whatever precedes it.
+
+        It is tried out once for the variables of ``conversation``, with tools or without. None: it is not always the
+        same.
+        """
+        tools = None if conversation.tools is None else [_TOOL]
+        key = f"{tools is None} {conversation.variables or ''}"
+        if key not in self._ends and len(self._ends) < _MOST_ENDS and len(key) < _LONGEST_KEY:
+            self._ends[key] = self._same_end(replace(conversation, tools=tools))
+        return self._ends.get(key)
+
+    def _same_end(self, conversation: Conversation) -> str | None:
+        ends = set()
+        for before, thoughts in product(_BEFORE, ({}, {"reasoning_content": "!"})):
+            spoken = {"role": "assistant", "content": _MARK, **thoughts}
+            trial = replace(conversation, messages=before)
+            try:
+                text = self._render(trial.until(len(before), spoken))
+            except InvalidRequest:
+                continue
+            shown, mark, behind = text.rpartition(_MARK)
+            ends.add(behind if mark and _MARK not in shown else None)
+        return ends.pop() if len(ends) == 1 else None
 
     def _form_of_calls(self) -> _Form:
         """Find the form that the template reads: most encode arguments from an object, some want them as JSON text.

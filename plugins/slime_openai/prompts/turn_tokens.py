@@ -29,6 +29,8 @@ Origin = Literal["exact", "restored", "template", "fresh", "given"]
 
 #: Ids at the end of a given prompt that are decoded: enough to see if it ends within thoughts.
 _END = 64
+#: Members of an assistant's message without calls.
+_SPOKEN = {"role", "content", "reasoning_content"}
 #: In characters.
 _LONGEST_CONTENT = 1 << 24
 
@@ -131,11 +133,15 @@ class Prompts:
         """
         renderer, last = self._renderer, chat.messages[place]
         try:
-            closed = await renderer.behind(chat.until(place, last), place)
-            ended = closed
-            if last.get("tool_calls"):  # between the calls and the end of the turn there is more markup
-                ended = await renderer.behind(chat.until(place, {"role": "assistant", "content": ""}), place)
             whole = await renderer.behind(chat, place)
+            ended = renderer.end_of_turn(chat)
+            if ended is not None and whole is not None and last.keys() <= _SPOKEN and whole.startswith(ended):
+                return await self._unsaid(turn, ended) + whole[len(ended) :]
+            closed = await renderer.behind(chat.until(place, last), place)
+            if not last.get("tool_calls"):
+                ended = closed
+            elif ended is None:  # between the calls and the end of the turn there is more markup
+                ended = await renderer.behind(chat.until(place, {"role": "assistant", "content": ""}), place)
         except InvalidRequest:
             return None  # a template that refuses the whole conversation will raise again
         if closed is None or ended is None or whole is None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 from router_core.types import Tokenizer
 from slime_openai.prompts.history import Asking, History, Turn
@@ -15,12 +17,21 @@ from slime_openai.responses.outputs import Output
 __all__ = ["Turns"]
 
 
-class Turns:
-    """Puts turns into the history."""
+#: Stop tokens that are remembered as special or not.
+_TOKENS = 1 << 10
 
-    def __init__(self, history: History, tokenizer: Tokenizer) -> None:
+
+class Turns:
+    """Puts turns into the history. ``decode``: returns the text of ids, special tokens too."""
+
+    def __init__(
+        self, history: History, tokenizer: Tokenizer, decode: Callable[[Sequence[int]], str]
+    ) -> None:
         self._history = history
-        self._tokenizer = tokenizer
+        self._decode = decode
+        self._is_special = lru_cache(_TOKENS)(
+            lambda token: not tokenizer.decode([token], skip_special_tokens=True)
+        )
 
     def asking(self, question: Question) -> Asking:
         """Begin the request that asks ``question``."""
@@ -93,9 +104,3 @@ class Turns:
         if isinstance(matched, str):
             return 0, matched  # no token begins where it begins, and it may end within a token
         return 0, ""
-
-    def _is_special(self, token: int) -> bool:
-        return not self._tokenizer.decode([token], skip_special_tokens=True)
-
-    def _decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -74,6 +74,7 @@ class AnswerStream:
         self._beginning = beginning or {}
         self._events = EventSplitter()
         self._text = GrowingText()
+        self._failure: HTTPError | None = None
         self.finished = False
 
     async def read(self) -> bytes:
@@ -81,6 +82,8 @@ class AnswerStream:
         ready: list[bytes] = []
         while not ready and not self.finished:
             try:
+                if self._failure is not None:
+                    raise self._failure
                 piece, last = await self._reply.next_piece()
                 with understood():
                     for data in self._events.feed(piece):
@@ -92,6 +95,27 @@ class AnswerStream:
                 ready += [b"data: %b\n\n" % error_body(error), DONE]
                 self.finished = True
         return b"".join(ready)
+
+    async def pump(self, take: Callable[[Callable[[], bytes]], bool]) -> None:
+        """See :meth:`Reply.pump`. Chunks of events that only add text are made when ``take`` can send them."""
+
+        def pass_on(piece: bytes, feeds: Iterable[Callable[[bytes], None]]) -> bool:
+            data = self._events.only_event(piece)
+            if data is None or not self._choices[0].wants_text_only or not self._text.is_next(data):
+                return False
+            return take(lambda: self._more(piece, data, feeds))
+
+        try:
+            if len(self._choices) == 1 and not self.finished:
+                await self._reply.pump(pass_on)
+        except HTTPError as error:
+            self._failure = error  # for the next read
+
+    def _more(self, piece: bytes, data: bytes, feeds: Iterable[Callable[[bytes], None]]) -> bytes:
+        for feed in feeds:
+            feed(piece)
+        with understood():
+            return b"".join(map(self._chunk, self._choices[0].more(self._text.next(data), data)))
 
     def close(self) -> None:
         """See BodySource."""

@@ -30,8 +30,14 @@ class GrowingText:
 
     def new_in(self, event: bytes) -> str | None:
         """Return the text that ``event`` adds to the event before; None when it must be parsed, as the last one."""
-        if not self._known or not event.startswith(self._known) or _GOES_ON not in event:
-            return None
+        return self.next(event) if self.is_next(event) else None
+
+    def is_next(self, event: bytes) -> bool:
+        """Return True when ``event`` only adds text to the event before, as far as this class reads it."""
+        return bool(self._known) and event.startswith(self._known) and _GOES_ON in event
+
+    def next(self, event: bytes) -> str:
+        """Return the text that ``event`` adds, for which :meth:`is_next` is true."""
         start = len(self._known)
         end = self._end(event, start)
         self._known = event[:end]

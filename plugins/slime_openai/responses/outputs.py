@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -20,14 +19,15 @@ logger = logging.getLogger(__name__)
 Triple = Sequence[Any]
 
 
-@contextmanager
-def understood() -> Iterator[None]:
+class understood:
     """Raise WorkerBroke for errors in the block, which reads an engine's answer."""
-    try:
-        yield
-    except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
-        logger.warning("an engine's answer was not understood", exc_info=error)
-        raise WorkerBroke("the engine's answer was not understood", answered=True) from error
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, AttributeError | LookupError | OverflowError | TypeError | ValueError):
+            logger.warning("an engine's answer was not understood", exc_info=error)
+            raise WorkerBroke("the engine's answer was not understood", answered=True) from error
 
 
 class EngineRefused(HTTPError):

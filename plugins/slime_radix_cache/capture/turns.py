@@ -15,6 +15,7 @@ from slime_radix_cache.capture.replies import NOTHING_SAMPLED, Unusable, read_ou
 from slime_radix_cache.index.segment_store import Sampled
 from slime_radix_cache.index.segments import Context, Giver, Response, context_ids, read_context
 from slime_radix_cache.index.sessions import Running
+from slime_radix_cache.index.text_index import text_of
 from slime_radix_cache.index.text_node import Node
 from slime_radix_cache.index.trajectories import Trajectories
 from slime_radix_cache.tally import Tally
@@ -32,11 +33,12 @@ _BROKEN = "\ufffd".encode()
 
 @dataclass(slots=True)
 class Turn:
-    """A prompt in UTF-8. ``context``: recorded and pinned; it covers the first ``position`` bytes, up to ``node``.
+    """A prompt in UTF-8. ``context``: recorded and pinned; it covers the first ``position`` bytes.
 
-    ``rest``: packed ids of the other bytes. ``ids``: packed ids of context and rest. ``giver``: the client
-    that gave the ids. ``adapter``: the LoRA adapter of the answer. ``doubt``: why its record will not be exact.
-    ``rid``: the engine's id of the request, if known. ``response``: the response that was recorded last.
+    ``node``: the end of its text, if known. ``rest``: packed ids of the other bytes. ``ids``: packed ids of context and
+    rest. ``giver``: the client that gave the ids. ``adapter``: the LoRA adapter of the answer. ``doubt``: why its
+    record will not be exact. ``rid``: the engine's id of the request, if known. ``response``: the response that was
+    recorded last.
     """
 
     prompt: bytes
@@ -100,7 +102,7 @@ class Turns:
         ``client``: see FairTurns.
         """
         if isinstance(prompt, bytes):
-            turn = self._given(prompt, await self._encoder.text_of(self._spelling, prompt, client), session)
+            turn = await self._given(prompt, session, client)
         else:
             turn = await self._asked(prompt, session, client)
         turn.client = client
@@ -112,14 +114,16 @@ class Turns:
             self._trajectories.begin(turn.running)
         return turn
 
-    def _given(self, ids: bytes, said: str, session: str | None) -> Turn:
-        text = said.encode()
+    async def _given(self, ids: bytes, session: str | None, client: str | None) -> Turn:
+        known, number = self._trajectories.decoded(ids)
+        text = text_of(known.end) if known is not None else b""
+        text += (await self._encoder.text_of(self._spelling, ids[4 * number :], client)).encode()
         self._streams.catch_up(text, session)
         context = self._trajectories.find_given(ids, session, text)
         rest = ids[len(context_ids(context)) :]
-        return Turn(
-            text, context, session, len(text), rest, giver=Giver((session,) if session is not None else ())
-        )
+        node = known.end if known is not None and context == (known, len(known)) else None
+        giver = Giver((session,) if session is not None else ())
+        return Turn(text, context, session, len(text), rest, node, giver=giver)
 
     async def _asked(self, prompt: str, session: str | None, client: str | None) -> Turn:
         self._encoder.check_text(prompt)
@@ -212,6 +216,7 @@ class Turns:
             output.finish_reason,
             doubt or turn.doubt,
             turn.adapter,
+            turn.giver is not None and self._spelling.is_decoding(ids, output.text + tail),
         )
         if self._verbose:
             logger.info(

@@ -76,6 +76,13 @@ class Finder:
 
         return find_given(along, ids, self._known(session), others)
 
+    def decoded(self, ids: bytes) -> tuple[Response | None, int]:
+        """Return a decoded response at the end of the first of ``ids`` (packed), and their number."""
+        for response, place in self._starts.along(ids):
+            if response.is_decoded and ids.startswith(response.ids, 4 * place):
+                return response, place + len(response)
+        return None, 0
+
     def may_take(self, ids: bytes, session: str) -> bool:
         """Return False if ``session`` sent the first of ``ids`` (packed) as a prompt, but has no context of all."""
         has_asked = any(response.session == session for response, _ in self._starts.along(ids))

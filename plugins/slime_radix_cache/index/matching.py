@@ -83,6 +83,8 @@ def find_given(
     def longest(fitting: ContextFilter, since: float = 0) -> Found | None:
         best: Found | None = None
         for response, place in along():
+            if best is not None and place + len(response) <= best[1]:
+                continue
             shared = _shared(response, ids[4 * place :], fitting, since)
             if shared is not None and place + shared[1] > (best[1] if best is not None else 0):
                 best = shared[0], place + shared[1]

@@ -17,7 +17,7 @@ __all__ = ["Sampled", "SegmentStore", "confirm"]
 # Memory of an object of each kind in CPython 3.11, without packed values and text.
 _NODE_BYTES = 198
 _PROMPT_BYTES = 226
-_RESPONSE_BYTES = 636
+_RESPONSE_BYTES = 652
 _SESSION_BYTES = 240
 
 
@@ -27,7 +27,7 @@ class Sampled:
 
     ``ids`` and ``logprobs`` are packed (see Response). ``text`` is what the client got; the first ``visible``
     tokens spell it (-1: it ends inside a token), the others spell ``tail``. ``doubt``: why its record is not exact,
-    or None. ``adapter``: the LoRA adapter that sampled it.
+    or None. ``adapter``: the LoRA adapter that sampled it. ``is_decoded``: see Response.
     """
 
     ids: bytes
@@ -39,6 +39,7 @@ class Sampled:
     finish_reason: str
     doubt: str | None = None
     adapter: str | None = None
+    is_decoded: bool = False
 
 
 class SegmentStore:
@@ -154,6 +155,7 @@ class SegmentStore:
             doubt=sampled.doubt,
             adapter=sampled.adapter,
         )
+        response.is_decoded = sampled.is_decoded
         self._index.attach(response, node)
         if end is not node:
             self._index.attach(response, end)

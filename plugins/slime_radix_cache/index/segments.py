@@ -125,8 +125,9 @@ class Response(Segment):
     ``end``: the node at which the text plus the decoded hidden tail ends; ``node`` if there is no tail.
     ``start``: bytes of text before the response. ``before``: digest of the ids before it.
     ``version``: that of all tokens, or runs of versions. ``finish_reason``: the engine's JSON value, as JSON.
-    ``adapter``: name of the LoRA adapter that sampled it. ``continuation_lost``: the session continued this
-    response, and the next response is lost.
+    ``has_logprobs``: each token has one. ``adapter``: name of the LoRA adapter that sampled it.
+    ``continuation_lost``: the session continued this response, and the next response is lost. ``is_decoded``: the text
+    up to ``end`` is the decoding of all ids up to there, and whatever follows is decoded on its own.
     """
 
     __slots__ = (
@@ -135,6 +136,8 @@ class Response(Segment):
         "continuation_lost",
         "end",
         "finish_reason",
+        "has_logprobs",
+        "is_decoded",
         "logprobs",
         "session",
         "start",
@@ -168,7 +171,9 @@ class Response(Segment):
         self.finish_reason = finish_reason
         self.adapter = adapter
         self.continuation_lost = False
+        self.is_decoded = False
         self.before = 0
+        self.has_logprobs = not np.isnan(self.logprob_array(len(self))).any()
 
     @property
     def versions(self) -> Versions:

@@ -55,6 +55,10 @@ class Trajectories(SegmentStore):
         """See :meth:`Finder.given`."""
         return self._finder.given(ids, session, text)
 
+    def decoded(self, ids: bytes) -> tuple[Response | None, int]:
+        """See :meth:`Finder.decoded`."""
+        return self._finder.decoded(ids)
+
     def may_take(self, ids: bytes, session: str) -> bool:
         """See :meth:`Finder.may_take`."""
         return self._finder.may_take(ids, session)

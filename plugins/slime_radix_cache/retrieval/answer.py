@@ -161,11 +161,16 @@ def about_record(record: Record, reason: str | None, matched: int, candidates: C
 def has_logprobs(context: Context, session: str | None) -> bool:
     """Return ``has_logprobs`` of the record of ``context`` for ``session``, without making it. O(sampled tokens)."""
     chain = list(links(context))
+    lacking = [
+        (segment, length)
+        for segment, length in chain
+        if isinstance(segment, Response) and not segment.has_logprobs
+    ]
+    if not lacking:
+        return True
     trained = _trained(chain, session)
     return not any(
-        np.isnan(segment.logprob_array(length)).any()
-        for segment, length in chain
-        if isinstance(segment, Response) and segment in trained
+        np.isnan(segment.logprob_array(length)).any() for segment, length in lacking if segment in trained
     )
 
 

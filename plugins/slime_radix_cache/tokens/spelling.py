@@ -101,6 +101,10 @@ class Spelling:
             return visible, reading.behind(ids, visible)
         return reading.broken_off(ids, text) or reading.inside_token(ids, text)
 
+    def is_decoding(self, ids: Sequence[int], text: str) -> bool:
+        """Return True if ``text`` is the text of ``ids`` with special tokens, wherever they stand."""
+        return len(self._readings) == 1 and _BROKEN not in text and self._plain.text(ids, False) == text
+
     def text_of(self, ids: Sequence[int]) -> str:
         """Return the text of ``ids`` with special tokens: the key of a prompt that was given as ids."""
         return self._plain.text(ids, False)

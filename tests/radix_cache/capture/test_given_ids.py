@@ -11,8 +11,11 @@ import pytest
 from radix_cache.scripted import Client, ScriptedEngine, bits, routed
 from radix_cache.tokenizers.vocabularies import VOCABULARIES
 from slime_engine.tokenizer import EngineTokenizer
+from slime_radix_cache.tokens.spelling import Spelling
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from routers import Start
 
 pytestmark = pytest.mark.anyio
@@ -80,3 +83,35 @@ async def test_session_splits_at_its_first_sample_inside_a_character(
     assert record["tokens"] == [*given, 302]
     assert record["prompt"] == engine.tokenizer.decode(prompt)
     assert record["response"] == engine.tokenizer.decode(record["tokens"][len(prompt) :])
+
+
+@pytest.mark.parametrize("kind", ["words", "special token", "half a character"])
+async def test_ids_after_a_decoded_response_are_decoded_alone(
+    client: Client, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    tokenizer = engine.tokenizer
+    half = [tokenizer.token_bytes.index(bytes([one])) for one in "☔".encode()]
+    (start,) = tokenizer.encode("<|im_start|>")
+    sampled, behind = {
+        "words": ([5, 6, engine.eos], tokenizer.encode("\n<|im_start|>user\n")),
+        "special token": ([5, start, 6], tokenizer.encode(" and")),
+        "half a character": ([5, *half[:2]], [half[2], 6]),
+    }[kind]
+    decoded = []
+    text_of = Spelling.text_of
+
+    def counted(self: Spelling, ids: Sequence[int]) -> str:
+        decoded.append(len(ids))
+        return text_of(self, ids)
+
+    monkeypatch.setattr(Spelling, "text_of", counted)
+    prompt = tokenizer.encode(PROMPT)
+    await client.give(prompt, sampled, "s")
+    given = [*prompt, *sampled, *behind]
+    answer = await client.give(given, [7, 8], "s")
+    assert decoded == [len(prompt), len(behind) if kind == "words" else len(given)]
+    (record,) = await client.records("s")
+    assert (record["text"], record["exact"]) == (tokenizer.decode(given) + answer["text"], True)
+    assert record["tokens"] == [*given, 7, 8]
+    again = await client.retrieve(tokenizer.decode([*given, 7, 8]), session_id="s")
+    assert (again["tokens"], again["exact"]) == (record["tokens"], True)

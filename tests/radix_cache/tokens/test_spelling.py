@@ -132,3 +132,9 @@ def test_a_text_lacks_only_what_its_finish_reason_explains(
     if reason and reason.get("matched") == "EOS":
         reason = {**reason, "matched": tokenizer.encode("<|im_end|>")[0]}
     assert (spelling.tail(tokenizer.encode(ids), text, reason) is not None) is fits
+
+
+def test_decoding_of_tokens_with_two_readings_depends_on_their_place(tokenizer: EngineTokenizer) -> None:
+    ids = tokenizer.encode_plain(TEXT)
+    assert Spelling(tokenizer).is_decoding(ids, TEXT)
+    assert not Spelling(tokenizer, lead=tokenizer.encode_plain("One")).is_decoding(ids, TEXT)
