@@ -30,13 +30,12 @@ def _scripts() -> list[str]:
     return sorted(set(mains) - _WORKERS)
 
 
-@pytest.mark.parametrize("script", _scripts())
-def test_benchmark_runs_without_errors_and_inexact_answers(script: str, tmp_path: Path) -> None:
-    figures = tmp_path / "figures.json"
+def _run(module: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    """Run a module of the folder. ``stdout`` of the result has the output of both streams, in order."""
     inherited = os.environ.get("PYTHONPATH")
     path = os.pathsep.join([str(_ROOT), *([inherited] if inherited else [])])
     ended = subprocess.run(
-        [sys.executable, "-m", f"benchmarks.{script}", "--tiny", "--json", str(figures)],
+        [sys.executable, "-m", f"benchmarks.{module}", *flags],
         cwd=_ROOT,
         env={**os.environ, "PYTHONPATH": path},
         stdout=subprocess.PIPE,
@@ -47,11 +46,31 @@ def test_benchmark_runs_without_errors_and_inexact_answers(script: str, tmp_path
     if ended.returncode == _NOT_FOUND and " not found; on Debian: " in ended.stdout:
         pytest.skip(ended.stdout.strip())
     assert ended.returncode == 0, ended.stdout
+    return ended
+
+
+@pytest.mark.parametrize("script", _scripts())
+def test_benchmark_runs_without_errors_and_inexact_answers(script: str, tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    ended = _run(script, "--tiny", "--json", str(figures))
     for word in ("Traceback", "problem: ", "left out: "):
         assert word not in ended.stdout, ended.stdout
     told = json.loads(figures.read_text())
     assert told["samples"]
     assert told["problems"] == []
+
+
+def test_radix_prints_each_row_before_it_measures_the_next() -> None:
+    output = _run("radix", "--tiny", "--only", "nothing else").stdout
+    wanted = [
+        "1 of 2: one short key\n",
+        "\none short key  ",
+        "2 of 2: one conversation\n",
+        "\none conversation  ",
+    ]
+    places = [output.find(text) for text in wanted]
+    assert -1 not in places, output
+    assert places == sorted(places), output
 
 
 def test_new_script_would_be_found() -> None:
