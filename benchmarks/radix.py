@@ -88,7 +88,7 @@ async def main(options: Options) -> int:
         if options.wants(_RETRIEVALS):
             await retrievals.measure(options, report, _RETRIEVALS, directory, samples)
             report.show(_RETRIEVALS, _RETRIEVAL_COLUMNS)
-    return report.finish(options.json)
+    return report.finish(options)
 
 
 def _each(scenario: str, rows: Mapping[str, _T]) -> Iterator[tuple[str, _T]]:

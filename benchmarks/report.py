@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
+from benchmarks import history
+from benchmarks.options import Options
 from benchmarks.peers import BASELINE
 
 __all__ = ["EXACT", "Column", "Report"]
@@ -61,14 +63,19 @@ class Report:
         """Note a fault that makes the figures worthless; :meth:`finish` prints it."""
         self.problems.append(text)
 
-    def finish(self, path: Path | None) -> int:
-        """Save the run to ``path``, print its problems, and return the exit code: 1 when there are any."""
+    def finish(self, options: Options) -> int:
+        """Save the run, print its problems, and return the exit code: 1 when there are any.
+
+        A run with problems does not become part of the history.
+        """
         if not self.samples:
             self.problem("nothing was measured")
         for text in self.problems:
             print(f"problem: {text}", file=sys.stderr)
-        if path is not None:
-            self.save(path)
+        if options.json is not None:
+            self.save(options.json)
+        if options.history is not None and not self.problems:
+            history.append(options.history, self.samples, machine(), baseline=BASELINE)
         return 1 if self.problems else 0
 
     def show(self, scenario: str, columns: Sequence[Column]) -> None:
