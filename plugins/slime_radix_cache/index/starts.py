@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from slime_radix_cache.index.rows import Row, with_item, without_item
+from slime_radix_cache.index.rows import Row, items_of, with_item, without_item
 from slime_radix_cache.index.segments import Response, Segment, ids_before
 
 __all__ = ["Starts"]
@@ -37,14 +37,14 @@ class Starts:
     def add(self, response: Response) -> None:
         """Note where ``response`` begins. O(tokens since the response before it began)."""
         response.before = _digest_before(response)
-        self._by_digest[response.before] = with_item(self._by_digest.get(response.before, ()), response)
+        self._by_digest[response.before] = with_item(self._by_digest.get(response.before), response)
         self._counts[response.before >> _SHIFT] += 1
 
     def remove(self, response: Response) -> None:
         """Undo :meth:`add`."""
         self._counts[response.before >> _SHIFT] -= 1
         alike = without_item(self._by_digest.pop(response.before), response)
-        if alike:
+        if alike is not None:
             self._by_digest[response.before] = alike
 
     def along(self, ids: bytes) -> Iterator[tuple[Response, int]]:
@@ -63,7 +63,7 @@ class Starts:
             found += zip((hits + start + 1).tolist(), digests[hits].tolist(), strict=True)
         for place, digest in reversed(found):
             same: dict[tuple[Segment | None, int], bool] = {}
-            for response in reversed(self._by_digest.get(digest, ())):
+            for response in reversed(items_of(self._by_digest.get(digest))):
                 context = response.parent, response.kept
                 if context not in same:
                     same[context] = ids_before(response) == ids[: 4 * place]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from slime_radix_cache.index.rows import MANY, Row, with_item, without_item
+from slime_radix_cache.index.rows import MANY, Items, Row, items_of, with_item, without_item
 
 if TYPE_CHECKING:
     from slime_radix_cache.index.segments import Response, Segment
@@ -16,12 +16,11 @@ class Node:
     """A place in a text, ``depth`` bytes after its beginning. ``edge``: the bytes from ``parent`` to here.
 
     ``kid``: the only child, or None. Of several children, the edge to ``kids[i]`` begins with the byte ``keys[i]``.
-    ``ends``: segments whose text ends here, newest last. ``through``: responses whose text covers a part of the
-    edge, newest last; only they can be cut inside it. These are mostly short: a tuple takes half the memory of a
-    list. ``begun``: responses whose prompt ends here: None, one response, a tuple of several, or many by session.
+    ``ended``: segments whose text ends here. ``passing``: responses whose text covers a part of the edge; only they can
+    be cut inside it. ``begun``: responses whose prompt ends here, as a row, or many by session.
     """
 
-    __slots__ = ("begun", "depth", "edge", "ends", "keys", "kid", "kids", "parent", "through")
+    __slots__ = ("begun", "depth", "edge", "ended", "keys", "kid", "kids", "parent", "passing")
 
     def __init__(self, parent: Node | None, edge: bytes, depth: int) -> None:
         self.parent = parent
@@ -30,9 +29,9 @@ class Node:
         self.kid: Node | None = None
         self.keys = b""
         self.kids: tuple[Node, ...] = ()
-        self.ends: Row[Segment] = ()
+        self.ended: Row[Segment] = None
         self.begun: Response | tuple[Response, ...] | dict[str | None, Row[Response]] | None = None
-        self.through: Row[Response] = ()
+        self.passing: Row[Response] = None
 
     def kid_at(self, byte: int) -> Node | None:
         """Return the child whose edge begins with ``byte``, or None."""
@@ -47,23 +46,33 @@ class Node:
         return (self.kid,) if self.kid is not None else self.kids
 
     @property
+    def ends(self) -> Items[Segment]:
+        """Segments whose text ends here, newest last."""
+        return items_of(self.ended)
+
+    @property
+    def through(self) -> Items[Response]:
+        """Responses whose text covers a part of the edge, newest last."""
+        return items_of(self.passing)
+
+    @property
     def begins(self) -> tuple[Response, ...]:
         """Responses whose prompt ends here; within each session the newest is last."""
         begun = self.begun
         if isinstance(begun, dict):
-            return tuple(response for some in begun.values() for response in some)
+            return tuple(response for some in begun.values() for response in items_of(some))
         return () if begun is None else begun if isinstance(begun, tuple) else (begun,)
 
-    def begun_by(self, session: str) -> Row[Response]:
+    def begun_by(self, session: str) -> Items[Response]:
         """Return the responses of ``session`` in ``begins``. O(their number), and at most MANY others."""
         if isinstance(self.begun, dict):
-            return self.begun.get(session, ())
+            return items_of(self.begun.get(session))
         return tuple([response for response in self.begins if response.session == session])
 
     def begin(self, response: Response) -> None:
         """Add ``response``, whose prompt ends here."""
         if isinstance(self.begun, dict):
-            self.begun[response.session] = with_item(self.begun.get(response.session, ()), response)
+            self.begun[response.session] = with_item(self.begun.get(response.session), response)
             return
         known = self.begins
         if len(known) < MANY:
@@ -80,7 +89,7 @@ class Node:
             self.begun = tuple(rest) if len(rest) > 1 else rest[0] if rest else None
             return
         own = without_item(self.begun.pop(response.session), response)
-        if own:
+        if own is not None:
             self.begun[response.session] = own
         if not self.begun:
             self.begun = None
