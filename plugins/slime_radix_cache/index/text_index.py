@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from slime_radix_cache.index.rows import row_of, with_item, without_item
-from slime_radix_cache.index.text_node import Node
+from slime_radix_cache.index.text_node import NO_FORK, Node
 
 if TYPE_CHECKING:
     from slime_radix_cache.index.segments import Response, Segment
@@ -46,10 +46,11 @@ class TextIndex:
         while position < size:
             kid = node.kid
             if kid is None:
-                slot = node.keys.find(text[position])
+                fork = node.fork
+                slot = fork[0].find(text[position])
                 if slot < 0:
                     break
-                kid = node.kids[slot]
+                kid = fork[slot + 1]
             edge = kid.edge
             if not text.startswith(edge, position):
                 common = _common(edge, text, position)
@@ -127,7 +128,7 @@ class TextIndex:
             self._prune(node)
 
     def _prune(self, node: Node) -> None:
-        while node.parent is not None and node.ended is None and node.begun is None and not node.kids:
+        while node.parent is not None and node.ended is None and node.begun is None and node.fork is NO_FORK:
             parent, kid = node.parent, node.kid
             self.nodes -= 1
             if kid is not None:
