@@ -13,15 +13,16 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from html import escape
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 from benchmarks.history import DEFAULT
 
 _SVG = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.svg"
-#: Benchmark whose rows are drawn, and the goals, each with the colour of its peer.
+#: Benchmark whose rows are drawn, and the goals of its peers.
 _BENCHMARK = "proxy"
-_GOALS = {"goal, default plugins": (1.6, 1), "goal, radix_cache": (0.45, 3)}
+_GOALS = {"router, default plugins": 1.6, "router, radix_cache": 0.45}
 _COLOURS = ("#3b82f6", "#f97316", "#22a06b", "#d946ef", "#ca8a04", "#06b6d4", "#ef4444", "#8b5cf6")
 _LEFT, _TOP, _STEP, _HEIGHT, _LEGEND = 50, 40, 110, 320, 430
 _STYLE = """<style>
@@ -44,7 +45,8 @@ def drawn(runs: Sequence[Mapping[str, Any]]) -> str:
                 lines.setdefault((row["peer"], row["scenario"]), []).append((place, ratio))
     top = max([2.0, *(ratio for line in lines.values() for _, ratio in line)]) * 1.05
     right = _LEFT + _STEP * max(1, len(runs) - 1)
-    peers = list(dict.fromkeys(peer for peer, _ in lines))
+    peers = dict.fromkeys([*_GOALS, *(peer for peer, _ in lines)])
+    colours = dict(zip(peers, cycle(_COLOURS), strict=False))
 
     def x(place: float) -> float:
         return _LEFT + place * _STEP
@@ -62,12 +64,12 @@ def drawn(runs: Sequence[Mapping[str, Any]]) -> str:
             middle = f'x="{x(place)}" y="{_TOP + _HEIGHT + below}" text-anchor="middle"'
             parts.append(f"<text {middle}>{escape(text)}</text>")
     legend = _TOP
-    for name, (goal, place) in _GOALS.items():
-        parts.append(_line(f"{_LEFT},{y(goal)} {right},{y(goal)}", "line goal", _COLOURS[place]))
-        parts += _entry(right + 20, legend, f"{name}: {goal}", "line goal", _COLOURS[place])
+    for peer, goal in _GOALS.items():
+        parts.append(_line(f"{_LEFT},{y(goal)} {right},{y(goal)}", "line goal", colours[peer]))
+        parts += _entry(right + 20, legend, f"{goal:.2f} goal of {peer}", "line goal", colours[peer])
         legend += 20
     for (peer, scenario), line in sorted(lines.items(), key=lambda item: -item[1][-1][1]):
-        colour = _COLOURS[peers.index(peer) % len(_COLOURS)]
+        colour = colours[peer]
         kind = "line thin" if scenario.endswith("256 connections") else "line"
         parts.append(_line(" ".join(f"{x(place)},{y(ratio)}" for place, ratio in line), kind, colour))
         parts += [f'<circle cx="{x(place)}" cy="{y(ratio)}" r="3" fill="{colour}"/>' for place, ratio in line]
