@@ -118,7 +118,7 @@ async def main(options: Options) -> int:
     for scenario in _SCENARIOS:
         report.show(scenario.name, scenario.columns)
     show_turns(report)
-    return report.finish(options.json)
+    return report.finish(options)
 
 
 def _peers(options: Options, directory: Path) -> list[Peer]:

@@ -79,7 +79,7 @@ async def main(options: Options) -> int:
                         await _beside(body, peers, kept, report, options, worker, directory)
                     print(f"round {round_} of {options.rounds} done", file=sys.stderr)
     report.show(_SCENARIO, _COLUMNS)
-    return report.finish(options.json)
+    return report.finish(options)
 
 
 @contextmanager

@@ -95,7 +95,7 @@ async def _run() -> int:
                                 report.add(shape, proxy.name, median=median(times), slowest=max(times))
     for shape in _ASKED:
         report.show(shape, _COLUMNS)
-    return report.finish(options.json)
+    return report.finish(options)
 
 
 def main() -> None:

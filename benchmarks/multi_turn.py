@@ -42,7 +42,7 @@ async def main(options: Options) -> int:
         if options.wants("stalls"):
             await measure_stalls(options, report, directory)
             show_stalls(report)
-    return report.finish(options.json)
+    return report.finish(options)
 
 
 if __name__ == "__main__":

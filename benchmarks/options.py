@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from benchmarks import history
 from benchmarks.peers import Peer
 
 __all__ = ["Options", "flags", "parse", "present", "read"]
@@ -25,6 +26,7 @@ class Options:
     rounds: int
     seconds: float
     json: Path | None
+    history: Path | None
     only: tuple[str, ...]
     gateway_python: str
     tiny: bool
@@ -52,6 +54,14 @@ def flags(description: str, *, rounds: int = 5, seconds: float = 4.0) -> argpars
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample to FILE")
     parser.add_argument(
+        "--history",
+        type=Path,
+        nargs="?",
+        const=history.DEFAULT,
+        metavar="FILE",
+        help="append commit, machine and ratios to FILE as one line of JSON (default: %(const)s)",
+    )
+    parser.add_argument(
         "--only",
         action="append",
         default=[],
@@ -78,7 +88,9 @@ def read(given: argparse.Namespace) -> Options:
         print("--rounds must be at least 1", file=sys.stderr)
         raise SystemExit(2)
     rounds, seconds = (1, _TINY_SECONDS) if given.tiny else (given.rounds, given.seconds)
-    return Options(rounds, seconds, given.json, tuple(given.only), given.gateway_python, given.tiny)
+    return Options(
+        rounds, seconds, given.json, given.history, tuple(given.only), given.gateway_python, given.tiny
+    )
 
 
 def parse(description: str, *, rounds: int = 5, seconds: float = 4.0) -> Options:

@@ -84,7 +84,7 @@ def main() -> int:
         report.add(_MEMORY, f"{size:,} bytes", mb=_memory_mb(size, options.pick(16, tiny=256)))
     report.show(_CHOICES, (Column("own", "own prompts us", 1), Column("common", "half in common us", 1)))
     report.show(_MEMORY, (Column("mb", "MB for each worker at most"),))
-    return report.finish(options.json)
+    return report.finish(options)
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ async def main(options: Options) -> int:
         report.show(f"bare, {connections} connections", _COLUMNS)
     for connections in _CONNECTIONS:
         report.show(f"conversations, {connections} connections", (*_COLUMNS, Column(EXACT, "exact %", 1)))
-    return report.finish(options.json)
+    return report.finish(options)
 
 
 async def _bare(options: Options, report: Report, samples: Samples, directory: Path) -> None:

@@ -130,7 +130,7 @@ async def _run(options: Options) -> int:
                     figures["failed"] = load.failed
                 report.add(name, f"{death}, {'traffic' if traffic else 'idle'}", **figures)
         report.show(name, _COLUMNS)
-    return report.finish(options.json)
+    return report.finish(options)
 
 
 def main() -> None:

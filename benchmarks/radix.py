@@ -17,8 +17,9 @@ import asyncio
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import uvloop
 
@@ -55,6 +56,23 @@ _GROWTH = (
     Column("memory slower", "memory alone", 1),
 )
 _EDGES = Column("edges", "edges", 1)
+_MEMORY_COLUMNS = (
+    Column("resident", "resident", 1),
+    Column("counted", "counted", 1),
+    Column("counted_percent", "counted %", 1),
+)
+_RETRIEVAL_COLUMNS = (
+    Column("requests_per_s", "req/s"),
+    Column("cpu_us", "us CPU"),
+    Column("per_core", "req/s of a whole core"),
+    Column("p50_ms", "p50 ms", 1),
+    Column("p99_ms", "p99 ms", 1),
+    Column("proxy_core", "proxy core %"),
+    Column("load_core", "load core %"),
+    Column("exact", "exact %"),
+    Column("errors", "errors"),
+)
+_T = TypeVar("_T")
 
 
 async def main(options: Options) -> int:
@@ -69,44 +87,31 @@ async def main(options: Options) -> int:
         _memory(options, report, tokenizer)
         if options.wants(_RETRIEVALS):
             await retrievals.measure(options, report, _RETRIEVALS, directory, samples)
-    report.show(_ALONE, (*_RATES, _RATIO, _EDGES))
-    for scenario in _SIZES:
-        report.show(scenario, (*_RATES, _RATIO, *_GROWTH, _EDGES))
-    report.show(
-        _MEMORY,
-        (
-            Column("resident", "resident", 1),
-            Column("counted", "counted", 1),
-            Column("counted_percent", "counted %", 1),
-        ),
-    )
-    report.show(
-        _RETRIEVALS,
-        (
-            Column("requests_per_s", "req/s"),
-            Column("cpu_us", "us CPU"),
-            Column("per_core", "req/s of a whole core"),
-            Column("p50_ms", "p50 ms", 1),
-            Column("p99_ms", "p99 ms", 1),
-            Column("proxy_core", "proxy core %"),
-            Column("load_core", "load core %"),
-            Column("exact", "exact %"),
-            Column("errors", "errors"),
-        ),
-    )
-    return report.finish(options.json)
+            report.show(_RETRIEVALS, _RETRIEVAL_COLUMNS)
+    return report.finish(options)
+
+
+def _each(scenario: str, rows: Mapping[str, _T]) -> Iterator[tuple[str, _T]]:
+    """Yield ``rows``, each after a line of progress."""
+    for number, (name, row) in enumerate(rows.items(), 1):
+        print(f"{scenario}: {number} of {len(rows)}: {name}", file=sys.stderr)
+        yield name, row
 
 
 def _alone(options: Options, report: Report, tokenizer: Path) -> None:
     if not options.wants(_ALONE):
         return
     seconds = options.seconds * _SHARE
-    toy = apart(lookups.measure_toy, options.rounds, seconds)
-    talk = apart(lookups.measure, tokenizer, TALK, 1, options.rounds, seconds, first_generation=True)
-    for name, rounds in (("one short key", toy), ("one conversation", talk)):
-        for figures in rounds:
+    rows: dict[str, Callable[[], list[dict[str, float]]]] = {
+        "one short key": lambda: apart(lookups.measure_toy, options.rounds, seconds),
+        "one conversation": lambda: apart(
+            lookups.measure, tokenizer, TALK, 1, options.rounds, seconds, first_generation=True
+        ),
+    }
+    for name, measure in _each(_ALONE, rows):
+        for figures in measure():
             report.add(_ALONE, name, **figures, ratio=figures[OURS] / figures[FIRST])
-    print(f"{_ALONE}: done", file=sys.stderr)
+        report.show_row(_ALONE, name, (*_RATES, _RATIO, _EDGES))
 
 
 def _growing(options: Options, report: Report, scenario: str, tokenizer: Path) -> None:
@@ -114,7 +119,7 @@ def _growing(options: Options, report: Report, scenario: str, tokenizer: Path) -
         return
     shape, sizes, bearable = _SIZES[scenario]
     small: Sequence[dict[str, float]] = ()
-    for size in options.pick(sizes, tiny=_TINY_SIZES):
+    for name, size in _each(scenario, {f"{size:,}": size for size in options.pick(sizes, tiny=_TINY_SIZES)}):
         rounds = apart(
             lookups.measure,
             *(tokenizer, shape, size, options.rounds, options.seconds * _SHARE),
@@ -125,7 +130,7 @@ def _growing(options: Options, report: Report, scenario: str, tokenizer: Path) -
             compared = {"ratio": figures[OURS] / figures[FIRST]} if FIRST in figures else {}
             report.add(
                 scenario,
-                f"{size:,}",
+                name,
                 **figures,
                 **compared,
                 **{
@@ -133,7 +138,7 @@ def _growing(options: Options, report: Report, scenario: str, tokenizer: Path) -
                     "memory slower": first[MEMORY] / figures[MEMORY],
                 },
             )
-        print(f"{scenario}: {size:,} done", file=sys.stderr)
+        report.show_row(scenario, name, (*_RATES, _RATIO, *_GROWTH, _EDGES))
 
 
 def _memory(options: Options, report: Report, tokenizer: Path) -> None:
@@ -141,13 +146,14 @@ def _memory(options: Options, report: Report, tokenizer: Path) -> None:
         return
     tokens = options.pick(_TOKENS, tiny=200_000)
     shapes: dict[str, Shape] = {"2,000 tokens in 10 segments": LONG, "93 tokens in 2": SHORT}
+    rows = {}
     for name, shape in options.pick(list(shapes.items()), tiny=list(shapes.items())[-1:]):
-        for kind, float32 in (("float32", True), ("float64", False)):
-            figures = apart(footprint.measure, tokenizer, shape, tokens, float32=float32)
-            report.add(_MEMORY, f"{name}, {kind}", **figures)
-        figures = apart(footprint.measure_first_generation, tokenizer, shape, tokens, float32=True)
-        report.add(_MEMORY, f"{name}, {FIRST}", **figures)
-    print(f"{_MEMORY}: done", file=sys.stderr)
+        rows[f"{name}, float32"] = footprint.measure, shape, True
+        rows[f"{name}, float64"] = footprint.measure, shape, False
+        rows[f"{name}, {FIRST}"] = footprint.measure_first_generation, shape, True
+    for name, (measure, shape, float32) in _each(_MEMORY, rows):
+        report.add(_MEMORY, name, **apart(measure, tokenizer, shape, tokens, float32=float32))
+        report.show_row(_MEMORY, name, _MEMORY_COLUMNS)
 
 
 if __name__ == "__main__":

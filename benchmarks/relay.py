@@ -109,7 +109,7 @@ async def main(options: Options) -> int:
     for scenario, pace in _LOADS.items():
         report.show(scenario, _PACED_COLUMNS if pace else _CLOSED_COLUMNS)
     report.show(_LARGE, _LARGE_COLUMNS)
-    return report.finish(options.json)
+    return report.finish(options)
 
 
 def _peers(options: Options, directory: Path) -> Sequence[Peer]:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
+from benchmarks import history
+from benchmarks.options import Options
 from benchmarks.peers import BASELINE
 
 __all__ = ["EXACT", "Column", "Report"]
@@ -19,6 +21,8 @@ __all__ = ["EXACT", "Column", "Report"]
 EXACT = "exact"
 
 _ERRORS = ("errors", "faults", "failed")
+#: Least widths of a table whose rows are printed one by one.
+_NAME_WIDTH, _FIGURE_WIDTH = 46, 10
 _RATES = ("requests_per_s", "chunks_per_s", "turns_per_s")
 
 
@@ -59,42 +63,48 @@ class Report:
         """Note a fault that makes the figures worthless; :meth:`finish` prints it."""
         self.problems.append(text)
 
-    def finish(self, path: Path | None) -> int:
-        """Save the run to ``path``, print its problems, and return the exit code: 1 when there are any."""
+    def finish(self, options: Options) -> int:
+        """Save the run, print its problems, and return the exit code: 1 when there are any.
+
+        A run with problems does not become part of the history.
+        """
         if not self.samples:
             self.problem("nothing was measured")
         for text in self.problems:
             print(f"problem: {text}", file=sys.stderr)
-        if path is not None:
-            self.save(path)
+        if options.json is not None:
+            self.save(options.json)
+        if options.history is not None and not self.problems:
+            history.append(options.history, self.samples, machine(), baseline=BASELINE)
         return 1 if self.problems else 0
 
     def show(self, scenario: str, columns: Sequence[Column]) -> None:
         """Print the medians of one scenario as a table."""
-        peers = self.samples.get(scenario)
-        if not peers:
-            return
-        headings = [scenario]
+        if peers := self.samples.get(scenario):
+            rows = [_headings(scenario, columns), *(self._cells(scenario, peer, columns) for peer in peers)]
+            widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+            print()
+            for row in rows:
+                _print_row(row, widths)
+
+    def show_row(self, scenario: str, peer: str, columns: Sequence[Column]) -> None:
+        """Print the row of ``peer``, whose samples are complete; before the scenario's first row, the headings."""
+        headings = _headings(scenario, columns)
+        least = [_NAME_WIDTH, *[_FIGURE_WIDTH] * len(headings[1:])]
+        widths = [max(len(heading), width) for heading, width in zip(headings, least, strict=True)]
+        if peer == next(iter(self.samples[scenario])):
+            print()
+            _print_row(headings, widths)
+        _print_row(self._cells(scenario, peer, columns), widths)
+
+    def _cells(self, scenario: str, peer: str, columns: Sequence[Column]) -> list[str]:
+        peers = self.samples[scenario]
+        row = [peer]
         for column in columns:
-            headings.append(column.heading)
+            row.append(_text(_median(peers[peer], column.figure), column.decimals))
             if column.ratio:
-                headings.append(f"/ {BASELINE}")
-        rows = [headings]
-        for name, samples in peers.items():
-            row = [name]
-            for column in columns:
-                row.append(_text(_median(samples, column.figure), column.decimals))
-                if column.ratio:
-                    row.append(_text(self._ratio(samples, peers.get(BASELINE, []), column.figure), 2))
-            rows.append(row)
-        widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
-        print()
-        for row in rows:
-            first, *rest = (
-                cell.ljust(w) if not i else cell.rjust(w)
-                for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-            )
-            print("  ".join([first, *rest]))
+                row.append(_text(self._ratio(peers[peer], peers.get(BASELINE, []), column.figure), 2))
+        return row
 
     def save(self, path: Path) -> None:
         """Write every sample, and the facts about the machine, as JSON."""
@@ -133,6 +143,21 @@ def machine() -> dict[str, object]:
         "python": platform.python_version(),
         "load_average": os.getloadavg()[0],
     }
+
+
+def _headings(scenario: str, columns: Sequence[Column]) -> list[str]:
+    headings = [scenario]
+    for column in columns:
+        headings += [column.heading, f"/ {BASELINE}"] if column.ratio else [column.heading]
+    return headings
+
+
+def _print_row(cells: Sequence[str], widths: Sequence[int]) -> None:
+    first, *rest = (
+        cell.rjust(width) if place else cell.ljust(width)
+        for place, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    )
+    print("  ".join([first, *rest]), flush=True)
 
 
 def _median(samples: Sequence[dict[str, float]], figure: str) -> float | None:

@@ -168,7 +168,7 @@ def main() -> int:
     answers = conversations * TALK.turns
     tokens.report(report, "tokens", answers)
     turns.report(report, "turns", answers)
-    return report.finish(options.json)
+    return report.finish(options)
 
 
 if __name__ == "__main__":

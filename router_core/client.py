@@ -69,9 +69,7 @@ async def send_error(error: HTTPError, send: Send, unread: Receive | None = None
     body = error_body(error)
     headers = [_JSON, (b"content-length", b"%d" % len(body)), *error.headers]
     if unread is not None or isinstance(error, ShuttingDown):
-        headers.append(
-            (b"connection", b"close")
-        )  # the rest of the body is discarded, and no other request is read
+        headers.append((b"connection", b"close"))  # the rest of the body is discarded; no request follows
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     if unread is not None:
         await send({"type": "http.response.body", "body": body, "more_body": True})
@@ -178,7 +176,6 @@ class _Watched:
             self._waiting.cancel()
         self._waiting = None  # its error refers back to this, a cycle that would keep a body alive
         if self._cancelled:
-            # The cancellation was requested, and may have been caught within the block. It ends here in both cases,
-            # unless the task was cancelled by other code too.
+            # The cancellation ends here, caught within the block or not, unless other code cancelled the task too.
             return self._task.uncancel() == 0 and kind is asyncio.CancelledError
         return False

@@ -7,12 +7,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 _ROOT = Path(__file__).parents[2]
 _FOLDER = _ROOT / "benchmarks"
-_WORKERS = {"late_engine", "quick_worker"}  # programs that the scripts start
+_OTHERS = {"late_engine", "plot_history", "quick_worker"}  # programs that measure nothing
 _DEADLINE_S = 300
 _NOT_FOUND = 2
 
@@ -27,16 +28,15 @@ pytestmark = [
 def _scripts() -> list[str]:
     """Every module of the folder that can be run, so that a new one is not forgotten."""
     mains = (path.stem for path in _FOLDER.glob("*.py") if '\nif __name__ == "__main__":' in path.read_text())
-    return sorted(set(mains) - _WORKERS)
+    return sorted(set(mains) - _OTHERS)
 
 
-@pytest.mark.parametrize("script", _scripts())
-def test_benchmark_runs_without_errors_and_inexact_answers(script: str, tmp_path: Path) -> None:
-    figures = tmp_path / "figures.json"
+def _run(module: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    """Run a module of the folder. ``stdout`` of the result has the output of both streams, in order."""
     inherited = os.environ.get("PYTHONPATH")
     path = os.pathsep.join([str(_ROOT), *([inherited] if inherited else [])])
     ended = subprocess.run(
-        [sys.executable, "-m", f"benchmarks.{script}", "--tiny", "--json", str(figures)],
+        [sys.executable, "-m", f"benchmarks.{module}", *flags],
         cwd=_ROOT,
         env={**os.environ, "PYTHONPATH": path},
         stdout=subprocess.PIPE,
@@ -47,11 +47,93 @@ def test_benchmark_runs_without_errors_and_inexact_answers(script: str, tmp_path
     if ended.returncode == _NOT_FOUND and " not found; on Debian: " in ended.stdout:
         pytest.skip(ended.stdout.strip())
     assert ended.returncode == 0, ended.stdout
+    return ended
+
+
+@pytest.mark.parametrize("script", _scripts())
+def test_benchmark_runs_without_errors_and_inexact_answers(script: str, tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    ended = _run(script, "--tiny", "--json", str(figures))
     for word in ("Traceback", "problem: ", "left out: "):
         assert word not in ended.stdout, ended.stdout
     told = json.loads(figures.read_text())
     assert told["samples"]
     assert told["problems"] == []
+
+
+def test_radix_prints_each_row_before_it_measures_the_next() -> None:
+    output = _run("radix", "--tiny", "--only", "nothing else").stdout
+    wanted = [
+        "1 of 2: one short key\n",
+        "\none short key  ",
+        "2 of 2: one conversation\n",
+        "\none conversation  ",
+    ]
+    places = [output.find(text) for text in wanted]
+    assert -1 not in places, output
+    assert places == sorted(places), output
+
+
+def test_run_becomes_a_line_of_the_history_and_a_point_of_the_plot(tmp_path: Path) -> None:
+    history, svg = tmp_path / "history.jsonl", tmp_path / "plot.svg"
+    _run("proxy", "--tiny", "--only", "router, no plugins", "--history", str(history))
+    [line] = history.read_text().splitlines()
+    run = json.loads(line)
+    assert {"commit", "dirty", "date", "machine", "benchmark", "baseline", "rows"} == set(run)
+    assert (run["benchmark"], run["baseline"]) == ("proxy", "sglang-router")
+    assert run["machine"]["cores"] == os.cpu_count()
+    bare, conversations = run["rows"]
+    assert (bare["scenario"], bare["peer"]) == ("bare, 64 connections", "router, no plugins")
+    assert bare["cpu_us"] > 0
+    assert bare["ratio"] is bare["baseline_cpu_us"] is bare["exact"] is None  # the gateway is left out here
+    assert conversations["scenario"] == "conversations, 64 connections"
+
+    bare["baseline_cpu_us"] = 1.5 * bare["cpu_us"]
+    with history.open("a") as file:
+        file.write(json.dumps(run | {"dirty": True, "commit": "0123abc"}) + "\n")
+    _run("plot_history", str(history), str(svg))
+    texts = [element.text for element in ElementTree.parse(svg).iter("{http://www.w3.org/2000/svg}text")]
+    assert "1.50 router, no plugins: bare, 64 connections" in texts
+    assert texts.count("0123abc*") == 1
+    assert run["commit"] not in texts  # a run without the gateway is no point
+
+
+_ROUNDS = """
+import json, sys
+from pathlib import Path
+from benchmarks.options import flags, read
+from benchmarks.report import Report
+
+report = Report()
+for ours, theirs, exact in (30, 10, 100), (80, 40, 100), (10, 10, float(sys.argv[1])):
+    report.add("bare", "router", requests_per_s=ours, cpu_us=ours, exact=exact)
+    report.add("bare", "sglang-router", requests_per_s=theirs, cpu_us=theirs)
+sys.exit(report.finish(read(flags("").parse_args(["--history", sys.argv[2]]))))
+"""
+
+
+def _rounds(exact: int, history: Path) -> int:
+    return subprocess.run([sys.executable, "-c", _ROUNDS, str(exact), str(history)], cwd=_ROOT).returncode
+
+
+def test_history_has_the_median_of_the_ratios_of_all_rounds(tmp_path: Path) -> None:
+    history = tmp_path / "history.jsonl"
+    assert _rounds(100, history) == 0
+    [row] = json.loads(history.read_text())["rows"]
+    assert row == {
+        "scenario": "bare",
+        "peer": "router",
+        "ratio": 2,  # of 3, 2, 1; the medians are 30 and 10
+        "cpu_us": 30,
+        "baseline_cpu_us": 10,
+        "exact": 100,
+    }
+
+
+def test_run_with_problems_is_no_part_of_the_history(tmp_path: Path) -> None:
+    history = tmp_path / "history.jsonl"
+    assert _rounds(99, history) == 1
+    assert not history.exists()
 
 
 def test_new_script_would_be_found() -> None:

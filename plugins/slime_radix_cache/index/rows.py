@@ -2,29 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeAlias, TypeVar
 
-__all__ = ["MANY", "Row", "with_item", "without_item"]
+__all__ = ["MANY", "Items", "Row", "items_of", "row_of", "with_item", "without_item"]
 
 _T = TypeVar("_T")
-#: Items in a row: a few in a tuple, many in a dict, which grows and shrinks without a copy.
-Row: TypeAlias = "tuple[_T, ...] | dict[_T, None]"
+#: Several items: a few in a tuple, many in a dict, which grows and shrinks without a copy.
+Items: TypeAlias = "tuple[_T, ...] | dict[_T, None]"
+#: A row. A single item, the most frequent case, is its own row: a tuple would take 48 bytes. None: no item.
+Row: TypeAlias = "_T | Items[_T] | None"
 #: Maximum length of a tuple, which is searched item by item and copied for each new item.
 MANY = 64
 
 
-def with_item(items: Row[_T], item: _T) -> Row[_T]:
-    """Return ``items`` with ``item`` added as the newest."""
-    if isinstance(items, dict):
-        items[item] = None
-        return items
-    return (*items, item) if len(items) < MANY else dict.fromkeys((*items, item))
+def items_of(row: Row[_T]) -> Items[_T]:
+    """Return the items of ``row``, newest last."""
+    if isinstance(row, (tuple, dict)):
+        return row
+    return (row,) if row is not None else ()
 
 
-def without_item(items: Row[_T], item: _T) -> Row[_T]:
-    """Return ``items`` without ``item``, which is one of them."""
-    if isinstance(items, dict):
-        del items[item]
-        return items
+def row_of(items: Sequence[_T]) -> Row[_T]:
+    """Return a row of ``items``, newest last."""
+    if len(items) > MANY:
+        return dict.fromkeys(items)
+    return tuple(items) if len(items) > 1 else items[0] if items else None
+
+
+def with_item(row: Row[_T], item: _T) -> Row[_T]:
+    """Return ``row`` with ``item`` added as the newest."""
+    if row is None:
+        return item
+    if isinstance(row, dict):
+        row[item] = None
+        return row
+    return row_of((*items_of(row), item))
+
+
+def without_item(row: Row[_T], item: _T) -> Row[_T]:
+    """Return ``row`` without ``item``, which is one of its items."""
+    if isinstance(row, dict):
+        del row[item]
+        return row or None
+    items = tuple(items_of(row))
     slot = items.index(item)
-    return items[:slot] + items[slot + 1 :]
+    return row_of(items[:slot] + items[slot + 1 :])

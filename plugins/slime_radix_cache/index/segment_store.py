@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
+from functools import lru_cache
 
 from slime_radix_cache.index.ages import Ages
 from slime_radix_cache.index.segments import Context, Giver, Prompt, Response, Segment, Versions
@@ -15,10 +15,10 @@ from slime_radix_cache.index.text_node import Node
 __all__ = ["Sampled", "SegmentStore", "confirm"]
 
 # Memory of an object of each kind in CPython 3.11, without packed values and text.
-_NODE_BYTES = 198
-_PROMPT_BYTES = 226
-_RESPONSE_BYTES = 652
-_SESSION_BYTES = 240
+_NODE_BYTES = 136
+_PROMPT_BYTES = 168
+_RESPONSE_BYTES = 383
+_SESSION_BYTES = 92
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +139,8 @@ class SegmentStore:
         if again is not None and again in node.ends and _is_all(again, context, sampled, session):
             return again
         if session is not None:
-            session = sys.intern(session)  # each request has its own copy of the name
-        end = self._index.insert(sampled.tail.encode(), node)
+            session = self._sessions.name(session)  # each request has its own copy of the name
+        end = self._index.insert(_utf8(sampled.tail), node)
         response = Response(
             context,
             sampled.ids,
@@ -205,6 +205,12 @@ class SegmentStore:
         self._index.unbegin(response, begin)
         if response.session is not None:
             self._sessions.remove(response.session, response)
+
+
+@lru_cache(64)
+def _utf8(tail: str) -> bytes:
+    """Return ``tail`` in UTF-8. Most responses have the same one, and share its bytes."""
+    return tail.encode()
 
 
 def confirm(prompt: Prompt, doubt: str | None) -> None:

@@ -29,7 +29,8 @@ class Sessions:
     """Responses and running requests of each session, oldest first. O(1), except removal from the middle."""
 
     def __init__(self) -> None:
-        self._responses: dict[str, list[Response]] = {}
+        #: A list only for several responses: one response is kept without, since a list takes 90 bytes.
+        self._responses: dict[str, Response | list[Response]] = {}
         self._running: dict[str, dict[Running, None]] = {}
         self._longer: dict[str, dict[Response, Response]] = {}
         self.unanswered = Unanswered()
@@ -43,21 +44,32 @@ class Sessions:
 
     def of(self, session: str) -> list[Response]:
         """Return the kept responses of ``session``, oldest first."""
-        return list(self._responses.get(session, ()))
+        known = self._responses.get(session)
+        return list(known) if isinstance(known, list) else [known] if known is not None else []
+
+    def name(self, session: str) -> str:
+        """Return the copy of the name that the kept responses of ``session`` share; else ``session`` itself."""
+        known = self._responses.get(session)
+        first = known[0] if isinstance(known, list) else known
+        return first.session or session if first is not None else session
 
     def add(self, session: str, response: Response) -> None:
         """Add ``response``."""
-        self._responses.setdefault(session, []).append(response)
+        known = self._responses.get(session)
+        if isinstance(known, list):
+            known.append(response)
+        else:
+            self._responses[session] = [known, response] if known is not None else response
 
     def remove(self, session: str, response: Response) -> None:
         """Remove ``response``: usually the first one (evicted), or the last one (a longer one is recorded)."""
-        remaining = self._responses[session]
-        if remaining[-1] is response:
-            remaining.pop()
-        else:
-            remaining.remove(response)
-        if not remaining:
+        known = self._responses[session]
+        if not isinstance(known, list) or len(known) == 1:
             del self._responses[session]
+        elif known[-1] is response:
+            known.pop()
+        else:
+            known.remove(response)
         if session in self._longer:
             self._forget_length(session, response)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from slime_radix_cache.index.rows import Row, with_item, without_item
+from slime_radix_cache.index.rows import Row, items_of, with_item, without_item
 from slime_radix_cache.index.segments import Response, Segment, ids_before, links
 
 __all__ = ["Starts"]
@@ -45,7 +45,7 @@ class Starts:
         self._last = b"", []
         response.before = _digest_before(response)
         self._behind[_id_before(response)] += 1
-        self._by_digest[response.before] = with_item(self._by_digest.get(response.before, ()), response)
+        self._by_digest[response.before] = with_item(self._by_digest.get(response.before), response)
         self._counts[response.before >> _SHIFT] += 1
 
     def remove(self, response: Response) -> None:
@@ -54,7 +54,7 @@ class Starts:
         self._behind[_id_before(response)] -= 1
         self._counts[response.before >> _SHIFT] -= 1
         alike = without_item(self._by_digest.pop(response.before), response)
-        if alike:
+        if alike is not None:
             self._by_digest[response.before] = alike
 
     def along(self, ids: bytes) -> Sequence[tuple[Response, int]]:
@@ -82,7 +82,7 @@ class Starts:
             found += zip((hits + start + 1).tolist(), digests[hits].tolist(), strict=True)
         lengths: dict[tuple[Segment | None, int], int] = {}  # of contexts; -1 if ``ids`` do not begin with it
         for place, digest in reversed(found):
-            for response in reversed(self._by_digest.get(digest, ())):
+            for response in reversed(items_of(self._by_digest.get(digest))):
                 context = response.parent, response.kept
                 if context not in lengths:
                     before = ids_before(response)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from slime_radix_cache.index.rows import MANY, with_item, without_item
-from slime_radix_cache.index.text_node import Node
+from slime_radix_cache.index.rows import row_of, with_item, without_item
+from slime_radix_cache.index.text_node import NO_FORK, Node
 
 if TYPE_CHECKING:
     from slime_radix_cache.index.segments import Response, Segment
@@ -46,10 +46,11 @@ class TextIndex:
         while position < size:
             kid = node.kid
             if kid is None:
-                slot = node.keys.find(text[position])
+                fork = node.fork
+                slot = fork[0].find(text[position])
                 if slot < 0:
                     break
-                kid = node.kids[slot]
+                kid = fork[slot + 1]
             edge = kid.edge
             if not text.startswith(edge, position):
                 common = _common(edge, text, position)
@@ -58,7 +59,7 @@ class TextIndex:
                 return Path(position + common, kid, stops)
             node = kid
             position += len(edge)
-            if node.ends or node.begun is not None:
+            if node.ended is not None or node.begun is not None:
                 stops.append(node)
         return Path(position, node, stops)
 
@@ -92,14 +93,13 @@ class TextIndex:
         lower.parent = upper
         lower.edge = lower.edge[length:]
         upper.kid = lower
-        above = [response for response in lower.through if response.start < upper.depth]
-        upper.through = tuple(above) if len(above) < MANY else dict.fromkeys(above)
+        upper.passing = row_of([response for response in lower.through if response.start < upper.depth])
         self.nodes += 1
         return upper
 
     def attach(self, segment: Segment, node: Node) -> None:
         """Note that the text of ``segment`` ends at ``node``."""
-        node.ends = with_item(node.ends, segment)
+        node.ended = with_item(node.ended, segment)
 
     def begin(self, response: Response, node: Node) -> None:
         """Note that the prompt of ``response`` ends at ``node``."""
@@ -108,27 +108,27 @@ class TextIndex:
     def unbegin(self, response: Response, node: Node) -> None:
         """Undo :meth:`begin`, and drop the text that no segment needs any more."""
         node.unbegin(response)
-        if node.begun is None and not node.ends:
+        if node.begun is None and node.ended is None:
             self._prune(node)
 
     def cover(self, response: Response) -> None:
         """Note that ``response`` may be cut anywhere in its text."""
         for node in _covered(response):
-            node.through = with_item(node.through, response)
+            node.passing = with_item(node.passing, response)
 
     def uncover(self, response: Response) -> None:
         """Undo :meth:`cover`."""
         for node in _covered(response):
-            node.through = without_item(node.through, response)
+            node.passing = without_item(node.passing, response)
 
     def detach(self, segment: Segment, node: Node) -> None:
         """Undo :meth:`attach`, and drop the text that no segment needs any more."""
-        node.ends = without_item(node.ends, segment)
-        if not node.ends and node.begun is None:
+        node.ended = without_item(node.ended, segment)
+        if node.ended is None and node.begun is None:
             self._prune(node)
 
     def _prune(self, node: Node) -> None:
-        while node.parent is not None and not node.ends and node.begun is None and not node.kids:
+        while node.parent is not None and node.ended is None and node.begun is None and node.fork is NO_FORK:
             parent, kid = node.parent, node.kid
             self.nodes -= 1
             if kid is not None:

@@ -2,68 +2,85 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from slime_radix_cache.index.rows import MANY, Row, with_item, without_item
+from slime_radix_cache.index.rows import MANY, Items, Row, items_of, with_item, without_item
 
 if TYPE_CHECKING:
     from slime_radix_cache.index.segments import Response, Segment
 
-__all__ = ["Node"]
+__all__ = ["NO_FORK", "Node"]
+
+#: Depths that all nodes share: an int of its own takes 32 bytes. Beyond them, the text itself takes much more.
+_DEPTHS = tuple(range(1 << 14))
+
+#: The first bytes of several edges, followed by their nodes in the same order: one tuple is smaller than two.
+#: Any: the type of an element is known only for a constant index.
+Fork: TypeAlias = "tuple[Any, ...]"
+NO_FORK: Fork = (b"",)
 
 
 class Node:
     """A place in a text, ``depth`` bytes after its beginning. ``edge``: the bytes from ``parent`` to here.
 
-    ``kid``: the only child, or None. Of several children, the edge to ``kids[i]`` begins with the byte ``keys[i]``.
-    ``ends``: segments whose text ends here, newest last. ``through``: responses whose text covers a part of the
-    edge, newest last; only they can be cut inside it. These are mostly short: a tuple takes half the memory of a
-    list. ``begun``: responses whose prompt ends here: None, one response, a tuple of several, or many by session.
+    ``kid``: the only child, or None. ``fork``: several children. ``ended``: segments whose text ends here.
+    ``passing``: responses whose text covers a part of the edge; only they can be cut inside it. ``begun``: responses
+    whose prompt ends here: None, one response, a tuple of several, or many by session.
     """
 
-    __slots__ = ("begun", "depth", "edge", "ends", "keys", "kid", "kids", "parent", "through")
+    __slots__ = ("begun", "depth", "edge", "ended", "fork", "kid", "parent", "passing")
 
     def __init__(self, parent: Node | None, edge: bytes, depth: int) -> None:
         self.parent = parent
         self.edge = edge
-        self.depth = depth
+        self.depth = _DEPTHS[depth] if depth < len(_DEPTHS) else depth
         self.kid: Node | None = None
-        self.keys = b""
-        self.kids: tuple[Node, ...] = ()
-        self.ends: Row[Segment] = ()
+        self.fork: Fork = NO_FORK
+        self.ended: Row[Segment] = None
         self.begun: Response | tuple[Response, ...] | dict[str | None, Row[Response]] | None = None
-        self.through: Row[Response] = ()
+        self.passing: Row[Response] = None
 
     def kid_at(self, byte: int) -> Node | None:
         """Return the child whose edge begins with ``byte``, or None."""
         if self.kid is not None:
             return self.kid if self.kid.edge[0] == byte else None
-        slot = self.keys.find(byte)
-        return self.kids[slot] if slot >= 0 else None
+        slot = self.fork[0].find(byte)
+        return self.fork[slot + 1] if slot >= 0 else None
 
     @property
     def all_kids(self) -> tuple[Node, ...]:
         """All children."""
-        return (self.kid,) if self.kid is not None else self.kids
+        return (self.kid,) if self.kid is not None else self.fork[1:]
+
+    @property
+    def ends(self) -> Items[Segment]:
+        """Segments whose text ends here, newest last."""
+        return items_of(self.ended)
+
+    @property
+    def through(self) -> Items[Response]:
+        """Responses whose text covers a part of the edge, newest last."""
+        return items_of(self.passing)
 
     @property
     def begins(self) -> tuple[Response, ...]:
         """Responses whose prompt ends here; within each session the newest is last."""
         begun = self.begun
         if isinstance(begun, dict):
-            return tuple(response for some in begun.values() for response in some)
+            return tuple(response for some in begun.values() for response in items_of(some))
         return () if begun is None else begun if isinstance(begun, tuple) else (begun,)
 
-    def begun_by(self, session: str) -> Row[Response]:
+    def begun_by(self, session: str) -> Items[Response]:
         """Return the responses of ``session`` in ``begins``. O(their number), and at most MANY others."""
         if isinstance(self.begun, dict):
-            return self.begun.get(session, ())
+            return items_of(self.begun.get(session))
         return tuple([response for response in self.begins if response.session == session])
 
     def begin(self, response: Response) -> None:
         """Add ``response``, whose prompt ends here."""
         if isinstance(self.begun, dict):
-            self.begun[response.session] = with_item(self.begun.get(response.session, ()), response)
+            self.begun[response.session] = with_item(self.begun.get(response.session), response)
             return
         known = self.begins
         if len(known) < MANY:
@@ -80,7 +97,7 @@ class Node:
             self.begun = tuple(rest) if len(rest) > 1 else rest[0] if rest else None
             return
         own = without_item(self.begun.pop(response.session), response)
-        if own:
+        if own is not None:
             self.begun[response.session] = own
         if not self.begun:
             self.begun = None
@@ -88,12 +105,10 @@ class Node:
     def add(self, kid: Node) -> None:
         """Add ``kid``, whose edge begins with a new byte."""
         if self.kid is not None:
-            self.keys = self.kid.edge[:1] + kid.edge[:1]
-            self.kids = self.kid, kid
+            self.fork = (_shared(self.kid.edge[:1] + kid.edge[:1]), self.kid, kid)
             self.kid = None
-        elif self.kids:
-            self.keys += kid.edge[:1]
-            self.kids += (kid,)
+        elif self.fork is not NO_FORK:
+            self.fork = (_shared(self.fork[0] + kid.edge[:1]), *self.fork[1:], kid)
         else:
             self.kid = kid
 
@@ -102,17 +117,21 @@ class Node:
         if self.kid is old:
             self.kid = new
         else:
-            slot = self.keys.index(old.edge[0])
-            self.kids = (*self.kids[:slot], new, *self.kids[slot + 1 :])
+            self.fork = tuple([new if kid is old else kid for kid in self.fork])
 
     def drop(self, kid: Node) -> None:
         """Remove ``kid``."""
         if self.kid is kid:
             self.kid = None
             return
-        slot = self.keys.index(kid.edge[0])
-        self.keys = self.keys[:slot] + self.keys[slot + 1 :]
-        self.kids = self.kids[:slot] + self.kids[slot + 1 :]
-        if len(self.kids) == 1:
-            [self.kid] = self.kids
-            self.keys, self.kids = b"", ()
+        kids = [one for one in self.fork[1:] if one is not kid]
+        if len(kids) > 1:
+            self.fork = (_shared(self.fork[0].replace(kid.edge[:1], b"")), *kids)
+        else:
+            [self.kid], self.fork = kids, NO_FORK
+
+
+@lru_cache(1 << 12)
+def _shared(keys: bytes) -> bytes:
+    """Return ``keys``. Equal keys, which are frequent, are one object."""
+    return keys

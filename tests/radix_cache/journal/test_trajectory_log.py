@@ -132,7 +132,7 @@ def nodes(node: Node) -> Iterator[Node]:
 def picture(kept: Trajectories) -> dict[str, Any]:
     """Everything that an answer may depend on."""
     index = kept._index
-    sessions = kept._sessions._responses
+    sessions = {name: kept.responses_of(name) for name in kept._sessions._responses}
     return {
         "texts": sorted(
             (

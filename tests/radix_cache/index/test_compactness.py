@@ -1,0 +1,95 @@
+"""Objects that segments and nodes share, and rows of one, several and many items."""
+
+from __future__ import annotations
+
+import pytest
+
+from radix_cache.direct import generate, read
+from radix_cache.toy import EOS, encode, sampled, trajectories
+from slime_radix_cache.index.rows import MANY, Row, items_of, with_item, without_item
+
+
+def test_row_grows_and_shrinks_item_by_item() -> None:
+    row: Row[int] = None
+    numbers = list(range(2 * MANY))
+    for number in numbers:
+        row = with_item(row, number)
+        assert list(items_of(row)) == numbers[: number + 1]
+    assert isinstance(row, dict)
+    for number in (5, 0, 2 * MANY - 1):
+        row = without_item(row, number)
+        numbers.remove(number)
+        assert list(items_of(row)) == numbers
+    for number in numbers:
+        row = without_item(row, number)
+    assert row is None
+
+
+def test_short_row_shrinks_to_its_only_item() -> None:
+    row: Row[int] = without_item(with_item(with_item(1, 2), 3), 2)
+    assert row == (1, 3)
+    assert without_item(row, 3) == 1
+    assert without_item(1, 1) is None
+
+
+@pytest.mark.parametrize("row", [None, 1, (1, 2), {1: None}])
+def test_absent_item_cannot_be_removed(row: Row[int]) -> None:
+    with pytest.raises((ValueError, KeyError)):
+        without_item(row, 3)
+
+
+def test_responses_of_a_session_share_its_name_and_their_tail() -> None:
+    kept = trajectories()
+    for text in ("a", "ab", "b"):
+        generate(kept, text, sampled(1, EOS), "".join(["o", "n", "e"]))
+    first, *others = kept.responses_of("one")
+    assert len(others) == 2
+    for other in others:
+        assert other.session is first.session
+        assert other.end is not first.end
+        assert other.end.edge is first.end.edge
+
+
+def test_session_of_one_two_and_one_responses_is_kept() -> None:
+    kept = trajectories()
+    generate(kept, "a", sampled(1), "one")
+    [first] = kept.responses_of("one")
+    generate(kept, "b", sampled(2), "one")
+    second = kept.responses_of("one")[-1]
+    assert kept.responses_of("one") == [first, second]
+    kept.withdraw(first)
+    assert kept.responses_of("one") == [second]
+    kept.withdraw(second)
+    assert kept.responses_of("one") == []
+    assert "one" not in kept._sessions
+
+
+def test_nodes_of_equal_depth_share_the_number_and_deep_ones_are_found() -> None:
+    kept = trajectories()
+    long = "a" * 300
+    for text in (long, "b" + long[1:]):
+        generate(kept, text, sampled(2, EOS))
+    one, two = (kept.find_to_read(text.encode()).context for text in (long + "b", "b" + long[1:] + "b"))
+    assert one is not None
+    assert two is not None
+    assert one[0].node is not two[0].node
+    assert one[0].node.depth is two[0].node.depth
+
+    deep = "ab" * 10_000
+    generate(kept, deep, sampled(1, EOS))
+    assert read(kept, deep + "a") == ([*encode(deep), 1, EOS], [0] * 10_000 + [1, 1], None)
+
+
+def test_wide_fork_loses_its_children_one_by_one() -> None:
+    kept = trajectories()
+    texts = ["a", "b", "é", "<", "e", ">"]
+    for text in texts:
+        generate(kept, text, sampled(1), text)
+    root = kept._index.root
+    while len(texts) > 1:
+        gone = texts.pop(len(texts) // 2)
+        kept.forget(gone)
+        assert sorted(kid.edge[:1] for kid in root.all_kids) == sorted(text.encode()[:1] for text in texts)
+        for text in texts:
+            assert read(kept, text + "a", text)[2] is None
+    assert root.kid is not None
