@@ -15,13 +15,17 @@ QUESTIONS = ("Why?", "Write a program.", "日本語で答えて 😀", "the harb
 
 @dataclass
 class Rollout:
-    """One session: its text, and for each token what the engines' journals say it is."""
+    """One session: its text, and for each token what the engines' journals say it is.
+
+    ``read``: by rid, how many sampled tokens the client had read when it left; all for others.
+    """
 
     name: str
     random: random.Random
     manner: str
     text: str = ""
     rids: list[str] = field(default_factory=list)
+    read: dict[str, int] = field(default_factory=dict)
 
     def ask(self) -> None:
         question = self.random.choice(QUESTIONS)
@@ -83,6 +87,7 @@ async def read_stream(client: httpx.AsyncClient, rollout: Rollout, body: dict[st
                 incremental = len(event["output_ids"]) < event["meta_info"]["completion_tokens"]
                 text = text + event["text"] if incremental else event["text"]
                 if rollout.manner == "leave_early" and len(text) > 8:
+                    rollout.read[body["rid"]] = event["meta_info"]["completion_tokens"]
                     break
     return text
 
@@ -97,15 +102,43 @@ def truth(
     rollout: Rollout, journal: dict[str, dict[str, Any]]
 ) -> tuple[list[int], list[tuple[int, float, Any]]]:
     """Tokens of the last turn, and ``(mask, logprob, version)`` of each: sampled in an earlier turn, or not."""
-    tokens: list[int] = []
+    tokens, samples = _traced(rollout, journal)
     known: list[tuple[int, float, Any]] = []
+    for sample in samples:
+        if sample is None:
+            known.append((0, 0.0, -1))
+        else:
+            entry, number = journal[sample[0]], sample[1]
+            known.append((1, entry["output_logprobs"][number], entry["output_versions"][number]))
+    return tokens, known
+
+
+def unread(rollout: Rollout, journal: dict[str, dict[str, Any]]) -> list[int]:
+    """Places of tokens in :func:`truth` that the client sent without having read that an engine had sampled them.
+
+    Such a token is the end of a turn, say. It is a part of the prompt if the client's request was there before the
+    engine's event, else it was sampled.
+    """
+    _, samples = _traced(rollout, journal)
+    return [
+        place
+        for place, sample in enumerate(samples)
+        if sample is not None and sample[1] >= rollout.read.get(sample[0], len(samples))
+    ]
+
+
+def _traced(
+    rollout: Rollout, journal: dict[str, dict[str, Any]]
+) -> tuple[list[int], list[tuple[str, int] | None]]:
+    """Tokens of the last turn, and for each the rid that sampled it and its number there; None: a prompt's."""
+    tokens: list[int] = []
+    samples: list[tuple[str, int] | None] = []
     for rid in rollout.rids:
         entry = journal[rid]
         same = 0
         while same < min(len(tokens), len(entry["input_ids"])) and tokens[same] == entry["input_ids"][same]:
             same += 1
-        known = known[:same] + [(0, 0.0, -1)] * (len(entry["input_ids"]) - same)
+        samples = samples[:same] + [None] * (len(entry["input_ids"]) - same)
         tokens = entry["input_ids"] + entry["output_ids"]
-        sampled = zip(entry["output_logprobs"], entry["output_versions"], strict=True)
-        known += [(1, logprob, version) for logprob, version in sampled]
-    return tokens, known
+        samples += [(rid, number) for number in range(len(entry["output_ids"]))]
+    return tokens, samples
