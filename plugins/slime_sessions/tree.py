@@ -29,8 +29,8 @@ def committed(turns: Sequence[Turn]) -> list[Turn]:
 def leaves(turns: Sequence[Turn], *, retries: bool) -> list[Turn]:
     """Return the turns that no other turn continues.
 
-    Without ``retries``, retried turns are left out: a later turn continues the same turn as they do. This is miles'
-    rule, which keeps every first turn. Here an aborted first turn is left out too, if its prompt came again later.
+    Without ``retries``, a turn is left out if a later turn continues the same turn. This is miles' rule, which keeps
+    every first turn. Here an aborted first turn is left out too, if its prompt came again later.
     """
     continued = {turn.before for turn in turns}
     latest = {turn.before: turn.number for turn in turns}

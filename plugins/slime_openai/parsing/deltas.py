@@ -128,7 +128,7 @@ class Writer:
             self._pieces.append(text)
 
     def drain(self) -> list[Delta]:
-        """Return the deltas since the last drain."""
+        """Return the deltas since the last drain; without ``stream_reasoning``, thoughts only once complete."""
         if self._stream_reasoning or self._kind is not Reasoning:
             self._flush()
         deltas, self._deltas = self._deltas, []

@@ -118,7 +118,7 @@ class Renderer:
     async def behind(self, conversation: Conversation, place: int) -> str | None:
         """Return the text of ``conversation`` behind content and calls of the assistant's message ``place``.
 
-        None when the template does not show where these end.
+        None when the template does not show where these end. Raises InvalidRequest.
         """
         for message in _marked(conversation.messages[place]):
             before, mark, behind = (await self.render(conversation.with_message(place, message))).rpartition(
@@ -131,8 +131,8 @@ class Renderer:
     def end_of_turn(self, conversation: Conversation) -> str | None:
         """Return the text behind the content of an assistant's last message without calls, whatever precedes it.
 
-        It is tried out once for the variables of ``conversation``, with tools or without. None: it is not always the
-        same.
+        The template is tried once for the variables of ``conversation``, with tools or without. None: the text varies,
+        or the variables are too many or too long to be cached.
         """
         tools = None if conversation.tools is None else [_TOOL]
         key = f"{tools is None} {conversation.variables or ''}"

@@ -65,7 +65,7 @@ def read_messages(value: Any, param: str = "messages") -> tuple[Message, ...]:
 
 
 def with_exact_arguments(body: Any, raw: bytes) -> Any:
-    """Return ``body`` with all digits and repeated keys of arguments that are objects, read again from ``raw``."""
+    """Return ``body``; if arguments are objects, read all their digits and repeated keys from ``raw``."""
     if not isinstance(body, dict) or not _has_objects(body.get("messages")):
         return body
     try:

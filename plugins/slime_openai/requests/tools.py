@@ -17,7 +17,7 @@ ToolChoice = Literal["none", "auto", "required"]
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _mode = one_of("none", "auto", "required")
-#: A reference within its own document. It matches no text in a JSON string, where quotes are escaped.
+#: A reference within its own document. The pattern matches no text in a JSON string, where quotes are escaped.
 _LOCAL_REF = re.compile(r'(?<=[{,])"\$ref":"#')
 _NO_PARAMETERS = '{"type":"object","properties":{}}'
 
@@ -88,8 +88,8 @@ def choose(shown: tuple[Tool, ...], mode: ToolChoice, name: str | None) -> Tools
 def calls_schema(tools: Tools, *, several: bool) -> str:
     """Return the JSON schema of one call, or of one or more if ``several``, of the callable ``tools``.
 
-    ``[{"name": ..., "parameters": {...}}, ...]``, as SGLang has it for models without a format of their own
-    (``get_json_schema_constraint`` in ``function_call/utils.py``). Each tool's parameters become a definition, and
+    Calls have the form ``[{"name": ..., "parameters": {...}}, ...]``, as in SGLang's ``get_json_schema_constraint``
+    (``function_call/utils.py``). Each tool's parameters become a definition, and
     their references point into it. So equal names in the ``$defs`` of two tools do not clash.
     """
     calls, definitions = [], []

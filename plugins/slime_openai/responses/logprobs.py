@@ -30,7 +30,7 @@ class Logprobs:
         *,
         as_ids: bool = False,
     ) -> list[dict[str, Any]]:
-        """Return an entry for each of ``chosen``, with ``count`` alternatives of ``top``. ``as_ids``: see Options."""
+        """Return an entry for each of ``chosen``, with ``count`` of ``top``. ``as_ids``: ``Options.tokens_as_ids``."""
         entry = self._entry_of_id if as_ids else self._entry
         found = []
         for place, triple in enumerate(chosen):
