@@ -68,7 +68,7 @@ class Sessions:
     @hookimpl(tryfirst=True)  # after `limits`, before the plugins that record
     def pre_request(self, exchange: Exchange) -> None:
         """Refuse requests of a deleted session: nobody will fetch its samples. Remove a key that names a session."""
-        if self._created.has_deleted and exchange.parent is None:  # others belong to an accepted request
+        if self._created.has_deleted and exchange.parent is None:  # a child of an accepted request goes on
             name = exchange.session
             if name is not None and self._created.is_deleted(name):
                 raise SessionNotFound(f"session {name!r:.200} was deleted")

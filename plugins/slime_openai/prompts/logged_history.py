@@ -14,8 +14,7 @@ __all__ = ["LoggedHistory"]
 class LoggedHistory(History):
     """A history that begins with the turns in ``log``, which it owns. Raises StartupError.
 
-    Additions and evictions are logged, so reading the log evicts nothing else. The limit holds from the next added turn
-    on.
+    Additions and evictions are logged: reading the log evicts nothing else. The limit holds from the next addition on.
     """
 
     def __init__(

@@ -92,7 +92,7 @@ _FORMS = (_Form(), _Form(arguments_as_text=True), _Form(content_as_none=True), _
 
 
 class Renderer:
-    """A tokenizer's chat template, or the one in ``source``. Rendering changes no state, so threads may share it."""
+    """A tokenizer's chat template, or the one in ``source``. Threads may share it. Raises SettingsError without one."""
 
     def __init__(
         self, tokenizer: Tokenizer, source: str | None = None, threads: FairThreads | None = None

@@ -72,7 +72,7 @@ class Prompts:
         self._mode = mode
 
     async def of(self, question: Question, chat: Conversation, asking: Asking) -> Prompt:
-        """Return the prompt for ``question``. ``chat``: the template's input. Raises InvalidRequest."""
+        """Return the prompt for ``question``. ``chat``: the template's input. Raises BadRequest."""
         prompt = await self._of(question, chat, asking)
         asking.goes_on_from(prompt.parent)
         return prompt

@@ -41,7 +41,7 @@ class _Digits(str):
 
 
 def read_exactly(text: str | bytes) -> Any:
-    """Return the value of a client's JSON, whose depth was checked before. Raises ValueError."""
+    """Return the value of a client's JSON, whose depth was checked before. Raises ValueError, RecursionError."""
     return _load(text, _number, _object)
 
 

@@ -30,7 +30,7 @@ class Options:
 
     ``unknown``: parameters that no known API has, and known ones that are ignored instead of refused.
     ``tokens_as_ids``: in logprobs a token is ``token_id:ID``, not its text.
-    ``return_meta_info``: the client wants the engine's ``meta_info``, so it knows SGLang.
+    ``return_meta_info``: the client wants the engine's ``meta_info``, and so knows SGLang.
     """
 
     model: str | None = None

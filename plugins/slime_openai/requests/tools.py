@@ -63,7 +63,7 @@ def read_tool_choice(param: str, value: Any) -> tuple[ToolChoice, str | None]:
     if value.get("type") != "function":
         raise UnsupportedParameter(
             f"{param}.type",
-            "only 'function' can be chosen; or send only the allowed tools",
+            "only 'function' can be chosen; to limit the choice, send only the allowed tools",
         )
     name = mapping(f"{param}.function", value.get("function")).get("name")
     if not isinstance(name, str):

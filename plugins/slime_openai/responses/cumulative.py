@@ -29,7 +29,7 @@ class GrowingText:
         self._known = event[: self._end(event, len(_START))] if event.startswith(_START) else b""
 
     def new_in(self, event: bytes) -> str | None:
-        """Return the text that ``event`` adds to the event before; None when it must be parsed (the last)."""
+        """Return the text that ``event`` adds; None when it must be parsed as a whole, such as the last event."""
         return self.next(event) if self.is_next(event) else None
 
     def is_next(self, event: bytes) -> bool:
