@@ -80,7 +80,7 @@ class OpenAI:
         self._completions = Completions(router, tokenizer, self._models, verdicts, unknown)
 
     def _begin_history(self, router: Router, tokenizer: Tokenizer, renderer: Renderer) -> History:
-        """Return the logged history, or an empty one if ``radix_cache`` keeps no log. Raises StartupError."""
+        """Return the history, with a log if ``radix_cache`` keeps one. Raises StartupError."""
         limit = self._settings.history_max_bytes
         lost: LostSessions = router.components.get("lost_sessions")
         ownership: Ownership = router.components.get("ownership")

@@ -13,7 +13,7 @@ _STATUS = {"stop": COMPLETED, "length": "truncated", "abort": "aborted"}
 
 
 def status_of(turn: Turn) -> str:
-    """Return miles' status of ``turn``. A turn that was continued though its end was not seen is completed."""
+    """Return miles' status of ``turn``. A turn is completed if it was continued though no end was seen."""
     reason = turn.finish_reason
     return _STATUS.get(str(reason.get("type")), "aborted") if reason is not None else COMPLETED
 

@@ -111,7 +111,7 @@ class Writer:
         self._but_space(Content, text, _SPACE if self.tools else "")
 
     def start(self, name: str) -> bool:
-        """Begin a call. Return False if it is not allowed: the caller then writes its text as content."""
+        """Begin a call. Return False if the call is not allowed: its text is then content."""
         if name not in self.tools or (self.calls and not self._parallel):
             return False
         self._flush()

@@ -214,7 +214,7 @@ def _with_text(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _marked(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return ``message`` with the mark as its last content or argument, in the forms to try."""
+    """Return ``message`` with the mark as its content; if it has calls, also with the mark as the last argument."""
     spoken = {**message, "content": _MARK}
     calls = message.get("tool_calls")
     if not calls:
@@ -225,7 +225,7 @@ def _marked(message: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _text_of(template: Any) -> str:
-    """Return the text of a tokenizer's template; there may be several by name."""
+    """Return the text of a tokenizer's template. Of several named templates, prefer the one for tools."""
     if isinstance(template, Mapping):
         return str(template.get("tool_use") or template.get("default") or "")
     return str(template)

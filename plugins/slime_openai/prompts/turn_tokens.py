@@ -167,7 +167,7 @@ class Prompts:
         return ended
 
     async def _as_the_template_says(self, chat: Conversation, turn: Turn, origin: Origin) -> Prompt:
-        """Continue the last turn that the template writes as it was, if there is one."""
+        """Continue the last turn that the template writes as recorded. Without such a turn, encode the whole text."""
         text = await self._renderer.render(as_recorded(chat, turn))
         for one in turn.chain():
             known = one.whole_text()

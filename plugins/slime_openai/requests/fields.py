@@ -42,7 +42,7 @@ _MAX_TOKEN_ID = 2**31 - 1
 
 
 def read_parameters(body: Any, table: Mapping[str, Reader]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read the values in ``body`` that ``table`` has a reader for; return them, and the rest as they are.
+    """Read the values in ``body`` that ``table`` has a reader for; return them, and all other values.
 
     Null counts as not given. Raises InvalidRequest.
     """
@@ -160,7 +160,7 @@ def nested(param: str, value: Any) -> dict[str, Any]:
 
 
 def one_of(*choices: str) -> Reader:
-    """Return a reader of one of these strings."""
+    """Return a reader of a string that is one of ``choices``."""
     wanted = f"one of {', '.join(choices)}"
 
     def read(param: str, value: Any) -> str:

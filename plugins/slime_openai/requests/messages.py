@@ -115,7 +115,7 @@ def _message(param: str, value: Any) -> Message:
 
 
 def _refuse_unknown(param: str, value: dict[str, Any], role: str) -> None:
-    """Refuse unknown members. Null ones are accepted: SDKs send back messages with nulls for absent members."""
+    """Refuse unknown members, unless they are null: SDKs send back messages with nulls for absent members."""
     for key in sorted(value.keys() - _KEYS[role]):
         if value[key] is None:
             continue

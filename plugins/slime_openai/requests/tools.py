@@ -24,7 +24,7 @@ _NO_PARAMETERS = '{"type":"object","properties":{}}'
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """Tools ``shown`` to the model, and the ``callable`` names. ``choice`` "required": it must call one or more."""
+    """Tools ``shown`` to the model, and the ``callable`` names. ``choice`` "required": the model must call a tool."""
 
     shown: tuple[Tool, ...] = ()
     choice: ToolChoice = "none"
@@ -86,7 +86,7 @@ def choose(shown: tuple[Tool, ...], mode: ToolChoice, name: str | None) -> Tools
 
 
 def calls_schema(tools: Tools, *, several: bool) -> str:
-    """Return the JSON schema of one call, or of one or more if ``several``, of the callable ``tools``.
+    """Return the JSON schema of calls of the callable ``tools``: of one call, or with ``several`` of one or more.
 
     Calls have the form ``[{"name": ..., "parameters": {...}}, ...]``, as in SGLang's ``get_json_schema_constraint``
     (``function_call/utils.py``). Each tool's parameters become a definition, and

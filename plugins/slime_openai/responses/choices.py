@@ -114,7 +114,7 @@ class Choice:
         return {"index": self._index, "delta": piece, "logprobs": None}
 
     def _new_ids(self) -> dict[str, Any]:
-        """Return the new ``token_ids`` since the last call. Without new ones the key is left out, except at the end."""
+        """Return ``token_ids`` since the last call, if wanted. Without new ids there is no key, except at the end."""
         if not self._request.return_token_ids:
             return {}
         start, ids = self._ids_told, self.output.ids

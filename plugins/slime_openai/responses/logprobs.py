@@ -47,7 +47,7 @@ class Logprobs:
         *,
         as_ids: bool = False,
     ) -> dict[str, Any]:
-        """Return the same in the form of ``/v1/completions``; ``offset``: characters of text before the first token."""
+        """Return logprobs in the form of ``/v1/completions``; ``offset``: characters of text before the first token."""
         entries = self.entries(chosen, top, count, as_ids=as_ids)
         offsets = []
         for triple in chosen:
