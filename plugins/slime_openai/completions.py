@@ -79,7 +79,7 @@ class Completions:
         return Reply(200, [JSON, *unread.headers], orjson.dumps(told))
 
     def _read(self, body: Any) -> tuple[CompletionRequest, list[str]]:
-        """Return the request in ``body``, and each prompt's text to echo before its answers. Raises InvalidRequest."""
+        """Return the request in ``body``, and each prompt's text; empty without ``echo``. Raises InvalidRequest."""
         request = read_completion(body)
         if not request.echo:
             return request, [""] * len(request.prompts)
@@ -92,9 +92,9 @@ class Completions:
 
 
 class _Choice:
-    """One sequence. ``prompt``: the text that ``echo`` puts before it; ``sent``: its ids as the engine got them.
+    """One sequence. ``prompt``: the text that ``echo`` puts before it; ``sent``: the prompt's ids that the engine got.
 
-    Its token ids are sent as soon as the engine gives them, as in a chat.
+    The sampled token ids are sent as soon as the engine gives them, as in a chat.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class _Choice:
         return {"index": self._index, "text": text, "logprobs": self._new_logprobs(text)}
 
     def _ids(self) -> dict[str, Any]:
-        """Return the ids sampled since the last call; the first call returns the prompt's ids, too."""
+        """Return the ids that the client wants: those sampled since the last call, and at first the prompt's."""
         told: dict[str, Any] = {}
         if self._request.tells_prompt and not self._begun:
             told["prompt_token_ids"] = self.sent
@@ -219,7 +219,7 @@ def _payload(request: CompletionRequest) -> dict[str, Any]:
 
 
 def _sent_ids(body: dict[str, Any], count: int) -> list[list[int] | None]:
-    """Return the ids of each prompt after all plugins, as the engine got them; None for a prompt sent as text."""
+    """Return each prompt's ids as the engine got them, after all plugins; None for prompts sent as text."""
     ids = body.get("input_ids")
     if ids is None:
         return [None] * count

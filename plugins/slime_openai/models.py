@@ -38,13 +38,13 @@ class Models:
         return self._described(name)
 
     def default(self) -> str:
-        """Return the model of a request that names none."""
+        """Return the model of a request that names none: the first known model, or "default"."""
         return next(iter(self._names()), "default")
 
     def engine_fields(self, request: Options) -> dict[str, Any]:
-        """Return the engine's other fields for ``request``, with the LoRA adapter that its ``model`` names.
+        """Return ``request.engine``, with the LoRA adapter that ``model`` names.
 
-        Its form is ``MODEL:ADAPTER``, if a worker serves MODEL; see SGLang's OpenAIServingBase._parse_model_parameter.
+        ``MODEL:ADAPTER`` names one if a worker serves MODEL; see SGLang's OpenAIServingBase._parse_model_parameter.
         Raises InvalidRequest when ``lora_path`` names another adapter.
         """
         adapter = self._adapter(request.model or "")
@@ -59,7 +59,7 @@ class Models:
         if model in names:
             return None
         found = [model.removeprefix(f"{name}:").strip() for name in names if model.startswith(f"{name}:")]
-        return min(found, key=len, default=None) or None  # the longest model name, if one begins with another
+        return min(found, key=len, default=None) or None  # the longest model name that fits
 
     def _names(self) -> dict[str, None]:
         """Return the names of the models, each once, in the order of the workers."""

@@ -80,7 +80,7 @@ class OpenAI:
         self._completions = Completions(router, tokenizer, self._models, verdicts, unknown)
 
     def _begin_history(self, router: Router, tokenizer: Tokenizer, renderer: Renderer) -> History:
-        """Return the logged history, or an empty one if ``radix_cache`` keeps no log. Raises StartupError."""
+        """Return the history, with a log if ``radix_cache`` keeps one. Raises StartupError."""
         limit = self._settings.history_max_bytes
         lost: LostSessions = router.components.get("lost_sessions")
         ownership: Ownership = router.components.get("ownership")
@@ -94,7 +94,7 @@ class OpenAI:
     @hookimpl
     @asynccontextmanager
     async def lifespan(self, router: Router) -> AsyncIterator[None]:
-        """Rewrite files of the log, if there is one, as their turns are evicted."""
+        """Rewrite the log's files when their turns are evicted, and close the log at the end."""
         logged = self._logged
         if logged is None:
             yield
@@ -108,7 +108,7 @@ class OpenAI:
 
     @hookimpl
     async def pre_request(self, exchange: Exchange) -> Reply | None:
-        """Answer OpenAI's requests, with errors in OpenAI's form. Passthrough workers answer them themselves."""
+        """Answer OpenAI's requests, with errors in OpenAI's form. Leave media and passthrough to the workers."""
         request = exchange.request
         path = request.path
         if not path.startswith("/v1/") or self._pool.passthrough:
@@ -128,7 +128,7 @@ class OpenAI:
 
     @hookimpl
     async def post_response(self, exchange: Exchange) -> None:
-        """Put a worker's errors into OpenAI's form, and mark a worker's own answers: their tokens are unknown."""
+        """Mark a worker's answers: their tokens are unknown. Put its errors into OpenAI's form (not in passthrough)."""
         reply = exchange.reply
         if reply is None or exchange.worker is None or not exchange.request.path.startswith("/v1/"):
             return

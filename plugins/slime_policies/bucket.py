@@ -20,8 +20,8 @@ _REMEMBERED = 2048
 class Bucket:
     """Gives each prefill worker a range of request lengths, so that no short request waits behind a long one.
 
-    With these ranges each worker would have got the same number of bytes of the last 2,048 requests. They are computed
-    again every ``bucket_adjust_interval_secs``, when the number of known lengths has doubled, and when the number of
+    With these ranges each worker would have got the same number of bytes of the last 2,048 requests. The ranges are
+    computed again every ``bucket_adjust_interval_secs``, and when the number of known lengths has doubled or that of
     workers has changed. When the loads differ too much, the worker with the fewest requests in flight is chosen.
     """
 

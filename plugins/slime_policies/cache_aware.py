@@ -16,7 +16,7 @@ class CacheAware:
     """``--policy cache_aware`` of the SGLang gateway, with :mod:`slime_policies.prefixes` for its tree.
 
     - If the loads differ by more than ``balance_abs_threshold`` requests and by more than a factor of
-      ``balance_rel_threshold``: the worker with the fewest requests in flight.
+      ``balance_rel_threshold``, or the prompt has less than 128 bytes: the worker with the fewest requests in flight.
     - Else, if a worker has seen more than ``cache_threshold`` of the prompt: the worker that has seen most.
     - Else the worker with the fewest in flight, and of several, the one that has seen the fewest bytes of prompts. (By
       bytes alone, as in early gateways, one worker would get a whole burst of new prompts.)

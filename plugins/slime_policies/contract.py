@@ -41,7 +41,7 @@ def check_policy(make: Callable[[], Policy]) -> None:
 
     before = [(worker.in_flight, worker.state) for worker in workers]
     ask(policy, workers)
-    assert before == [(worker.in_flight, worker.state) for worker in workers], "a policy only chooses"
+    assert before == [(worker.in_flight, worker.state) for worker in workers], "workers must not change"
 
     for gone in range(len(workers)):
         left = workers[:gone] + workers[gone + 1 :]

@@ -17,7 +17,7 @@ _MAX_SESSIONS = 1 << 18
 
 
 class Manual:
-    """Assigns a new session to a worker by ``--assignment-mode``. The core keeps it there under any policy.
+    """Assigns a new session to a worker by ``--assignment-mode``. The core then keeps the session there.
 
     ======================= ============================================================
     ``random`` (default)    any worker
@@ -45,7 +45,7 @@ class Manual:
 
     def _assign(self, session: str, workers: Sequence[Worker]) -> Worker:
         now = self._clock()
-        self._unassign(session)  # if it had a worker, that one cannot be used any more
+        self._unassign(session)  # its worker, if it had one, cannot be used any more
         while self._assigned:
             oldest, (_, since) = next(iter(self._assigned.items()))
             if now - since <= self._max_idle_secs and len(self._assigned) < _MAX_SESSIONS:

@@ -18,7 +18,7 @@ class PrefixHash:
 
     Prompts whose first ``prefix_token_count`` tokens are the same belong to one worker on a
     :class:`slime_policies.ring.WorkerRing`. If that worker has more than ``prefix_hash_load_factor`` times the mean
-    load, this request counted, the worker with the fewest requests in flight is chosen. So it is without a prompt.
+    load, this request counted, or if there is no prompt, the worker with the fewest requests in flight is chosen.
     """
 
     def __init__(self, settings: Settings) -> None:

@@ -64,7 +64,7 @@ class Prompt:
 class Seen:
     """Prompts that one worker was sent, at most ``limit`` bytes of them; the least recently used are evicted first.
 
-    An entry stands for 64 bytes of a prompt or more, and takes about 150 bytes of memory.
+    A digest stands for 64 bytes of a prompt or more, and takes about 150 bytes of memory.
     """
 
     __slots__ = ("_known", "_limit", "size")

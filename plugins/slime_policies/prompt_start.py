@@ -14,12 +14,12 @@ _OPENING = re.compile(rb"[\s\[]*")
 _STRING = re.compile(rb'"((?:[^"\\]+|\\.)*)', re.DOTALL)
 _MARK = re.compile(rb'"(?:[^"\\]+|\\.)*"?|[\[\]{}]', re.DOTALL)
 _SPACE = b" \t\r\n"
-#: About one token of English text has so many bytes.
+#: Bytes of a token of English text, on average.
 _BYTES_PER_TOKEN = 4
 
 
 class PromptStart:
-    """The first ``tokens`` ids of a prompt. Of a text or of messages, the first four bytes for each token."""
+    """Finds the first ``tokens`` ids of a prompt; in a text or in messages, four times as many bytes."""
 
     def __init__(self, tokens: int) -> None:
         self._size = tokens * _BYTES_PER_TOKEN
@@ -28,11 +28,11 @@ class PromptStart:
     def of(self, body: bytes) -> bytes:
         """Return the beginning of the prompt in ``body``, as it is written there; ``b""`` without a prompt.
 
-        O(tokens).
+        White space between ids is left out. O(tokens).
         """
         for key in _KEY.finditer(body, 0, _KEY_WITHIN):
             opening = _OPENING.match(body, key.end())
-            assert opening is not None  # narrowing: it may be empty
+            assert opening is not None  # narrowing: the match may be empty
             begin = opening.end()
             ids = self._ids.match(body, begin)
             if ids is not None:

@@ -23,7 +23,7 @@ class WorkerRing:
 
     A worker that comes or goes moves only its share of the keys. Places are digests of URLs (``url@rank`` of
     data-parallel ranks), so that all routers agree, also after a restart. A worker stays on the ring while it is not
-    offered. Then its keys belong to the next one on the ring, and are its own again when it is back.
+    offered. Until it is back, its keys belong to the next worker on the ring.
     """
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 ASSIGNMENT_MODES = ("random", "min_load", "min_group")
 
-#: The policies that a flag is for.
+#: The policies that each flag is for.
 _FOR = {
     "cache_threshold": ("cache_aware",),
     "balance_abs_threshold": ("cache_aware", "bucket"),
@@ -32,7 +32,7 @@ _FOR = {
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings from the command line. ``pairs``: prefill and decode workers have policies, ``policy`` if None."""
+    """Settings from the command line. ``pairs``: prefill and decode workers have policies; None: as ``policy``."""
 
     policy: str = "least_inflight"
     prefill_policy: str | None = None
@@ -78,8 +78,8 @@ class Settings:
 
     @classmethod
     def from_options(cls, options: argparse.Namespace) -> Settings:
-        """Check the parsed command line. Raises SettingsError; logs a warning for a flag of another policy."""
-        pairs = bool(vars(options).get("pd_disaggregation"))  # these two are another plugin's
+        """Check the parsed command line. Raises SettingsError; logs a warning for a flag without effect."""
+        pairs = bool(vars(options).get("pd_disaggregation"))  # this flag and mini_lb are another plugin's
         names = [options.policy, options.prefill_policy, options.decode_policy]
         if vars(options).get("mini_lb"):
             names = ["random", None, None]

@@ -7,7 +7,7 @@ from collections import OrderedDict
 
 __all__ = ["CreatedSessions"]
 
-#: Most names that are remembered of open and of deleted sessions each. The least recent are forgotten.
+#: Limit of remembered names, of open and of deleted sessions each. The least recent names are forgotten.
 _MAX_NAMES = 262_144
 
 
@@ -38,11 +38,11 @@ class CreatedSessions:
 
     @property
     def has_deleted(self) -> bool:
-        """True when a session was created and deleted."""
+        """True when a deleted session is remembered."""
         return bool(self._deleted)
 
     def is_deleted(self, name: str) -> bool:
-        """Return True when ``name`` was created and deleted."""
+        """Return True when ``name`` was deleted, and not created again. Old names are forgotten."""
         return name in self._deleted
 
     def _add(self, names: OrderedDict[str, None], name: str) -> None:

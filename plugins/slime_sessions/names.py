@@ -14,7 +14,7 @@ __all__ = ["MAX_BYTES", "PREFIX", "SessionPath", "check_name", "is_placeholder",
 MAX_BYTES = 512
 PREFIX = "/sessions/"
 
-#: Paths below a session. The id is the shortest that leaves one of these: rllm's ids have slashes
+#: Paths below a session. The id ends before the first of these endings: rllm's ids have slashes
 #: (``harbor/hello-world:0``; rllm_model_gateway/middleware.py at 9beb6e0f6).
 _BELOW = re.compile(rb"/sessions/(?P<id>.*?)(?P<rest>/v1(?:/.*)?|/generate)", re.DOTALL)
 _ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")

@@ -29,7 +29,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--session-from-api-key",
         action="store_true",
         help="take KEY of Authorization: Bearer KEY as the name of the session, unless it is a key of the router"
-        " or of a worker",
+        " or of a worker, a JSON Web Token or a placeholder",
     )
 
 
@@ -68,7 +68,7 @@ class Sessions:
     @hookimpl(tryfirst=True)  # after `limits`, before the plugins that record
     def pre_request(self, exchange: Exchange) -> None:
         """Refuse requests of a deleted session: nobody will fetch its samples. Remove a key that names a session."""
-        if self._created.has_deleted and exchange.parent is None:  # its further attempts go on
+        if self._created.has_deleted and exchange.parent is None:  # a child of an accepted request goes on
             name = exchange.session
             if name is not None and self._created.is_deleted(name):
                 raise SessionNotFound(f"session {name!r:.200} was deleted")

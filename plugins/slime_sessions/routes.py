@@ -29,7 +29,7 @@ _COMPONENT = "session_turns"
 _OWN_KEYS = frozenset(("accumulated_token_ids", "tito_session_mismatch", "leaf"))
 #: Answers about more tokens are written in a thread: about 1 ms of work.
 _MANY_TOKENS = 16_384
-#: Answers about more turns are, too: each turn has all tokens before it.
+#: Answers about more turns are also written in a thread: each turn has all tokens before it.
 _MANY_TURNS = 8
 
 
@@ -157,7 +157,7 @@ class SessionRoutes:
         return Response(status_code=204)
 
     def _find(self, request: Request) -> tuple[str, SessionTurns, Sequence[Turn]]:
-        """Return the session that ``request`` names, its records and turns. Raises SessionNotFound, NothingRecorded."""
+        """Return the session's name, the component, and its turns. Raises SessionNotFound, NothingRecorded."""
         session: str = request.path_params["session"]
         source: SessionTurns | None = self._router.components.find(_COMPONENT)
         if source is None:

@@ -34,7 +34,7 @@ class InexactSession(HTTPError):
 class Sample:
     """One sample. ``loss_mask`` and ``logprobs`` are those of the last ``len(loss_mask)`` of ``tokens``: the response.
 
-    ``status``: completed, truncated or aborted. ``weight_versions``: of each turn that is trained on, in order.
+    ``status``: completed, truncated or aborted. ``weight_versions``: of each run of sampled tokens, in order.
     """
 
     tokens: npt.NDArray[np.int64]
@@ -61,7 +61,7 @@ def samples_of(
 ) -> list[Sample]:
     """Return the samples of the committed ``turns`` of ``session``, those with most turns first. O(their tokens).
 
-    Raises InexactSession.
+    A sample without tokens to train on is left out. Raises InexactSession.
     """
     by_number = {turn.number: turn for turn in turns}
     paths = []
@@ -85,7 +85,7 @@ def samples_of(
 def _kept(context: TurnContext, turns: Mapping[int, Turn], max_seq_len: int | None) -> tuple[int, str]:
     """Return the number of tokens of ``context`` in the sample, and the sample's status.
 
-    A turn that was not completed is the last one, unless the client itself kept only a part of it. A turn that exceeds
+    A turn that was not completed is the last turn, unless the client itself kept only a part of it. A turn that exceeds
     ``max_seq_len`` is cut there, and later turns are left out.
     """
     end, status = 0, COMPLETED

@@ -12,7 +12,7 @@ __all__ = ["Settings"]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Flags for fields that may name a session, although they are not made for it."""
+    """Flags for fields that may name a session, although they have another purpose."""
 
     from_user: bool = False
     from_api_key: bool = False

@@ -1,7 +1,7 @@
 """Further fields that name a session, for requests without a session header and without ``session_id``.
 
 Two rollouts with one name are one session: a token that one sampled counts as sampled by the other. So a field that is
-often the same for all, ``user`` or a key, names a session only with its flag.
+often the same for all clients, ``user`` or a key, names a session only with its flag.
 """
 
 from __future__ import annotations

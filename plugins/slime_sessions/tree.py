@@ -13,7 +13,7 @@ _STATUS = {"stop": COMPLETED, "length": "truncated", "abort": "aborted"}
 
 
 def status_of(turn: Turn) -> str:
-    """Return miles' status of ``turn``. A turn that was continued though its end was not seen is completed."""
+    """Return miles' status of ``turn``. A turn is completed if it was continued though no end was seen."""
     reason = turn.finish_reason
     return _STATUS.get(str(reason.get("type")), "aborted") if reason is not None else COMPLETED
 
@@ -29,8 +29,8 @@ def committed(turns: Sequence[Turn]) -> list[Turn]:
 def leaves(turns: Sequence[Turn], *, retries: bool) -> list[Turn]:
     """Return the turns that no other turn continues.
 
-    Without ``retries``, retried turns are left out: a later turn continues the same turn as they do. This is miles'
-    rule, which keeps every first turn. Here an aborted first turn is left out too, if its prompt came again later.
+    Without ``retries``, a turn is left out if a later turn continues the same turn. This is miles' rule, which keeps
+    every first turn. Here an aborted first turn is left out too, if its prompt came again later.
     """
     continued = {turn.before for turn in turns}
     latest = {turn.before: turn.number for turn in turns}

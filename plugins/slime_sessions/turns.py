@@ -46,7 +46,8 @@ class Record(Protocol):
 class TurnContext(Protocol):
     """All tokens up to the end of one turn. ``spans``: ``(number, start, end, is_whole)`` of the session's turns in it.
 
-    ``sampled``: ``(key, start, end)`` of all responses in it, with a key that is the same in all contexts.
+    ``is_whole``: the client kept the whole response. ``sampled``: ``(key, start, end)`` of all responses in the
+    context; a response has the same key in all contexts.
     """
 
     @property

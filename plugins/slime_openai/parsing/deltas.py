@@ -111,7 +111,7 @@ class Writer:
         self._but_space(Content, text, _SPACE if self.tools else "")
 
     def start(self, name: str) -> bool:
-        """Begin a call. Return False if it is not allowed: the caller then writes its text as content."""
+        """Begin a call. Return False if the call is not allowed: its text is then content."""
         if name not in self.tools or (self.calls and not self._parallel):
             return False
         self._flush()
@@ -128,7 +128,7 @@ class Writer:
             self._pieces.append(text)
 
     def drain(self) -> list[Delta]:
-        """Return the deltas since the last drain."""
+        """Return the deltas since the last drain; without ``stream_reasoning``, thoughts only once complete."""
         if self._stream_reasoning or self._kind is not Reasoning:
             self._flush()
         deltas, self._deltas = self._deltas, []

@@ -44,7 +44,7 @@ class Formats:
             parallel=request.parallel_tool_calls,
             stop=() if request.sampling.get("no_stop_trim") else request.stop,
             stream_reasoning=request.stream_reasoning,
-            # Also for forced calls: the template will check their ids.
+            # Forced calls need these ids, too: the template will check them.
             new_id=self._calls.new_id if self._calls else None,
         )
 

@@ -4,8 +4,8 @@ The form is ``<think>\\nthoughts\\n</think>\\n\\nanswer`` in the chat templates 
 Magistral (``[THINK]``) and Kimi-VL-Thinking (``◁think▷``) have other tags. The templates strip the newlines around the
 thoughts when they write them again, so these newlines belong to neither text.
 
-Only thoughts at the beginning of an answer count: a later tag is content. Thoughts without an end tag are thoughts,
-since the text was cut there.
+Only thoughts at the beginning of an answer count: a later tag is content. Without an end tag, all text behind the start
+tag is thoughts: the answer was cut there.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class Source:
             yield
 
     def pass_on(self, write: Callable[[str], object] | None, *marks: str) -> Reading[str | None]:
-        """Write the text before the first of ``marks`` as it comes; return that mark, unread, or None at the end.
+        """Write the text before the first of ``marks`` piece by piece; return this mark, unread, or None at the end.
 
         Without ``write`` the text is only read.
         """

@@ -32,7 +32,7 @@ class StopStrings:
         return text[: found[0]]
 
     def finish(self, matched: str | None = None) -> str:
-        """Return the text held back, at the end of the text.
+        """End the text, and return the part that was held back.
 
         ``matched``: the stop string that the engine ended at. The engine left it out of the text, but may
         have sent its beginning before.

@@ -1,7 +1,7 @@
 """The conversations that the router has served, as a tree of turns.
 
-A turn is the messages that one request added to a conversation, and the model's answer. Its tokens are those that an
-engine consumed and sampled. Sub-agents and parallel branches of one session are branches of the tree.
+A turn is the messages that one request added to a conversation, and the model's answer. A turn's tokens are those that
+an engine consumed and sampled. Sub-agents and parallel branches of one session are branches of the tree.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ __all__ = ["Answers", "Asking", "History", "Turn"]
 
 #: Returns a digest of what assistants say in the messages from the first number up to the second.
 Answers: TypeAlias = Callable[[int, int], bytes]
-# Bytes in CPython 3.11: of a turn with its parts, but without tokens and text; of an empty string; and most bytes of
-# an empty string with other characters than ASCII, and of each of its characters: four, and four of its UTF-8, which
-# CPython keeps once the string was written as JSON.
+# Bytes in CPython 3.11. A turn without tokens and text; an ASCII string without its characters; at most, a wide (not
+# ASCII) string without its characters. Each character of a wide string has up to 8 bytes: 4, and 4 in UTF-8,
+# which CPython keeps once the string was written as JSON.
 _TURN_BYTES = 1_280
 _STRING_BYTES = 49
 _WIDE_STRING_BYTES = 77
@@ -32,11 +32,11 @@ _WIDE = 8
 class Turn:
     """One request and its answer. ``asked`` (the ids behind those of ``parent``) and ``sampled`` are packed int32 ids.
 
-    ``key``: of the conversation up to the ``reply``, its message number ``count``; ``place``: of the conversation
-    before the reply. ``answers``: a digest of the other assistants' messages behind ``parent``. ``text``: the decoded
-    asked and sampled ids, with special tokens. ``ending``: the stop token or stop string, which a reply usually does
-    not show; ``hidden``: how many sampled ids spell it; ``closed``: it is a special token, and none of
-    the request's ``stop_token_ids``. ``size_bytes``: memory of the turn, roughly.
+    ``key``: of the conversation with the ``reply``, which is message number ``count``; ``place``: key of the
+    conversation before the reply. ``answers``: a digest of the other assistants' messages behind ``parent``. ``text``:
+    the decoded asked and sampled ids, with special tokens. ``ending``: the stop token or stop string, which a reply
+    usually does not show; ``hidden``: how many sampled ids spell it; ``closed``: the ending is a special token, and
+    none of the request's ``stop_token_ids``. ``size_bytes``: memory of the turn, roughly.
     """
 
     __slots__ = (
@@ -96,14 +96,14 @@ class Turn:
             turn = turn.parent
 
     def is_behind(self, answers: Answers) -> bool:
-        """Return True when a conversation with these ``answers`` leads here: its other assistants say the same."""
+        """Return True when ``answers`` gives the digests that this turn and those before it have."""
         return all(
             answers(turn.parent.count if turn.parent is not None else 0, turn.count - 1) == turn.answers
             for turn in self.chain()
         )
 
     def likeness(self, messages: Sequence[Message]) -> int:
-        """Score how exactly ``messages`` repeat the replies' call ids, thoughts and content, unlike keys."""
+        """Score how exactly ``messages`` repeat call ids, thoughts and content: keys ignore changes in these."""
         return sum(_likeness(turn.reply, messages[turn.count - 1]) for turn in self.chain())
 
     def ids(self) -> bytes:
@@ -120,7 +120,7 @@ class Turn:
 
 
 def _size_of(text: str | None) -> int:
-    """Return the most bytes that ``text`` takes: ``sys.getsizeof`` grows when it is written as JSON."""
+    """Return the most bytes that ``text`` takes: ``sys.getsizeof`` grows when the text is written as JSON."""
     if text is None:
         return 0
     return _STRING_BYTES + len(text) if text.isascii() else _WIDE_STRING_BYTES + _WIDE * len(text)
@@ -158,15 +158,15 @@ class History:
     def find(
         self, places: Sequence[Key], asked: Key, session: str | None, answers: Answers
     ) -> Iterator[list[Turn]]:
-        """Yield lists of turns that a conversation may continue: own turns, then others; in each, the longest first.
+        """Yield lists of turns that a conversation may continue: own turns, then others; of both, the longest first.
 
         ``places``: its key behind each message; ``asked``: its key where the answer belongs. ``answers(first, last)``:
         a digest of what assistants say in these messages. The turns of a list, newest first, differ only in what
         clients may change in answers.
 
         A session continues its own turns. If it has asked before at one of ``places``, it may also continue the turns
-        that those requests continued. Otherwise the branch is new to it, and it may continue any session's turn. A
-        session that has lost turns continues only its own: the client may mean a lost one.
+        that those requests continued, and earlier ones. Otherwise the branch is new to it: it may continue any turn
+        that ``ownership`` allows. A session with lost turns continues only its own: the client may mean a lost turn.
         """
         if session is None:
             return self._longest(places, answers, lambda turn: True)
@@ -203,7 +203,7 @@ class History:
             self._lost.add(session)
 
     def add(self, turn: Turn) -> None:
-        """Keep ``turn`` and all turns before it; evict the least recently used ones if there is no room."""
+        """Keep ``turn`` and all turns before it; evict the least recently used turns if there is no room."""
         for one in turn.chain():  # a parent is used after its child here, so leaves are evicted first
             if one in self._used:
                 self._used.move_to_end(one)
@@ -264,7 +264,7 @@ class Asking:
             self._end.pop()()
 
     def end(self) -> None:
-        """End the request. Its session has asked there, with or without a recorded turn. Idempotent."""
+        """End the request. The session has asked at its place, with or without a recorded turn. Idempotent."""
         self._decided()
         context, self._context = self._context, None
         if context is not None:

@@ -35,7 +35,7 @@ _THOUGHTS = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
 
 
 def beginning(tools: object, variables: Mapping[str, Any]) -> Key:
-    """Return the key before the first message, which depends on what else the template gets.
+    """Return the key before the first message: it depends on the template's ``tools`` and ``variables``.
 
     Raises InvalidRequest for values that are nested too deep.
     """
@@ -82,7 +82,7 @@ def unreachable_key(place: Key) -> Key:
 def answers_of(messages: Iterable[Message], traits: TemplateTraits) -> bytes:
     """Return a digest of what assistants say in ``messages``; empty when there are none.
 
-    For answers that no engine is known to have given. Ignored are only unshown call ids and the format of arguments.
+    For answers that no engine is known to have given. Only unshown call ids and the format of arguments are ignored.
     """
     said = [
         [

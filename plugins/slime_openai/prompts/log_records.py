@@ -78,7 +78,7 @@ CHATS = LogKind(
 
 
 def size_of(asked: bytes, sampled: bytes) -> int:
-    """Return the tokens of a turn, at least 1: turns of size 0 would stay in the file for ever."""
+    """Return the number of tokens of a turn, at least 1: turns of size 0 would stay in the file for ever."""
     return (len(asked) + len(sampled)) // 4 or 1
 
 

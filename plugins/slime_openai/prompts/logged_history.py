@@ -14,8 +14,7 @@ __all__ = ["LoggedHistory"]
 class LoggedHistory(History):
     """A history that begins with the turns in ``log``, which it owns. Raises StartupError.
 
-    Additions and evictions are logged, so reading the log makes no decision again. The limit holds from the next added
-    turn on.
+    Additions and evictions are logged: reading the log evicts nothing else. The limit holds from the next addition on.
     """
 
     def __init__(
@@ -30,7 +29,7 @@ class LoggedHistory(History):
         self._replayed = None
 
     async def tidy(self) -> None:
-        """Rewrite files as their turns are evicted, until the log is given up."""
+        """Rewrite files when their turns are evicted, until the log is given up."""
         await self._log.tidy(lambda record: False)
 
     def close(self) -> None:
@@ -39,7 +38,7 @@ class LoggedHistory(History):
 
     def add(self, turn: Turn) -> None:
         """See History. All records are appended in one piece."""
-        new = [one for one in turn.chain() if one not in self._used]  # more than one: parents were evicted
+        new = [one for one in turn.chain() if one not in self._used]  # more than one if parents were evicted
         records: list[Record] = []
         for one in reversed(new):
             self._serials[one] = self._log.number()
@@ -106,5 +105,5 @@ class LoggedHistory(History):
             replayed[record.serial] = turn
             self._serials[turn] = record.serial
             super().add(turn)
-        elif record.serial in replayed:  # if not, it was left out when its file was rewritten
+        elif record.serial in replayed:  # else the turn was left out when its file was rewritten
             self._forget(replayed.pop(record.serial))

@@ -35,7 +35,7 @@ class Parents:
         self._renderer = renderer
 
     async def of(self, question: Question, chat: Conversation) -> Parent | None:
-        """Return the parent for ``question``; ``chat`` is its input for the template. Raises InvalidRequest."""
+        """Return the parent for ``question``, or None. ``chat``: the input of the template. Raises InvalidRequest."""
         sent: str | None = None
         found = self._history.find(question.keys[1:], question.place, question.session, question.answers)
         for alike in found:
@@ -57,7 +57,7 @@ class Parents:
     async def _meant(
         self, alike: Sequence[Turn], question: Question, chat: Conversation, sent: str
     ) -> Parent | None:
-        """Return the first of ``alike`` whose recorded answers render to ``sent``; if none does, the first or None."""
+        """Return the first of ``alike`` that renders to ``sent``. Else the first if all texts are equal, or None."""
         texts: dict[tuple[tuple[int, Message], ...], str | None] = {}
         for turn in alike:
             replies = tuple((one.count, one.reply) for one in turn.chain())
@@ -88,7 +88,7 @@ def _is_verbatim(turn: Turn, messages: Sequence[Message]) -> bool:
 
 
 def _members(message: Message) -> tuple[object, ...]:
-    """Return all members of ``message``; no content is an empty one."""
+    """Return all members of ``message``; missing content counts as empty."""
     return (
         message.role,
         message.content or "",

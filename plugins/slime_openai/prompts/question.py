@@ -47,7 +47,7 @@ class Question:
         return answers_of(self.messages[first:last], self.traits)
 
     def with_reply(self, reply: Message, begun: Message | None) -> tuple[Key, int, Message]:
-        """Return the key of the conversation with ``reply``, the number of its messages, and the last one.
+        """Return the key of the conversation with ``reply``, the number of its messages, and the last message.
 
         ``begun``: the recorded answer that ``reply`` continues, if there is one.
         """

@@ -92,7 +92,7 @@ _FORMS = (_Form(), _Form(arguments_as_text=True), _Form(content_as_none=True), _
 
 
 class Renderer:
-    """A tokenizer's chat template, or the one in ``source``. Rendering changes no state, so threads may share it."""
+    """A tokenizer's chat template, or the one in ``source``. Threads may share it. Raises SettingsError without one."""
 
     def __init__(
         self, tokenizer: Tokenizer, source: str | None = None, threads: FairThreads | None = None
@@ -118,7 +118,7 @@ class Renderer:
     async def behind(self, conversation: Conversation, place: int) -> str | None:
         """Return the text of ``conversation`` behind content and calls of the assistant's message ``place``.
 
-        None when the template does not show where these end.
+        None when the template does not show where these end. Raises InvalidRequest.
         """
         for message in _marked(conversation.messages[place]):
             before, mark, behind = (await self.render(conversation.with_message(place, message))).rpartition(
@@ -131,8 +131,8 @@ class Renderer:
     def end_of_turn(self, conversation: Conversation) -> str | None:
         """Return the text behind the content of an assistant's last message without calls, whatever precedes it.
 
-        It is tried out once for the variables of ``conversation``, with tools or without. None: it is not always the
-        same.
+        The template is tried once for the variables of ``conversation``, with tools or without. None: the text varies,
+        or the variables are too many or too long to be cached.
         """
         tools = None if conversation.tools is None else [_TOOL]
         key = f"{tools is None} {conversation.variables or ''}"
@@ -214,7 +214,7 @@ def _with_text(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _marked(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return ``message`` with the mark as its last content or argument, in the forms to try."""
+    """Return ``message`` with the mark as its content; if it has calls, also with the mark as the last argument."""
     spoken = {**message, "content": _MARK}
     calls = message.get("tool_calls")
     if not calls:
@@ -225,7 +225,7 @@ def _marked(message: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _text_of(template: Any) -> str:
-    """Return the text of a tokenizer's template; there may be several by name."""
+    """Return the text of a tokenizer's template. Of several named templates, prefer the one for tools."""
     if isinstance(template, Mapping):
         return str(template.get("tool_use") or template.get("default") or "")
     return str(template)

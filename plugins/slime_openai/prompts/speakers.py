@@ -40,7 +40,7 @@ class Speakers(Generic[Context]):
             del self._asked[session, place]
 
     def leave(self, session: str, place: Place, context: Context | None) -> str | None:
-        """End an added request. If it made no turn, it is remembered; the oldest of these may be forgotten for it.
+        """End an added request. Remember it if it made no turn; then the oldest remembered request may be forgotten.
 
         Return the session of the forgotten request, if there is one.
         """
@@ -63,8 +63,8 @@ class Speakers(Generic[Context]):
     def contexts(self, session: str, places: Sequence[Place], own: Place) -> list[Context | None] | None:
         """Return the contexts of all requests of ``session`` at ``places``; None without such a request.
 
-        ``own``: the place of the current request. Undecided requests there are not counted: they will get the same
-        context.
+        ``own``: the place of the current request. Other undecided requests at this place are not counted: they will get
+        the same context as the current one.
         """
         found: list[Context | None] = []
         has_spoken = False

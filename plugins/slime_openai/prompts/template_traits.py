@@ -15,7 +15,7 @@ Message = Mapping[str, Any]
 Render = Callable[[Sequence[Message], bool], str | None]
 
 _WORD = "probed word"
-#: White space as Python, and so Jinja's ``trim``, knows it.
+#: All characters that Python, and so Jinja's ``trim``, counts as white space.
 _WHITE_SPACE = "".join(char for char in map(chr, range(0x3001)) if char.isspace())
 _IDS = ("call00001", "call00002")
 
@@ -28,7 +28,7 @@ class Trim:
     right: str | None = ""
 
     def of(self, content: str) -> str:
-        """Return ``content`` without them, unless nothing would be left: templates test if there is content."""
+        """Return ``content`` without these characters, unless nothing is left: templates test if there is content."""
         trimmed = content
         if self.left != "":
             trimmed = trimmed.lstrip(self.left)
@@ -39,7 +39,7 @@ class Trim:
 
 @dataclass(frozen=True, slots=True)
 class TemplateTraits:
-    """Traits of a template. ``trims``: by role; names and call ids: shown in tool results; keys: of arguments."""
+    """Traits of a template. ``trims``: by role; ``shows_...``: in tool results; ``sorts_keys``: of arguments."""
 
     trims: Mapping[str, Trim] = field(default_factory=dict)
     shows_tool_name: bool = True
@@ -57,7 +57,7 @@ STRICT = TemplateTraits()
 
 
 def probe(render: Render) -> TemplateTraits:
-    """Return the traits of the template behind ``render``. One that refuses a probe counts as leaving nothing out."""
+    """Return the traits of a template. It counts as leaving nothing out where it refuses the probes."""
     return TemplateTraits(
         {role: _trim(render, role) for role in ("system", "tool", "user")},
         shows_tool_name=_differs(render, *(_with_result(name=name) for name in ("one", "two"))),

@@ -23,8 +23,8 @@ __all__ = ["HistoryMode", "Origin", "Prompt", "Prompts"]
 #: The source of tokens for old turns that the template writes differently: the model, or the template.
 HistoryMode = Literal["exact", "template"]
 #: The source of the first tokens. ``exact``: the last turn. ``restored``: the last turn, although the client changed
-#: an answer. ``template``: an earlier turn or none, then the template's text, answers too. ``fresh``: no turn is
-#: proved. ``given``: the client gave all ids.
+#: an answer. ``template``: an earlier turn or none, then the template's text, answers too. ``fresh``: no turn can
+#: be continued. ``given``: the client gave all ids.
 Origin = Literal["exact", "restored", "template", "fresh", "given"]
 
 #: Ids at the end of a given prompt that are decoded: enough to see if it ends within thoughts.
@@ -72,7 +72,7 @@ class Prompts:
         self._mode = mode
 
     async def of(self, question: Question, chat: Conversation, asking: Asking) -> Prompt:
-        """Return the prompt for ``question``; ``chat`` is its input for the template. Raises InvalidRequest."""
+        """Return the prompt for ``question``. ``chat``: the template's input. Raises BadRequest."""
         prompt = await self._of(question, chat, asking)
         asking.goes_on_from(prompt.parent)
         return prompt
@@ -127,9 +127,9 @@ class Prompts:
         return Prompt(turn, ids, suffix, origin)
 
     async def _suffix(self, chat: Conversation, turn: Turn, place: int) -> str | None:
-        """Return the template's text behind the reply of ``turn``, message ``place``, that the model did not generate.
+        """Return the template's text behind the reply of ``turn``, without what the model generated of it.
 
-        None when the template does not show it: the text behind the reply depends on later messages.
+        ``place``: index of the reply. None when the template refuses a part, or the text depends on later messages.
         """
         renderer, last = self._renderer, chat.messages[place]
         try:
@@ -167,7 +167,7 @@ class Prompts:
         return ended
 
     async def _as_the_template_says(self, chat: Conversation, turn: Turn, origin: Origin) -> Prompt:
-        """Continue the last turn that the template writes as it was, if there is one."""
+        """Continue the last turn that the template writes as recorded. Without such a turn, encode the whole text."""
         text = await self._renderer.render(as_recorded(chat, turn))
         for one in turn.chain():
             known = one.whole_text()

@@ -17,7 +17,7 @@ from slime_openai.responses.outputs import Output
 __all__ = ["Turns"]
 
 
-#: Stop tokens that are remembered as special or not.
+#: The number of stop tokens that are remembered as special or not.
 _TOKENS = 1 << 10
 
 
@@ -42,9 +42,9 @@ class Turns:
     ) -> None:
         """Record ``output``, which the client got as the message ``reply``.
 
-        An answer that is not usable is no turn: the sampled tokens are not known for certain. Neither is an answer to
-        a prompt given as ids, since only the client claims that they spell its messages. But then the session counts as
-        having asked there, so that it does not continue another session's answer.
+        An unusable answer makes no turn: its tokens are not known for certain. An answer to a prompt given as ids makes
+        a turn that nothing continues: only the client claims that the ids spell its messages. So the session counts as
+        having asked ``question``, and does not continue another session's answer.
         """
         if not is_usable:
             if output.ids or output.text:
@@ -90,7 +90,7 @@ class Turns:
             self._history.add(turn)
 
     def _ending(self, output: Output, text: str) -> tuple[int, str]:
-        """Return the number of tokens at the end by which the model chose to stop, and their text."""
+        """Return the stop token's or stop string's text, after the number of last tokens that spell it."""
         matched = (output.reason or {}).get("matched")
         if isinstance(matched, int) and output.ids[-1] == matched:
             return 1, self._decode([matched])
@@ -102,5 +102,5 @@ class Turns:
                 if len(ending) > len(matched):
                     break
         if isinstance(matched, str):
-            return 0, matched  # no token begins where it begins, and it may end within a token
+            return 0, matched  # no token begins where the stop string begins
         return 0, ""

@@ -41,12 +41,12 @@ class _Digits(str):
 
 
 def read_exactly(text: str | bytes) -> Any:
-    """Return the value of a client's JSON, whose depth was checked before. Raises ValueError."""
+    """Return the value of a client's JSON, whose depth was checked before. Raises ValueError, RecursionError."""
     return _load(text, _number, _object)
 
 
 def canonical(text: str, *, sort: bool) -> str:
-    """Return equal text for equal arguments, with ``sort`` in any order of keys; text that is no JSON is unchanged."""
+    """Return equal text for equal arguments; ``sort`` ignores the order of keys. Other text than JSON is unchanged."""
     try:
         return write(_read(text, _number, _object), sort=sort)
     except (ValueError, RecursionError):
@@ -56,7 +56,7 @@ def canonical(text: str, *, sort: bool) -> str:
 def as_object(text: str) -> dict[str, Any] | None:
     """Return the object in ``text`` for a template, whose output must pass through :func:`as_written`.
 
-    None when ``text`` is no object, or when no UTF-8 text can express it.
+    None when ``text`` is no object, is nested too deep, or has a string that UTF-8 cannot encode.
     """
     try:
         value = _read(text, _marked_number, _with_marked_keys)

@@ -54,7 +54,7 @@ class ChatRequest(Options):
 
     With ``tools.choice`` "required", ``sampling`` has the JSON schema of :func:`calls_schema`: the answer is a list of
     calls, whatever the model's own format is. Otherwise the model may call ``tools.callable`` in its own format.
-    Without ``parallel_tool_calls`` only the first call counts; a choice of one tool by name implies that.
+    Without ``parallel_tool_calls`` only the first call counts; the choice of one tool by name unsets it.
     ``input_ids``: the prompt, instead of the rendered ``messages``.
     """
 
@@ -176,7 +176,7 @@ def _check_ending(values: Mapping[str, Any]) -> None:
 
 
 def _variables(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return variables for the template. ``chat_template_kwargs`` overrides those of ``reasoning_effort``.
+    """Return variables for the template. ``chat_template_kwargs`` overrides the variables of ``reasoning_effort``.
 
     As in SGLang, the effort "none" switches thinking off, and any other switches it on, under both names in use.
     """

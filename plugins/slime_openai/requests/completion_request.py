@@ -22,7 +22,7 @@ _MAX_TOKENS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest(Options):
-    """One or more prompts, each continued ``n`` times. ``logprobs``: alternatives to each token; None: no logprobs.
+    """One or more prompts, each continued ``n`` times. ``logprobs``: number of alternatives; None: no logprobs.
 
     The limit may be 0 tokens only with ``echo``: the request then asks only about the prompt.
     """

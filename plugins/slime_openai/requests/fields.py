@@ -42,7 +42,7 @@ _MAX_TOKEN_ID = 2**31 - 1
 
 
 def read_parameters(body: Any, table: Mapping[str, Reader]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read the values in ``body`` that ``table`` has a reader for; return them, and the rest as they are.
+    """Read the values in ``body`` that ``table`` has a reader for; return them, and all other values.
 
     Null counts as not given. Raises InvalidRequest.
     """
@@ -122,7 +122,7 @@ def strings(param: str, value: Any) -> list[str]:
 
 
 def token_ids(param: str, value: Any) -> Sequence[int]:
-    """Read a list of token ids, or an array of many. It is optimised, since a whole prompt may be read."""
+    """Read a list of token ids, or an ``array`` with a long one. Optimised, since a whole prompt may be read."""
     if isinstance(value, array):
         if not np.frombuffer(value, np.int32).min() < 0:
             return value
@@ -154,13 +154,13 @@ def or_each(read: Reader) -> Reader:
 
 
 def nested(param: str, value: Any) -> dict[str, Any]:
-    """Read a JSON object for the engine that is not nested too deep."""
+    """Read a JSON object for the engine; refuse an object that is nested too deep."""
     encoded(param, [[mapping(param, value)]])  # nested as deep as in the engine's request
     return value  # type: ignore[no-any-return]  # a mapping, see above
 
 
 def one_of(*choices: str) -> Reader:
-    """Return a reader of one of these strings."""
+    """Return a reader of a string that is one of ``choices``."""
     wanted = f"one of {', '.join(choices)}"
 
     def read(param: str, value: Any) -> str:

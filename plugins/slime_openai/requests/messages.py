@@ -65,7 +65,7 @@ def read_messages(value: Any, param: str = "messages") -> tuple[Message, ...]:
 
 
 def with_exact_arguments(body: Any, raw: bytes) -> Any:
-    """Return ``body`` with all digits and repeated keys of arguments that are objects, read again from ``raw``."""
+    """Return ``body``; if arguments are objects, read all their digits and repeated keys from ``raw``."""
     if not isinstance(body, dict) or not _has_objects(body.get("messages")):
         return body
     try:
@@ -115,7 +115,7 @@ def _message(param: str, value: Any) -> Message:
 
 
 def _refuse_unknown(param: str, value: dict[str, Any], role: str) -> None:
-    """Refuse unknown members. Null ones are accepted: SDKs send back messages with nulls for absent members."""
+    """Refuse unknown members, unless they are null: SDKs send back messages with nulls for absent members."""
     for key in sorted(value.keys() - _KEYS[role]):
         if value[key] is None:
             continue

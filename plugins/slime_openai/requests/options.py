@@ -26,11 +26,11 @@ __all__ = ["COMMON", "NO_EFFECT", "REFUSED", "Options", "common_options"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """``sampling``: ``sampling_params`` of ``/generate``, ready to send; ``engine``: other fields of its body.
+    """Options of a request. ``sampling``: ``sampling_params`` for ``/generate``; ``engine``: other fields of its body.
 
     ``unknown``: parameters that no known API has, and known ones that are ignored instead of refused.
     ``tokens_as_ids``: in logprobs a token is ``token_id:ID``, not its text.
-    ``return_meta_info``: the client knows SGLang's ``meta_info``, and wants the engine's.
+    ``return_meta_info``: the client wants the engine's ``meta_info``, and so knows SGLang.
     """
 
     model: str | None = None
@@ -120,7 +120,7 @@ NO_EFFECT: Mapping[str, Reader] = {
 }
 
 _TEXT_ONLY = "answers are text"
-_ITS_OWN_PROMPT = "the router makes the prompt here; only /generate honours it"
+_ITS_OWN_PROMPT = "the router makes the prompt here; only /generate honours this parameter"
 
 #: Known, and refused by name.
 REFUSED: Mapping[str, Reader] = {
@@ -131,7 +131,7 @@ REFUSED: Mapping[str, Reader] = {
     "prediction": refused("outputs cannot be predicted here"),
     "web_search_options": refused("there is no web search here"),
     "session_params": refused(_ITS_OWN_PROMPT),
-    "stop_regex": refused("the router cannot know where such a stop begins; only /generate honours it"),
+    "stop_regex": refused("the router cannot know where such a stop begins; only /generate honours this"),
 }
 
 #: Every parameter that both routes honour.
@@ -191,7 +191,7 @@ def _in_sglangs_names(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _engine_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the other fields of ``/generate``. As in SGLang, ``cache_salt`` becomes the beginning of ``extra_key``."""
+    """Return the fields of the engine. As in SGLang, ``cache_salt`` becomes the beginning of ``extra_key``."""
     fields = {name: values[name] for name in _ENGINE if name in values}
     salt = fields.pop("cache_salt", None)
     if salt is not None:

@@ -17,14 +17,14 @@ ToolChoice = Literal["none", "auto", "required"]
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _mode = one_of("none", "auto", "required")
-#: A reference within its own document. It matches no text in a JSON string, where quotes are escaped.
+#: A reference within its own document. The pattern matches no text in a JSON string, where quotes are escaped.
 _LOCAL_REF = re.compile(r'(?<=[{,])"\$ref":"#')
 _NO_PARAMETERS = '{"type":"object","properties":{}}'
 
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """Tools ``shown`` to the model, and the ``callable`` names. ``choice`` "required": it must call one or more."""
+    """Tools ``shown`` to the model, and the ``callable`` names. ``choice`` "required": the model must call a tool."""
 
     shown: tuple[Tool, ...] = ()
     choice: ToolChoice = "none"
@@ -63,7 +63,7 @@ def read_tool_choice(param: str, value: Any) -> tuple[ToolChoice, str | None]:
     if value.get("type") != "function":
         raise UnsupportedParameter(
             f"{param}.type",
-            "only 'function' can be chosen; or send only the allowed tools",
+            "only 'function' can be chosen; to limit the choice, send only the allowed tools",
         )
     name = mapping(f"{param}.function", value.get("function")).get("name")
     if not isinstance(name, str):
@@ -86,10 +86,10 @@ def choose(shown: tuple[Tool, ...], mode: ToolChoice, name: str | None) -> Tools
 
 
 def calls_schema(tools: Tools, *, several: bool) -> str:
-    """Return the JSON schema of one call, or of one or more if ``several``, of the callable ``tools``.
+    """Return the JSON schema of calls of the callable ``tools``: of one call, or with ``several`` of one or more.
 
-    ``[{"name": ..., "parameters": {...}}, ...]``, as SGLang has it for models without a format of their own
-    (``get_json_schema_constraint`` in ``function_call/utils.py``). Each tool's parameters become a definition, and
+    Calls have the form ``[{"name": ..., "parameters": {...}}, ...]``, as in SGLang's ``get_json_schema_constraint``
+    (``function_call/utils.py``). Each tool's parameters become a definition, and
     their references point into it. So equal names in the ``$defs`` of two tools do not clash.
     """
     calls, definitions = [], []

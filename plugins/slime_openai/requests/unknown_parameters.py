@@ -40,7 +40,7 @@ _WRITTEN_HERE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """The unknown parameters of one request. ``passed``: those for the engine; ``headers``: the reply's."""
+    """The unknown parameters of one request. ``passed``: those for the engine; ``headers``: headers of the reply."""
 
     passed: dict[str, Any] = field(default_factory=dict)
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)

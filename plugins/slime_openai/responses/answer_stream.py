@@ -38,7 +38,7 @@ class StreamedChoice(Protocol):
         ...
 
     def more(self, text: str, event: bytes) -> list[dict[str, Any]]:
-        """Return the same for an ``event`` of which only the new ``text`` was read."""
+        """Return the chunks that ``event`` adds, when only its new ``text`` was read."""
         ...
 
     def about(self) -> dict[str, Any]:
@@ -51,7 +51,7 @@ class StreamedChoice(Protocol):
 
 
 class AnswerStream:
-    """A BodySource that makes chunks of ``reply``, the engine's stream. It closes ``exchange``, the generation's.
+    """A BodySource that makes chunks of ``reply``, the engine's stream. It closes the generation's ``exchange``.
 
     ``usage``: returns the usage for a chunk at the end; None: no such chunk. ``beginning``: members that the first
     chunk has beside its choice.

@@ -21,8 +21,8 @@ class Choice:
 
     ``inexact_reason``: returns the verdict, after the last event. ``history``: members about the prompt's origin.
 
-    Token ids and logprobs are sent as soon as the engine gives them. Their text may be held back, until it is known if
-    it begins a stop string or a tag, or until a character is complete.
+    Token ids and logprobs are sent as soon as the engine gives them. Their text may be held back until a character is
+    complete, and while it may begin a stop string or a tag.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Choice:
         return {"index": self._index, "delta": piece, "logprobs": None}
 
     def _new_ids(self) -> dict[str, Any]:
-        """Return the new ``token_ids`` since the last call. Without new ones the key is left out, except at the end."""
+        """Return ``token_ids`` since the last call, if wanted. Without new ids there is no key, except at the end."""
         if not self._request.return_token_ids:
             return {}
         start, ids = self._ids_told, self.output.ids
@@ -124,7 +124,7 @@ class Choice:
         return {"token_ids": ids[start:]}
 
     def _new_logprobs(self) -> dict[str, Any] | None:
-        """Return the logprobs of tokens since the last call; None when there are none, or none are wanted."""
+        """Return the logprobs since the last call; None when not wanted, or when earlier calls returned all of them."""
         request, output = self._request, self.output
         start = self._logprobs_told
         if not request.logprobs and not request.return_token_ids:

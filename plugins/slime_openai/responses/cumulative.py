@@ -13,7 +13,7 @@ __all__ = ["GrowingText"]
 
 #: The beginning of SGLang's events.
 _START = b'{"text":"'
-#: A mark of all events but the last. It matches no text in a JSON string, where quotes are escaped.
+#: A mark of all events but the last. The mark matches no text in a JSON string, where quotes are escaped.
 _GOES_ON = b'"finish_reason":null'
 _REST_OF_STRING = re.compile(rb'(?:[^"\\]|\\.)*', re.DOTALL)
 
@@ -25,15 +25,15 @@ class GrowingText:
         self._known = _START
 
     def remember(self, event: bytes) -> None:
-        """Note that ``event`` was parsed as a whole. The next event begins like it."""
+        """Note that ``event`` was parsed as a whole. The next event repeats its text."""
         self._known = event[: self._end(event, len(_START))] if event.startswith(_START) else b""
 
     def new_in(self, event: bytes) -> str | None:
-        """Return the text that ``event`` adds to the event before; None when it must be parsed, as the last one."""
+        """Return the text that ``event`` adds; None when it must be parsed as a whole, such as the last event."""
         return self.next(event) if self.is_next(event) else None
 
     def is_next(self, event: bytes) -> bool:
-        """Return True when ``event`` only adds text to the event before, as far as this class reads it."""
+        """Return True when ``event`` repeats the text of the event before, may add to it, and is not the last."""
         return bool(self._known) and event.startswith(self._known) and _GOES_ON in event
 
     def next(self, event: bytes) -> str:

@@ -30,7 +30,7 @@ class Ownership(Protocol):
     """The component ``"ownership"``: knows all requests of sessions, not only chats."""
 
     def may_take(self, ids: bytes, session: str, /) -> bool:
-        """Return False when ``session`` has asked with the first of ``ids`` (packed), but did not continue the rest."""
+        """Return False when ``session`` sent the first of ``ids`` (packed) as a prompt, but has no context of all."""
         ...
 
 

@@ -30,7 +30,7 @@ class Logprobs:
         *,
         as_ids: bool = False,
     ) -> list[dict[str, Any]]:
-        """Return an entry for each of ``chosen``, with ``count`` alternatives of ``top``. ``as_ids``: see Options."""
+        """Return an entry for each of ``chosen``, with ``count`` of ``top``. ``as_ids``: ``Options.tokens_as_ids``."""
         entry = self._entry_of_id if as_ids else self._entry
         found = []
         for place, triple in enumerate(chosen):
@@ -47,7 +47,7 @@ class Logprobs:
         *,
         as_ids: bool = False,
     ) -> dict[str, Any]:
-        """Return the same in the form of ``/v1/completions``; ``offset``: characters of text before the first token."""
+        """Return logprobs in the form of ``/v1/completions``; ``offset``: characters of text before the first token."""
         entries = self.entries(chosen, top, count, as_ids=as_ids)
         offsets = []
         for triple in chosen:

@@ -43,7 +43,7 @@ class Frame:
         }
 
     def put(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-        """Return ``choices`` with these members."""
+        """Return ``choices`` with the shared members, and ``more``."""
         return {**self._members, "choices": choices, **more}
 
 
@@ -85,7 +85,7 @@ def delta(piece: Delta) -> dict[str, Any]:
 
 
 def reason_of(output: Output, options: Options) -> dict[str, Any]:
-    """Return ``finish_reason``, and the engine's own where strict clients do not know it.
+    """Return ``finish_reason``, and what matched. The engine's reason is added if OpenAI's API lacks it.
 
     Clients that ask for ``meta_info`` know SGLang and get "abort": a trainer must not take an abort for a limit.
     """
@@ -116,7 +116,7 @@ def about_output(
 ) -> dict[str, Any]:
     """Return members of a complete choice that a trainer asked for, except its token ids.
 
-    ``inexact_reason``: returns the verdict on its record. ``meta_info`` is the engine's, unchanged. It has the routed
+    ``inexact_reason``: returns the verdict on the choice. ``meta_info`` is the engine's, unchanged. It has the routed
     experts, so they are not repeated beside it.
     """
     meta = output.meta

@@ -51,7 +51,7 @@ class Output:
 
     @property
     def cumulative(self) -> bool:
-        """True when events were seen to repeat the ones before."""
+        """True when an event was seen to repeat the events before."""
         return self._so_far.cumulative
 
     @property

@@ -14,7 +14,7 @@ __all__ = ["routing_matrices"]
 def routing_matrices(output: Output, start: int) -> list[str] | None:
     """Return for each of ``output.ids`` the experts that computed it: base64 of int32, ``[num_layers, top_k]``.
 
-    These are the experts of the token before, since a token is sampled from that computation. The engine's rows
+    These are the experts of the token before, from whose computation the id was sampled. The engine's rows
     begin at token ``start`` of the prompt; a token without a row gets "". None: no rows, or rows that do not fit.
     """
     meta, count = output.meta, len(output.ids)

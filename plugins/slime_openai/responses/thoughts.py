@@ -12,7 +12,7 @@ __all__ = ["reasoning_tokens"]
 
 
 def reasoning_tokens(tokenizer: Tokenizer, output: Output, reply: Message, *, skip_special: bool) -> int:
-    """Return how many first tokens of ``output`` spell the thoughts of ``reply``. Takes O(log tokens) decodings.
+    """Return how many tokens ``output`` has up to the end of the thoughts of ``reply``. O(log tokens) decodings.
 
     ``skip_special``: True when the text of ``output`` leaves special tokens out.
     """

@@ -47,7 +47,7 @@ CALL_FORMATS = {
 def choose_calls(template: str) -> CallFormat | None:
     """Return the format in which a chat template writes calls; None if it writes no calls, or has an unknown format.
 
-    A format is recognised by tags that no other format has. GLM-4.5 shares only ``<tool_call>`` with Hermes.
+    ``<tool_call>`` alone means Hermes: Qwen3-Coder and GLM-4.5 have this tag and others.
     """
     name = None
     if "[TOOL_CALLS]" in template:

@@ -47,7 +47,7 @@ def read_tagged(
 
 
 def settle(source: Source, writer: Writer, known: bool) -> None:
-    """End a call: drop the rest of its text, which is markup. Unless ``known``, the text is the whole call: content."""
+    """End a call. Drop the rest of its text, which is markup; if the call is not ``known``, all its text is content."""
     text = source.take()
     if not known:
         writer.content(text)

@@ -1,6 +1,6 @@
 """``[{"name": ..., "parameters": {...}}, ...]`` and nothing else: a forced call, in place of the model's own format.
 
-A JSON schema constrains an answer with ``tool_choice`` "required" to this. SGLang's ``JsonArrayParser`` reads it, too.
+With ``tool_choice`` "required", a JSON schema constrains the answer to this form (SGLang: ``JsonArrayParser``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def read(source: Source, writer: Writer) -> Reading[None]:
 
 
 def beginning(source: Source) -> Reading[None]:
-    """Read the first characters of such an array. Raises Malformed."""
+    """Read the first characters of forced calls. Raises Malformed."""
     yield from source.spaced("[")
     yield from source.spaced("{")
     yield from source.spaced('"name"')

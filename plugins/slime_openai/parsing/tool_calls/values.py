@@ -22,8 +22,8 @@ _NAMES = {
 class Value:
     """Writes one value as JSON: a string is streamed, any other value is written at its end.
 
-    ``schema`` gives the type. Without a type, or if the text does not fit it, the value is a string. The word null is
-    JSON's null. A newline at the end is left out.
+    ``schema`` gives the type. Without a type, or if the text does not fit the type, the value is a string. The
+    word null is JSON's null. A newline at the end is left out.
     """
 
     def __init__(self, write: Callable[[str], object], schema: Any) -> None:
