@@ -206,7 +206,7 @@ class Fleet:
                 )
 
     def _set_newcomers_aside(self, told: Mapping[Worker, bytes], version: str, number: int) -> None:
-        """Hold the workers without ``version`` that registered, even if again, during an update for all."""
+        """Hold the workers without ``version`` that registered (first or again) during an update for all."""
         for worker in self._router.pool:
             is_new = worker not in told or self._pieces.updates.joined_since(worker, number)
             if is_new and worker.weight_version != version:

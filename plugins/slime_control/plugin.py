@@ -179,7 +179,7 @@ class Control:
 
     @hookimpl
     def attempt_failed(self, worker: Worker, request: Request, error: HTTPError | None) -> None:
-        """Abort ``request`` at ``worker``, unless it was unreachable: nobody will read the answer."""
+        """Abort ``request``, unless ``worker`` was unreachable: nobody will read the answer."""
         if not isinstance(error, WorkerUnreachable):
             self._abort(worker, request)
 

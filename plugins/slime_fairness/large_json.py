@@ -31,7 +31,7 @@ _PIECE = 1 << 14
 _FEW_VALUES, _MAX_VALUES, _BYTES_PER_VALUE = 1 << 16, 1 << 18, 32
 #: Least length of a list of integers that becomes an array.
 _LONG_LIST = 1 << 12
-#: The key of an object that was open before a piece. It is random, so that no client can put it into a document.
+#: The key, in a continued object, of the container that continues in it. Being random, no client can send it.
 _OPEN = token_hex(16)
 _SPACE = b" \t\r\n"
 _SPACES = re.compile(rb"[ \t\r\n]*")

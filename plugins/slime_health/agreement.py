@@ -30,7 +30,7 @@ def agreed(workers: Iterable[Worker]) -> str | None:
 
 
 def newer_than_the_fleet(workers: Iterable[Worker], weights: WeightVersions) -> str | None:
-    """Return the newest version ahead of the fleet's that half of the ready workers with a known version name."""
+    """Return the newest version ahead of the fleet's that is reported by half of the ready workers that report any."""
     named = Counter(_named(worker) for worker in workers if worker.state == "ready")
     del named[None]
     many = [

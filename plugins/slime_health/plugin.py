@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 #: Longest time to the next probe while a verdict is near.
 _SOON_S = 1.0
-#: Shortest time between the begins of two looks: a thousand workers that fail at once cause no burst of probes.
+#: Shortest time between the starts of two looks: a thousand workers that fail at once cause no burst of probes.
 _APART_S = 0.005
 
 

@@ -1,8 +1,8 @@
 """Append-only logs: each change is written before its caller continues.
 
 A kill of the process loses no written record, since the kernel has it. A power cut may lose some, since nothing waits
-for the disk. A file is full at 64 MiB. When half of a full file is removed items, it is rewritten without them. So a
-log has at most about twice the size of its live items, plus one file.
+for the disk. A file is full at 64 MiB. When removed items make up half of a full file, it is rewritten without them.
+So a log has at most about twice the size of its live items, plus one file.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ class RecordLog:
     def _rewrite(
         self, run: Sequence[LogFile], files: Sequence[LogFile], is_needed: Callable[[Any], bool]
     ) -> tuple[LogFile, dict[int, int]]:
-        """Rewrite ``run`` as one file. Return it, and the sizes of the items left out. Thread-safe: changes no LogFile.
+        """Rewrite ``run`` as one file. Return it and the sizes of the items left out. Thread-safe: changes no LogFile.
 
         ``files``: all files. The removal of an item stays as long as some file has the item.
         """

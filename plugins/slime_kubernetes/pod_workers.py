@@ -82,7 +82,7 @@ class PodWorkers:
             del self._joined[uid]
 
     def one_left(self) -> None:
-        """Try the waiting pods again after a pod's worker was removed: one may have the same address."""
+        """Try the waiting pods again after a pod's worker was removed, since they may have the same address."""
         waiting, self._waiting = self._waiting, {}
         for pod in waiting.values():
             self.is_so(pod)

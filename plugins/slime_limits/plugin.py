@@ -94,7 +94,7 @@ class Limits:
         if exchange.request.is_long_work:
             await self._router.read_ahead(exchange, b"rid")  # an abort looks for it
         place = self.slots.take()
-        # From here on the place is always left. A request that is cancelled with its slot just given passes it on.
+        # From here on the place is always left. A request that is cancelled when it gets its slot passes the slot on.
         exchange.on_close(place.leave)
         if not place.held:
             await self._turn(place, exchange)

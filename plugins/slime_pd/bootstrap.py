@@ -27,7 +27,7 @@ def may_be_many(body: bytes) -> bool:
 
 
 def bootstrap_fields(count: int | None, prefill: Worker) -> bytes:
-    """Return the bootstrap fields in JSON: lists for a batch of ``count``; one value each for None, or too many."""
+    """Return the bootstrap fields in JSON: lists for a batch of ``count``; single values for None or too many."""
     host = urlsplit(prefill.url).hostname or ""
     host = f"[{host}]" if ":" in host else host
     port = bootstrap_port(prefill)

@@ -89,7 +89,7 @@ class Breakers:
             self.forget(worker)
 
     def _follow(self, worker: Worker, breaker: Breaker, before: State, how: str = "") -> None:
-        """Set the timer and the hold by the state of ``breaker``. Log the state if it was another one ``before``."""
+        """Set the timer and the hold by the state of ``breaker``. Log the state if it differs from ``before``."""
         if breaker.state != before:
             self._stop_timer(worker)
             if breaker.state == "open":

@@ -47,7 +47,7 @@ class UnderWay:
         self._given = re.compile(f'"rid":"{self._prefix}[0-9a-f]{{12}}"'.encode())
 
     def name(self, exchange: Exchange) -> None:
-        """Remember the rid of ``exchange``, or give it one. Raises BadRequest for a rid that is too long."""
+        """Remember the rid of ``exchange``, or give it one. Raises BadRequest for too long or too many rids."""
         request = exchange.request
         if _has_rid(request):
             self._keep_name(exchange)
@@ -130,7 +130,7 @@ class UnderWay:
 
 
 def _has_rid(request: Request) -> bool:
-    """Return True when the body of ``request``, is a JSON object with a ``rid``, which may be null."""
+    """Return True when the body of ``request`` is a JSON object with a ``rid``, which may be null."""
     if not request.may_have(b"rid"):
         return False
     try:

@@ -37,7 +37,7 @@ async def learn_version(
 ) -> tuple[str | None, bool]:
     """Ask the workers that took an update for its version; None unless all reports are the same.
 
-    True: the update surely brought it: a worker in use had another before. A worker without a version failed.
+    True: the update brought it, since a worker in use had another one. A worker that reports no version has failed.
     """
     said: set[str] = set()
     is_told = False

@@ -120,7 +120,7 @@ class Piece:
 class Updates:
     """The update that pieces belong to now, and the workers that registered meanwhile.
 
-    ``missed`` returns the last call about weights that a worker missed; ``may_be_restarted`` guesses if a taker was.
+    ``missed`` returns the last call about weights that a worker missed; ``may_be_restarted`` guesses about takers.
     """
 
     def __init__(
