@@ -73,7 +73,7 @@ class Pages:
         )
 
     def _is_here(self, value: bytes) -> bool:
-        """Return True for a ``Host`` that no other site's name server can point to this machine."""
+        """Return True for a ``Host`` of an allowed site, or one that no other site's DNS can point to this machine."""
         host = value.decode("latin-1").lower()
         host = host.partition("]")[0][1:] if host.startswith("[") else host.partition(":")[0]
         is_here = host in self._hosts or host.endswith(".localhost") or _is_address(host)

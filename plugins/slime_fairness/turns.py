@@ -136,7 +136,7 @@ class FairThreads:
         self._turns = FairTurns(number)
 
     async def run(self, work: Callable[[], T], client: Hashable) -> T:
-        """Run ``work`` in a thread when it is the turn of ``client``, and return its result. Raises what it raises."""
+        """Run ``work`` in a thread at the turn of ``client``. Returns the result of ``work``, or raises its error."""
         async with self._turns.turn(client):
             done = await anyio.to_thread.run_sync(_behind, work, limiter=self._threads)
         if not isinstance(done, _Raised):

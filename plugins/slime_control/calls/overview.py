@@ -83,7 +83,7 @@ class Overview:
     async def _each(
         self, ask: Callable[[Worker], Awaitable[Found]]
     ) -> tuple[dict[Worker, Found], dict[Worker, str]]:
-        """Ask all workers. Return the answers, and the reasons of missing ones, both in the order of registration."""
+        """Ask the ``_ASKED`` workers. Return the answers and the others' reasons, both in the order of registration."""
         answers: dict[Worker, Found] = {}
         troubles: dict[Worker, str] = {}
         limit = anyio.CapacityLimiter(_AT_ONCE)
