@@ -1,7 +1,7 @@
 """API keys, and the access level that each request needs.
 
-The access level depends on the raw path, which is what a worker sees. A forwarded path is data plane only if it equals
-one of the data plane's paths byte for byte. Any other, such as ``/%67enerate``, is control plane.
+The access level of a forwarded request depends on the raw path, which is what a worker sees. The path is data plane
+only if its bytes match a path of the data plane. Any other, such as ``/%67enerate``, is control plane.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _READING = ("GET", "HEAD")
 #: No authentication scheme puts more words than this into one header.
 _MAX_WORDS = 64
 _SEPARATORS = re.compile(rb"[,;]")
-#: Headers in which clients of other servers put a key. The router accepts none there, and removes its own keys.
+#: Headers in which clients of other servers put a key. The router accepts no key there, and removes its own.
 _OTHER_PLACES = frozenset((b"x-api-key", b"api-key", b"cookie", b"proxy-authorization"))
-#: The core's own routes that need no key, for orchestrators, and those that any user may read.
+#: Routes of the core that need no key, for orchestrators, and routes that any user may read.
 _PUBLIC_PATHS = frozenset(("/health", "/liveness", "/readiness"))
 _USER_PATHS = frozenset(("/weight_version",))
 
@@ -89,8 +89,8 @@ class NamedKey:
 
 
 class Keys:
-    """The router's keys. Without an admin key or named key, the traffic key opens control too. With one, traffic needs
-    a key only if there is a traffic key. ``closed``: control is closed without such keys too: a token opens it.
+    """The router's keys. Traffic needs a key only if there is a traffic key. The traffic key opens control too, unless
+    there is an admin key or a named key, or control is ``closed``: then a token opens it.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Keys:
         """Return the caller that ``headers`` authenticate, and the headers without the router's keys.
 
         Each key is compared with all of the router's, in constant time. It authenticates as ``Bearer`` only. It is
-        removed under any scheme, among other words, and from other headers.
+        removed under any scheme, among other words, and from the headers in ``_OTHER_PLACES``.
         """
         caller = self._anybody
         rest = headers

@@ -109,7 +109,7 @@ def _refusal(url: str, address: str, target: _Target) -> BadRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Pattern:
-    """One value of ``--allow-worker``: a ``network``, a ``name``, or neither (any host). ``exact``: no wildcards."""
+    """One value of ``--allow-worker``: a ``network``, a ``name``, or neither (any host). ``exact``: a literal name."""
 
     scheme: str | None
     port: int | None
@@ -156,7 +156,7 @@ class _Pattern:
         return True
 
     def explicitly_allows(self, target: _Target, address: Address | None) -> bool:
-        """Return True when the pattern allows ``target`` at the reserved ``address``: by exact name, or by network."""
+        """Return True when the pattern allows ``target`` at a reserved ``address``: by exact name or network."""
         if not self._fits(target):
             return False
         if self.exact is not None:
@@ -172,9 +172,9 @@ class _Pattern:
 
 @dataclass(frozen=True, slots=True)
 class WorkerAddresses:
-    """The addresses that workers may have: those of ``patterns``, or without patterns all but the reserved ones.
+    """The addresses that workers may have: those of ``patterns``, or all without patterns.
 
-    ``own``: host and port at which the router itself listens.
+    Only an explicit pattern allows a reserved address. ``own``: host and port at which the router itself listens.
     """
 
     patterns: tuple[_Pattern, ...] = ()
@@ -195,7 +195,7 @@ class WorkerAddresses:
         self._check_own(url, target.port, target.address)
 
     def _check_own(self, url: str, port: int, address: Address | None) -> None:
-        """Raise BadRequest for the router's own address: its requests would go round for ever."""
+        """Raise BadRequest for the router's own address: it would forward requests to itself in a loop."""
         if self.own is None or self.own[1] != port or address is None:
             return
         listens = _literal(self.own[0])
@@ -203,7 +203,7 @@ class WorkerAddresses:
             raise BadRequest(f"worker {url} is this router itself")
 
     async def admit(self, url: str) -> None:
-        """Check ``url``, and the addresses to which its name resolves, if it does already. Raises BadRequest."""
+        """Check ``url``, and the addresses to which its name resolves, if any yet. Raises BadRequest."""
         self.check(url)
         target = _Target.of(url)
         if target.address is not None:

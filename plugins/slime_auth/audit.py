@@ -21,7 +21,7 @@ _ROLES = {Level.ADMIN: "admin", Level.TRAFFIC: "user", Level.OPEN: None}
 
 @contextmanager
 def audited(decision: AuthDecision, scope: Scope, send: Send) -> Iterator[Send]:
-    """Yield the ``send`` to answer with, and log a line when the block ends, also by an error.
+    """Yield the ``send`` to answer with, and log a line when the block ends, also after an error.
 
     The line has no key, token, query or body. It is JSON in ASCII, so no caller can forge a line.
     """

@@ -1,7 +1,7 @@
-"""Protection of a router without keys from web pages: the programs of its machine may use it, pages in browsers not.
+"""Protection of a router without keys from web pages: programs on its machine may use it, web pages may not.
 
 A page of any site can send requests to 127.0.0.1 without reading the answers (an image, a form, ``fetch`` with
-``no-cors``). It can read them if the site's own name resolves to 127.0.0.1 (DNS rebinding).
+``no-cors``). The page can read them if the site's own name resolves to 127.0.0.1 (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Pages:
         )
 
     def _is_here(self, value: bytes) -> bool:
-        """Return True for a ``Host`` that no other site's name server can point to this machine."""
+        """Return True for a ``Host`` of an allowed site, or one that no other site's DNS can point to this machine."""
         host = value.decode("latin-1").lower()
         host = host.partition("]")[0][1:] if host.startswith("[") else host.partition(":")[0]
         is_here = host in self._hosts or host.endswith(".localhost") or _is_address(host)

@@ -47,7 +47,7 @@ class ControlPlane:
 
     @property
     def closed(self) -> bool:
-        """True when control needs a key or a token."""
+        """True when a named key or a provider closes control."""
         return bool(self.keys) or self.provider is not None
 
     def tokens(self) -> Tokens | None:
@@ -55,7 +55,7 @@ class ControlPlane:
         return None if self.provider is None else Tokens(self.provider, self.audience, self.roles)
 
 
-#: The value without any of these flags.
+#: The settings without any of these flags.
 CONTROL_PLANE_OPEN = ControlPlane()
 
 

@@ -69,7 +69,7 @@ class SigningKeys:
         self._asking = anyio.Lock()
 
     async def find(self, kid: str) -> Jwk | None:
-        """Return the key ``kid``, or None if the provider has no such key. Raises KeysUnavailable."""
+        """Return the key ``kid``, or None if the keys fetched last do not include it. Raises KeysUnavailable."""
         held = kid in self._keys and self._age_s(self._fetched_at) <= _USABLE_S
         if self._is_due(kid) and not (held and self._asking.locked()):  # a valid key waits for no fetch
             async with self._asking:

@@ -39,7 +39,7 @@ class Settings:
         return self.api_key is not None or self.admin_api_key is not None or self.control_plane.closed
 
     def guard(self, own: Iterable[tuple[re.Pattern[str], bool]]) -> Guard | None:
-        """Return the guard of all requests, or None when no key, provider or audit log is set. ``own`` is Guard's.
+        """Return the guard of all requests, or None when no key, provider or audit log is set. ``own``: see Guard.
 
         Raises SettingsError.
         """

@@ -22,9 +22,9 @@ _ALGORITHMS = {
     "PS256": ("RSA", None), "PS384": ("RSA", None), "PS512": ("RSA", None),
     "ES256": ("EC", "P-256"), "ES384": ("EC", "P-384"), "ES512": ("EC", "P-521"), "EdDSA": ("OKP", "Ed25519"),
 }  # fmt: skip
-#: Clocks may differ by so many seconds.
+#: Seconds by which clocks may differ.
 _LEEWAY_S = 30
-#: Claims in which providers put the roles of a caller, and its name.
+#: Claims in which providers put the roles of a caller, and the caller's name.
 _ROLE_CLAIMS = ("roles", "role", "groups", "group")
 _NAME_CLAIMS = ("sub", "email", "preferred_username")
 

@@ -20,7 +20,7 @@ __all__ = ["ControlFailed", "RouterClient"]
 
 
 class ControlFailed(Exception):
-    """A call that failed at all workers, or that the router refused. ``answer``: its JSON object, or empty."""
+    """A call that failed at all workers, or that the router refused. ``answer``: the answer's JSON object, or empty."""
 
     def __init__(self, status: int, message: str, answer: dict[str, Any]) -> None:
         super().__init__(f"{status}: {message}")
@@ -31,7 +31,7 @@ class ControlFailed(Exception):
 class RouterClient:
     """An asynchronous client of the router. Methods return the router's answer.
 
-    Its ``"success"`` is false when some workers failed. Methods raise ControlFailed and httpx.TransportError.
+    The answer's ``"success"`` is false when some workers failed. Methods raise ControlFailed and httpx.TransportError.
     ``timeout_s`` should exceed the router's ``--control-timeout-s``. ``api_key``: the router's ``--admin-api-key``.
     """
 
@@ -75,7 +75,7 @@ class RouterClient:
     async def paused(
         self, mode: Literal["abort", "retract", "in_place"] = "abort"
     ) -> AsyncIterator[RouterClient]:
-        """Pause generation within the block. It continues after the block, an error or a cancellation.
+        """Pause generation within the block. Generation continues after the block, an error or a cancellation.
 
         Outside an ``async with`` block of the client itself, the client is closed at the end.
         """
@@ -93,7 +93,7 @@ class RouterClient:
     async def update_weights_from_disk(
         self, model_path: str, *, weight_version: str | None = None, **fields: Any
     ) -> dict[str, Any]:
-        """Load weights from a directory that all workers can read. Without a version the router asks them for it."""
+        """Load weights from a directory that all workers can read. Without a version, the router asks the workers."""
         if weight_version is not None:
             fields["weight_version"] = weight_version
         return await self.call("/update_weights_from_disk", model_path=model_path, **fields)

@@ -20,7 +20,7 @@ OnPause = Callable[[bool], None]
 class ControlEvents(Protocol):
     """Pauses and aborts on their way through the router; the component ``"control_events"``.
 
-    ``paused``: a pause was sent to the engines, and none has continued since then.
+    ``paused``: new generations wait, since a pause was sent to the engines.
     """
 
     paused: bool
@@ -36,7 +36,7 @@ class PendingAborts(Protocol):
     async def settled(self, worker: Worker, exchange: Exchange) -> None:
         """Return when ``worker`` has answered the aborts pending now, after two seconds at the latest.
 
-        Raises Aborted when ``exchange``, which waits for this, was aborted or its client disconnected meanwhile.
+        Raises Aborted when ``exchange`` was aborted, or its client has disconnected.
         """
         ...
 

@@ -47,7 +47,7 @@ class Fleet:
         self._suspended: dict[Worker, set[str]] = {}
 
     def worker_changed(self, worker: Worker, change: WorkerChange) -> None:
-        """Forget what ``worker`` missed when it registers or leaves. Note its quarantine: it may restart."""
+        """Forget the missed calls of a ``worker`` that registers or leaves. Note a quarantine: it may restart."""
         if change == "quarantined":
             self._pieces.updates.doubted(worker)
         elif change in ("added", "removed"):
@@ -126,7 +126,7 @@ class Fleet:
         """Note for each worker that it took or missed ``call``. Returns the workers that may be readmitted.
 
         A uniform failure leaves the workers consistent, so nothing is noted. Exceptions are pieces of an update, and
-        calls about weights to some workers only. Even then, a worker with no part of the update missed nothing.
+        calls about weights to some workers only. Even then, a worker without any part of the update missed nothing.
         """
         caught_up: list[Worker] = []
         is_update = call.is_update
@@ -166,7 +166,7 @@ class Fleet:
         return has_weights or bool(cleared)
 
     def _set_aside(self, call: Call, worker: Worker, number: int, answer: Answer) -> None:
-        """Keep new requests from ``worker``. It failed ``call``, which is no piece and others may have taken."""
+        """Hold ``worker``, which failed ``call``. The call is no piece, and other workers may have taken it."""
         assert call.misses is not None  # narrowing
         reason = f"{call.path} failed: {answer.trouble}"
         is_update = call.is_update
@@ -189,7 +189,7 @@ class Fleet:
         return [worker for worker in workers if not worker.in_use or worker.weight_version not in known]
 
     def _set_renamed_aside(self, unlike: Iterable[Worker], answers: Answers, number: int) -> None:
-        """Hold the workers ``unlike`` the fleet that took its new name: the version that they report proves nothing."""
+        """Hold the workers ``unlike`` the fleet that took the new version name: their reports now prove nothing."""
         for worker in unlike:
             if answers[worker].trouble is None and self._missed.weights_of(worker) is None:
                 reason = "it had other weights than the fleet when they were renamed"
@@ -206,7 +206,7 @@ class Fleet:
                 )
 
     def _set_newcomers_aside(self, told: Mapping[Worker, bytes], version: str, number: int) -> None:
-        """Hold the workers without ``version`` that registered, or did so again, during an update for all."""
+        """Hold the workers without ``version`` that registered (first or again) during an update for all."""
         for worker in self._router.pool:
             is_new = worker not in told or self._pieces.updates.joined_since(worker, number)
             if is_new and worker.weight_version != version:
@@ -240,7 +240,7 @@ def _status(answers: Answers, succeeded: int) -> int:
         return HTTPStatus.OK
     if succeeded:
         return HTTPStatus.MULTI_STATUS
-    # A status common to all is probably the caller's error. slime's client would repeat a 502 sixty times.
+    # A 4xx or 504 from all workers is passed on: slime's client would repeat a 502 sixty times.
     statuses = {answer.status for answer in answers.values()}
     common = statuses.pop() if len(statuses) == 1 else None
     refused = common is not None and (400 <= common < 500 or common == HTTPStatus.GATEWAY_TIMEOUT)

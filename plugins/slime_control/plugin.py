@@ -49,8 +49,8 @@ def make_plugin(options: argparse.Namespace) -> Control:
 
 
 class Control:
-    """The control plane. It answers calls in ``pre_request``, after all other plugins. So they see each call as they
-    see a proxied request, and its outcome when the exchange ends.
+    """The control plane. It answers calls in ``pre_request``, after all other plugins. So the other plugins see each
+    call like a proxied request, and the call's outcome when the exchange ends.
     """
 
     under_way: UnderWay  # from setup on
@@ -179,7 +179,7 @@ class Control:
 
     @hookimpl
     def attempt_failed(self, worker: Worker, request: Request, error: HTTPError | None) -> None:
-        """Abort ``request`` at ``worker``, since nobody will read the answer."""
+        """Abort ``request``, unless ``worker`` was unreachable: nobody will read the answer."""
         if not isinstance(error, WorkerUnreachable):
             self._abort(worker, request)
 
@@ -204,7 +204,7 @@ class Control:
     async def _pass(self, exchange: Exchange) -> Reply | None:
         """Wait until generation continues. Returns the answer to a ``/generate`` that is aborted meanwhile, else None.
 
-        Raises Paused, ShuttingDown, BadRequest, and Aborted for any other request that is aborted.
+        Raises Paused, ShuttingDown, BadRequest, and Aborted for other aborted requests or one of too many sequences.
         """
         assert self._router is not None  # narrowing: there while the router serves
         try:

@@ -54,7 +54,7 @@ class Rollouts:
         return len(self._conversations) * (1 + len(FOLLOW_UPS))
 
     async def run(self) -> None:
-        """Play them. Raises an ExceptionGroup of Refused and httpx.HTTPError."""
+        """Play all conversations. Raises an ExceptionGroup of Refused and httpx.HTTPError."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._update_weights)
             for conversation in self._conversations:

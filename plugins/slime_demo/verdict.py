@@ -21,7 +21,7 @@ _PROMPT = -1
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first ``position`` at which the text of ``session``, tokenised again, differs; token ids from there on."""
+    """The first ``position`` at which the retokenised text of ``session`` differs, and both lists of ids from there."""
 
     session: str
     position: int
@@ -66,7 +66,7 @@ def expected(turns: Sequence[Entry], decode: Decode) -> dict[str, list[Any]]:
 
 
 def _kept(turn: Entry, later: Sequence[int], decode: Decode) -> int:
-    """Count the tokens sampled in ``turn`` that ``later`` keeps: all, or all but a tail that its text does not show.
+    """Count the tokens sampled in ``turn`` that ``later`` keeps: all, or all but a tail that the turn's text lacks.
 
     A model may end with ``<|endoftext|>`` where the template has ``<|im_end|>``, and the length limit may cut a
     character. Each leaves such a tail. Raises ValueError when other tokens were not kept.

@@ -18,7 +18,7 @@ ESCAPED = re.compile(rb"\\.", re.DOTALL)
 _MAX_DEPTH = 1024
 #: Least bytes of a string that is read by itself.
 _LONG_STRING = 1 << 18
-#: Bytes of the longest escape (a surrogate pair), and of what is searched for a place without one.
+#: Bytes of the longest escape (a surrogate pair), and bytes searched for a place without an escape.
 _ESCAPE = 12
 _SEARCHED = 1 << 12
 
@@ -61,7 +61,7 @@ class Scan:
         self._strings: list[tuple[int, int]] = []
 
     def next_cut(self, start: int) -> Generator[None, None, Cut]:
-        """The cut after ``start``, where a piece begins. Raises InvalidJson."""
+        """Return the first cut after ``start``, where a piece begins. Raises InvalidJson."""
         self._kept, self._values, self._commas = len(self._open), 0, 0
         self._strings = []
         position = start
@@ -138,7 +138,7 @@ def _long_string(body: bytes, begin: int, end: int) -> list[tuple[int, int]]:
 
 
 def no_escape(body: bytes | memoryview, place: int, end: int) -> int | None:
-    """Return the first place from ``place`` on, in a string, that cuts neither an escape nor a character in two."""
+    """Return the first place from ``place`` on, in a string, that cuts no escape or character; None if none is near."""
     near = bytes(body[place - _ESCAPE : min(place + _SEARCHED, end)])
     for at in range(_ESCAPE, len(near)):
         if near[at] & 0xC0 != 0x80 and near.find(b"\\", at - _ESCAPE, at) < 0:

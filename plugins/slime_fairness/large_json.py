@@ -26,12 +26,12 @@ __all__ = ["InvalidJson", "TooManyValues", "as_numpy", "dump", "parse"]
 
 #: Bytes of a piece. Ids take 0.3 ms, the worst case 1.5 ms.
 _PIECE = 1 << 14
-#: The number of strings, lists and objects that every document may have, and the most for the largest. In between, a
-#: document may have one per ``_BYTES_PER_VALUE`` bytes, since each takes some hundred bytes in Python.
+#: Any document may have ``_FEW_VALUES`` strings, lists and objects, and none may have more than ``_MAX_VALUES``. In
+#: between, it may have one per ``_BYTES_PER_VALUE`` bytes, since each takes some hundred bytes in Python.
 _FEW_VALUES, _MAX_VALUES, _BYTES_PER_VALUE = 1 << 16, 1 << 18, 32
 #: Least length of a list of integers that becomes an array.
 _LONG_LIST = 1 << 12
-#: The key of what was open before a piece. It is random, so that no client can put it into a document.
+#: The key, in a continued object, of the container that continues in it. Being random, no client can send it.
 _OPEN = token_hex(16)
 _SPACE = b" \t\r\n"
 _SPACES = re.compile(rb"[ \t\r\n]*")
@@ -49,8 +49,8 @@ def parse(
 ) -> Generator[None, None, Any]:
     """Read ``body`` in pieces of some ``piece`` bytes; the value returned is what orjson would make of it.
 
-    But with ``packs`` a long list of integers is an ``array("i")``, with a ninth of the memory. Raises InvalidJson;
-    if it ``is_limited``, TooManyValues for a document that would take many times its own memory.
+    But with ``packs`` a long list of 32-bit integers is an ``array("i")``, with a ninth of the memory. Raises
+    InvalidJson; if ``is_limited``, also TooManyValues for a document that would take many times its own memory.
     """
     most = min(max(_FEW_VALUES, len(body) // _BYTES_PER_VALUE), _MAX_VALUES) if is_limited else None
     cuts = yield from _cuts(body, piece, most)
@@ -81,7 +81,7 @@ def _cuts(body: bytes, piece: int, most: int | None) -> Generator[None, None, li
 
 
 def dump(value: dict[str, Any]) -> Generator[None, None, bytes]:
-    """Write ``value`` in pieces; fields may be arrays of ids or lists of those. Raises orjson.JSONEncodeError."""
+    """Write ``value`` in pieces; fields may be arrays of ids or lists of such arrays. Raises orjson.JSONEncodeError."""
     written: list[bytes] = []
     for key, item in value.items():
         written += [b"," if written else b"{", orjson.dumps(key), b":"]
@@ -110,7 +110,7 @@ def _dump_ids(ids: array[int] | npt.NDArray[np.int32], written: list[bytes]) -> 
 
 @dataclass(slots=True)
 class _Container:
-    """A list or object that is not closed yet; ``key`` leads to it from the one around it."""
+    """A list or object that is not closed yet; ``key``: its place in the container around it."""
 
     value: Any
     key: Any = None
@@ -126,7 +126,7 @@ class _Container:
 
 
 class _Document:
-    """The values of the pieces, put together. ``whole`` is complete after the last one."""
+    """The values of the pieces, put together. ``whole`` is complete after the last piece."""
 
     def __init__(self, *, packs: bool) -> None:
         self.whole: Any = None
@@ -156,7 +156,7 @@ class _Document:
             before = place + 1
 
     def _read(self, piece: memoryview, cut: Cut, first: int) -> Any:
-        """Parse ``piece`` as part of the open container number ``first``, with parts of those inside it."""
+        """Parse ``piece`` as part of the open container number ``first``, with parts of the containers inside it."""
         if not self._is_first and (not self._open or _outermost(piece)[0] in (b"]", b"}", b"")):
             raise InvalidJson("a comma in a wrong place")
         if cut.kept + len(cut.opened) and _outermost(piece)[1] in (b"[", b"{", b""):
@@ -172,7 +172,7 @@ class _Document:
             raise InvalidJson(str(error)) from None
 
     def _merge(self, first: int, made: Any) -> None:
-        """Put ``made`` into the open containers from ``first`` on. A part's first item is the part of the next one.
+        """Put ``made`` into the open containers from ``first`` on. Each part begins with the part of the next one.
 
         The innermost container comes first: its key may be repeated later in the piece, with another value.
         """
@@ -206,7 +206,7 @@ class _Document:
             self.whole = value
 
     def _enter(self, before: memoryview, strings: Mapping[str, str]) -> None:
-        """Open the next container. ``before``: the piece from the bracket before its own, or from the start."""
+        """Open the next container. ``before``: the bytes from the last bracket (or the start) to its own bracket."""
         if not self._open:
             self._open.append(_Container(self.whole))
             return
@@ -219,7 +219,7 @@ class _Document:
 
 
 def _outermost(piece: memoryview) -> tuple[bytes, bytes]:
-    """The first and the last byte that is no space."""
+    """Return the first and the last byte that is no space; both empty if there is none."""
     spaces = _SPACES.match(piece)
     start, end = spaces.end() if spaces is not None else 0, len(piece)
     while end > start:
@@ -231,7 +231,7 @@ def _outermost(piece: memoryview) -> tuple[bytes, bytes]:
 
 
 def _key_before(text: bytes) -> Any:
-    """The key of the object whose value begins behind ``text``."""
+    """Return the key whose value begins behind ``text``."""
     text = text.rstrip(_SPACE).removesuffix(b":").rstrip(_SPACE)
     start = ESCAPED.sub(b"  ", text).rfind(b'"', 0, -1)
     return orjson.loads(text[start:])
@@ -249,7 +249,7 @@ def _as_ids(values: list[Any] | array[int]) -> array[int] | None:
 
 
 def _packed(value: Any) -> Any:
-    """``value`` with arrays in the place of its long lists of integers."""
+    """Return ``value`` with arrays in place of its long lists of integers."""
     whole = [value]
     containers: list[Any] = [whole]
     while containers:

@@ -49,7 +49,7 @@ class FairTurns:
         return Breaks(self, client)
 
     async def run(self, steps: Generator[None, None, T], client: Hashable) -> T:
-        """Run ``steps`` on the event loop, each in a turn. With one place, an iteration of the loop runs one step.
+        """Run ``steps`` on the event loop, each in a turn. With one place, one iteration of the loop runs one step.
 
         Returns what ``steps`` returns.
         """
@@ -113,7 +113,7 @@ class _Turn:
 
 
 class Breaks:
-    """Pauses in long work, one after some milliseconds of it."""
+    """Pauses in long work, one after each ``_AT_ONCE_S`` of work."""
 
     def __init__(self, turns: FairTurns, client: Hashable) -> None:
         self._turns = turns
@@ -136,7 +136,7 @@ class FairThreads:
         self._turns = FairTurns(number)
 
     async def run(self, work: Callable[[], T], client: Hashable) -> T:
-        """Run ``work`` in a thread when it is the turn of ``client``, and return its result. Raises what it raises."""
+        """Run ``work`` in a thread at the turn of ``client``. Returns the result of ``work``, or raises its error."""
         async with self._turns.turn(client):
             done = await anyio.to_thread.run_sync(_behind, work, limiter=self._threads)
         if not isinstance(done, _Raised):
@@ -158,8 +158,8 @@ class _Raised(NamedTuple):
 
 
 def _behind(work: Callable[[], T]) -> T | _Raised:
-    """Run ``work`` in this thread, at a lower priority than the event loop's thread."""
-    if sys.platform == "linux":  # elsewhere it would be the priority of the whole process
+    """Run ``work`` in this thread, on Linux at a lower priority than the event loop's thread."""
+    if sys.platform == "linux":  # elsewhere this would set the priority of the whole process
         os.setpriority(os.PRIO_PROCESS, 0, _NICE)
     try:
         return work()

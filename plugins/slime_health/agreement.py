@@ -20,7 +20,7 @@ def is_torn(worker: Worker) -> bool:
 def agreed(workers: Iterable[Worker]) -> str | None:
     """Return the one version that the workers name; None when they name several, or none.
 
-    Only ready workers count. Without any, stale ones count, except those whose weights were never updated.
+    Only ready workers count. If none is ready, stale ones count, except those whose weights were never updated.
     """
     there = list(workers)
     named = {_named(worker) for worker in there if worker.state == "ready"}
@@ -30,7 +30,7 @@ def agreed(workers: Iterable[Worker]) -> str | None:
 
 
 def newer_than_the_fleet(workers: Iterable[Worker], weights: WeightVersions) -> str | None:
-    """Return the newest version ahead of the fleet's that half of the ready workers name, not counting silent ones."""
+    """Return the newest version ahead of the fleet's that is reported by half of the ready workers that report any."""
     named = Counter(_named(worker) for worker in workers if worker.state == "ready")
     del named[None]
     many = [

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 __all__ = ["NamedVersion", "named_in"]
 
-#: As SGLang writes it. Inside a JSON string the quotes would be escaped, so no text of a client looks like it.
+#: The key as SGLang writes it. Inside a JSON string the quotes would be escaped, so no client's text matches.
 _KEY = b'"weight_version":'
 _VALUE = re.compile(rb'\s*(?:"([^"\\]{1,256})"|(\d{1,256}))')
-#: Bytes at the end of a piece that are searched.
+#: Most bytes that are searched, at the end of a piece.
 _MOST = 1 << 18
 _EVENT = b"data:"
 #: Once a version was found in an unstreamed answer, larger pieces than this are not searched: they hold logprobs and
@@ -27,10 +27,10 @@ def named_in(piece: bytes, expected: bytes) -> str | None:
 
 
 class NamedVersion:
-    """A tap that calls ``named`` with the last version of an answer, at its end or wherever it breaks.
+    """A tap that calls ``named`` with the last version of an answer, when the answer ends or breaks off.
 
-    It keeps the last piece that names a version. A version that is cut between two pieces is missed. ``named`` is not
-    called for the ``expected`` version.
+    The tap keeps the last piece that names a version. A version that is cut between two pieces is missed. ``named`` is
+    not called for the ``expected`` version.
     """
 
     __slots__ = ("_expected", "_named", "_piece", "_place")

@@ -14,14 +14,14 @@ from router_core.errors import WorkerBroke, WorkerUnreachable
 __all__ = ["AS_STARTED", "Fit", "Judge", "Unwell", "Weight", "fit", "weight"]
 
 #: Weight of a failure. ``firm``: the connection was refused, or a probe got an error status; only a good probe clears
-#: it. ``soft``: the answer broke; any later answer clears it. ``silent``: no answer came; no failure if the worker
+#: it. ``soft``: the answer broke; any later answer clears it. ``silent``: no answer came; not counted if the worker
 #: answered other traffic meanwhile. ``none``: not the worker's fault.
 Weight = Literal["firm", "soft", "silent", "none"]
 
 #: ``ahead``: an update is under way, and has come to this worker before it was announced.
 Fit = Literal["same", "ahead", "other"]
 
-#: SGLang's version until its weights are updated for the first time: it is ahead of no other.
+#: SGLang's version of weights that were never updated: it is ahead of no other version.
 AS_STARTED = "default"
 #: Errors of a router without a free socket or port: they say nothing about the worker.
 _OUR_LACK = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL))
@@ -100,7 +100,7 @@ class Judge:
         return self.successes >= self.success_threshold
 
     def failed(self, proof: Weight, *, began: float, now: float, heard: float) -> bool:
-        """Count a failure of an attempt that began at ``began``; ``heard``: its last traffic. True: quarantine it."""
+        """Count a failure of an attempt begun at ``began``. ``heard``: time of the last traffic. True: quarantine."""
         if proof == "none" or (proof == "silent" and heard >= began):
             return False
         if heard > self._failed_at:

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 #: Longest time to the next probe while a verdict is near.
 _SOON_S = 1.0
-#: Two looks at workers begin at least so far apart: a thousand that fail at once cause no burst of probes.
+#: Shortest time between the starts of two looks: a thousand workers that fail at once cause no burst of probes.
 _APART_S = 0.005
 
 
@@ -106,7 +106,7 @@ class Health:
 
     @hookimpl
     async def on_weight_update(self, update: WeightUpdate) -> None:
-        """Look at all workers soon: some may come back. Only a known version reveals a later restart of the others."""
+        """Look at all workers soon: some may come back. Later restarts show only if the version before is known."""
         if self._router is not None:
             self._versions.moved(self._router, update)
         for watch in self._watches.values():
@@ -167,7 +167,7 @@ class Health:
         await self._versions.heard(watch, said, is_probed=True)
 
     def _excused(self, error: HTTPError, began: float) -> bool:
-        """Return True when a healthy engine may fail a probe begun at ``began``: control calls excuse it."""
+        """Return True when a pause or a control call may be why a probe begun at ``began`` failed."""
         return isinstance(error, WorkerTimeout | Unwell) and self._versions.in_quiet_period(began)
 
     # Verdicts.

@@ -19,8 +19,8 @@ _MAX_INFO_BYTES = 1 << 20
 
 
 class Probe:
-    """One look, on connections apart from those of traffic. If the worker keeps the first one open, all requests go
-    over it, and so to one process. All are closed at the end. ``timeout_s``: the deadline of each answer.
+    """One look, on connections apart from those of traffic. If the worker keeps the first connection open, all requests
+    use it, and so reach one process. All connections are closed at the end. ``timeout_s``: the deadline of each answer.
     """
 
     def __init__(self, router: Router, worker: Worker, timeout_s: float) -> None:
@@ -44,7 +44,7 @@ class Probe:
             raise Unwell(f"it answered {endpoint} with {status}")
 
     async def weight_version(self) -> str | None:
-        """The version of its weights; None when it does not say. Raises HTTPError."""
+        """Return the version of the worker's weights; None when it names no version. Raises HTTPError."""
         if self._worker.passthrough:
             return None
         for path in ("/model_info", "/get_model_info"):  # the second: older engines
@@ -60,7 +60,7 @@ class Probe:
         return version_named(about.get("weight_version")) if isinstance(about, dict) else None
 
     async def _get(self, path: str, max_bytes: int) -> tuple[int, bytes]:
-        """Status, and the beginning of the body."""
+        """Return the status and the beginning of the body. Raises HTTPError."""
         try:
             with anyio.fail_after(self._timeout_s):
                 answer = await self._upstream.request("GET", path.encode("ascii"), [])

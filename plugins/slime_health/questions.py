@@ -31,7 +31,7 @@ Heard = Callable[[Watch, str | None, str], Awaitable[bool]]
 class Questions:
     """Asks workers which weights they have, when there is reason to.
 
-    The version in an answer to a client is only a hint, since it may be old: so the worker is asked. At most one
+    The version in an answer to a client may be old, so it is only a reason to ask the worker. At most one
     question to a worker is under way. ``turn_s`` returns the seconds to wait before the next question to any worker.
     """
 
@@ -59,7 +59,7 @@ class Questions:
             self.ask(watch, ANSWERS)
 
     def ask(self, watch: Watch, source: str = PROBES) -> None:
-        """Ask a worker for its weights soon, because of what ``source`` said."""
+        """Ask a worker for its weight version soon; ``source`` gave the reason."""
         watch.doubted = source
         if self.router is not None and not watch.is_asked:
             watch.is_asked = True
@@ -76,7 +76,7 @@ class Questions:
             watch.is_asked = False
 
     async def _asked(self, router: Router, watch: Watch, source: str) -> bool:
-        """Ask the worker. Returns True for news."""
+        """Ask the worker. Returns True for news, or when it must be asked again."""
         worker, judge = watch.worker, watch.judge
         before = standing(router, worker)
         try:

@@ -70,7 +70,7 @@ class Versions:
         return await self.heard(watch, said, source=source, is_probed=False)
 
     async def heard(self, watch: Watch, said: str | None, *, source: str = PROBES, is_probed: bool) -> bool:
-        """Judge the version that a worker has just reported (and its health: ``is_probed``). Returns True for news."""
+        """Judge the version that a worker has just reported. ``is_probed``: it is healthy too. True: it was news."""
         router = self._router
         if router is None or watch.worker not in router.pool:
             return False
@@ -90,7 +90,7 @@ class Versions:
         if not judge.verified:
             watch.claim = None  # its process may be another one
         if said is None and watch.claim is not None:
-            # It names its version only in answers. They come in any order, so an older version is ignored.
+            # The worker names its version only in answers. These come in any order, so an older version is ignored.
             is_late = before is not None and fit(watch.claim, before, weights.past) == "other"
             said = before if is_late else watch.claim
         is_news = before is not None and said != before
@@ -164,8 +164,8 @@ class Versions:
     def _have_moved_since(self, version: str | None) -> bool:
         """Return True when workers moved back to ``version``; False when those with the fleet's version merely left.
 
-        They moved if a worker changed to ``version`` after the last one with the fleet's version was in use, or if
-        workers named the fleet's version and none is left. A version that none ever named was only announced.
+        They moved if a worker changed to ``version`` after the last worker with the fleet's version left, or if workers
+        named the fleet's version and no worker does now. A version that no worker ever named was only announced.
         """
         watches = self._watches.values()
         changed_at = max(
@@ -180,7 +180,7 @@ class Versions:
         )
 
     def moved(self, router: Router, update: WeightUpdate) -> None:
-        """Note that the fleet has moved. Unless only announced, the move vouches for the weights of ready workers."""
+        """Note a move of the fleet. Unless it was only announced, it vouches for the weights of ready workers."""
         self.moves += 1
         self._is_under_way = False
         self._is_named = self._is_named_now()
@@ -232,8 +232,8 @@ class Versions:
     def _is_behind(self, router: Router, watch: Watch, *, is_news: bool) -> bool:
         """Return True when a worker in use is to be set aside, because it has not the fleet's version.
 
-        A worker that names no version or a fresh engine's, as news or after a failure, has restarted. Any other is set
-        aside only if another worker can replace it, and only if its weights are not vouched for since the last move.
+        A worker that names no version or a fresh engine's, as news or after a failure, has restarted. Any other stays
+        if it names no version, if no worker can replace it, or if the last move vouched for it and it has not failed.
         """
         judge, said = watch.judge, watch.worker.said_version
         may_be_anew = is_news or not judge.verified
@@ -244,7 +244,7 @@ class Versions:
         return stands_in(router.pool, watch.worker, router.weights)
 
     def _set_laggards_aside(self, router: Router) -> None:
-        """Hold workers with old weights when half of those that name one are ahead, and none followed in ``lag_s``."""
+        """Hold workers with old weights when half of the workers are ahead, and none has changed for ``lag_s``."""
         if anyio.current_time() < self._changed_at + self._settings.lag_s or self._settings.readmit == "any":
             return
         newest = newer_than_the_fleet(router.pool, router.weights)

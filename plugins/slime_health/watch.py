@@ -18,9 +18,9 @@ JUDGED = ("ready", "quarantined", "stale")
 class Watch:
     """State of the health check of one worker.
 
-    ``woken``: there is news, so the next look is due soon. ``doubted``: the source of a hint that its version is
-    another one, until it is asked; ``is_asked``: a task does so. ``claim``: the version in its last answer, if that was
-    news. ``changed_at``: when it last reported another version than before, without a failure in between.
+    ``woken``: there is news, so the next look is due soon. ``doubted``: the source of a hint that the worker has
+    another version, until a question is sent. ``is_asked``: a task sends it. ``claim``: the version in its last answer,
+    if that was news. ``changed_at``: when the reported version last changed without a failure in between.
     """
 
     __slots__ = (

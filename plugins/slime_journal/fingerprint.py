@@ -1,4 +1,4 @@
-"""A fingerprint of a tokenizer, which differs between tokenizers with different ids."""
+"""A fingerprint of a tokenizer, by which a log refuses the ids of another tokenizer."""
 
 from __future__ import annotations
 

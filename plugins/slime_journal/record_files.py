@@ -67,7 +67,7 @@ class LogDirectory:
 
 
 class Header(NamedTuple):
-    """The first record of a file. The serials of its items begin at ``first``; only ``reader`` can read them.
+    """The first record of a file. The serials of its items begin at ``first``; only ``reader`` can read the file.
 
     The file has the log since the beginning of file ``oldest``, because earlier files may be rewritten into it.
     """
@@ -119,7 +119,7 @@ class LogFiles:
         return self._directory.path / f"{number:08}.{self._kind.name}"
 
     def found(self) -> list[LogFile]:
-        """Return the existing files, oldest first. Remove those that were rewritten into a later one."""
+        """Return the existing files, oldest first. Remove files that were rewritten into a later file."""
         directory = self._directory.path
         for left in directory.glob(f"*.{self._kind.name}.tmp"):
             left.unlink()  # its write was interrupted
@@ -177,7 +177,7 @@ class LogFiles:
                 out.writelines([*header, *content])
                 out.flush()
                 if content:
-                    os.fsync(out.fileno())  # the files that it replaces may be on the disk already
+                    os.fsync(out.fileno())  # a power cut must not lose the replaced files
                 file.size_bytes = out.tell()
             new.replace(file.path)
         except OSError:

@@ -1,8 +1,8 @@
 """Frames: the records of a log as bytes in a file.
 
 A *frame* has the records of one change as msgpack, behind their length, their CRC-32, and a CRC-32 of these two. One
-system call writes it. A killed process leaves at most the beginning of a frame, so a complete head or payload with a
-wrong CRC is damaged.
+system call writes a frame. A killed process leaves at most the beginning of a frame, so a complete head or payload
+with a wrong CRC is damaged.
 """
 
 from __future__ import annotations

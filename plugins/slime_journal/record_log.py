@@ -1,8 +1,8 @@
 """Append-only logs: each change is written before its caller continues.
 
-A kill of the process loses no written record, since the kernel has it. A power cut may, since nothing waits for the
-disk. A file is full at 64 MiB. When half of its items have been removed, it is rewritten without them. So a log has
-about twice the size of its live items, plus one file.
+A kill of the process loses no written record, since the kernel has it. A power cut may lose some, since nothing waits
+for the disk. A file is full at 64 MiB. When removed items make up half of a full file, it is rewritten without them.
+So a log has at most about twice the size of its live items, plus one file.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TRY_AGAIN_S = 60.0
 
 
 class RecordLog:
-    """The log of this ``kind`` in ``directory``. Raises StartupError when another router has it.
+    """The log of this ``kind`` in ``directory``. Raises StartupError when another router has it, or on an OSError.
 
     ``reader``: names what the records depend on, such as a tokenizer; files of another reader are refused.
     Call :meth:`replay` first, then :meth:`append` any number of times, with :meth:`tidy` in the background.
@@ -81,9 +81,9 @@ class RecordLog:
     # Reading, once.
 
     def replay(self, take: Callable[[Any], None]) -> None:
-        """Call ``take`` with all records in order, and open the log for writing. On StartupError it is closed.
+        """Call ``take`` with all records in order, and open the log for writing. Raises StartupError, closing the log.
 
-        Items whose parent was left out of a rewrite are skipped: a later record removes them.
+        Items whose parent was left out of a rewrite are skipped: a later record must remove them.
         """
         there: set[int] = set()
         orphans: set[int] = set()
@@ -212,7 +212,7 @@ class RecordLog:
             self.files[place : place + len(run)] = [fresh]
 
     def _due(self) -> list[LogFile]:
-        """Return a half-dead file, after the files before it that fit into half a file together with it."""
+        """Return a half-dead file after the preceding files that fit into half a file with it; empty if none is."""
         for place, file in enumerate(self.files[:-1]):
             if file.half_dead:
                 begin, size = place, file.live_bytes
@@ -225,7 +225,7 @@ class RecordLog:
     def _rewrite(
         self, run: Sequence[LogFile], files: Sequence[LogFile], is_needed: Callable[[Any], bool]
     ) -> tuple[LogFile, dict[int, int]]:
-        """Rewrite ``run`` as one file. Return it, and the sizes of the items left out. Thread-safe: it only reads sets.
+        """Rewrite ``run`` as one file. Return it and the sizes of the items left out. Thread-safe: changes no LogFile.
 
         ``files``: all files. The removal of an item stays as long as some file has the item.
         """

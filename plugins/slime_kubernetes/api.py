@@ -61,7 +61,7 @@ class _Token(httpx.Auth):
 
 
 class Api:
-    """The pods with ``labels``. Raises httpx.HTTPError, OSError, Refused, or any other error for an invalid answer."""
+    """The pods with ``labels``. Methods raise httpx.HTTPError, OSError, Refused, or any error for an invalid answer."""
 
     def __init__(self, settings: Settings, labels: Mapping[str, str]) -> None:
         where = "" if settings.namespace is None else f"/namespaces/{settings.namespace}"

@@ -27,8 +27,8 @@ class PodWorkers:
 
     ``joined`` has the kind and address of each registered pod. A pod is registered once per address, so a worker that
     an operator removes stays removed. A worker is ours while its labels have the uid of a pod; another registration
-    takes the label away. Pods with one of the ``taken`` sets of labels belong to another kind. Addresses are reused,
-    and a pod's end may be reported after the start of the next pod. A pod whose address is taken waits.
+    removes the label. Pods with one of the ``taken`` sets of labels belong to another kind. Addresses are reused, and
+    a pod's end may be reported after the next pod's start. So a pod waits while another pod's worker has its address.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class PodWorkers:
             del self._joined[uid]
 
     def one_left(self) -> None:
-        """Try the waiting pods again after a pod's worker was removed: its address may be theirs."""
+        """Try the waiting pods again after a pod's worker was removed, since they may have the same address."""
         waiting, self._waiting = self._waiting, {}
         for pod in waiting.values():
             self.is_so(pod)

@@ -60,7 +60,7 @@ class Reflector:
             await anyio.sleep(pause_s * random.uniform(0.5, 1))
 
     async def _round(self) -> str | None:
-        """List the pods if needed, and watch them to the end of the watch. Return what went wrong, or None."""
+        """List the pods if needed, and watch them until the watch ends. Return the failure to log, or None."""
         try:
             async with self._api.session() as client:
                 if self._version is None:

@@ -76,7 +76,7 @@ def _server(environment: Mapping[str, str]) -> str:
 
 
 class _Labelled(argparse.Action):
-    """``key=value ...`` as a dict."""
+    """Parses ``key=value ...`` into a dict."""
 
     def __call__(
         self,

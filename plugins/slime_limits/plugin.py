@@ -94,7 +94,7 @@ class Limits:
         if exchange.request.is_long_work:
             await self._router.read_ahead(exchange, b"rid")  # an abort looks for it
         place = self.slots.take()
-        # From here on the place is always left. A request cancelled as it gets its slot passes the slot on.
+        # From here on the place is always left. A request that is cancelled when it gets its slot passes the slot on.
         exchange.on_close(place.leave)
         if not place.held:
             await self._turn(place, exchange)
@@ -131,7 +131,7 @@ class Limits:
             self._refill = loop.call_later(slots.next_s(), self._refill_in_time, slots)
 
     def _abort(self, prefix: str) -> None:
-        """End the wait of requests whose ``rid`` begins with ``prefix``; of a batch each ``rid`` must."""
+        """End the wait of the requests whose rids all begin with ``prefix``; of all requests if it is empty."""
         for exchange, called in self._waiting.items():
             rid = _document(exchange.request).get("rid")
             names = rid if isinstance(rid, list) and rid else [rid]

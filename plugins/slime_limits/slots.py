@@ -92,7 +92,7 @@ class Slots:
             self.held -= 1
 
     def close(self) -> None:
-        """End all waits, and allow no new ones. Free slots are given as before."""
+        """End all waits, and allow no new ones. Free slots are still given."""
         self.closed = True
         line = list(self._line)
         self._line.clear()

@@ -50,9 +50,9 @@ class Models:
     def __init__(self) -> None:
         self._created = int(time.time())
 
-    @hookimpl(trylast=True)  # others have registered their components
+    @hookimpl(trylast=True)  # after all plugins have registered their components
     def setup(self, router: Router) -> None:
-        """Make the introduction ask for models. Raises SettingsError beside a plugin that records one model's tokens.
+        """Make the introduction ask for models. Raises SettingsError if a plugin records trajectories (of one model).
 
         Raises MissingComponent without a plugin that asks workers.
         """

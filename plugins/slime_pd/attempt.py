@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Attempt", "Pair"]
 
-#: Seconds that a prefill worker may take to end after the decode worker, which needs its KV cache, has answered.
+#: Seconds to wait for the end of the prefill after the decode worker, which needs the KV cache, has answered.
 _OVERDUE_S = 10.0
-#: Seconds to wait for a failure of the prefill worker after a 5xx of the decode worker: it may be the cause.
+#: Seconds to wait for the prefill worker after a 5xx of the decode worker: a failed prefill may be the cause.
 _BLAMED_S = 0.2
 
 
@@ -65,7 +65,7 @@ class Attempt:
         self._failure: tuple[Exchange, Reply | HTTPError] | None = None
 
     async def settled(self, pending_aborts: PendingAborts, *, may_rename: bool) -> None:
-        """Return when the last attempt has ended at these workers, or this one has a new rid.
+        """Return when the last attempt has ended at these workers, or this attempt has a new rid.
 
         An engine may know the rid of an aborted request for some seconds, and refuses another request with it. Once
         there is a reply, the client may know the rid, so it stays. Raises Aborted.
@@ -80,7 +80,7 @@ class Attempt:
             await pending_aborts.settled(worker, self._exchange)
 
     async def run(self, body: bytes, count: int | None = None) -> Reply:
-        """Return the decode worker's reply, merged with the prefill worker's; or a failed one's. Raises HTTPError.
+        """Return the decode worker's reply merged with the prefill worker's, or a failed worker's. Raises HTTPError.
 
         ``count``: the sequences of ``body``, if it is a batch.
         """
@@ -199,7 +199,7 @@ class Attempt:
                 reply.close()
 
     def _merge(self, reply: Reply) -> None:
-        """Merge the prefill worker's fields into ``reply``. The lease on it ends with the last byte."""
+        """Merge the prefill worker's fields into ``reply``. The prefill worker's lease ends with the last byte."""
         prefilled, whole, stream = self._prefilled, reply.body, self._stream
         if whole is not None:
             if prefilled.adds_to(whole):

@@ -15,7 +15,7 @@ from slime_sglang.facts import bootstrap_port
 
 __all__ = ["bootstrap_fields", "may_be_many", "sequences"]
 
-#: JSON that may make one request many sequences: inside a string the quotes would be escaped.
+#: Members that may ask for many sequences. Inside a JSON string the quotes would be escaped.
 _MAYBE_MANY = re.compile(rb'"(?:(?:text|prompt|input_embeds)"\s*:\s*\[|input_ids"\s*:\s*\[\s*\[|n"\s*:)')
 #: Most rooms in a request. A few bytes may ask for any number; then SGLang counts the rooms on from the first.
 _MANY = 1 << 14
@@ -27,7 +27,7 @@ def may_be_many(body: bytes) -> bool:
 
 
 def bootstrap_fields(count: int | None, prefill: Worker) -> bytes:
-    """Return the bootstrap fields of a request in JSON: values for one sequence (None), lists for a batch."""
+    """Return the bootstrap fields in JSON: lists for a batch of ``count``; single values for None or too many."""
     host = urlsplit(prefill.url).hostname or ""
     host = f"[{host}]" if ":" in host else host
     port = bootstrap_port(prefill)

@@ -64,7 +64,7 @@ class Pairs:
         return workers
 
     def _prefill(self, exchange: Exchange, prefills: Sequence[Worker], avoided: Sequence[Worker]) -> Worker:
-        """Choose the prefill worker. A session keeps its own, which has the conversation in its cache."""
+        """Choose the prefill worker. A session keeps its worker, for the KV cache, unless that worker is avoided."""
         session = exchange.session
         worker = self._pool.of_session(session) if session is not None else None
         if worker is None or worker not in prefills or worker.server in avoided:

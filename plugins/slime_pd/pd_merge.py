@@ -15,7 +15,7 @@ __all__ = ["Prefilled", "event_data"]
 
 Meta = dict[str, Any]
 
-#: As it stands in the JSON: inside a string the quotes would be escaped.
+#: The version as JSON shows it. Inside a JSON string the quotes would be escaped.
 _VERSION = re.compile(rb'"weight_version"\s*:\s*("[^"\\]*"|null)')
 _SPANS = b'"weight_versions"'
 _DONE = b"[DONE]"
@@ -62,7 +62,7 @@ class Prefilled:
         return len(told) != 1 or told != self._versions or _SPANS in beginning
 
     def adds_to_stream(self, first: bytes) -> bool:
-        """Do as :meth:`adds_to` for a stream. Of several sequences, later ones may begin after an update."""
+        """Do the same for a stream. Of several sequences, later ones may begin after an update."""
         return (len(self._metas) > 1 and bool(self._versions)) or self.adds_to(first)
 
     def merge(self, body: bytes) -> bytes:
@@ -133,14 +133,14 @@ def _overlaid(first: str, second: str) -> str:
 
 
 def _first_version(meta: Meta) -> object:
-    """Return the version of the weights that sampled the first token; they may have changed since."""
+    """Return the version of the weights that sampled the first token. The weights may have changed since."""
     spans = meta.get("weight_versions")
     first = spans[0] if isinstance(spans, list) and spans else None
     return first["version"] if isinstance(first, dict) and "version" in first else meta["weight_version"]
 
 
 def _tell_first_version(meta: Meta, version: object) -> None:
-    """Note in ``meta`` that the first token has ``version``, the prefill worker's, if the others have another one.
+    """Note in ``meta`` that the first token has ``version``, the prefill worker's, if the decode worker names another.
 
     ``weight_versions``, a list of spans, is SGLang's field for weights that change within a request.
     """

@@ -42,14 +42,14 @@ class Settings:
                 logger.warning("%s has no effect: it is for --pd-disaggregation", flag)
         if settings.enabled and options.worker_urls:
             logger.warning(
-                "--worker-urls has no effect on generations: with --pd-disaggregation they go to those of --prefill"
-                " and --decode"
+                "--worker-urls has no effect on generations: with --pd-disaggregation, generations go to the workers"
+                " of --prefill and --decode"
             )
         return settings
 
 
 def _prefill(words: list[str]) -> tuple[str, int | None]:
-    """``URL [BOOTSTRAP_PORT|none]``. Raises SettingsError."""
+    """Parse ``URL [BOOTSTRAP_PORT|none]``. Raises SettingsError."""
     url, *port = words
     if not port or (len(port) == 1 and port[0].lower() == "none"):
         return _url("--prefill", url), None

@@ -21,7 +21,7 @@ __all__ = ["TEMPORARY", "Ask", "Attempts", "changes_nothing"]
 
 logger = logging.getLogger(__name__)
 
-#: Statuses of a worker after which another one, or the same a little later, may do better.
+#: Statuses after which another worker, or the same worker a little later, may succeed.
 TEMPORARY = frozenset((408, 429, 500, 502, 503, 504))
 
 #: Paths at which a POST changes nothing in an engine.
@@ -39,7 +39,7 @@ Ask = Callable[[Exchange, Request, Collection[Worker], Collection[Worker]], Awai
 
 
 class Attempts:
-    """The attempts of one request; ``outcome`` is the first one's. Between attempts no lease and no reply is held."""
+    """The attempts of one request; ``outcome``: that of the first. Between attempts no lease and no reply is held."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Attempts:
     async def run(self) -> Reply:
         """Return the first good reply, else the last one. Raises HTTPError.
 
-        A plugin may send a request again. Once an exchange has exhausted its attempts, each such call makes one.
+        A plugin may send a request again. Once an exchange has exhausted its attempts, each further call makes one.
         """
         notes = self._exchange.notes
 
@@ -103,7 +103,7 @@ class Attempts:
         return await self._ask(self._exchange, self._request, self._tried, self._failed)
 
     def _others(self) -> bool:
-        """Return True when an untried worker can take the request; for a pair, one of the type that failed."""
+        """Return True when an untried worker, of the type that failed last, can take the request."""
         try:
             workers = self._pool.routable()
         except NoWorker:

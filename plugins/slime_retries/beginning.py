@@ -12,7 +12,7 @@ from router_core.reply import BodySource, Reply
 
 __all__ = ["begun"]
 
-#: An answer up to this length is passed on when all of it is there; larger ones are passed on as they come.
+#: An answer up to this length is passed on when all of it is there; a larger one piece by piece.
 _AWAITED_BYTES = 1 << 20
 
 

@@ -20,10 +20,10 @@ _OWNER = "circuit breaker"
 
 
 class Breakers:
-    """A breaker for each worker that has failed since it last answered, in ``troubled``.
+    """The breakers of the workers whose last failures still count, in ``troubled``.
 
     ``thresholds`` None: no breakers. An attempt is a request, and counts once. A worker gets a breaker only while it is
-    ready: any other gets no requests, or is not up yet.
+    ready: any other worker gets no requests, or is not up yet.
     """
 
     def __init__(self, thresholds: Thresholds | None, pool: WorkerPool) -> None:
@@ -54,7 +54,7 @@ class Breakers:
         self._follow(worker, breaker, before, how)
 
     def answered(self, worker: Worker, attempt: Request, reply: Reply) -> None:
-        """Note the head of ``reply``. A status of 5xx is a failure; any other reply counts at its end."""
+        """Note the head of ``reply``. A 5xx is a failure; any other reply counts at its end, if there is a breaker."""
         if reply.status >= 500:
             self.failed(worker, attempt, f"status {reply.status}")
             self._failing.add(attempt)
@@ -78,7 +78,7 @@ class Breakers:
             del self.troubled[worker]
 
     def forget(self, worker: Worker) -> None:
-        """Drop the breaker of ``worker``, which starts again or was removed."""
+        """Drop the breaker of ``worker``, which was registered, readmitted or removed."""
         if self.troubled.pop(worker, None) is not None:
             self._stop_timer(worker)
             self._pool.release(worker, _OWNER)
@@ -89,7 +89,7 @@ class Breakers:
             self.forget(worker)
 
     def _follow(self, worker: Worker, breaker: Breaker, before: State, how: str = "") -> None:
-        """Set timer, hold and log to the state of ``breaker``, which was ``before``."""
+        """Set the timer and the hold by the state of ``breaker``. Log the state if it differs from ``before``."""
         if breaker.state != before:
             self._stop_timer(worker)
             if breaker.state == "open":

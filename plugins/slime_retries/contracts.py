@@ -12,14 +12,14 @@ __all__ = ["Breaking"]
 
 
 class Breaking(Protocol):
-    """Circuit breakers, for a plugin that asks several workers; the component ``"breakers"``. No worker is a rank."""
+    """Circuit breakers of servers (not ranks), for plugins that ask several workers; the component ``"breakers"``."""
 
     def begin(self, worker: Worker, attempt: Request) -> None:
         """Note that ``attempt`` is about to be sent to ``worker``."""
         ...
 
     def failed(self, worker: Worker, attempt: Request, how: str) -> None:
-        """Note that ``worker`` failed ``attempt``, if no connection error shows it."""
+        """Note a failure of ``attempt`` at ``worker`` that the hook ``attempt_failed`` does not report."""
         ...
 
     def answered(self, worker: Worker, attempt: Request, reply: Reply) -> None:

@@ -25,7 +25,7 @@ __all__ = ["Retrying"]
 class Retrying:
     """A Sender that makes attempts until an answer is good, or the attempts are used up.
 
-    A request that succeeds at once costs next to nothing: ``breakers`` do not even count it if none tracks a failure.
+    A request that succeeds at once costs next to nothing: it is not even counted if no breaker tracks a failure.
     """
 
     def __init__(self, settings: Settings, breakers: Breakers, router: Router, inner: Sender) -> None:
@@ -64,7 +64,7 @@ class Retrying:
         but: Collection[Worker] = (),
         failed: Collection[Worker] = (),
     ) -> Reply:
-        """Make one attempt at any worker ``but`` these; those in ``failed`` had one before. Raises HTTPError."""
+        """Make one attempt at a worker outside ``but``. Workers in ``failed`` had one before. Raises HTTPError."""
         inner, breakers = self._inner, self._breakers
         inner.choose(exchange, but)
         assert exchange.worker is not None  # narrowing: it was chosen

@@ -13,7 +13,7 @@ __all__ = ["Settings", "add_retry_options"]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """``attempts`` includes the first one, as the gateway's ``--retry-max-retries``. ``breaker`` None: no breakers."""
+    """``attempts`` includes the first, like the gateway's ``--retry-max-retries``. ``breaker`` None: no breakers."""
 
     attempts: int = flag(
         "--retry-max-retries", default=5, at_least=1, metavar="N",

@@ -13,7 +13,7 @@ __all__ = ["StateDirectory"]
 
 
 class StateDirectory:
-    """The directory ``path``, locked by this process. Raises StartupError when another process has the lock.
+    """The directory ``path``, locked by this process. Raises StartupError when it cannot be locked or made.
 
     Only the owner may read the file in it, which has the workers' API keys.
     """

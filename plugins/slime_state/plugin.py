@@ -42,7 +42,7 @@ def make_plugin(options: argparse.Namespace) -> State:
 
 
 class State:
-    """Writes the whole state at each change: changes are rare. Without ``path`` it writes nothing."""
+    """Writes the whole state at each change, since changes are rare. Without ``path`` it writes nothing."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -112,7 +112,7 @@ class State:
             self._written = _without_hooks(self._router)
 
     async def _restore(self, router: Router, snapshot: Snapshot) -> None:
-        """Restore ``snapshot`` without its draining workers, and ask each worker that was ready or joining."""
+        """Restore ``snapshot``, except draining workers and refused URLs. Ask workers that were ready or joining."""
         for version in snapshot.versions:
             router.weights.see(version)
         if snapshot.current is not None:

@@ -473,7 +473,7 @@ IDLE = {
     "--prefill-policy bucket": "--prefill-policy has no effect: it is for --pd-disaggregation",
     "--decode-policy random": "--decode-policy has no effect: it is for --pd-disaggregation",
     "--pd-disaggregation --worker-urls http://a:1": "--worker-urls has no effect on generations: with"
-    " --pd-disaggregation they go to those of --prefill and --decode",
+    " --pd-disaggregation, generations go to the workers of --prefill and --decode",
 }
 
 

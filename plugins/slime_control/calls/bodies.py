@@ -25,9 +25,9 @@ __all__ = [
     "offset_bodies",
 ]
 
-#: A larger body is not parsed for its version, since that would block the event loop: the workers are asked.
+#: A larger body is not parsed for the version, since parsing would block the event loop: the workers are asked.
 _PARSED_BYTES = 1 << 20
-#: The base64 of a tensor cannot contain it.
+#: Name of the member with one body per worker. The base64 of a tensor cannot contain quotation marks.
 _NAMED = b'"workers"'
 _DELTA = re.compile(rb'"load_format"[ \t\r\n]*:[ \t\r\n]*"[^"]*delta')
 
@@ -61,12 +61,12 @@ def named_version(request: Request) -> str | None:
 
 
 def names_read(request: Request) -> tuple[bytes, ...]:
-    """Return the members that decide whether the body is parsed: one must be in it. Empty: always parse it."""
+    """Return names of members. The body is parsed only if it contains one of them; if empty, it is always parsed."""
     return (b"workers", b"rank_offset") if len(request.body) > _PARSED_BYTES else ()
 
 
 def begins_update(request: Request) -> bool:
-    """Return True when the request announces an update, and is no piece of it."""
+    """Return True when the request announces an update, and brings no weights itself."""
     if request.path == "/post_process_weights":
         return any(body.get("restore_weights_before_load") is True for body in _each(request))
     return request.path == "/begin_weight_update"
@@ -89,7 +89,7 @@ def _each(request: Request) -> list[dict[str, Any]]:
 
 
 def base_offset(request: Request) -> int | None:
-    """Return the ``rank_offset`` in a body for all workers, which is the first worker's. Raises BadRequest."""
+    """Return the ``rank_offset`` in a body for all workers: the first worker's offset. Raises BadRequest."""
     document = request.json() if request.body else {}
     if not isinstance(document, dict) or "rank_offset" not in document:
         return None
@@ -100,7 +100,7 @@ def base_offset(request: Request) -> int | None:
 
 
 def offset_bodies(base: dict[str, Any], sizes: Sequence[tuple[Worker, int]]) -> dict[Worker, bytes]:
-    """Return ``base`` for each worker: its ranks begin where the previous worker's end. Raises BadRequest."""
+    """Return ``base`` for each worker: the worker's ranks begin where the previous worker's end. Raises BadRequest."""
     bodies = {}
     offset = base["rank_offset"]
     for worker, size in sizes:

@@ -13,12 +13,12 @@ PieceKind = Literal["begin", "weights", "last", "name"]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One endpoint. ``confirmed``: success needs ``{"success": true}``, else a 2xx without ``{"success": false}``.
+    """One endpoint. A 2xx without ``{"success": false}`` is a success; if ``confirmed``, it needs ``"success": true``.
 
     ``is_update``: it changes weights, or is a piece of an update. ``misses``: the kind of call that a worker misses
     when it fails this one while others take it. ``clears``: the kinds of missed calls that this one makes good.
     ``piece``: its role in an update; a piece alone clears nothing.
-    ``prepares``: it fetches the files of the next update. A worker that missed it loads old files with that update.
+    ``prepares``: it fetches the files of the next update. A worker that missed the fetch loads old files then.
     """
 
     path: str
@@ -37,7 +37,7 @@ class Call:
 
     @property
     def moves_weights(self) -> bool:
-        """True when the call changes weights, or is about to."""
+        """True when the call changes weights, or prepares or ends such a change."""
         return self.is_update or self.prepares or self.path.endswith("_weights_update_group")
 
     @property

@@ -37,7 +37,7 @@ _IDENTITY = (b"accept-encoding", b"identity")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A worker's answer. ``status``: 502 or 504 if none came. ``trouble``: the reason of a failure.
+    """A worker's answer. ``status``: 502 or 504 if no answer came. ``trouble``: the reason of a failure.
 
     ``reached`` is False when the call has surely not got to the worker.
     """
@@ -49,16 +49,16 @@ class Answer:
 
     @property
     def is_as_before(self) -> bool:
-        """True when the worker surely kept its weights: it was not reached, or refused the request with a 4xx."""
+        """True when the worker surely kept its weights: not reached, or a 4xx whose answer has no ``success``."""
         return not self.reached or (400 <= self.status < 500 and "success" not in self.content)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the caller's form. ``status`` is always the HTTP status; some engines have a word of that name."""
+        """Return the caller's form. ``status`` is the HTTP status, even if the engine's JSON has a ``status``."""
         told = {"error": self.trouble} if self.trouble is not None else {}
         return {**told, **self.content, "status": self.status}
 
 
-#: No keep-alive: the worker may close an idle connection just as it is used, and a call must not be repeated.
+#: No keep-alive: a worker may close an idle connection while a call is sent on it, and no call may be repeated.
 CONNECTIONS = httpx.Limits(max_connections=None, max_keepalive_connections=0)
 
 
@@ -118,7 +118,7 @@ class FanOut:
             return Answer(502, {}, f"{type(error).__name__}: {error}", reached=False)
         except (
             Exception
-        ) as error:  # uvloop and httpcore raise odd ones when a connection is reset as it opens
+        ) as error:  # uvloop and httpcore raise other types when a connection is reset while it opens
             return Answer(502, {}, f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
         return _judged(call, status, raw)
 
@@ -147,7 +147,7 @@ class FanOut:
         return answer.status_code, bytes(raw)
 
     async def question(self, worker: Worker, *paths: bytes) -> dict[str, Any]:
-        """Return the JSON object of ``worker`` at the first of ``paths`` that it knows; empty if there is none."""
+        """Return the JSON object of ``worker`` at the first of ``paths`` that it knows; empty on any error."""
         try:
             with anyio.fail_after(min(_QUESTION_S, self._timeout_s)):
                 for path in paths:
@@ -186,7 +186,7 @@ class FanOut:
 
 
 def passed_on(headers: Headers) -> Headers:
-    """Return the client's ``headers`` for workers, without those of its own connection. Raises BadRequest."""
+    """Return the client's ``headers`` without ``_OWN`` and without those that Connection names. Raises BadRequest."""
     own = set(_OWN)
     for name, value in headers:
         if name == b"connection":

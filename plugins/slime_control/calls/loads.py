@@ -8,7 +8,7 @@ from router_core.errors import WorkerBroke
 
 __all__ = ["loads_in", "tokens_of"]
 
-#: Tokens in the KV cache, as the new path and the old one call them.
+#: Names of the number of tokens in the KV cache: in ``/v1/loads``, and in ``/get_load``.
 _TOKENS = ("num_used_tokens", "num_tokens")
 
 
@@ -21,7 +21,7 @@ def loads_in(document: Any) -> list[dict[str, Any]]:
 
 
 def tokens_of(loads: list[dict[str, Any]]) -> int:
-    """The tokens that all ranks hold, which is what the SGLang gateway calls the load. Raises WorkerBroke."""
+    """The number of tokens that all ranks hold: the SGLang gateway calls it the load. Raises WorkerBroke."""
     total = 0
     for load in loads:
         count = next((load[name] for name in _TOKENS if name in load), None)

@@ -20,7 +20,7 @@ _SAMPLE = re.compile(
     rb"([0-9A-Za-z.+-]+(?:[ \t]+-?[0-9]+)?)"
 )
 _LABEL = re.compile(rb"[ \t]*([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*(\"(?:[^\"\\]|\\.)*\")[ \t]*(?:,|\Z)")
-#: Suffixes of the names of a metric's samples, by its type.
+#: Suffixes of sample names, by the type of the metric.
 _SUFFIXES = {
     b"histogram": (b"_bucket", b"_sum", b"_count"),
     b"summary": (b"_sum", b"_count"),
@@ -30,7 +30,7 @@ _SUFFIXES = {
 
 @dataclass(slots=True)
 class Family:
-    """One metric. ``about`` has the texts of its HELP and TYPE lines, ``samples`` whole lines with their labels."""
+    """One metric. ``about``: the texts of its HELP and TYPE lines. ``samples``: whole lines, with labels."""
 
     about: dict[bytes, bytes] = field(default_factory=dict)
     samples: list[bytes] = field(default_factory=list)

@@ -1,7 +1,7 @@
 """Paths that would reach one engine of many, and what to do instead.
 
-SGLang's are those of ``http_server.py`` (0.5.15) that steer an engine, or ask for its own state. vLLM's are its
-control endpoints, which SGLang's engines lack. Paths that the router answers itself are in ``endpoints`` and
+SGLang's paths are those of ``http_server.py`` (0.5.15) that steer an engine, or ask for its own state. vLLM's paths
+are its control endpoints, which SGLang's engines lack. Paths that the router answers itself are in ``endpoints`` and
 ``overview``.
 """
 
@@ -19,7 +19,7 @@ class OneEngineOnly(HTTPError):
 
 
 class NoOwnMetrics(HTTPError):
-    """A request for ``/metrics``: the router has none, and one engine's are not the fleet's."""
+    """A request for ``/metrics``: the router has no metrics, and those of one engine are not the fleet's."""
 
     status, type, code = 404, "not_found_error", "NO_METRICS"
 

@@ -83,7 +83,7 @@ class Overview:
     async def _each(
         self, ask: Callable[[Worker], Awaitable[Found]]
     ) -> tuple[dict[Worker, Found], dict[Worker, str]]:
-        """Ask all workers. Return the answers and, for the others, the reasons, both in the order of registration."""
+        """Ask the ``_ASKED`` workers. Return the answers and the others' reasons, both in the order of registration."""
         answers: dict[Worker, Found] = {}
         troubles: dict[Worker, str] = {}
         limit = anyio.CapacityLimiter(_AT_ONCE)
@@ -111,7 +111,7 @@ class Overview:
         if not len(self._router.pool):
             raise NoWorker("no worker is registered")
 
-    # Loads, as the SGLang gateway shows them, and the engines' own entries.
+    # Loads: the SGLang gateway's list by worker, and the engines' own list by rank.
 
     async def _loads(self) -> Reply:
         async def ask(worker: Worker) -> tuple[int, list[dict[str, Any]]]:
@@ -144,7 +144,7 @@ class Overview:
                 raise WorkerBroke(f"the metrics of all workers are larger than {_METRICS_TOTAL_BYTES} bytes")
             taken += len(raw)
             try:
-                # It takes milliseconds, so a thread does it: requests go on meanwhile.
+                # Parsing takes milliseconds, so a thread does it: requests go on meanwhile.
                 return await to_thread.run_sync(families_in, raw, worker.url)
             except ValueError as error:
                 raise WorkerBroke(f"its metrics cannot be read: {error}") from None
@@ -159,7 +159,7 @@ class Overview:
     # Health.
 
     async def _health_generate(self) -> Reply:
-        """Find a worker of each kind that a request needs, and that generates a token now. Raises HTTPError."""
+        """Find one worker of each needed kind that can generate a token now. Raises HTTPError."""
         self._expect_workers()
         pool = self._router.pool
         usable = [
@@ -171,7 +171,7 @@ class Overview:
         return Reply.from_json({"status": "ok", "workers": healthy})
 
     async def _first_healthy(self, workers: Sequence[Worker]) -> str:
-        """Return the URL of the first that answers. Few are asked at a time: each generates. Raises NoHealthyEngine."""
+        """Return the first URL that answers. Few are asked at once: each generates a token. Raises NoHealthyEngine."""
         troubles: dict[Worker, str] = {}
         healthy: list[str] = []
         limit = anyio.CapacityLimiter(_HEALTH_AT_ONCE)
@@ -198,7 +198,7 @@ class Overview:
     # Engines about themselves.
 
     async def _about(self, *paths: str) -> Reply:
-        """Return all documents by worker. For clients of one engine, the first one's members stand beside them."""
+        """Return all documents by worker. The first healthy worker's is also at the top, for clients of one engine."""
         self._expect_workers()
         found, troubles = await self._each(partial(self._document, paths))
         if not found:

@@ -26,7 +26,7 @@ class Recipients:
         self._under_way = under_way
 
     async def bodies(self, call: Call, request: Request) -> dict[Worker, bytes]:
-        """Return each recipient's body. Raises BadRequest, WorkerNotFound and WorkerBroke before any is called."""
+        """Return each recipient's body. Raises BadRequest, WorkerNotFound and WorkerBroke before any call."""
         if call.path == "/abort_request":
             prefix = abort_prefix(request)
             workers = self._under_way.workers(prefix) if prefix else None

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 _DEADLINE_S = 10.0
 _SETTLED_S = 2.0
-#: Aborts in flight at a worker. A worker that answers none must not take all connections.
+#: Most aborts in flight at a worker. A worker that answers none must not take all connections.
 _AT_ONCE = 64
 _MAX_ANSWER_BYTES = 1 << 16
 
@@ -35,7 +35,7 @@ class _Abort:
 
 
 class AbortSender:
-    """Aborts by rid, over the proxy's pooled connections: a thousand clients may disconnect at once.
+    """Sender of aborts, over the proxy's pooled connections: a thousand clients may disconnect at once.
 
     :meth:`end` may be called in a callback of a connection, where no task can be started; :meth:`run` sends.
     """
@@ -44,7 +44,7 @@ class AbortSender:
         self._router = router
         self._unwanted, self._to_end = anyio.create_memory_object_stream[_Abort](math.inf)
         self._under_way: dict[Worker, set[_Abort]] = defaultdict(set)
-        #: By URL; an entry ends with the last abort that uses it.
+        #: By the worker's URL. A limiter is dropped with the last abort that uses it.
         self._limits: WeakValueDictionary[str, anyio.CapacityLimiter] = WeakValueDictionary()
 
     def end(self, worker: Worker, rid: str) -> None:

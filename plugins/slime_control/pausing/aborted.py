@@ -1,4 +1,4 @@
-"""The answer to a ``/generate`` that was aborted in the router, as SGLang answers one that never ran."""
+"""The answer to a ``/generate`` that was aborted in the router: the same that SGLang gives to one that never ran."""
 
 from __future__ import annotations
 

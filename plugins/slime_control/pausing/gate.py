@@ -34,7 +34,7 @@ class _Waiting:
 class Gate:
     """Open, or closed. Changed only by functions without ``await``: one event loop needs no lock.
 
-    ``on_change`` is called with True when it is closed, with False when it is opened.
+    ``on_change`` is called with True when the gate closes, with False when it opens.
     """
 
     def __init__(self, on_change: Callable[[bool], None] = lambda closed: None) -> None:
@@ -50,7 +50,7 @@ class Gate:
         return len(self._waiting)
 
     def close(self) -> int | None:
-        """Let new requests wait. Returns the argument for :meth:`undo`; None when the gate was closed before."""
+        """Let new requests wait. Returns the argument for :meth:`undo`; None when the gate was closed already."""
         if self.closed:
             return None
         self.closed = True
@@ -77,7 +77,7 @@ class Gate:
         self._tell(self._waiting)
 
     def abort(self, prefix: str) -> None:
-        """End the wait of the requests all of whose names begin with ``prefix``."""
+        """End the wait of the requests whose rids all begin with ``prefix``."""
         ended = [each for each in self._waiting if all(rid.startswith(prefix) for rid in each.rids)]
         for each in ended:
             each.aborted = True

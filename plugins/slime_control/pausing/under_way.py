@@ -1,6 +1,6 @@
 """Generations in flight, and the rids by which an engine can abort them.
 
-SGLang aborts all requests whose ``rid`` begins with the given one. A batch with one string gets the rids ``{rid}_0``,
+SGLang aborts all requests whose ``rid`` begins with the given one. A batch with one ``rid`` gets the rids ``{rid}_0``,
 ``{rid}_1``, ... Requests without a rid get one, so that each can be aborted. A "name" below is a rid.
 """
 
@@ -32,22 +32,22 @@ _OURS = re.compile(rb'[ \t\r\n]*\{[ \t\r\n]*"rid":"([0-9a-f]{32})"')
 class UnderWay:
     """Generations by rid. Changed only by functions without ``await``: one event loop needs no lock.
 
-    ``open`` returns all open exchanges. ``name`` searches and copies the body; it parses and remembers only bodies
-    that have a ``rid``. The rids that it gave are searched for in the bodies when an abort may match one.
+    ``open`` returns all open exchanges. :meth:`name` parses only a body that has a ``rid``, and remembers that rid.
+    A rid that the router gave is not remembered: an abort that may match one searches the bodies for it.
     """
 
     def __init__(self, open: Callable[[], Iterable[Exchange]]) -> None:
         self._open = open
         self._by_name: dict[str, Exchange] = {}
         self._waiting: set[Exchange] = set()
-        # The router's rids: the prefix and a number, all of one length, so that none begins another one.
+        # The router's rids: the prefix and a number, all of one length, so that none is a prefix of another.
         self._numbers = count()
         self._prefix = uuid4().hex[:20]
         self._field = f'"rid":"{self._prefix}%012x"'.encode()
         self._given = re.compile(f'"rid":"{self._prefix}[0-9a-f]{{12}}"'.encode())
 
     def name(self, exchange: Exchange) -> None:
-        """Remember the rid of ``exchange``, or give it one. Raises BadRequest for a rid that is too long."""
+        """Remember the rid of ``exchange``, or give it one. Raises BadRequest for too long or too many rids."""
         request = exchange.request
         if _has_rid(request):
             self._keep_name(exchange)
@@ -106,7 +106,7 @@ class UnderWay:
             self._waiting.discard(exchange)
 
     def give_up(self, prefix: str) -> None:
-        """End the requests that are at no worker now, and all of whose rids begin with ``prefix``."""
+        """End the requests that are at no worker now and whose rids all begin with ``prefix``."""
         for exchange in self._matching(prefix):
             rids = rids_of(exchange.request) or []
             asked = exchange.workers and exchange not in self._waiting
@@ -130,7 +130,7 @@ class UnderWay:
 
 
 def _has_rid(request: Request) -> bool:
-    """Return True when the body of ``request``, a JSON object, has a ``rid``, be it null."""
+    """Return True when the body of ``request`` is a JSON object with a ``rid``, which may be null."""
     if not request.may_have(b"rid"):
         return False
     try:
@@ -141,7 +141,7 @@ def _has_rid(request: Request) -> bool:
 
 
 def rids_of(request: Request) -> list[str] | None:
-    """Return the rids of ``request``; None: it has none, and may get one."""
+    """Return the rids of ``request``, except invalid ones; None: it has no rid, and may get one."""
     ours = _OURS.match(request.body)
     if ours is not None:
         return [ours[1].decode()]
@@ -163,7 +163,7 @@ def rids_of(request: Request) -> list[str] | None:
 
 
 def renamed_by_the_engine(request: Request) -> bool:
-    """Return True when the engine gives the sequences new rids (``n`` above 1): these cannot abort them."""
+    """Return True when the engine gives the sequences new rids (``n`` above 1): no rid of ``request`` aborts them."""
     if not request.may_have(b"n"):
         return False
     try:

@@ -21,7 +21,7 @@ OWNER = "control"
 class MissedCall:
     """A missed call. ``number``: 0 when it was missed before this process began.
 
-    ``version``: in that case, the fleet's version when this was noticed. An update to it may be the missed one.
+    ``version``: in that case, the fleet's version when this was noticed. The missed call may be an update to it.
     """
 
     number: int
@@ -52,7 +52,7 @@ class MissedCalls:
         return self.of(worker).get("weights")
 
     def add(self, worker: Worker, kind: str, number: int, reason: str) -> None:
-        """Note that ``worker`` missed the call ``number``; it replaces an earlier one of that kind."""
+        """Note that ``worker`` missed the call ``number``, in place of an earlier call of that kind."""
         if worker not in self._router.pool:
             return
         self.of(worker)

@@ -32,14 +32,14 @@ class Pieces:
         self.updates = Updates(missed.weights_of, unannounced.may_be_restarted)
 
     def next(self, call: Call, *, changes_gate: bool, to_all: bool) -> int:
-        """Number ``call``, which is about to be made. Close the current update if ``call`` ends it."""
+        """Number ``call``, which is about to be made. Close the current update if ``call`` or a silence ends it."""
         is_whole = call.path == "/update_weights_from_disk" and to_all
         if changes_gate or call.misses == "memory" or is_whole or self._is_silent(self.updates.current):
             self._carry_out(self.updates.close())
         return self.updates.count()
 
     def receive(self, piece: Piece, workers: Iterable[Worker]) -> Piece | None:
-        """Note that ``piece`` is about to go to ``workers``; None when it belongs to no update."""
+        """Note that ``piece`` is about to go to ``workers``. Returns None when it belongs to no update."""
         fleet = self._router.weights.current
         is_piece, effects = self.updates.receive(piece, workers, fleet, anyio.current_time())
         self._carry_out(effects)
@@ -73,7 +73,7 @@ class Pieces:
                     self._router.pool.set_version(worker, version)
 
     def done(self, piece: Piece) -> None:
-        """Note that all have answered ``piece``."""
+        """Note that all workers have answered ``piece``."""
         update = piece.update
         if piece.path == "/end_weight_update":
             self._carry_out(self.updates.close())

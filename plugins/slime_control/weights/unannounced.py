@@ -35,9 +35,9 @@ def may_be_restarted(worker: Worker, then: Standing | None) -> bool:
 async def learn_version(
     pool: WorkerPool, fan_out: FanOut, answers: dict[Worker, Answer]
 ) -> tuple[str | None, bool]:
-    """Ask the workers that took an update for its version; None unless all report the same.
+    """Ask the workers that took an update for its version; None unless all reports are the same.
 
-    True: the update surely brought it, since a worker in use had another one before. A worker that reports none failed.
+    True: the update brought it, since a worker in use had another one. A worker that reports no version has failed.
     """
     said: set[str] = set()
     is_told = False

@@ -1,19 +1,19 @@
 """State machine of weight updates that come in pieces: one event in, the next state and a list of effects out.
 
-Trainers name the version with each piece (slime), with one of them, or by ``/update_weight_version`` after them
+Trainers name the version with each piece (slime), with one piece, or by ``/update_weight_version`` after all
 (miles). Most trainers pause generation around all pieces; newer engines get calls for begin and end. No piece is
 marked as the last. Pieces that name the same version are one update, whatever comes between them.
 
 There is no router, clock or I/O here: the caller passes the time, and carries out all effects before the next event.
 The event of a piece is its kind, see :data:`~slime_control.calls.endpoints.PieceKind`. ``close``: generation is paused
-or continues, memory is released or resumed, all load from disk, the end is announced, or no piece comes for a while.
+or continues, memory is released or resumed, all workers load from disk, the end is announced, or no piece follows.
 
 ========== ================================== ========== ===============================================================
 state      event                              next       effects
 ========== ================================== ========== ===============================================================
 Idle       begin, weights                     Collecting
 Idle       last, name, close                  Idle
-Collecting weights of its version or none     Collecting Missed: recipients that joined or may have restarted meanwhile
+Collecting weights of its version or of none  Collecting Missed: recipients that joined or may have restarted meanwhile
 Collecting last, name                         Collecting as above
 Collecting begin, weights of another version  Collecting as close; then a new update begins
 Collecting learnt: the first version          Collecting
@@ -58,7 +58,7 @@ class Missed:
 
 @dataclass(frozen=True, slots=True)
 class Unproven(Missed):
-    """Missed if generation is paused and ``worker`` does not report ``version``; None: no report is a proof."""
+    """Missed if generation is paused, unless ``worker`` reports ``version``; None: missed whatever it reports."""
 
     version: str | None
 
@@ -120,7 +120,7 @@ class Piece:
 class Updates:
     """The update that pieces belong to now, and the workers that registered meanwhile.
 
-    ``missed`` returns the last call about weights that a worker missed; ``may_be_restarted`` guesses about a taker.
+    ``missed`` returns the last call about weights that a worker missed; ``may_be_restarted`` guesses about takers.
     """
 
     def __init__(
