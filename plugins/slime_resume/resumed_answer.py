@@ -35,7 +35,7 @@ async def resume_answer(
             recorded = latest
 
     def take(answer: dict[str, Any], whole: bytes | None) -> bool:
-        """Return True when ``answer`` brings the response further. Answers are merged as soon as one has tokens."""
+        """Return True when ``answer`` brings the response further. If ``goes_on``: merge from an abort with tokens."""
         nonlocal merged, latest, body, doubt
         if merged is None:
             has_tokens = bool(sampled_ids(answer))

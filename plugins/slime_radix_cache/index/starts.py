@@ -33,8 +33,8 @@ class Starts:
 
     def __init__(self) -> None:
         self._by_digest: dict[int, Row[Response]] = {}
-        #: Numbers of responses by the id before them, and by the first bits of their digest. The first rule out most
-        #: places of a long prompt at once, the second, which is slow to read in a large table, most of the others.
+        #: Counts of responses by the id before them, and by the first bits of their digest. The first rule out most
+        #: places of a long prompt at once; the second, in a large table that is slow to read, most of the others.
         self._behind = np.full(_ID_BITS + 1, 0, np.uint32)
         self._counts = np.full(1 << 64 - _SHIFT, 0, np.uint32)
         #: The last search. Its ids are compared by identity: one request searches several times.
@@ -58,9 +58,9 @@ class Starts:
             self._by_digest[response.before] = alike
 
     def along(self, ids: bytes) -> Sequence[tuple[Response, int]]:
-        """Return responses whose context is the first of ``ids`` (packed), with its length: longest first, then newest.
+        """Return responses whose context is a prefix of ``ids`` (packed), with its length: longest first, then newest.
 
-        O(tokens), and a comparison for each such context that is no part of another. The result is kept for the next
+        O(tokens), and a comparison for each such context that no other one continues. The result is kept for the next
         call with the same ``ids``.
         """
         known, found = self._last

@@ -15,8 +15,8 @@ __all__ = ["ChatTemplate"]
 
 #: Conversations whose body has more bytes are rendered in a thread, which does not block the event loop.
 _LONG_BODY = 4096
-#: Arguments of transformers' ``apply_chat_template`` that are no template variables, so a client may not set them.
-#: For example, a ``chat_template`` from a client would be untrusted code.
+#: ``chat_template_kwargs`` may not set these: they have fields of their own, or are no template variables. For example,
+#: a ``chat_template`` from a client would be untrusted code.
 _NOT_VARIABLES = frozenset(
     (
         "add_generation_prompt",

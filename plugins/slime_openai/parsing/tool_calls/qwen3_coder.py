@@ -2,8 +2,8 @@
 
 From the chat template of Qwen/Qwen3-Coder-30B-A3B-Instruct and the parser in the same repository
 (``qwen3coder_tool_parser.py``). Values are text; the tool's schema says which of them are JSON. The word null is JSON's
-null. One newline at each end of a value belongs to the format. If ``</parameter>`` is missing, the value ends at the
-next tag. ``<tool_call>`` may be missing, too.
+null. One newline at each end of a value belongs to the format. If ``</parameter>`` is missing, ``<parameter=`` or
+``</function>`` ends the value. ``<tool_call>`` may be missing, too.
 """
 
 from __future__ import annotations
