@@ -49,4 +49,5 @@ async def logits_after(backend: Backend, ids: list[int], version: str = "1") -> 
     run = backend.begin()
     (rows,) = await backend.logits([Query(run, ids, len(ids))], version)
     backend.release(run)
-    return rows[0]
+    logits: FloatArray = rows[0]
+    return logits
