@@ -34,14 +34,13 @@ class Run:
 class Query:
     """A request for the logits after ``context[:end]``, and after each of the ``count - 1`` prefixes before it.
 
-    At most ``reusable`` tokens may come from a cache of earlier sequences.
+    The tokens before the first of these prefixes may come from a cache of earlier sequences.
     """
 
     run: Run
     context: Sequence[int]
     end: int
     count: int = 1
-    reusable: int = 1 << 30
 
 
 class Backend(Protocol):

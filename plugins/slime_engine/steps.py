@@ -44,16 +44,14 @@ class Steps:
     def query(self, sequence: Sequence) -> Query | None:
         """Return the query for the sequence's next step, or None if it needs no logits."""
         assert sequence.run is not None  # narrowing: the scheduler has begun it
-        start = self._score_from(sequence)
-        reusable = len(sequence.input_ids) if start is None else start
         places = self._unscored(sequence)
         if places:
-            return Query(sequence.run, sequence.input_ids, places.stop - 1, len(places), reusable)
+            return Query(sequence.run, sequence.input_ids, places.stop - 1, len(places))
         # Without a token to sample, the prompt still has to be routed.
         wanted = sequence.max_new_tokens > 0 or sequence.request.return_routed_experts
         if sequence.given or not wanted:
             return None
-        return Query(sequence.run, sequence.context, len(sequence.context), 1, reusable)
+        return Query(sequence.run, sequence.context, len(sequence.context))
 
     def score_prompt(self, sequence: Sequence, rows: FloatArray) -> bool:
         """Score the next tokens of the prompt with their logits, from ``logprob_start_len`` on. Return False when done.

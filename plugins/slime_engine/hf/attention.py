@@ -21,7 +21,15 @@ __all__ = ["RAGGED", "Segment", "register"]
 RAGGED = "slime_ragged"
 #: Arguments that change nothing here: there is no dropout, and positions are in the rotary embedding already.
 _HARMLESS = frozenset(
-    ("dropout", "is_causal", "position_ids", "use_cache", "output_attentions", "position_bias")
+    (
+        "dropout",
+        "is_causal",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "position_ids",
+        "use_cache",
+    )
 )
 
 

@@ -108,14 +108,14 @@ class TransformersBackend:
             assert isinstance(run, KVRun)  # narrowing: from begin
             run.context = query.context
             if not run.ids:
-                self._seed(run, query, min(query.reusable, first), step)
+                self._seed(run, query, step)
             run.truncate(first)  # a step whose logits were dropped is computed again
             step.add(place, run, query)
         return step.result(len(queries))
 
-    def _seed(self, run: KVRun, query: Query, limit: int, step: _Step) -> None:
+    def _seed(self, run: KVRun, query: Query, step: _Step) -> None:
         """Let a sequence begin with what others have computed, or are about to compute in this step."""
-        ids = query.context[: query.end]
+        ids, limit = query.context[: query.end], query.end - query.count
         source, shared = self._prefixes.longest(ids, limit, list(self._running))
         if step.shares_more(ids, limit, shared):
             step.flush()

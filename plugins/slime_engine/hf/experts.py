@@ -53,10 +53,14 @@ class ExpertsRecorder:
 
         return note
 
+    def clear(self) -> None:
+        """Forget the experts of a pass that nobody takes."""
+        self._seen.clear()
+
     def take(self, tokens: int) -> ExpertsArray:
         """Return the experts of the pass that has just ended, and forget them."""
         experts = np.zeros((tokens, self.layers, self.top_k), np.int32)
         for layer, indices in self._seen.items():
             experts[:, layer] = indices.reshape(tokens, self.top_k).cpu().numpy()
-        self._seen.clear()
+        self.clear()
         return experts

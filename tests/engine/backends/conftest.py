@@ -12,6 +12,8 @@ from slime_engine.model import NgramModel
 from slime_engine.settings import Settings
 from slime_engine.stateless import StatelessBackend
 
+#: Tiny models: one without experts, and three kinds of experts.
+TINY = ("llama", "qwen3_moe", "mixtral", "olmoe")
 HAS_TORCH = find_spec("torch") is not None
 NEEDS_TORCH = pytest.mark.skipif(
     not HAS_TORCH, reason="needs torch: pip install 'slime-router[transformers-engine]'"
@@ -41,7 +43,7 @@ def transformers_kind(name: str, model: NgramModel, factory: pytest.TempPathFact
 
 @pytest.fixture(
     scope="session",
-    params=["ngram", *(pytest.param(name, marks=NEEDS_TORCH) for name in ("llama",))],
+    params=["ngram", *(pytest.param(name, marks=NEEDS_TORCH) for name in TINY)],
 )
 def kind(request: pytest.FixtureRequest, model: NgramModel, tmp_path_factory: pytest.TempPathFactory) -> Kind:
     if request.param != "ngram":

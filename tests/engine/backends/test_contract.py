@@ -305,3 +305,17 @@ async def test_a_released_sequence_harms_no_other(kind: Kind) -> None:
     for found, ids in ((rows[1][0], OTHER), (later[0], [*OTHER, 8])):
         truth = await logits_after(fresh, ids)
         np.testing.assert_allclose(found, truth, atol=max(kind.tolerance, 1e-9), rtol=0)
+
+
+async def test_logits_that_were_dropped_can_be_asked_for_again(kind: Kind) -> None:
+    """As after a pause in the middle of a step; also under other weights."""
+    backend = kind.load(Settings())
+    run = backend.begin()
+    for context in (PROMPT, PROMPT, [*PROMPT, 5], [*PROMPT, 5]):
+        (rows,) = await backend.logits([Query(run, context, len(context))], "1")
+        truth = await logits_after(await kind.updated("1"), context)
+        np.testing.assert_allclose(rows[0], truth, atol=max(kind.tolerance, 1e-9), rtol=0)
+    await backend.update_weights("disk", kind.update)
+    (rows,) = await backend.logits([Query(run, [*PROMPT, 5], len(PROMPT) + 1)], "2")
+    truth = await logits_after(await kind.updated("2"), [*PROMPT, 5], "2")
+    np.testing.assert_allclose(rows[0], truth, atol=max(kind.tolerance, 1e-9), rtol=0)

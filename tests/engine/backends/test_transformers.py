@@ -21,6 +21,8 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install 'slime-rou
 from safetensors.torch import load_file, save, save_file  # noqa: E402  # after the check for torch
 from transformers import AutoModelForCausalLM  # noqa: E402
 
+from engine.backends.tiny import outputs_of  # noqa: E402
+
 pytestmark = pytest.mark.anyio
 
 PROMPT = [70, 101, 40, 7, 300, 44, 81, 12, 500, 9, 33, 77]
@@ -36,14 +38,6 @@ def real(kind: Kind) -> Kind:
 def body(ids: list[int] = PROMPT, tokens: int = 10, /, **more: Any) -> JSONDict:
     params = {"max_new_tokens": tokens, "ignore_eos": True, "sampling_seed": 1}
     return {"input_ids": ids, "return_logprob": True, "sampling_params": params, **more}
-
-
-def outputs_of(checkpoint: Path, ids: list[int], **more: Any) -> Any:
-    """Return what a trainer computes: one pass of the library's own over the whole sequence."""
-    kind: Any = AutoModelForCausalLM  # its methods have no annotations
-    model = kind.from_pretrained(str(checkpoint), dtype=torch.float32, attn_implementation="eager").eval()
-    with torch.inference_mode():
-        return model(input_ids=torch.tensor([ids]), use_cache=False, **more)
 
 
 def library_logprobs(checkpoint: Path, prompt: list[int], output: list[int]) -> list[float]:
@@ -93,8 +87,8 @@ async def test_weights_that_do_not_fit_change_nothing(real: Kind, tmp_path: Path
         after = await engine.generate(**body())
         assert after["meta_info"]["weight_version"] == "1"
         assert after["output_ids"] == before["output_ids"]
-        tuples = [answer["meta_info"]["output_token_logprobs"] for answer in (before, after)]
-        np.testing.assert_allclose(*[[one[0] for one in told] for told in tuples], atol=real.tolerance)
+        old, new = [answer["meta_info"]["output_token_logprobs"] for answer in (before, after)]
+        np.testing.assert_allclose([one[0] for one in old], [one[0] for one in new], atol=real.tolerance)
 
 
 def packed(**tensors: Any) -> JSONDict:

@@ -10,7 +10,7 @@ import transformers
 
 from slime_engine.tokenizer import EngineTokenizer
 
-__all__ = ["CONFIGS", "save_tiny"]
+__all__ = ["CONFIGS", "outputs_of", "save_tiny"]
 
 _SIZES = {
     "hidden_size": 64,
@@ -37,15 +37,28 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def save_tiny(name: str, tokenizer: EngineTokenizer, directory: Path, seed: int) -> Path:
+def save_tiny(name: str, tokenizer: EngineTokenizer, directory: Path, seed: int, **more: Any) -> Path:
     """Write a model of the kind ``name`` with the weights of ``seed``, and return its directory."""
     kind, arguments = CONFIGS[name]
     ends = sorted(tokenizer.eos_ids)
     config = getattr(transformers, kind)(
-        vocab_size=tokenizer.vocab_size, eos_token_id=ends, pad_token_id=ends[0], **_SIZES, **arguments
+        vocab_size=tokenizer.vocab_size,
+        eos_token_id=ends,
+        pad_token_id=ends[0],
+        **_SIZES,
+        **arguments,
+        **more,
     )
     torch.manual_seed(seed)
     plain: Any = transformers.AutoModelForCausalLM  # its methods have no annotations
     plain.from_config(config).save_pretrained(directory)
     tokenizer.save(directory)
     return directory
+
+
+def outputs_of(checkpoint: Path, ids: list[int], **more: Any) -> Any:
+    """Return what a trainer computes: one pass of the library's own over the whole sequence."""
+    kind: Any = transformers.AutoModelForCausalLM  # its methods have no annotations
+    model = kind.from_pretrained(str(checkpoint), dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.inference_mode():
+        return model(input_ids=torch.tensor([ids]), use_cache=False, **more)
