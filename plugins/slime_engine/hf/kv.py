@@ -112,6 +112,8 @@ class PrefixCache:
 
     def add(self, run: KVRun) -> None:
         """Keep what has been computed for ``run``. It is not extended any more."""
+        if not run.ids:  # aborted before its first pass
+            return
         self._runs[run] = None
         self._tokens += len(run.ids)
         while self._tokens > self._limit:

@@ -319,3 +319,27 @@ async def test_logits_that_were_dropped_can_be_asked_for_again(kind: Kind) -> No
     (rows,) = await backend.logits([Query(run, [*PROMPT, 5], len(PROMPT) + 1)], "2")
     truth = await logits_after(await kind.updated("2"), [*PROMPT, 5], "2")
     np.testing.assert_allclose(rows[0], truth, atol=max(kind.tolerance, 1e-9), rtol=0)
+
+
+async def test_a_decode_engine_continues_what_a_prefill_engine_began(kind: Kind) -> None:
+    answers: dict[str, JSONDict] = {}
+    async with (
+        kind.serve(disaggregation_mode="prefill") as first,
+        kind.serve(disaggregation_mode="decode") as second,
+        anyio.create_task_group() as tasks,
+    ):
+
+        async def ask(name: str, engine: Served) -> None:
+            port = first.client.base_url.port
+            room = {"bootstrap_host": "127.0.0.1", "bootstrap_port": port, "bootstrap_room": 5}
+            answers[name] = await engine.generate(**body(PROMPT, 9, sampling_seed=3), **room)
+
+        tasks.start_soon(ask, "prefill", first)
+        tasks.start_soon(ask, "decode", second)
+        with anyio.fail_after(HANG_S):
+            while len(answers) < 2:  # noqa: ASYNC110
+                await anyio.sleep(0.002)
+        await is_true(kind, first, answers["prefill"])
+        await is_true(kind, second, answers["decode"])
+    assert answers["prefill"]["output_ids"] == answers["decode"]["output_ids"][:1]
+    assert len(answers["decode"]["output_ids"]) == 9
