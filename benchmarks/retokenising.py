@@ -21,7 +21,7 @@ from benchmarks.report import EXACT, Column, Report
 _COLUMNS = (
     *(Column(f"turn_{turn}", f"after turn {turn}, %") for turn in (1, 2, 3)),
     Column("trajectories", "trajectories"),
-    Column("sampled", "tokens sampled"),
+    Column("trained", "tokens trained on"),
     Column(EXACT, "exact, %"),
 )
 
@@ -62,7 +62,7 @@ def main() -> int:
                 f"{temperature:g}, {tokens}",
                 **corrupted,
                 trajectories=total,
-                sampled=sum(result["sampled_tokens_by_version"].values()),
+                trained=result["trained_tokens"],
                 exact=100 * result["exact"] / total,
             )
     report.show(scenario, _COLUMNS)
