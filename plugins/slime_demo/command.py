@@ -18,9 +18,10 @@ from tokenizers import Tokenizer
 
 from router_core.cli import build
 from router_core.errors import SettingsError
+from router_core.types import ASGIApp
 from slime_demo.conversations import Conversation, conversations
 from slime_demo.report import as_dict, show
-from slime_demo.rollouts import FIRST_VERSION, Refused, Rollouts, checked
+from slime_demo.rollouts import FIRST_VERSION, Refused, Rollouts, Sampling, checked
 from slime_demo.verdict import judge
 from slime_http.serving import serving
 
@@ -48,13 +49,31 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--samples", type=int, default=8, metavar="N", help="samples per prompt (default: %(default)s)"
     )
+    parser.add_argument(
+        "--model",
+        metavar="PATH",
+        help="a real model instead of the tiny one: smollm2, or what the engine's --model takes",
+    )
+    parser.add_argument(
+        "--temperature", type=float, default=1.0, metavar="T", help="of all turns (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--max-new-tokens", type=int, default=64, metavar="N", help="of each turn (default: %(default)s)"
+    )
     options = parser.parse_args(list(argv))
-    if options.samples < 1:
-        raise SettingsError(f"demo: --samples: wanted 1 or more, got {options.samples}")
+    for name, least in (("samples", 1), ("max_new_tokens", 1), ("temperature", 0)):
+        value = getattr(options, name)
+        if not least <= value < float("inf"):
+            raise SettingsError(f"demo: --{name.replace('_', '-')}: wanted {least} or more, got {value}")
+    real = ("--engine-backend", "transformers", "--engine-model", options.model) if options.model else ()
+    _, app = build((*_ROUTER, *real))
+    sampling = Sampling(options.temperature, options.max_new_tokens)
     console = Console(stderr=True, quiet=options.json)
     result: dict[str, Any] | None = None
     try:
-        result = anyio.run(_demo, options.samples, console, backend_options={"use_uvloop": True})
+        result = anyio.run(
+            _demo, app, options.samples, sampling, console, backend_options={"use_uvloop": True}
+        )
     except* (Refused, httpx.HTTPError) as failed:
         sys.stderr.write(f"slime-router demo: {_first(failed)}\n")
     if result is None:
@@ -72,18 +91,17 @@ def _first(failed: BaseException) -> BaseException:
     return failed
 
 
-async def _demo(samples: int, console: Console) -> dict[str, Any]:
+async def _demo(app: ASGIApp, samples: int, sampling: Sampling, console: Console) -> dict[str, Any]:
     started = time.monotonic()
-    _, app = build(_ROUTER)
     async with (
         serving(app) as url,
-        httpx.AsyncClient(base_url=url, trust_env=False, timeout=60, limits=_LIMITS) as client,
+        httpx.AsyncClient(base_url=url, trust_env=False, timeout=_TIMEOUT_S, limits=_LIMITS) as client,
     ):
         workers: list[str] = (await client.get("/list_workers")).json()["urls"]
         info = (await client.get(f"{workers[0]}/model_info")).json()
         tokenizer = Tokenizer.from_file(str(Path(info["tokenizer_path"], "tokenizer.json")))
         rolled = conversations(samples)
-        await _roll_out(client, workers, rolled, console)
+        await _roll_out(client, workers, rolled, sampling, info["model_path"], console)
         retrieved = {conversation.session: await _retrieve(client, conversation) for conversation in rolled}
         journal = {
             entry["rid"]: entry
@@ -105,12 +123,17 @@ async def _demo(samples: int, console: Console) -> dict[str, Any]:
 
 
 async def _roll_out(
-    client: httpx.AsyncClient, workers: list[str], rolled: list[Conversation], console: Console
+    client: httpx.AsyncClient,
+    workers: list[str],
+    rolled: list[Conversation],
+    sampling: Sampling,
+    weights: str,
+    console: Console,
 ) -> None:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         bar = progress.add_task("rolling out")
-        rollouts = Rollouts(client, workers, rolled, lambda: progress.advance(bar))
+        rollouts = Rollouts(client, workers, rolled, sampling, weights, lambda: progress.advance(bar))
         progress.update(bar, total=rollouts.turns)
         await rollouts.run()
 
@@ -121,4 +144,6 @@ async def _retrieve(client: httpx.AsyncClient, conversation: Conversation) -> di
     return found
 
 
+#: A real model on a busy CPU takes minutes for a turn of all conversations.
+_TIMEOUT_S = 1800
 _LIMITS = httpx.Limits(max_connections=1024, max_keepalive_connections=64)

@@ -33,6 +33,7 @@ def as_dict(verdict: Verdict, stats: dict[str, Any], seconds: float, piece: Piec
         "tokens_tokenised_without_cache": verdict.naive_tokens,
         "cache_hits_per_turn": stats["per_turn"],
         "corrupted_by_tokenising_again": verdict.corrupted,
+        "corrupted_after_turn": {str(turn): count for turn, count in verdict.corrupted_by_turn.items()},
         "example": None if example is None else _example(example, piece),
         "wrong": verdict.wrong,
         "seconds": round(seconds, 2),
@@ -77,6 +78,8 @@ def show(result: dict[str, Any], console: Console) -> None:
         "tokenising the text again would have corrupted",
         f"{result['corrupted_by_tokenising_again']:,} of {total:,}",
     )
+    for turn, count in result["corrupted_after_turn"].items():
+        table.add_row(f"  after turn {turn}", f"{count:,} of {total:,}")
     table.add_row("time", f"{result['seconds']:.1f} s")
     console.print(table)
     if result["example"] is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import anyio
@@ -11,11 +12,17 @@ import orjson
 
 from slime_demo.conversations import FOLLOW_UPS, Conversation
 
-__all__ = ["FIRST_VERSION", "SECOND_VERSION", "Refused", "Rollouts", "checked"]
+__all__ = ["FIRST_VERSION", "SECOND_VERSION", "Refused", "Rollouts", "Sampling", "checked"]
 
 FIRST_VERSION, SECOND_VERSION = "1", "2"
 
-_SAMPLING = {"temperature": 1.0, "max_new_tokens": 64}
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Sampling parameters of all turns."""
+
+    temperature: float = 1.0
+    max_new_tokens: int = 64
 
 
 class Refused(Exception):
@@ -32,18 +39,25 @@ def checked(answer: httpx.Response) -> httpx.Response:
 
 
 class Rollouts:
-    """Plays all conversations at once, and updates the weights when half of the turns are done."""
+    """Plays all conversations at once, and updates the weights when half of the turns are done.
+
+    ``weights`` is the ``model_path`` of the update: a real model loads its own weights again.
+    """
 
     def __init__(
         self,
         client: httpx.AsyncClient,
         workers: list[str],
         conversations: list[Conversation],
+        sampling: Sampling,
+        weights: str,
         on_turn: Callable[[], None],
     ) -> None:
         self._client = client
         self._workers = workers
         self._conversations = conversations
+        self._sampling = asdict(sampling)
+        self._weights = weights
         self._on_turn = on_turn
         self._half = anyio.Event()
         self._done = 0
@@ -75,7 +89,7 @@ class Rollouts:
             "text": conversation.text,
             "rid": conversation.ask(),
             "stream": conversation.streamed,
-            "sampling_params": _SAMPLING,
+            "sampling_params": self._sampling,
         }
         headers = {"x-session-id": conversation.session}
         if not conversation.streamed:
@@ -94,7 +108,7 @@ class Rollouts:
     async def _update_weights(self) -> None:
         """Update the weights of every engine amid generation, as a trainer does, then set the router's version."""
         await self._half.wait()
-        update: dict[str, Any] = {"model_path": "next", "weight_version": SECOND_VERSION}
+        update: dict[str, Any] = {"model_path": self._weights, "weight_version": SECOND_VERSION}
         for worker in self._workers:
             for path, body in (
                 ("/pause_generation", {"mode": "in_place"}),

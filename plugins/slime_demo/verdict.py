@@ -39,6 +39,7 @@ class Verdict:
     tokens: int = 0
     trained_tokens: int = 0
     corrupted: int = 0
+    corrupted_by_turn: Counter[int] = field(default_factory=Counter)
     example: Difference | None = None
     tokens_by_version: Counter[str] = field(default_factory=Counter)
     wrong: dict[str, str] = field(default_factory=dict)
@@ -106,13 +107,23 @@ def judge(
         for turn in turns:
             verdict.tokens_by_version.update(turn["output_versions"])
         verdict.naive_tokens += sum(len(encode(prompt)) for prompt in conversation.prompts)
+        for number, (prompt, turn) in enumerate(zip(conversation.prompts, turns, strict=True), 1):
+            truth = [*turn["input_ids"], *turn["output_ids"]]
+            verdict.corrupted_by_turn[number] += _is_corrupted(truth, encode(prompt + turn["text"]))
         again = encode(conversation.text)
-        # The text does not show the last end token, so a missing end token does not count as corruption.
-        if again != tokens[: len(again)] or len(tokens) - len(again) > 1:
+        if _is_corrupted(tokens, again):
             verdict.corrupted += 1
             if verdict.example is None:
                 verdict.example = _difference(session, tokens, again)
     return verdict
+
+
+def _is_corrupted(tokens: Sequence[int], again: Sequence[int]) -> bool:
+    """Return True when a text's tokens, tokenised ``again``, are others.
+
+    The text does not show the last end token, so a missing end token does not count.
+    """
+    return list(again) != list(tokens[: len(again)]) or len(tokens) - len(again) > 1
 
 
 def _wrong(said: Mapping[str, Any], turns: Sequence[Entry], decode: Decode) -> str | None:

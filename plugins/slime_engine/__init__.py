@@ -26,13 +26,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def make_plugin(options: argparse.Namespace) -> object:
     """Return the plugin for the parsed command line. Raises SettingsError."""
-    # imported here, since declaring the flags needs no numpy, tokenizers or jinja2
-    from slime_engine.plugin import EnginePlugin
+    # imported here, since declaring the flags needs none of these
+    from slime_engine.backends import check_backend  # numpy
+    from slime_engine.plugin import EnginePlugin  # numpy, tokenizers and jinja2
 
     if options.engine_workers < 1:
         raise SettingsError(f"--engine-workers must be at least 1, got {options.engine_workers}")
     try:
         settings = settings_from(options, "engine-")
+        check_backend(settings)
     except ValueError as error:
         raise SettingsError(f"--engine-...: {error}") from None
     return EnginePlugin(settings, options.engine_workers)

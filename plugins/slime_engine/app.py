@@ -10,6 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from slime_engine.backend import Backend
 from slime_engine.control import control_routes
 from slime_engine.engine import EngineHost
 from slime_engine.errors import BadRequest, EngineError
@@ -20,9 +21,10 @@ from slime_engine.model import load_model
 from slime_engine.openai import openai_routes
 from slime_engine.requests import parse_generate
 from slime_engine.settings import Settings
+from slime_engine.stateless import StatelessBackend
 from slime_engine.transfer import PATH
 
-__all__ = ["make_app"]
+__all__ = ["make_app", "make_backend_app"]
 
 
 def make_app(
@@ -35,12 +37,19 @@ def make_app(
     ``load`` runs in a thread and returns the model, which several applications may share.
     ``on_ready`` is called when the engine is up. ``app.state.host`` is the EngineHost.
     """
+    return make_backend_app(settings, lambda: StatelessBackend(load(), settings), on_ready)
+
+
+def make_backend_app(
+    settings: Settings, load: Callable[[], Backend], on_ready: Callable[[], None] | None = None
+) -> Starlette:
+    """Return the application of an engine with the backend that ``load`` returns, which is its own."""
     host = EngineHost(settings, load, on_ready)
 
     async def generate(request: Request) -> Response:
         document = await json_body(request)
-        model = host.engine.model
-        body = parse_generate(document, model.vocab_size, model.obeys)
+        backend = host.engine.backend
+        body = parse_generate(document, backend.vocab_size, backend.obeys)
         manager = host.engine.manager
         if body.stream:
             return EventStream(manager.generate(body))

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from router_core.errors import SettingsError, StartupError
-from slime_engine.app import make_app
-from slime_engine.model import load_model
+from slime_engine.app import make_backend_app
+from slime_engine.backends import check_backend, load_backend
 from slime_engine.options import add_engine_options, settings_from
 from slime_http.serving import bind, run, url_of
 
@@ -27,7 +27,7 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> _Parser:
     parser = _Parser(
         prog="slime-router engine",
-        description="Serve a tiny language model with SGLang's HTTP protocol, on the CPU.",
+        description="Serve a language model with SGLang's HTTP protocol: a tiny one, or one of transformers.",
         allow_abbrev=False,
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
@@ -46,10 +46,11 @@ def _serve(arguments: list[str]) -> None:
     options = _parser().parse_args(arguments)
     try:
         settings = settings_from(options, load_in_background=True)
+        check_backend(settings)
     except ValueError as error:
         raise SettingsError(str(error)) from None
     if options.save_tokenizer is not None:
-        load_model().tokenizer.save(options.save_tokenizer)
+        load_backend(settings).tokenizer.save(options.save_tokenizer)
         return
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
@@ -63,7 +64,8 @@ def _serve(arguments: list[str]) -> None:
         sys.stdout.write(f"engine ready at {url}\n")
         sys.stdout.flush()
 
-    run(make_app(settings, on_ready=tell), sock, grace_s=_GRACE_S)
+    app = make_backend_app(settings, lambda: load_backend(settings), tell)
+    run(app, sock, grace_s=_GRACE_S)
 
 
 def main(argv: list[str]) -> int:

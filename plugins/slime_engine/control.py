@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from slime_engine.backend import WeightsRefused
 from slime_engine.engine import EngineHost
 from slime_engine.errors import BadRequest
 from slime_engine.fields import boolean, string
@@ -47,6 +48,8 @@ def control_routes(host: EngineHost) -> list[Route]:
     async def flush_cache(request: Request) -> Response:
         scheduler = host.engine.scheduler
         busy = scheduler.running or (scheduler.waiting and not scheduler.paused)
+        if not busy:
+            await host.engine.backend.flush_cache()
         note = "(When there are running or waiting requests, the operation will not be performed.)"
         return PlainTextResponse(
             f"{'Cache not flushed' if busy else 'Cache flushed'}.\n{note}\n", 400 if busy else 200
@@ -56,12 +59,16 @@ def control_routes(host: EngineHost) -> list[Route]:
         body = await json_body(request)
         if request.url.path.endswith("_disk") and not string(body, "model_path"):
             raise BadRequest("model_path is required.")
-        scheduler = host.engine.scheduler
+        scheduler, backend = host.engine.scheduler, host.engine.backend
+        source = request.url.path.rpartition("_")[2]
         if boolean(body, "abort_all_requests"):
             scheduler.abort_prefix("")
         paused_requests = len(scheduler.running) if scheduler.paused else 0
         version = string(body, "weight_version")
-        await scheduler.update_weights(scheduler.version if version is None else version)
+        try:
+            await scheduler.update_weights(version, lambda: backend.update_weights(source, body))
+        except WeightsRefused as refused:
+            return JSONBytes({"success": False, "message": str(refused)}, 400)
         message = "Succeeded to update model weights."
         if version is not None:
             message += f" Weight version updated to {version}."

@@ -7,6 +7,7 @@ import logging
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -14,11 +15,11 @@ import anyio
 from anyio import to_thread
 from anyio.abc import TaskGroup
 
+from slime_engine.backend import Backend
 from slime_engine.detokenizer import Detokenizer
 from slime_engine.errors import Crashed, EngineError, Unavailable
 from slime_engine.journal import Journal
 from slime_engine.journal_file import JournalFile
-from slime_engine.language import LanguageModel
 from slime_engine.scheduler import Scheduler
 from slime_engine.sequence import TextDelta, TokenDelta
 from slime_engine.settings import Settings
@@ -32,17 +33,17 @@ Status = Literal["starting", "up", "ending", "crashed"]
 
 
 class Engine:
-    """A loaded model with its three stages: manager → scheduler → detokenizer → manager."""
+    """A loaded backend with its three stages: manager → scheduler → detokenizer → manager."""
 
     def __init__(
         self,
-        model: LanguageModel,
+        backend: Backend,
         settings: Settings,
         tokenizer_dir: Path,
         start_soon: Callable[[Callable[[], Awaitable[None]]], None],
         file: JournalFile | None = None,
     ) -> None:
-        self.model = model
+        self.backend = backend
         self.settings = settings
         self.tokenizer_dir = tokenizer_dir
         self.journal = Journal(settings.journal_size, file.opened if file is not None else None)
@@ -54,9 +55,9 @@ class Engine:
                 file.sampled(deltas)
             tokens.put_nowait(deltas)
 
-        self.scheduler = Scheduler(model, settings, self.journal, emit)
-        self.detokenizer = Detokenizer(model.tokenizer, tokens, texts)
-        self.manager = TokenizerManager(model, settings, self.scheduler, texts, start_soon)
+        self.scheduler = Scheduler(backend, settings, self.journal, emit)
+        self.detokenizer = Detokenizer(backend.tokenizer, tokens, texts)
+        self.manager = TokenizerManager(backend, settings, self.scheduler, texts, start_soon)
 
 
 class EngineHost:
@@ -65,7 +66,7 @@ class EngineHost:
     def __init__(
         self,
         settings: Settings,
-        load: Callable[[], LanguageModel],
+        load: Callable[[], Backend],
         on_ready: Callable[[], None] | None = None,
     ) -> None:
         self.settings = settings
@@ -116,16 +117,19 @@ class EngineHost:
                     tasks.cancel_scope.cancel()
 
     async def _start(self, tasks: TaskGroup, cleanup: ExitStack) -> None:
-        model = await to_thread.run_sync(self._load)
+        backend = await to_thread.run_sync(self._load)
+        limit = backend.context_length
+        if limit is not None and limit < self.settings.context_length:
+            self.settings = replace(self.settings, context_length=limit)
         directory = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="slime-engine-")))
-        model.tokenizer.save(directory)
+        backend.tokenizer.save(directory)
 
         def start_soon(stage: Callable[[], Awaitable[None]]) -> None:
             tasks.start_soon(self._guarded, stage)
 
         path = self.settings.journal_file
         file = None if path is None else cleanup.enter_context(JournalFile(path))
-        self._engine = Engine(model, self.settings, directory, start_soon, file)
+        self._engine = Engine(backend, self.settings, directory, start_soon, file)
         start_soon(self._engine.scheduler.run)
         start_soon(self._engine.detokenizer.run)
         self._status = "up"

@@ -54,27 +54,25 @@ def info_routes(host: EngineHost) -> list[Route]:
         path = str(engine.tokenizer_dir)
         return JSONBytes(
             {
-                "model_path": host.settings.model_name,
+                **engine.backend.info,
                 "tokenizer_path": path,
                 "is_generation": True,
                 "weight_version": engine.scheduler.version,
                 "disaggregation_mode": host.settings.disaggregation_mode,
                 "has_image_understanding": False,
                 "has_audio_understanding": False,
-                "model_type": "slime_ngram",
-                "architectures": ["NgramModel"],
             }
         )
 
     async def server_info(request: Request) -> Response:
         engine = await host.loaded()
         arguments = asdict(host.settings) | {
-            "model_path": host.settings.model_name,
+            "model_path": engine.backend.info["model_path"],
             "served_model_name": host.settings.model_name,
             "tokenizer_path": str(engine.tokenizer_dir),
             "script": None if host.settings.script is None else host.settings.script.path,
             "weight_version": engine.scheduler.version,
-            "enable_return_routed_experts": host.settings.moe_layers > 0,
+            "enable_return_routed_experts": engine.backend.has_routed_experts,
             "tp_size": 1,
             "page_size": 1,
             "kv_events": None,
@@ -107,7 +105,7 @@ def info_routes(host: EngineHost) -> list[Route]:
         texts: list[Any] = prompt if isinstance(prompt, list) else [prompt]
         if not all(isinstance(text, str) for text in texts):
             raise BadRequest("prompt must be a string or a list of strings.")
-        tokens = [host.engine.model.tokenizer.encode(text) for text in texts]
+        tokens = [host.engine.backend.tokenizer.encode(text) for text in texts]
         counts = [len(ids) for ids in tokens]
         single = not isinstance(prompt, list)
         return JSONBytes(
@@ -120,14 +118,14 @@ def info_routes(host: EngineHost) -> list[Route]:
 
     async def detokenize(request: Request) -> Response:
         body = await json_body(request)
-        tokens, size = body.get("tokens"), host.engine.model.vocab_size
+        tokens, size = body.get("tokens"), host.engine.backend.vocab_size
         if not isinstance(tokens, list):
             raise BadRequest("tokens must be a list of token ids, or of such lists.")
         batch = tokens if tokens and isinstance(tokens[0], list) else [tokens]
         if not all(isinstance(ids, list) and all(is_int(i) and 0 <= i < size for i in ids) for ids in batch):
             raise BadRequest(f"tokens must be token ids in [0, {size - 1}].")
         skip = boolean(body, "skip_special_tokens", True)
-        texts = [host.engine.model.tokenizer.decode(ids, skip_special_tokens=skip) for ids in batch]
+        texts = [host.engine.backend.tokenizer.decode(ids, skip_special_tokens=skip) for ids in batch]
         return JSONBytes({"text": texts if batch is tokens else texts[0]})
 
     async def metrics(request: Request) -> Response:

@@ -102,7 +102,8 @@ class _Form(ABC):
             "return_text_in_logprobs": True,
             **{name: body[name] for name in _ENGINE if body.get(name) is not None},
         }
-        self.generate: GenerateBody = parse_generate(request, engine.model.vocab_size, engine.model.obeys)
+        backend = engine.backend
+        self.generate: GenerateBody = parse_generate(request, backend.vocab_size, backend.obeys)
         self._id = self.generate.requests[0].rid
         self._created = int(time.time())
 
@@ -180,7 +181,7 @@ class _Chat(_Form):
                 raise BadRequest("input_ids must be a list of token ids.")
             return {"input_ids": input_ids}
         try:
-            text = engine.model.tokenizer.apply_chat_template(
+            text = engine.backend.tokenizer.apply_chat_template(
                 messages, tools=body.get("tools"), add_generation_prompt=True
             )
         except (TemplateError, TypeError, RecursionError) as error:

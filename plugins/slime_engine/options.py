@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from slime_engine.script import read_script
@@ -12,6 +13,11 @@ from slime_engine.settings import Settings
 __all__ = ["add_engine_options", "settings_from"]
 
 _FLAGS: dict[str, tuple[type, str]] = {
+    "backend": (str, "the model's implementation (default ngram; transformers: the model of --model)"),
+    "model": (str, "checkpoint directory, GGUF file, or smollm2, for the backend transformers"),
+    "model-cache": (str, "directory for converted GGUF files (default ~/.cache/slime-router)"),
+    "prefix-cache-tokens": (int, "tokens of ended sequences that later ones can reuse (default 32768)"),
+    "threads": (int, "CPU threads of a real model (default 0: half of the cores)"),
     "model-name": (str, "model name that the engine reports"),
     "latency-ms": (float, "milliseconds before a request's first token (default 0)"),
     "tokens-per-second": (float, "pace of each request (default 0: as fast as possible)"),
@@ -30,7 +36,13 @@ _FLAGS: dict[str, tuple[type, str]] = {
     "dp-size": (int, "data-parallel ranks that the engine reports (default 1)"),
     "journal-file": (str, "append the journal to this file too, before a client is answered"),
 }
-_METAVARS = {"disaggregation-mode": "{null,prefill,decode}", "journal-file": "FILE"}
+_METAVARS = {
+    "backend": "{ngram,transformers}",
+    "disaggregation-mode": "{null,prefill,decode}",
+    "journal-file": "FILE",
+    "model": "PATH",
+    "model-cache": "DIR",
+}
 
 
 def add_engine_options(parser: argparse.ArgumentParser, prefix: str = "") -> None:
@@ -56,4 +68,6 @@ def settings_from(options: argparse.Namespace, prefix: str = "", **more: Any) ->
     values = {field.name: given.get(prefix.replace("-", "_") + field.name) for field in fields(Settings)}
     if values["script"] is not None:
         values["script"] = read_script(values["script"])
+    if values["model"] is not None and values["model_name"] is None:
+        values["model_name"] = Path(values["model"]).name
     return Settings(**{name: value for name, value in values.items() if value is not None} | more)

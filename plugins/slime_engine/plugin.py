@@ -5,46 +5,58 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 
 from router_core import Worker, hookimpl
 from router_core.router import Router
-from slime_engine.app import make_app
-from slime_engine.model import NgramModel, load_model
+from slime_engine.app import make_backend_app
+from slime_engine.backend import Backend
+from slime_engine.backends import load_backend
+from slime_engine.model import load_model
 from slime_engine.settings import Settings
+from slime_engine.stateless import StatelessBackend
 from slime_http.serving import serving
 
 __all__ = ["EnginePlugin"]
 
 
 class EnginePlugin:
-    """Starts ``workers`` engines, each behind a loopback port of its own, over one shared model."""
+    """Starts ``workers`` engines, each behind a loopback port of its own, and each with weights of its own."""
 
     def __init__(self, settings: Settings, workers: int) -> None:
         self._settings = settings
         self._workers = workers
-        self._model: NgramModel | None = None
+        self._backends: list[Backend] = []
 
     @hookimpl
     def setup(self, router: Router) -> None:
         """Register the model's tokenizer, unless there is a tokenizer already."""
-        self._model = load_model()
+        if self._settings.backend == "ngram":
+            model = load_model()  # its weights depend on the version only, so the engines share it
+            self._backends = [StatelessBackend(model, self._settings) for _ in range(self._workers)]
+        else:
+            self._backends = [load_backend(self._settings) for _ in range(self._workers)]
         if "tokenizer" not in router.components:
-            router.components.register("tokenizer", self._model.tokenizer)
+            router.components.register("tokenizer", self._backends[0].tokenizer)
 
     @hookimpl
     @asynccontextmanager
     async def lifespan(self, router: Router) -> AsyncIterator[None]:
         """Run the engines while the router serves."""
-        model = self._model
-        assert model is not None, "setup comes before lifespan"
         async with AsyncExitStack() as stack:
-            for number in range(self._workers):
+            for number, backend in enumerate(self._backends):
                 seed = self._settings.seed
                 settings = replace(self._settings, seed=None if seed is None else seed + number)
-                url = await stack.enter_async_context(serving(make_app(settings, lambda: model)))
+                url = await stack.enter_async_context(
+                    serving(make_backend_app(settings, partial(_same, backend)))
+                )
                 worker, _ = await router.add_worker(url)
                 stack.callback(_remove, router, worker)
             yield
+
+
+def _same(backend: Backend) -> Backend:
+    return backend
 
 
 def _remove(router: Router, worker: Worker) -> None:

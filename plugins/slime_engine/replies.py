@@ -70,7 +70,7 @@ class Reply:
         meta["completion_tokens"] = tokens.completion_tokens
         if sequence.started:
             meta |= {
-                "cached_tokens": 0,
+                "cached_tokens": sequence.cached_tokens,
                 "num_retractions": sequence.retractions,
                 "dp_rank": sequence.entry.dp_rank,
             }

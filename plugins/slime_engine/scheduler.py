@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from itertools import islice
 from typing import Literal
 
 import anyio
 
+from slime_engine.backend import Backend
 from slime_engine.errors import BadRequest
 from slime_engine.grammars import Bound
 from slime_engine.journal import Journal
-from slime_engine.language import LanguageModel
+from slime_engine.language import FloatArray
 from slime_engine.requests import GenerateRequest
 from slime_engine.sequence import FinishReason, Sequence, TokenDelta
 from slime_engine.settings import Settings
@@ -25,26 +26,27 @@ __all__ = ["PauseMode", "Scheduler"]
 
 PauseMode = Literal["abort", "retract", "in_place"]
 
-#: Sequences advanced before the event loop gets a turn; some hundred microseconds of work.
-_GROUP = 16
+#: Logits sampled from before the event loop gets a turn; some hundred microseconds of work.
+_SAMPLED_AT_ONCE = 20_000
 
 
 class Scheduler:
     """Samples tokens, writes the journal, and emits TokenDeltas.
 
     All state changes happen between awaits of one event loop, so nothing is locked. Aborts and pauses
-    act at once, also in the middle of a step.
+    act at once, also in the middle of a step: what the model computes meanwhile is dropped.
     """
 
     def __init__(
         self,
-        model: LanguageModel,
+        backend: Backend,
         settings: Settings,
         journal: Journal,
         emit: Callable[[list[TokenDelta]], None],
         clock: Callable[[], float] = anyio.current_time,
     ) -> None:
-        self._steps = Steps(model)
+        self._backend = backend
+        self._at_once = max(1, _SAMPLED_AT_ONCE // backend.vocab_size)
         self._journal = journal
         self._emit = emit
         self._clock = clock
@@ -58,6 +60,9 @@ class Scheduler:
         self.handing: dict[int, Sequence] = {}
         self._settings = settings
         self._mode = settings.disaggregation_mode
+        self._steps = Steps(backend, scores_prompts=self._mode != "decode")
+        self._computing = False
+        self._loading = False
         self._turn = 0
         self.paused = False
         self.memory_released = False
@@ -156,19 +161,33 @@ class Scheduler:
         self.memory_released = released
         self._changed.notify()
 
-    async def update_weights(self, version: str) -> None:
-        """Change the weights: at once while paused, else when no sequence runs. Admits none until then."""
+    async def update_weights(self, version: str | None, load: Callable[[], Awaitable[None]]) -> None:
+        """Run ``load``, which changes the weights, and set the version: while paused, or when no sequence runs.
+
+        No sequence is admitted until then. Raises what ``load`` raises; the version is the old one then.
+        """
         self.updates_waiting += 1
         try:
-            await self._changed.wait_for(lambda: self.paused or not self.running)
-            self.version = version
+            await self._changed.wait_for(self._may_load)
+            self._loading = True
+            try:
+                await load()
+                self.version = self.version if version is None else version
+            finally:
+                self._loading = False
         finally:
             self.updates_waiting -= 1
             self._changed.notify()
 
+    def _may_load(self) -> bool:
+        return (self.paused or not self.running) and not (self._computing or self._loading)
+
     def fail(self, sequences: Iterable[Sequence], reason: FinishReason) -> None:
         """Finish ``sequences``, which the caller has taken out of the queues, with ``reason``."""
-        self._emit([sequence.delta(reason, self.version) for sequence in sequences])
+        ended = list(sequences)
+        for sequence in ended:
+            self._steps.release(sequence)
+        self._emit([sequence.delta(reason, self.version) for sequence in ended])
         self._changed.notify()
 
     def fail_all(self, reason: FinishReason) -> None:
@@ -185,14 +204,16 @@ class Scheduler:
             self._admit()
             now = self._clock()
             due = [] if self._stands_still() else [s for s in self.running.values() if s.due_at <= now]
-            for group in _grouped(due, _GROUP):
-                self._step(group)
-                await asyncio.sleep(0)
+            for group in _grouped(due, self._backend.batch_size):
+                await self._step(group)
             if not due:
                 await self._until_due()
 
     def _stands_still(self) -> bool:
-        return self.paused or self.memory_released
+        return self.paused or self.memory_released or self._loading
+
+    def _is_active(self, sequence: Sequence) -> bool:
+        return self.running.get(sequence.rid) is sequence and not self._stands_still()
 
     def _admit(self) -> None:
         if self._stands_still() or self.updates_waiting:
@@ -206,6 +227,7 @@ class Scheduler:
     def _begin(self, sequence: Sequence) -> None:
         if not sequence.started:
             sequence.started = True
+            self._steps.begin(sequence)
             self.tokens["prompt"] += len(sequence.input_ids)
 
     async def _until_due(self) -> None:
@@ -216,25 +238,39 @@ class Scheduler:
         with anyio.move_on_after(wait_s):
             await self._changed.wait()
 
-    def _step(self, group: list[Sequence]) -> None:
-        deltas: list[TokenDelta] = []
+    async def _step(self, group: list[Sequence]) -> None:
+        """Advance each sequence by a token, unless it is aborted or paused meanwhile."""
+        version = self.version  # of the weights that the logits come from
+        active = [sequence for sequence in group if self._is_active(sequence)]
+        asked = [(one.rid, query) for one in active if (query := self._steps.query(one)) is not None]
+        self._computing = True
         try:
-            for sequence in group:
-                deltas += self._advance(sequence)
-        finally:  # also what was sampled before a crash
-            if deltas:
-                self._emit(deltas)
+            answers = await self._backend.logits([query for _, query in asked], version) if asked else []
+        finally:
+            self._computing = False
+            if self.updates_waiting:
+                self._changed.notify()
+        rows = dict(zip((rid for rid, _ in asked), answers, strict=True))
+        for part in _grouped(active, self._at_once):
+            deltas: list[TokenDelta] = []
+            try:
+                for sequence in part:
+                    deltas += self._advance(sequence, rows.get(sequence.rid), version)
+            finally:  # also what was sampled before a crash
+                if deltas:
+                    self._emit(deltas)
+            await asyncio.sleep(0)
 
-    def _advance(self, sequence: Sequence) -> Iterator[TokenDelta]:
-        """Advance one sequence by a token, unless it was aborted or paused since the step began."""
-        if self.running.get(sequence.rid) is not sequence or self._stands_still():
+    def _advance(self, sequence: Sequence, rows: FloatArray | None, version: str) -> Iterator[TokenDelta]:
+        """Advance one sequence with the logits that it asked for."""
+        if not self._is_active(sequence):
             return
-        if self._mode != "decode" and self._steps.score_prompt(sequence, self.version):
+        if rows is not None and self._steps.score_prompt(sequence, rows):
             return
         if sequence.given:
             sequence.given = False
-        elif sequence.max_new_tokens > 0:
-            self._steps.sample(sequence, self.version)
+        elif rows is not None and sequence.max_new_tokens > 0:
+            self._steps.sample(sequence, rows[0], version)
             self.tokens["generation"] += 1
             # A late token does not make the next ones come in a burst.
             sequence.due_at = max(sequence.due_at, self._clock() - self._period_s) + self._period_s
@@ -245,6 +281,7 @@ class Scheduler:
             if self._mode == "prefill" and sequence.request.room is not None and sequence.completion_tokens:
                 self.handing[sequence.request.room.number] = sequence
                 return
+            self._steps.release(sequence)
         interval = sequence.params.stream_interval
         if reason is not None or (sequence.request.stream and sequence.completion_tokens % interval == 0):
             yield sequence.delta(reason, self.version)

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from slime_engine.backend import Run
 from slime_engine.grammars import Bound
 from slime_engine.journal import JournalEntry
 from slime_engine.requests import GenerateRequest
@@ -56,6 +57,7 @@ class Sequence:
         self.unsent_tops: list[list[ScoredToken]] = []
         self.sent = 0
         self.started = False
+        self.run: Run | None = None  # the backend's state, from its admission on; kept when it is released
         self.retractions = 0
         self.expected = False  # its first token comes from a prefill engine, and has not arrived
         self.given = False  # that token has arrived, but was neither checked nor sent yet
@@ -64,6 +66,10 @@ class Sequence:
     @property
     def completion_tokens(self) -> int:
         return len(self.context) - len(self.input_ids)
+
+    @property
+    def cached_tokens(self) -> int:
+        return 0 if self.run is None else self.run.cached_tokens
 
     @property
     def scripted(self) -> int | None:

@@ -8,9 +8,10 @@ from typing import Literal, get_args
 
 from slime_engine.script import Script
 
-__all__ = ["DisaggregationMode", "Settings"]
+__all__ = ["BackendName", "DisaggregationMode", "Settings"]
 
 DisaggregationMode = Literal["null", "prefill", "decode"]
+BackendName = Literal["ngram", "transformers"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,10 @@ class Settings:
     ``journal_file`` is appended to. ``disaggregation_mode``: a ``prefill`` engine samples one token of each sequence
     and hands it over to a ``decode`` engine. ``dp_size``: data-parallel ranks that requests may name, without effect on
     the answer. ``script``: answers the prompts that it matches.
+
+    ``model`` is a path or a name, for the backend ``transformers`` only. GGUF files are converted to ``model_cache``
+    (None: in the home directory). ``prefix_cache_tokens``: tokens of ended sequences that later ones can reuse.
+    ``threads``: of a real model on the CPU (0: half of the cores).
     """
 
     model_name: str = "slime-ngram"
@@ -42,9 +47,14 @@ class Settings:
     disaggregation_mode: DisaggregationMode = "null"
     dp_size: int = 1
     script: Script | None = None
+    backend: BackendName = "ngram"
+    model: str = ""
+    model_cache: str | None = None
+    prefix_cache_tokens: int = 32768
+    threads: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("latency_ms", "tokens_per_second", "moe_layers"):
+        for name in ("latency_ms", "tokens_per_second", "moe_layers", "prefix_cache_tokens", "threads"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
         counts = (
@@ -61,6 +71,17 @@ class Settings:
         if self.disaggregation_mode not in get_args(DisaggregationMode):
             modes = ", ".join(get_args(DisaggregationMode))
             raise ValueError(f"disaggregation_mode must be one of {modes}, got {self.disaggregation_mode!r}")
+        if self.backend not in get_args(BackendName):
+            raise ValueError(
+                f"backend must be one of {', '.join(get_args(BackendName))}, got {self.backend!r}"
+            )
+        if (self.backend == "transformers") != bool(self.model):
+            raise ValueError(
+                f"backend transformers needs model, and only that one has it; got backend {self.backend} "
+                f"and model {self.model!r}"
+            )
+        if self.backend == "transformers" and self.moe_layers:
+            raise ValueError("moe_layers simulates experts for the backend ngram; a real model has its own")
         if self.moe_topk > self.moe_experts:
             raise ValueError(f"moe_topk {self.moe_topk} is more than moe_experts {self.moe_experts}")
         if self.journal_file is not None and not Path(self.journal_file).parent.is_dir():

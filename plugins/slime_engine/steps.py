@@ -1,11 +1,12 @@
-"""Model steps of one sequence: score its prompt, sample its next token, check whether it is finished."""
+"""Model steps of one sequence: the logits that it needs next, and the scores and tokens made of them."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from slime_engine.backend import Backend, Query
 from slime_engine.grammars import BoolArray
-from slime_engine.language import FloatArray, LanguageModel
+from slime_engine.language import FloatArray
 from slime_engine.model import log_softmax
 from slime_engine.sampling import choose, uniform
 from slime_engine.sequence import FinishReason, ScoredToken, Sequence
@@ -19,39 +20,74 @@ _CLOSING_FROM = 64
 
 
 class Steps:
-    """Steps of one model. Each method is short, so that the caller can do other work between calls."""
+    """Steps of the sequences of one backend. Each method is short, so that the caller can do other work between calls.
 
-    def __init__(self, model: LanguageModel) -> None:
-        self._model = model
+    ``scores_prompts``: answer requests for the log-probabilities of the prompt.
+    """
 
-    def score_prompt(self, sequence: Sequence, version: str) -> bool:
-        """Score the next tokens of the prompt, from ``logprob_start_len`` on. Return True while more are left.
+    def __init__(self, backend: Backend, *, scores_prompts: bool) -> None:
+        self._backend = backend
+        self._scores_prompts = scores_prompts
+
+    def begin(self, sequence: Sequence) -> None:
+        """Give the sequence its state. SGLang has no logits before the first token that it scores."""
+        sequence.run = self._backend.begin()
+        start = self._score_from(sequence)
+        if start is not None and start < len(sequence.input_ids):
+            sequence.input_logprobs.append((None, sequence.input_ids[start]))
+            sequence.input_tops.append(None)
+
+    def release(self, sequence: Sequence) -> None:
+        if sequence.run is not None:
+            self._backend.release(sequence.run)
+
+    def query(self, sequence: Sequence) -> Query | None:
+        """Return the query for the sequence's next step, or None if it needs no logits."""
+        assert sequence.run is not None  # narrowing: the scheduler has begun it
+        places = self._unscored(sequence)
+        if places:
+            return Query(sequence.run, sequence.input_ids, places.stop - 1, len(places))
+        # Without a token to sample, the prompt still has to be routed.
+        wanted = sequence.max_new_tokens > 0 or sequence.request.return_routed_experts
+        if sequence.given or not wanted:
+            return None
+        return Query(sequence.run, sequence.context, len(sequence.context))
+
+    def score_prompt(self, sequence: Sequence, rows: FloatArray) -> bool:
+        """Score the next tokens of the prompt with their logits, from ``logprob_start_len`` on. Return False when done.
 
         The log-probabilities are those at temperature 1, whatever the request's temperature, as in SGLang.
         """
-        request, ids = sequence.request, sequence.input_ids
-        start = request.logprob_start_len
-        if not request.return_logprob or start < 0:
-            return False
-        position = start + len(sequence.input_logprobs)
-        for here in range(position, min(position + _PREFILL_CHUNK, len(ids))):
-            logprobs = log_softmax(self._model.next_logits(ids, version, here))
-            first = here == start  # SGLang has no logits before the first token that it scores
-            sequence.input_logprobs.append((None if first else float(logprobs[ids[here]]), ids[here]))
-            sequence.input_tops.append(None if first else _top(logprobs, request.top_logprobs_num))
-        return position + _PREFILL_CHUNK < len(ids)
+        places = self._unscored(sequence)
+        for place, row in zip(places, rows, strict=False):
+            logprobs, token_id = log_softmax(row), sequence.input_ids[place]
+            sequence.input_logprobs.append((float(logprobs[token_id]), token_id))
+            sequence.input_tops.append(_top(logprobs, sequence.request.top_logprobs_num))
+        return bool(places)
 
-    def sample(self, sequence: Sequence, version: str) -> None:
-        """Sample one token, and append it. A scripted token also has the model's log-probability."""
+    def _score_from(self, sequence: Sequence) -> int | None:
+        request = sequence.request
+        scores = self._scores_prompts and request.return_logprob and request.logprob_start_len >= 0
+        return request.logprob_start_len if scores else None
+
+    def _unscored(self, sequence: Sequence) -> range:
+        """Return the places of the prompt's tokens to score next; none when all are scored."""
+        start = self._score_from(sequence)
+        if start is None:
+            return range(0)
+        place = start + len(sequence.input_logprobs)
+        return range(place, min(place + _PREFILL_CHUNK, len(sequence.input_ids)))
+
+    def sample(self, sequence: Sequence, logits: FloatArray, version: str) -> None:
+        """Sample one token from its logits, and append it. A scripted token also has the model's log-probability."""
         params, context = sequence.params, sequence.context
         allowed = _allowed(sequence)
         forbidden: frozenset[int] = frozenset()
         if sequence.completion_tokens < params.min_new_tokens:
-            stops = self._model.tokenizer.eos_ids | params.stop_token_ids
-            forbidden = frozenset(one for one in stops if 0 <= one < self._model.vocab_size)
+            stops = self._backend.tokenizer.eos_ids | params.stop_token_ids
+            forbidden = frozenset(one for one in stops if 0 <= one < self._backend.vocab_size)
             if allowed is not None and not np.delete(allowed, list(forbidden)).any():
                 forbidden = frozenset()  # the grammar has nothing else left
-        logits = self._model.next_logits(context, version)
         luck = uniform(sequence.seed, len(context))
         token_id, logprobs = choose(logits, params, sequence.counts, forbidden, luck, allowed)
         scripted = sequence.scripted
@@ -81,11 +117,11 @@ class Steps:
         if sequence.completion_tokens >= sequence.max_new_tokens:
             return {"type": "length", "length": sequence.max_new_tokens}
         params, last = sequence.params, sequence.context[-1]
-        stop_ids = self._model.tokenizer.eos_ids | params.stop_token_ids
+        stop_ids = self._backend.tokenizer.eos_ids | params.stop_token_ids
         if last in stop_ids and (not params.ignore_eos or sequence.bound is not None):
             return {"type": "stop", "matched": last}
         if sequence.stops:
-            text = sequence.tail + self._model.tokenizer.token_bytes[last]
+            text = sequence.tail + self._backend.tokenizer.token_bytes[last]
             for stop, encoded in sequence.stops:
                 if encoded in text:
                     return {"type": "stop", "matched": stop}

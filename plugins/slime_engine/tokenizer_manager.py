@@ -12,10 +12,10 @@ from typing import Any
 from anyio import CancelScope, to_thread
 from anyio.lowlevel import checkpoint_if_cancelled
 
+from slime_engine.backend import Backend
 from slime_engine.errors import BadRequest, Crashed, EngineError
 from slime_engine.grammars import Bound, Grammars
-from slime_engine.language import LanguageModel
-from slime_engine.moe import encode_experts, routed_experts
+from slime_engine.moe import encode_experts
 from slime_engine.replies import JSONDict, Reply
 from slime_engine.requests import GenerateBody, GenerateRequest
 from slime_engine.scheduler import Scheduler
@@ -52,17 +52,17 @@ class TokenizerManager:
 
     def __init__(
         self,
-        model: LanguageModel,
+        backend: Backend,
         settings: Settings,
         scheduler: Scheduler,
         source: asyncio.Queue[list[TextDelta]],
         start_soon: Callable[[Callable[[], Any]], None],
     ) -> None:
-        self._model = model
-        self._tokenizer = model.tokenizer
-        self._grammars = Grammars(model.tokenizer)
+        self._backend = backend
+        self._tokenizer = backend.tokenizer
+        self._grammars = Grammars(backend.tokenizer)
         script = settings.script
-        self._scripted = None if script is None else ScriptedAnswers(script, model.tokenizer)
+        self._scripted = None if script is None else ScriptedAnswers(script, backend.tokenizer)
         self._settings = settings
         self._scheduler = scheduler
         self._source = source
@@ -229,18 +229,22 @@ class TokenizerManager:
 
     async def _add_experts(self, request: GenerateRequest, last: TextDelta, output: JSONDict) -> None:
         sequence = last.tokens.sequence
-        if not (request.return_routed_experts and self._settings.moe_layers and sequence.started):
+        run, start = sequence.run, request.routed_experts_start_len
+        if run is None or not (request.return_routed_experts and self._backend.has_routed_experts):
             return
-        start = request.routed_experts_start_len
 
-        def encoded() -> str:
-            experts = routed_experts(sequence.context, start, self._settings)
+        def encoded() -> str | None:
+            experts = self._backend.routed_experts(run, sequence.context, start)
+            if experts is None:
+                return None
             if self._settings.disaggregation_mode == "decode":  # the prompt went through another engine
                 experts[: len(sequence.input_ids) - start] = 0
             return encode_experts(experts)
 
-        output["meta_info"]["routed_experts"] = await to_thread.run_sync(encoded)
-        output["meta_info"]["routed_experts_start_len"] = start
+        encoding = await to_thread.run_sync(encoded)
+        if encoding is not None:
+            output["meta_info"]["routed_experts"] = encoding
+            output["meta_info"]["routed_experts_start_len"] = start
 
     def _auto_create_handle_loop(self) -> None:
         if not self._looping:

@@ -31,6 +31,8 @@ def test_every_trajectory_of_the_demo_is_exact() -> None:
     )
     assert result["tokens_tokenised"] < result["tokens_tokenised_without_cache"]
     assert result["corrupted_by_tokenising_again"] > 0
+    by_turn = result["corrupted_after_turn"]
+    assert by_turn["1"] <= by_turn["2"] <= by_turn["3"] == result["corrupted_by_tokenising_again"]
     sampled, again = result["example"]["sampled"], result["example"]["tokenised_again"]
     assert sampled[:1] != again[:1]
 
@@ -43,7 +45,26 @@ def test_the_table_tells_the_same() -> None:
     assert "cache hits, turn 3" in shown
 
 
-@pytest.mark.parametrize("arguments", [["--samples", "0"], ["--samples", "x"], ["--quickly"]])
+def test_a_turn_has_the_tokens_that_were_asked_for() -> None:
+    flags = ["--json", "--samples", "1", "--max-new-tokens", "5", "--temperature", "0.5"]
+    done = subprocess.run([*DEMO, *flags], capture_output=True, timeout=HANG_S, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    result = orjson.loads(done.stdout)
+    assert 24 < sum(result["sampled_tokens_by_version"].values()) <= 8 * 3 * 5
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--samples", "0"],
+        ["--samples", "x"],
+        ["--quickly"],
+        ["--max-new-tokens", "0"],
+        ["--temperature", "-1"],
+        ["--temperature", "inf"],
+        ["--model", "nowhere"],
+    ],
+)
 def test_bad_arguments_are_one_line(arguments: list[str]) -> None:
     done = subprocess.run([*DEMO, *arguments], capture_output=True, timeout=HANG_S, check=False)
     assert done.returncode == 2

@@ -12,11 +12,13 @@ import httpx
 import orjson
 
 from deadlines import HANG_S
-from slime_engine.app import make_app
+from slime_engine.app import make_backend_app
+from slime_engine.backend import Backend
 from slime_engine.engine import EngineHost
 from slime_engine.model import NgramModel
 from slime_engine.scheduler import Scheduler
 from slime_engine.settings import Settings
+from slime_engine.stateless import StatelessBackend
 from slime_http.serving import serving
 
 #: A prompt after which the model writes an answer and mostly ends it within a few dozen tokens.
@@ -84,7 +86,13 @@ Serve = Callable[..., AbstractAsyncContextManager[Served]]
 
 @asynccontextmanager
 async def served(load: Callable[[], NgramModel], settings: Settings) -> AsyncIterator[Served]:
-    app = make_app(settings, load)
+    async with served_backend(lambda: StatelessBackend(load(), settings), settings) as running:
+        yield running
+
+
+@asynccontextmanager
+async def served_backend(load: Callable[[], Backend], settings: Settings) -> AsyncIterator[Served]:
+    app = make_backend_app(settings, load)
     async with (
         serving(app, grace_s=1) as url,
         httpx.AsyncClient(base_url=url, trust_env=False, timeout=20) as client,

