@@ -30,7 +30,7 @@ _WATCH_S = (240, 480)
 #: Pods are kilobytes each, and nothing else runs while a page is parsed.
 _PAGE = 100
 _MAX_PAGE_BYTES = 1 << 26
-#: More pods than a cluster may have.
+#: More pages than any cluster fills.
 _MAX_PAGES = 2000
 #: etcd takes no object of more than 1.5 MiB.
 _MAX_EVENT_BYTES = 1 << 23

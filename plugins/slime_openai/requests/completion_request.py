@@ -92,7 +92,7 @@ def read_completion(body: Any) -> CompletionRequest:
     if values.get("best_of", n) != n or values.get("best_of", 1) > 1:
         raise UnsupportedParameter("best_of", "answers are not ranked; ask for all of them with 'n'")
     if not values.get("add_special_tokens", True) and isinstance(values["prompt"][0], str):
-        unknown["add_special_tokens"] = False  # texts are tokenised as the engine tokenises them
+        unknown["add_special_tokens"] = False  # texts get special tokens, as the engine adds them
     return CompletionRequest(
         prompts=values["prompt"],
         echo=echo,

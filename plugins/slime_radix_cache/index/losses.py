@@ -24,7 +24,7 @@ __all__ = ["Count", "Digest", "Losses", "Marks", "digest_of", "opened"]
 
 T = TypeVar("T")
 
-#: Number of latest marks that are counted exactly.
+#: Number of latest keys that are counted exactly.
 _EXACT = 16_384
 #: Bits of a filter (8 MiB), and bits that a mark sets. False positives: 1 in 2.5 million with a million marks, 1 in 450
 #: with five million, 1 in 24 with ten million.
@@ -46,7 +46,7 @@ class Count(NamedTuple):
 
 
 class Marks:
-    """A set of marked keys that only grows. The filter is created with the first mark, or read from ``path``."""
+    """A set of marked keys that only grows. The filter is created with the first mark, or is the file ``path``."""
 
     def __init__(self, path: Path | None = None, *, exact: int = _EXACT, bits: int = _BITS) -> None:
         self.number = 0
@@ -55,7 +55,7 @@ class Marks:
         self._recent: OrderedDict[int, int] = OrderedDict()
         self._filter: bytearray | memoryview | None = None
         self._header: memoryview | None = None
-        #: The filter has marks that are not counted exactly: from a former process, or too many.
+        #: The filter has marks that are not counted exactly: of a former process, or not recent.
         self._has_uncounted = False
         if path is not None:
             self._open(path)
@@ -78,7 +78,7 @@ class Marks:
             _HEADER.pack_into(mapped, 0, *head, 0)
         *found, self.number = _HEADER.unpack_from(mapped)
         if tuple(found) != head:
-            raise ValueError(f"wanted a file that begins with {_MAGIC.decode().strip()!r}")
+            raise ValueError(f"wanted {_MAGIC.decode().strip()!r} of this version and size")
         self._header, self._filter = mapped[: _HEADER.size], mapped[_HEADER.size :]
         self._has_uncounted = self.number > 0
 
@@ -150,7 +150,7 @@ class Marks:
 
 
 class Losses:
-    """Marks of responses that were evicted or not recorded: ``sessions`` by name, ``texts`` in UTF-8.
+    """Marks of what is not fully or exactly known: ``sessions`` by name, ``texts`` in UTF-8.
 
     ``asked``: sessions with unanswered requests in a former process.
     """
