@@ -219,7 +219,7 @@ def _payload(request: CompletionRequest) -> dict[str, Any]:
 
 
 def _sent_ids(body: dict[str, Any], count: int) -> list[list[int] | None]:
-    """Return each prompt's ids as the engine got them, after all plugins; None for prompts sent as text."""
+    """Return each prompt's ids as the engine got them, after all plugins; None for prompts that stayed text."""
     ids = body.get("input_ids")
     if ids is None:
         return [None] * count
