@@ -70,7 +70,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """The form of messages with calls that a template reads: arguments as text or object, no content as "" or None."""
+    """The form of messages with calls that a template reads: arguments as text or object, missing content as "" or None."""
 
     arguments_as_text: bool = False
     content_as_none: bool = False
@@ -116,9 +116,9 @@ class Renderer:
         return self._render(conversation)
 
     async def behind(self, conversation: Conversation, place: int) -> str | None:
-        """Return the text of ``conversation`` behind content and calls of the assistant's message ``place``.
+        """Return the text of ``conversation`` behind content or calls of the assistant's message ``place``.
 
-        None when the template does not show where these end. Raises InvalidRequest.
+        None when the template does not show where one ends. Raises InvalidRequest.
         """
         for message in _marked(conversation.messages[place]):
             before, mark, behind = (await self.render(conversation.with_message(place, message))).rpartition(
@@ -129,10 +129,10 @@ class Renderer:
         return None
 
     def end_of_turn(self, conversation: Conversation) -> str | None:
-        """Return the text behind the content of an assistant's last message without calls, whatever precedes it.
+        """Return the text behind the content of an assistant's last message, if without calls, whatever precedes it.
 
         The template is tried once for the variables of ``conversation``, with tools or without. None: the text varies,
-        or the variables are too many or too long to be cached.
+        or the cache is full or the variables are too long.
         """
         tools = None if conversation.tools is None else [_TOOL]
         key = f"{tools is None} {conversation.variables or ''}"

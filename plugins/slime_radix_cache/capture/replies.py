@@ -33,7 +33,7 @@ class Unusable(Exception):
 class Output:
     """One sampled sequence. ``ids`` and ``logprobs`` are packed (see segments); ``ids`` is not empty.
 
-    Logprobs of other ids and versions that do not fit are left out; :func:`slime_sglang.contradiction` names them.
+    Left out: logprobs of other ids, and versions that do not fit; :func:`slime_sglang.contradiction` names them.
     ``columns``: those of ``output_token_logprobs``.
     """
 

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 #: Default size of the cache of parts: a few hundred system prompts of 10k tokens.
 _MAX_BYTES = 64 << 20
 
-#: Default limit for one prompt: more than any model's context.
+#: Default limit for one prompt: few models have a longer context.
 MAX_TOKENS = 1 << 20
 #: A text with more characters per allowed token is refused: tokens as long as this are rare.
 _MOST_CHARACTERS = 16
@@ -44,7 +44,7 @@ _MANY_IDS = 1 << 15
 
 
 class PromptTooLong(BadRequest):
-    """A prompt with more tokens than ``--max-prompt-tokens``."""
+    """A prompt too long for ``--max-prompt-tokens``."""
 
     def __init__(self, got: str, max_tokens: int) -> None:
         super().__init__(f"wanted a prompt of at most {max_tokens} tokens (--max-prompt-tokens), got {got}")
@@ -54,7 +54,7 @@ class Encoder:
     """Tokenizer of prompts.
 
     For a transformers tokenizer it uses a copy of the Rust tokenizer inside, since transformers sets truncation and
-    padding on the original. Only ``encode_batch_fast`` releases the GIL. Any other tokenizer is called directly, and
+    padding on the original. Only its batch calls release the GIL. Any other tokenizer is called directly, and
     must be safe to call from several threads. ``abilities``: the result of its tests. ``max_tokens``: limit for one
     prompt.
     """
