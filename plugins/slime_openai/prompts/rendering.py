@@ -70,7 +70,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """The form of messages with calls that a template reads: arguments as text or object, missing content as "" or None."""
+    """The form in which a template reads messages with calls: arguments as text or object, no content as "" or as None."""
 
     arguments_as_text: bool = False
     content_as_none: bool = False
