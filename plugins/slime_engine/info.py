@@ -22,6 +22,7 @@ from slime_engine.journal import JournalEntry
 from slime_engine.requests import GenerateBody, GenerateRequest, new_rid
 from slime_engine.sampling import SamplingParams
 from slime_engine.scheduler import Scheduler
+from slime_engine.settings import Settings
 
 __all__ = ["info_routes"]
 
@@ -63,6 +64,7 @@ def info_routes(host: EngineHost) -> list[Route]:
                 "has_audio_understanding": False,
                 "model_type": "slime_ngram",
                 "architectures": ["NgramModel"],
+                **_moe_shape(host.settings),
             }
         )
 
@@ -168,6 +170,13 @@ def info_routes(host: EngineHost) -> list[Route]:
         Route("/tokenize", tokenize, methods=["POST"]),
         Route("/detokenize", detokenize, methods=["POST"]),
     ]
+
+
+def _moe_shape(settings: Settings) -> dict[str, int]:
+    """Return the shape of a token's routed experts, under the names of Hugging Face's configurations."""
+    if not settings.moe_layers:
+        return {}
+    return {"num_hidden_layers": settings.moe_layers, "num_experts_per_tok": settings.moe_topk}
 
 
 def _load(scheduler: Scheduler, rank: int) -> dict[str, Any]:

@@ -93,13 +93,12 @@ class RadixCache:
             router.components.register("tokenizer", load_tokenizer(settings.hf_checkpoint))
         cure = "give --hf-checkpoint PATH, or put --plugin engine before --plugin radix_cache"
         tokenizer: Tokenizer = router.components.get("tokenizer", cure)
-        encoder = Encoder(
+        self._encoder = encoder = Encoder(
             tokenizer,
             add_special_tokens=settings.add_special_tokens,
             max_tokens=settings.max_prompt_tokens,
             threads=router.threads,
         )
-        self._encoder = encoder
         router.components.register("encoder", encoder)
         router.components.register("verdicts", Verdicts())
         spelling = Spelling(tokenizer, encoder.abilities.lead)
@@ -135,6 +134,7 @@ class RadixCache:
             spelling.text_of,
             given_prompts,
             router.session_sources,
+            rows=self._turns.rows,
             long_work=router.long_work,
             threads=router.threads,
         )
@@ -156,6 +156,7 @@ class RadixCache:
     @asynccontextmanager
     async def lifespan(self, router: Router) -> AsyncIterator[None]:
         """Subscribe to pauses and aborts, and compact the log if there is one."""
+        self._turns.rows.keep_in(router.components.find("token_rows"))
         events = router.components.find("control_events")
         if events is not None:
             self._interruptions.follow(events)
@@ -178,8 +179,7 @@ class RadixCache:
 
     def get_stats(self) -> dict[str, Any]:
         """Return the sizes of the cache, and its counters."""
-        kept = self._trajectories
-        losses = kept.losses
+        kept, losses = self._trajectories, self._trajectories.losses
         return {
             "entries": kept.segments,
             "tokens": kept.tokens,
@@ -187,6 +187,7 @@ class RadixCache:
             "evictions": dict(kept.evicted),
             "lost": {"sessions": losses.sessions.as_dict(), "texts": losses.texts.as_dict()},
             **self._tally.as_dict(),
+            **self._turns.rows.as_dict(),
             "tokenizer": self._encoder.as_dict(),
             **({"log": self._log.directory.as_dict()} if self._log is not None else {}),
         }
@@ -222,6 +223,7 @@ class RadixCache:
         try:
             turns = await self._begin(exchange, ask)
             document = rewritten(body, ask, [np.frombuffer(turn.ids, np.int32) for turn in turns])
+            document = self._turns.rows.asked(exchange, body, document, turns)
         except HTTPError:  # an invalid request, such as a session name that is too long
             raise
         except Exception as error:

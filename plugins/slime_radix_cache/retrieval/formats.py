@@ -52,6 +52,8 @@ def _json(answer: Answer) -> bytes:
     }
     if answer.logprobs:
         document["rollout_logp"] = _logprobs(record)
+    if answer.experts is not None:
+        document |= answer.experts.as_json()
     return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
 
 

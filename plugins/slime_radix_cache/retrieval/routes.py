@@ -18,11 +18,13 @@ from router_core.request import Request
 from slime_fairness.turns import FairThreads, FairTurns
 from slime_radix_cache.capture.given_prompts import GivenPrompts
 from slime_radix_cache.capture.open_streams import OpenStreams
+from slime_radix_cache.capture.row_recorder import RowRecorder
 from slime_radix_cache.index.segments import Response
 from slime_radix_cache.index.text_search import Match
 from slime_radix_cache.index.trajectories import Trajectories
 from slime_radix_cache.retrieval.answer import Answer, Lost, about_record, inexact_reason, record_of
 from slime_radix_cache.retrieval.branches import Branch, answer_of, branches
+from slime_radix_cache.retrieval.experts import experts_of
 from slime_radix_cache.retrieval.formats import JSON, Format, format_for
 from slime_radix_cache.retrieval.question import Conversation, Question, read_object
 from slime_radix_cache.retrieval.templates import ChatTemplate
@@ -59,6 +61,7 @@ class Retrieval:
         given_prompts: GivenPrompts,
         session_sources: Iterable[SessionSource] = (),
         *,
+        rows: RowRecorder,
         long_work: FairTurns,
         threads: FairThreads,
     ) -> None:
@@ -70,6 +73,7 @@ class Retrieval:
         self._spell = spell
         self._given_prompts = given_prompts
         self._session_sources = session_sources
+        self._rows = rows
         self._long_work = long_work
         self._threads = threads
 
@@ -104,9 +108,10 @@ class Retrieval:
             **about_record(record, reason, matched, candidates),
             "finish_reason": _finish_reason(match, text),
         }
+        experts = None
         if question.routed_experts:
-            about |= {"routed_experts": None, "routed_experts_reason": "not_recorded"}
-        return Answer(record, about, question.logprobs)
+            experts = experts_of(self._rows, match.context, len(record.tokens), reason, question.experts_form)
+        return Answer(record, about, question.logprobs, experts)
 
     def _lost(self, text: bytes, session: str | None) -> Lost:
         kept = self._trajectories
@@ -161,7 +166,7 @@ class Retrieval:
 
     async def _one(self, request: HTTPRequest, answer: Answer, client: str | None) -> HTTPResponse:
         format = format_for(request.headers.get("accept", ""))
-        return await self._written(format, len(answer.record.tokens), lambda: format.one(answer), client)
+        return await self._written(format, answer.size, lambda: format.one(answer), client)
 
     async def _written(
         self, format: Format, tokens: int, write: Callable[[], bytes], client: str | None

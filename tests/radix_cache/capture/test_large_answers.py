@@ -25,8 +25,6 @@ from routers import BARE, HEALTH
 from slime_engine.tokenizer import EngineTokenizer
 from slime_http.serving import serving
 from slime_radix_cache.capture.recorder import StreamRecorder
-from slime_radix_cache.capture.relayed_answer import WithoutExperts
-from slime_sglang.bodies import without_experts
 
 if TYPE_CHECKING:
     from routers import Start
@@ -218,23 +216,6 @@ async def test_large_answer_that_is_no_json_is_passed_on_and_counted(start: Star
         assert reply.content == wrong
         stats = (await running.client.get("/cache_stats")).json()
         assert stats["unrecorded"] == {"answer_not_understood": 1}
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b'{"a":"b","routed_experts":"AAAA=","c":{"routed_experts": "A","routed_experts":[1,"x"]}}',
-        b'{"text":"\\"routed_experts\\":\\"x","routed_experts" :"A","routed_experts":null}',
-        b'{"routed_experts":""}',
-    ],
-)
-def test_pieces_without_experts_are_the_whole_without_them(body: bytes) -> None:
-    for first in range(len(body) + 1):
-        for second in range(first, len(body) + 1):
-            kept = WithoutExperts()
-            for piece in (body[:first], body[first:second], body[second:]):
-                kept.feed(piece)
-            assert kept.whole() == without_experts(body)
 
 
 async def test_nothing_of_a_request_waits_for_the_garbage_collector(
