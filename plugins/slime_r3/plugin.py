@@ -13,7 +13,7 @@ from slime_sglang.facts import experts_shape
 from slime_sglang.token_arrays import IntArray
 
 if TYPE_CHECKING:
-    from slime_radix_cache.index.consumed_turns import ConsumedTurn
+    from slime_radix_cache.contracts import ConsumedTurn
 
 __all__ = ["R3"]
 

@@ -11,7 +11,7 @@ from slime_r3.turn_rows import TurnRows
 from slime_sglang.token_arrays import IntArray, array_in
 
 if TYPE_CHECKING:
-    from slime_radix_cache.index.consumed_turns import ConsumedTurn
+    from slime_radix_cache.contracts import ConsumedTurn
 
 __all__ = ["RecordedRows", "Shape"]
 

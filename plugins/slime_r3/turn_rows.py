@@ -22,7 +22,7 @@ from slime_r3 import reasons
 from slime_sglang.token_arrays import IntArray
 
 if TYPE_CHECKING:
-    from slime_radix_cache.index.consumed_turns import ConsumedTurn
+    from slime_radix_cache.contracts import ConsumedTurn
 
 __all__ = ["TurnRows"]
 

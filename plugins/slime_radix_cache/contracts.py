@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
     from router_core.exchange import Exchange
-    from slime_radix_cache.index.consumed_turns import ConsumedTurn
 
-__all__ = ["TextEncoder", "TokenRows"]
+__all__ = ["ConsumedTurn", "TextEncoder", "TokenRows"]
 
 
 class TextEncoder(Protocol):
@@ -29,6 +28,21 @@ class TextEncoder(Protocol):
     def max_characters(self) -> int:
         """Maximum length of a text."""
         ...
+
+
+class ConsumedTurn(NamedTuple):
+    """One response in a context. Places and lengths are in tokens.
+
+    ``response``: its identity. ``prompt``: equal for responses to the same prompt. ``start``: place of its first token.
+    ``length``: its tokens, of which the context keeps the first ``kept``. ``versions``: ``(version, number of tokens)`` of consecutive runs.
+    """
+
+    response: Hashable
+    prompt: Hashable
+    start: int
+    length: int
+    kept: int
+    versions: tuple[tuple[str | None, int], ...]
 
 
 class TokenRows(Protocol):

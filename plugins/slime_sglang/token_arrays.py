@@ -20,6 +20,7 @@ __all__ = [
     "IntArray",
     "TokenArray",
     "array_in",
+    "dumped",
     "encoded",
     "narrowed",
     "parsed_with_arrays",
@@ -50,6 +51,13 @@ class TokenArray:
         self._blocks: list[IntArray] = []
         self._rest = b""
         self._values: IntArray | None = None
+
+    @classmethod
+    def of(cls, values: IntArray) -> TokenArray:
+        """Return the array of ``values``."""
+        array = cls()
+        array._values = values.reshape(-1)
+        return array
 
     def feed(self, characters: bytes | memoryview) -> None:
         """Decode the next ``characters``. Raises ValueError if they are not base64. O(characters)."""
@@ -101,6 +109,17 @@ def array_in(value: Any) -> TokenArray | None:
 def encoded(values: IntArray) -> str:
     """Return ``values`` as engines write them: base64 of little-endian int32."""
     return pybase64.b64encode_as_string(np.ascontiguousarray(values, "<i4").data)
+
+
+def dumped(document: Any) -> bytes:
+    """Return ``document`` as JSON, with its arrays in base64."""
+    return orjson.dumps(document, default=_text_of)
+
+
+def _text_of(value: Any) -> str:
+    if isinstance(value, TokenArray):
+        return encoded(value.values)
+    raise TypeError
 
 
 class ArrayCutter:

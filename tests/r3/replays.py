@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import httpx
 import numpy as np
 import numpy.typing as npt
 import orjson
@@ -47,6 +48,13 @@ class Replay:
 
     running: Running
     hosts: list[EngineHost]
+    urls: list[str]
+
+    async def abort_at_engines(self) -> None:
+        """Abort everything without the router's knowledge."""
+        async with httpx.AsyncClient(trust_env=False) as client:
+            for url in self.urls:
+                await client.post(f"{url}/abort_request", json={"abort_all": True})
 
     def journal(self, rid: str) -> list[dict[str, Any]]:
         return [entry.as_json() for host in self.hosts for entry in host.engine.journal.entries(rid)]
@@ -100,4 +108,4 @@ async def replaying(
         plugins = ("--plugin", "radix_cache", "--hf-checkpoint", checkpoint, "--plugin", "r3")
         running = await stack.enter_async_context(start(*plugins, *flags, "--worker-urls", *urls))
         await until(lambda: running.router.pool.healthy == engines)
-        yield Replay(running, hosts)
+        yield Replay(running, hosts, urls)

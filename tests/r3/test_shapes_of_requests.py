@@ -64,7 +64,7 @@ async def test_the_last_event_of_a_stream_has_the_experts(
 async def test_a_stream_that_the_client_left_is_filled_by_its_next_turn(
     start: Start, model: NgramModel, checkpoint: str
 ) -> None:
-    async with replaying(start, model, checkpoint, latency_ms=5) as replay:
+    async with replaying(start, model, checkpoint, tokens_per_second=200) as replay:
         body: dict[str, Any] = {"text": PROMPT, "sampling_params": {**SAMPLING, "max_new_tokens": 100}}
         text = ""
         headers = {"x-session-id": "s"}

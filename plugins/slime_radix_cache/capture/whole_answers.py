@@ -46,7 +46,9 @@ class WholeAnswers:
         self._turns = turns
         self._generation = generation
         self._long_work = long_work
-        self._keeps_arrays = recorder.rows.store is not None
+        self._keeps_rows = recorder.rows.store is not None
+        #: Those of aborted answers are joined.
+        self._keeps_arrays = self._keeps_rows or generation is not None
 
     async def pass_on(self, reply: Reply) -> bool:
         """Read ``reply``, resume and record it. Raises errors of reading, and ValueError if it is no answer.
@@ -81,7 +83,7 @@ class WholeAnswers:
         def relayed(source: BodySource) -> RelayedAnswer:
             nonlocal answer
             lose = partial(self._recorder.lose, self._turns[0])
-            answer = RelayedAnswer(source, ArrayCutter(keeps=self._keeps_arrays), self._record_relayed, lose)
+            answer = RelayedAnswer(source, ArrayCutter(keeps=self._keeps_rows), self._record_relayed, lose)
             return answer
 
         reply.pass_through(relayed)

@@ -2,27 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import NamedTuple
+from slime_radix_cache.contracts import ConsumedTurn
+from slime_radix_cache.index.segments import Context, Response, links
 
-from slime_radix_cache.index.segments import Context, Response, Versions, links
-
-__all__ = ["ConsumedTurn", "consumed_turns"]
-
-
-class ConsumedTurn(NamedTuple):
-    """One response in a context. Places and lengths are in tokens.
-
-    ``response``: its identity. ``prompt``: equal for responses to the same prompt. ``start``: place of its first token.
-    ``length``: its tokens, of which the context keeps the first ``kept``. ``versions``: see Response.
-    """
-
-    response: Hashable
-    prompt: Hashable
-    start: int
-    length: int
-    kept: int
-    versions: Versions
+__all__ = ["consumed_turns"]
 
 
 def consumed_turns(context: Context) -> list[ConsumedTurn]:
