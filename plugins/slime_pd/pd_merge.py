@@ -134,7 +134,9 @@ def _fit(first: str, before: Meta, second: str, meta: Meta, start: str) -> bool:
     ``start``: the name of the field with that place. Without the figures this is not known.
     """
     names = ("prompt_tokens", "completion_tokens", start)
-    told = [[one.get(name, 0 if name == start else None) for name in names] for one in (before, meta)]
+    told: list[list[Any]] = [
+        [one.get(name, 0 if name == start else None) for name in names] for one in (before, meta)
+    ]
     if not all(type(figure) is int for figures in told for figure in figures):
         return True
     (sent, sampled, begin), (same, more, place) = told

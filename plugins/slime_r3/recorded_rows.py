@@ -34,6 +34,7 @@ class RecordedRows:
         self._name = name
         self._shape = shape
         self._size: int | None = None
+        self._layers: int | None = None
         self._sizes_disagree = False
 
     def known(self, turns: Sequence[ConsumedTurn]) -> int:
@@ -57,6 +58,8 @@ class RecordedRows:
                     "%s of an answer are not recorded: %s (further ones are only counted)", self._name, error
                 )
             return
+        layers = meta.get(f"{self._name}_num_layers")
+        self._layers = layers if type(layers) is int and layers > 0 else self._layers
         self.turns.add(turns, *found)
 
     def read(self, turns: Sequence[ConsumedTurn], tokens: int) -> IntArray | str:
@@ -64,10 +67,13 @@ class RecordedRows:
         if self._is_disputed():
             return reasons.SIZES_DISAGREE
         rows = self.turns.read(turns, tokens - 1)
-        shape = self._shape()
-        if isinstance(rows, str) or shape is None or shape[0] * shape[1] != rows.shape[1]:
+        if isinstance(rows, str):
             return rows
-        return rows.reshape(-1, *shape)
+        size, shape = rows.shape[1], self._shape()
+        if shape is None and self._layers is not None:
+            shape = self._layers, size // self._layers
+        fits = shape is not None and shape[0] * shape[1] == size
+        return rows.reshape(-1, *shape) if shape is not None and fits else rows
 
     def as_dict(self) -> dict[str, Any]:
         """Return the size and the counters, ready for JSON."""

@@ -34,7 +34,8 @@ class ConsumedTurn(NamedTuple):
     """One response in a context. Places and lengths are in tokens.
 
     ``response``: its identity. ``prompt``: equal for responses to the same prompt. ``start``: place of its first token.
-    ``length``: its tokens, of which the context keeps the first ``kept``. ``versions``: ``(version, number of tokens)`` of consecutive runs.
+    ``length``: its tokens, of which the context keeps the first ``kept``.
+    ``versions``: ``(version, number of tokens)`` of consecutive runs.
     """
 
     response: Hashable

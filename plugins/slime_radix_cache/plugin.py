@@ -124,11 +124,10 @@ class RadixCache:
             self._streams,
             verbose=settings.verbose,
         )
-        template = ChatTemplate(tokenizer, router.threads)
         self.retrieval = Retrieval(
             self._trajectories,
             encoder,
-            template,
+            ChatTemplate(tokenizer, router.threads),
             self._tally,
             self._streams,
             spelling.text_of,
@@ -139,7 +138,8 @@ class RadixCache:
             threads=router.threads,
         )
         router.components.register("trajectories", self.retrieval)
-        router.components.register("session_turns", SessionTurns(self._trajectories, spelling.text_of))
+        session_turns = SessionTurns(self._trajectories, spelling.text_of, self._turns.rows)
+        router.components.register("session_turns", session_turns)
         self._aborts = Aborts(
             router=router,
             interruptions=self._interruptions,

@@ -23,7 +23,7 @@ class JoinedArrays:
     def __init__(self, body: Mapping[str, Any]) -> None:
         start = body.get(_START)
         self._prompt = len(body["input_ids"])
-        self._first = {name: 0 for name in TOKEN_ARRAYS}
+        self._first = dict.fromkeys(TOKEN_ARRAYS, 0)
         self._first[_EXPERTS] = start if type(start) is int else 0
         self._asked = dict(self._first)
         self._rows: dict[str, IntArray] = {}

@@ -11,7 +11,7 @@ from router_core.errors import BadRequest
 from router_core.request import Request
 from slime_radix_cache.retrieval.experts import INT32, NPY
 
-__all__ = ["Conversation", "Question", "experts_form", "read_object"]
+__all__ = ["Conversation", "Question", "experts_asked", "experts_form", "read_object"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +97,15 @@ def experts_form(value: Any) -> str:
     if value != NPY:
         raise BadRequest(f'"routed_experts_format" must be "{INT32}" or "{NPY}", got {value!r:.80}')
     return NPY
+
+
+def experts_asked(query: Mapping[str, str]) -> str | None:
+    """Return the form of the routed experts that a URL's ``query`` asks for, or None. Raises BadRequest."""
+    wanted = query.get("return_routed_experts", "false")
+    if wanted not in ("true", "false"):
+        raise BadRequest(f'"return_routed_experts" must be true or false, got {wanted!r:.80}')
+    form = experts_form(query.get("routed_experts_format"))
+    return form if wanted == "true" else None
 
 
 def _flag(document: Mapping[str, Any], name: str, *, default: bool) -> bool:

@@ -26,7 +26,7 @@ from slime_radix_cache.retrieval.answer import Answer, Lost, about_record, inexa
 from slime_radix_cache.retrieval.branches import Branch, answer_of, branches
 from slime_radix_cache.retrieval.experts import experts_of
 from slime_radix_cache.retrieval.formats import JSON, Format, format_for
-from slime_radix_cache.retrieval.question import Conversation, Question, read_object
+from slime_radix_cache.retrieval.question import Conversation, Question, experts_asked, read_object
 from slime_radix_cache.retrieval.templates import ChatTemplate
 from slime_radix_cache.tally import Tally
 from slime_radix_cache.tokens.encoding import Encoder
@@ -35,6 +35,7 @@ __all__ = ["Retrieval", "SessionNotFound"]
 
 #: Answers with more tokens are encoded in a thread: about 1 ms of work.
 _MANY_TOKENS = 16_384
+_MANY = _MANY_TOKENS + 1
 
 
 class SessionNotFound(HTTPError):
@@ -113,6 +114,10 @@ class Retrieval:
             experts = experts_of(self._rows, match.context, len(record.tokens), reason, question.experts_form)
         return Answer(record, about, question.logprobs, experts)
 
+    def _with_experts(self, answer: Answer, branch: Branch, form: str) -> Answer:
+        context, reason = (branch.leaf, len(branch.leaf)), answer.about["inexact_reason"]
+        return replace(answer, experts=experts_of(self._rows, context, branch.tokens, reason, form))
+
     def _lost(self, text: bytes, session: str | None) -> Lost:
         kept = self._trajectories
         return Lost(session is not None and kept.has_lost(session), kept.is_lost(text))
@@ -190,13 +195,20 @@ class Retrieval:
             return await self._one(request, await self.retrieve_messages(asked, client), client)
 
         async def trajectories(request: HTTPRequest) -> HTTPResponse:
+            experts = experts_asked(request.query_params)
             about, leaves = self.session(request.path_params["session"])
             format = format_for(request.headers.get("accept", ""))
 
             def write() -> bytes:
-                return format.many(about, [answer_of(leaf, self._spell) for leaf in leaves])
+                answers = [answer_of(leaf, self._spell) for leaf in leaves]
+                if experts is not None:
+                    answers = [
+                        self._with_experts(*pair, experts) for pair in zip(answers, leaves, strict=True)
+                    ]
+                return format.many(about, answers)
 
-            return await self._written(format, sum(leaf.tokens for leaf in leaves), write, _address(request))
+            size = sum(leaf.tokens for leaf in leaves)
+            return await self._written(format, size if experts is None else _MANY, write, _address(request))
 
         async def cache_stats(_: HTTPRequest) -> HTTPResponse:
             return HTTPResponse(orjson.dumps(stats()), media_type=JSON.media_type)
