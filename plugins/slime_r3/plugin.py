@@ -54,7 +54,7 @@ class R3:
     async def inject(self, exchange: Exchange) -> None:
         """Add the field to the request, unless it has one. Requests without a JSON object stay as they are."""
         request = exchange.request
-        if not self._injects or self._pool.passthrough:
+        if not self._injects or self._pool.passthrough or _is_declined(exchange):
             return
         if request.method not in _METHODS or request.path not in _GENERATING:
             return
@@ -78,7 +78,7 @@ class R3:
             parent = exchange.parent
             is_own = _NOTE in exchange.notes or (parent is not None and _NOTE in parent.notes)
         else:
-            is_own = self._injects
+            is_own = self._injects and not _is_declined(exchange)
         if not is_own:
             return {}
         added: dict[str, Any] = {_FIELD: True}
@@ -112,3 +112,9 @@ class R3:
         if self._shape is None:
             self._shape = next(filter(None, map(experts_shape, self._pool)), None)
         return self._shape
+
+
+def _is_declined(exchange: Exchange) -> bool:
+    """Return True if the client of a chat or completion, which ``exchange`` is a part of, had the field itself."""
+    parent = exchange.parent
+    return parent is not None and parent.request.path in _GENERATING and _NOTE not in parent.notes

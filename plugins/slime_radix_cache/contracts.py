@@ -52,6 +52,10 @@ class TokenRows(Protocol):
     Another plugin offers it. Turns are those of one context, first one first.
     """
 
+    async def inject(self, exchange: Exchange) -> None:
+        """Ask for rows in the body of ``exchange``, a generation of any API, unless the client did or declined it."""
+        ...
+
     def fields(
         self, exchange: Exchange, body: Mapping[str, Any], contexts: Sequence[Sequence[ConsumedTurn]]
     ) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -81,12 +81,13 @@ class Replay:
     async def check(self, text: str, session: str | None = None) -> Any:
         """The record of ``text``, whose experts must be exact, and those of its tokens."""
         answer = await self.retrieve(text, session)
-        assert answer["exact"], answer["inexact_reason"]
-        assert answer["experts_exact"], answer["routed_experts_reason"]
-        self.check_rows(answer)
+        self.check_experts(answer)
         return answer
 
-    def check_rows(self, answer: dict[str, Any]) -> None:
+    def check_experts(self, answer: dict[str, Any]) -> None:
+        """Assert that ``answer`` is exact, and that its experts are those of its tokens."""
+        assert answer["exact"], answer["inexact_reason"]
+        assert answer["experts_exact"], answer["routed_experts_reason"]
         wanted = self.rows(answer["tokens"])
         assert answer["routed_experts_shape"] == [answer["token_length"] - 1, *SHAPE]
         assert rows_in(answer["routed_experts"]).tolist() == wanted.tolist()
@@ -97,7 +98,13 @@ class Replay:
 
 @asynccontextmanager
 async def replaying(
-    start: Start, model: NgramModel, checkpoint: str, *flags: str, engines: int = 1, **settings: Any
+    start: Start,
+    model: NgramModel,
+    checkpoint: str,
+    *flags: str,
+    engines: int = 1,
+    order: Sequence[str] = ("radix_cache", "r3"),
+    **settings: Any,
 ) -> AsyncIterator[Replay]:
     async with AsyncExitStack() as stack:
         urls, hosts = [], []
@@ -105,7 +112,8 @@ async def replaying(
             app = make_app(Settings(**(MOE | settings)), lambda: model)
             urls.append(await stack.enter_async_context(serving(app, grace_s=0.1)))
             hosts.append(app.state.host)
-        plugins = ("--plugin", "radix_cache", "--hf-checkpoint", checkpoint, "--plugin", "r3")
-        running = await stack.enter_async_context(start(*plugins, *flags, "--worker-urls", *urls))
+        plugins = [word for name in order for word in ("--plugin", name)]
+        flags = (*plugins, "--hf-checkpoint", checkpoint, *flags)
+        running = await stack.enter_async_context(start(*flags, "--worker-urls", *urls))
         await until(lambda: running.router.pool.healthy == engines)
         yield Replay(running, hosts, urls)
