@@ -90,16 +90,3 @@ async def test_only_what_clients_ask_for_is_recorded_when_asked(
             path = f"/trajectories/{session}?return_routed_experts=true"
             (leaf,) = (await replay.running.client.get(path)).json()["trajectories"]
             assert leaf["experts_exact"] is is_exact
-
-
-async def test_messages_give_their_experts(start: Start, model: NgramModel, checkpoint: str) -> None:
-    async with replaying(start, model, checkpoint, order=ORDERS[0]) as replay:
-        asked: dict[str, Any] = {
-            "messages": [{"role": "user", "content": "Why?"}],
-            "return_routed_experts": True,
-        }
-        client, path = replay.running.client, "/retrieve_from_messages_template"
-        prompt = (await client.post(path, json=asked | {"add_generation_prompt": True})).json()["response"]
-        output = await replay.generate(prompt, "s", sampling_params={"max_new_tokens": 2000})
-        asked["messages"].append({"role": "assistant", "content": output["text"]})
-        replay.check_experts((await client.post(path, json=asked | {"session_id": "s"})).json())
