@@ -51,7 +51,10 @@ async def aborted(replay: Replay, body: dict[str, Any]) -> Any:
 async def test_rows_of_all_attempts_are_joined(
     start: Start, model: NgramModel, checkpoint: str, mode: str, asked: dict[str, Any]
 ) -> None:
-    settings = {"tokens_per_second": 200, "incremental_streaming_output": mode == "incremental"}
+    settings: dict[str, Any] = {
+        "tokens_per_second": 200,
+        "incremental_streaming_output": mode == "incremental",
+    }
     async with replaying(start, model, checkpoint, *FLAGS, **settings) as replay:
         output = await aborted(replay, asked | {"stream": mode != "whole"})
         stats = (await replay.running.client.get("/cache_stats")).json()

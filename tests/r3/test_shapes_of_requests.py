@@ -84,7 +84,7 @@ async def test_a_stream_that_the_client_left_is_filled_by_its_next_turn(
 async def test_a_large_answer_is_recorded_as_it_passes(
     start: Start, model: NgramModel, checkpoint: str
 ) -> None:
-    shape = {"moe_layers": 100, "moe_experts": 300, "moe_topk": 40}
+    shape: dict[str, Any] = {"moe_layers": 100, "moe_experts": 300, "moe_topk": 40}
     async with replaying(start, model, checkpoint, **shape) as replay:
         output = await replay.generate(PROMPT * 5, "s", sampling_params=SAMPLING | {"max_new_tokens": 40})
         assert len(output["meta_info"]["routed_experts"]) > 1 << 20
