@@ -87,8 +87,7 @@ class RadixCache:
     def setup(self, router: Router) -> None:
         """Load the tokenizer, or take that of another plugin, and register the components for other plugins."""
         settings = self._settings
-        self._router = router
-        self._pool = router.pool
+        self._router, self._pool = router, router.pool
         if settings.hf_checkpoint:
             router.components.register("tokenizer", load_tokenizer(settings.hf_checkpoint))
         cure = "give --hf-checkpoint PATH, or put --plugin engine before --plugin radix_cache"
@@ -113,8 +112,7 @@ class RadixCache:
         )
         router.components.register("lost_sessions", self._trajectories.losses)
         router.components.register("ownership", self._trajectories)
-        given_prompts = GivenPrompts(encoder, spelling)
-        self._streams = OpenStreams()
+        given_prompts, self._streams = GivenPrompts(encoder, spelling), OpenStreams()
         self._turns = Turns(
             self._trajectories,
             encoder,

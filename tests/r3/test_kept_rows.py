@@ -28,8 +28,7 @@ async def conversation(replay: Replay, session: str) -> str:
     """The text of two turns."""
     first = PROMPT + session
     text = first + (await replay.generate(first, session))["text"] + NEXT
-    answer: str = (await replay.generate(text, session))["text"]
-    return text + answer
+    return f"{text}{(await replay.generate(text, session))['text']}"
 
 
 async def test_the_oldest_rows_are_dropped_and_that_is_said(
