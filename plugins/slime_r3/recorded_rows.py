@@ -44,14 +44,13 @@ class RecordedRows:
     def record(self, turns: Sequence[ConsumedTurn], meta: Mapping[str, Any], start: int) -> None:
         """Record the rows in ``meta``. See TokenRows."""
         new = turns[-1]
-        value = meta.get(self._name)
-        if value is None or value == "":
+        value, told = meta.get(self._name), meta.get(f"{self._name}_start_len")
+        end = new.start + new.length - 1
+        if value is None or (value == "" and told != end):
             self._miss(new, reasons.NOT_TOLD)
             return
         try:
-            found = self._matrix(
-                value, new.start + new.length - 1, meta.get(f"{self._name}_start_len"), start
-            )
+            found = self._matrix(value, end, told, start)
         except ValueError as error:
             if self._miss(new, reasons.MIS_SIZED):
                 logger.error(

@@ -96,3 +96,21 @@ async def test_a_large_answer_is_recorded_as_it_passes(
         assert (
             stats["routed_experts"]["bytes"] == (answer["token_length"] - 1) * 100 * 40 * 2
         )  # 300 experts: uint16
+
+
+async def test_one_token_after_a_cut_response_needs_no_new_row(
+    start: Start, model: NgramModel, checkpoint: str
+) -> None:
+    async with replaying(start, model, checkpoint) as replay:
+        await replay.generate(PROMPT, "s")
+        (leaf,) = (await replay.running.client.get("/trajectories/s")).json()["trajectories"]
+        given = leaf["tokens"][:-4]
+        body = {"input_ids": given, "session_id": "s", "sampling_params": SAMPLING | {"max_new_tokens": 1}}
+        output = (await replay.running.client.post("/generate", json=body)).json()
+        assert output["meta_info"]["routed_experts_start_len"] == len(given)
+        assert output["meta_info"]["routed_experts"] == ""
+        path = "/trajectories/s?return_routed_experts=true"
+        records = (await replay.running.client.get(path)).json()["trajectories"]
+        assert [record["token_length"] for record in records][-1] == len(given) + 1
+        for record in records:
+            replay.check_experts(record)
