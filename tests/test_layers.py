@@ -61,7 +61,7 @@ LIBRARIES = (*FOUNDATIONS, "slime_journal", "slime_sglang", "slime_resume", "sli
 PARTS = {
     "slime_control": ("contracts", "pausing", "calls", "weights"),
     "slime_openai": ("errors", "requests", "parsing", "responses", "prompts"),
-    "slime_radix_cache": ("tally", "index", "tokens", "capture", "journal", "retrieval"),
+    "slime_radix_cache": ("contracts", "tally", "index", "tokens", "capture", "journal", "retrieval"),
 }
 
 #: Packages that take a second to import and are not always needed. Only these may be imported within a function.

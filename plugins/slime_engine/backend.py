@@ -75,7 +75,7 @@ class Backend(Protocol):
 
     @property
     def info(self) -> Mapping[str, Any]:
-        """Fields of ``/model_info`` that describe the model: ``model_path``, ``model_type``, ``architectures``."""
+        """Fields of ``/model_info`` that describe the model, such as ``model_path`` and the shape of routed experts."""
         ...
 
     def begin(self) -> Run:

@@ -32,11 +32,13 @@ class StatelessBackend:
         self.vocab_size = model.vocab_size
         self.obeys = model.obeys
         self.has_routed_experts = settings.moe_layers > 0
-        self.info = {
+        self.info: dict[str, Any] = {
             "model_path": settings.model_name,
             "model_type": "slime_ngram",
             "architectures": ["NgramModel"],
         }
+        if self.has_routed_experts:
+            self.info |= {"num_hidden_layers": settings.moe_layers, "num_experts_per_tok": settings.moe_topk}
 
     def begin(self) -> Run:
         return Run()

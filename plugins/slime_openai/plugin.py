@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 import orjson
 
@@ -33,6 +34,9 @@ from slime_openai.responses.evidence import LostSessions, Ownership
 from slime_openai.responses.outputs import words_of
 from slime_openai.settings import Settings
 
+if TYPE_CHECKING:
+    from slime_radix_cache.contracts import TokenRows
+
 __all__ = ["OpenAI"]
 
 logger = logging.getLogger(__name__)
@@ -55,6 +59,7 @@ class OpenAI:
         """Look up the components of ``radix_cache``, and make the parts of this plugin."""
         settings = self._settings
         self._pool = router.pool
+        self._components = router.components
         encoder = router.components.get("encoder", "add --plugin radix_cache before --plugin openai")
         tokenizer = router.components.get("tokenizer")
         verdicts = router.components.get("verdicts")
@@ -113,6 +118,9 @@ class OpenAI:
         path = request.path
         if not path.startswith("/v1/") or self._pool.passthrough:
             return None
+        rows: TokenRows | None = self._components.find("token_rows")  # its plugin may be loaded later
+        if rows is not None:
+            await rows.inject(exchange)
         try:
             if request.method == "POST" and path == "/v1/chat/completions":
                 return await self._chat.answer(exchange)

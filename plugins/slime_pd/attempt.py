@@ -26,6 +26,8 @@ __all__ = ["Attempt", "Pair"]
 _OVERDUE_S = 10.0
 #: Seconds to wait for the prefill worker after a 5xx of the decode worker: a failed prefill may be the cause.
 _BLAMED_S = 0.2
+#: Fields that ask for arrays of which each worker knows a part.
+_ROWS = (b'"return_routed_experts":', b'"return_indexer_topk":')
 
 
 class Pair:
@@ -63,6 +65,7 @@ class Attempt:
         self._reply: Reply | None = None
         self._stream: Until | None = None
         self._failure: tuple[Exchange, Reply | HTTPError] | None = None
+        self._asks_rows = False
 
     async def settled(self, pending_aborts: PendingAborts, *, may_rename: bool) -> None:
         """Return when the last attempt has ended at these workers, or this attempt has a new rid.
@@ -85,6 +88,7 @@ class Attempt:
         ``count``: the sequences of ``body``, if it is a batch.
         """
         prefill, rank = self._prefill.server, self._prefill.rank
+        self._asks_rows = any(field in body for field in _ROWS)
         body = with_fields(body, bootstrap_fields(count, prefill))
         to_decode = body if rank is None else with_fields(body, b'"disagg_prefill_dp_rank":%d' % rank)
         if self._breakers is not None:
@@ -205,7 +209,7 @@ class Attempt:
             if prefilled.adds_to(whole):
                 reply.replace_body(prefilled.merge(whole))
             self._part.release()
-        elif stream is not None and prefilled.adds_to_stream(stream.first):
+        elif stream is not None and prefilled.adds_to_stream(stream.first, asks_rows=self._asks_rows):
             reply.pass_through(lambda source: MergedStream(source, prefilled))
 
 

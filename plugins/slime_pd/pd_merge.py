@@ -10,6 +10,7 @@ import orjson
 
 from router_core.errors import WorkerBroke
 from slime_sglang.events import EventSplitter
+from slime_sglang.token_arrays import TOKEN_ARRAYS
 
 __all__ = ["Prefilled", "event_data"]
 
@@ -18,6 +19,8 @@ Meta = dict[str, Any]
 #: The version as JSON shows it. Inside a JSON string the quotes would be escaped.
 _VERSION = re.compile(rb'"weight_version"\s*:\s*("[^"\\]*"|null)')
 _SPANS = b'"weight_versions"'
+_JOINED = ("input_token_logprobs", *TOKEN_ARRAYS)
+_ARRAYS = tuple(f'"{name}":"'.encode() for name in TOKEN_ARRAYS)
 _DONE = b"[DONE]"
 
 
@@ -54,16 +57,21 @@ class Prefilled:
 
     def adds_to(self, beginning: bytes) -> bool:
         """Return True when something must be merged into an answer. ``beginning``: its first piece, or all of it."""
-        if any("input_token_logprobs" in meta or "routed_experts" in meta for meta in self._metas.values()):
+        if any(name in meta for meta in self._metas.values() for name in _JOINED):
+            return True
+        if any(name in beginning for name in _ARRAYS):
             return True
         if not self._versions:
             return False
         told = set(_VERSION.findall(beginning))
         return len(told) != 1 or told != self._versions or _SPANS in beginning
 
-    def adds_to_stream(self, first: bytes) -> bool:
-        """Do the same for a stream. Of several sequences, later ones may begin after an update."""
-        return (len(self._metas) > 1 and bool(self._versions)) or self.adds_to(first)
+    def adds_to_stream(self, first: bytes, *, asks_rows: bool = False) -> bool:
+        """Do the same for a stream. Of several sequences, later ones may begin after an update.
+
+        ``asks_rows``: the request asks for arrays, which come in the last events.
+        """
+        return asks_rows or (len(self._metas) > 1 and bool(self._versions)) or self.adds_to(first)
 
     def merge(self, body: bytes) -> bytes:
         """Merge into ``body``, the decode worker's whole answer. Raises WorkerBroke."""
@@ -88,9 +96,13 @@ class Prefilled:
         logprobs = before.get("input_token_logprobs")
         if isinstance(logprobs, list) and isinstance(meta.get("input_token_logprobs"), list):
             meta["input_token_logprobs"] = [*logprobs, *meta["input_token_logprobs"]]
-        experts = before.get("routed_experts")
-        if isinstance(experts, str) and isinstance(meta.get("routed_experts"), str):
-            meta["routed_experts"] = _overlaid(experts, meta["routed_experts"])
+        for name in TOKEN_ARRAYS:
+            if isinstance(meta.get(name), str):
+                first = before.get(name)
+                if isinstance(first, str) and _fit(first, before, meta[name], meta, f"{name}_start_len"):
+                    meta[name] = _overlaid(first, meta[name])
+                else:
+                    del meta[name]  # the decode worker alone does not know the rows of the prompt
         if "weight_version" in before:
             _tell_first_version(meta, _first_version(before))
 
@@ -114,6 +126,26 @@ def _meta(output: Any) -> Meta:
 def _index(output: dict[str, Any]) -> int:
     index = output.get("index")
     return index if isinstance(index, int) else 0
+
+
+def _fit(first: str, before: Meta, second: str, meta: Meta, start: str) -> bool:
+    """Return False if ``first`` and ``second`` cannot be rows of one size, from one place of one prompt on.
+
+    ``start``: the name of the field with that place. Without the figures this is not known.
+    """
+    names = ("prompt_tokens", "completion_tokens", start)
+    told: list[list[Any]] = [
+        [one.get(name, 0 if name == start else None) for name in names] for one in (before, meta)
+    ]
+    if not all(type(figure) is int for figures in told for figure in figures):
+        return True
+    (sent, sampled, begin), (same, more, place) = told
+    rows = sent + sampled - 1 - begin, same + more - 1 - place
+    return (sent, begin) == (same, place) and _bytes_in(first) * rows[1] == _bytes_in(second) * rows[0]
+
+
+def _bytes_in(text: str) -> int:
+    return len(text) // 4 * 3 - text[-2:].count("=")
 
 
 def _overlaid(first: str, second: str) -> str:

@@ -55,10 +55,19 @@ class Client:
         """Return the engine's answer to ``text``. ``fields``: more fields of SGLang's ``/generate``."""
         return _answer(self._http.post("/generate", json=_ask(text, sampling_params, session, fields)))
 
-    def retrieve(self, text: str, *, session: str | None = None) -> dict[str, Any]:
-        """Return the tokens of ``text``, and ``inexact_reason`` if they are not exact."""
+    def retrieve(
+        self, text: str, *, session: str | None = None, routed_experts: bool = False
+    ) -> dict[str, Any]:
+        """Return the tokens of ``text``, and ``inexact_reason`` if they are not exact.
+
+        ``routed_experts``: also those of all tokens but the last, and ``routed_experts_reason`` if they are not exact.
+        """
         return _record(
-            _answer(self._http.post("/retrieve_from_text", json=_text(text, session), headers=_ACCEPT))
+            _answer(
+                self._http.post(
+                    "/retrieve_from_text", json=_question(text, session, routed_experts), headers=_ACCEPT
+                )
+            )
         )
 
     def session(self, session: str) -> dict[str, Any]:
@@ -69,11 +78,17 @@ class Client:
         """Return a record of each kept leaf of ``session``. Lost responses: see ``complete`` in :meth:`session`."""
         return list(self.session(session)["trajectories"])
 
-    def fill(self, sample: _SampleT, *, session: str | None = None, allow_inexact: bool = False) -> _SampleT:
+    def fill(
+        self,
+        sample: _SampleT,
+        *,
+        session: str | None = None,
+        allow_inexact: bool = False,
+        routed_experts: bool = False,
+    ) -> _SampleT:
         """Retrieve ``sample.prompt + sample.response``, and fill in the tokens: see :func:`fill_sample`."""
-        return fill_sample(
-            sample, self.retrieve(_text_of(sample), session=session), allow_inexact=allow_inexact
-        )
+        answer = self.retrieve(_text_of(sample), session=session, routed_experts=routed_experts)
+        return fill_sample(sample, answer, allow_inexact=allow_inexact)
 
     def close(self) -> None:
         """Close the connections."""
@@ -100,10 +115,16 @@ class AsyncClient:
         """See :meth:`Client.generate`."""
         return _answer(await self._http.post("/generate", json=_ask(text, sampling_params, session, fields)))
 
-    async def retrieve(self, text: str, *, session: str | None = None) -> dict[str, Any]:
+    async def retrieve(
+        self, text: str, *, session: str | None = None, routed_experts: bool = False
+    ) -> dict[str, Any]:
         """See :meth:`Client.retrieve`."""
         return _record(
-            _answer(await self._http.post("/retrieve_from_text", json=_text(text, session), headers=_ACCEPT))
+            _answer(
+                await self._http.post(
+                    "/retrieve_from_text", json=_question(text, session, routed_experts), headers=_ACCEPT
+                )
+            )
         )
 
     async def session(self, session: str) -> dict[str, Any]:
@@ -115,12 +136,16 @@ class AsyncClient:
         return list((await self.session(session))["trajectories"])
 
     async def fill(
-        self, sample: _SampleT, *, session: str | None = None, allow_inexact: bool = False
+        self,
+        sample: _SampleT,
+        *,
+        session: str | None = None,
+        allow_inexact: bool = False,
+        routed_experts: bool = False,
     ) -> _SampleT:
         """See :meth:`Client.fill`."""
-        return fill_sample(
-            sample, await self.retrieve(_text_of(sample), session=session), allow_inexact=allow_inexact
-        )
+        answer = await self.retrieve(_text_of(sample), session=session, routed_experts=routed_experts)
+        return fill_sample(sample, answer, allow_inexact=allow_inexact)
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -145,6 +170,10 @@ def _ask(text: str, sampling_params: dict[str, Any], session: str | None, fields
 
 def _text(text: str, session: str | None) -> dict[str, Any]:
     return {"text": text} if session is None else {"text": text, "session_id": session}
+
+
+def _question(text: str, session: str | None, routed_experts: bool) -> dict[str, Any]:
+    return {**_text(text, session), **({"return_routed_experts": True} if routed_experts else {})}
 
 
 def _path(session: str) -> str:
@@ -185,6 +214,8 @@ def _record(packed: dict[str, Any]) -> dict[str, Any]:
         else value
         for key, value in packed.items()
     }
+    if record.get("routed_experts") is not None:
+        record["routed_experts"] = record["routed_experts"].reshape(record["routed_experts_shape"])
     names = [*record.pop("version_names"), -1]
     record["generation_versions"] = [names[index] for index in record.pop("version_index")]
     return record

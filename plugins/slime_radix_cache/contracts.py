@@ -1,10 +1,17 @@
-"""The component that this plugin offers to others."""
+"""The components that this plugin shares with others."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-__all__ = ["TextEncoder"]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from router_core.exchange import Exchange
+
+__all__ = ["ConsumedTurn", "TextEncoder", "TokenRows"]
 
 
 class TextEncoder(Protocol):
@@ -20,4 +27,64 @@ class TextEncoder(Protocol):
     @property
     def max_characters(self) -> int:
         """Maximum length of a text."""
+        ...
+
+
+class ConsumedTurn(NamedTuple):
+    """One response in a context. Places and lengths are in tokens.
+
+    ``response``: its identity. ``prompt``: equal for responses to the same prompt. ``start``: place of its first token.
+    ``length``: its tokens, of which the context keeps the first ``kept``.
+    ``versions``: ``(version, number of tokens)`` of consecutive runs.
+    """
+
+    response: Hashable
+    prompt: Hashable
+    start: int
+    length: int
+    kept: int
+    versions: tuple[tuple[str | None, int], ...]
+
+
+class TokenRows(Protocol):
+    """Store of the rows that engines tell for each token, such as routed experts; the component ``"token_rows"``.
+
+    Another plugin offers it. Turns are those of one context, first one first.
+    """
+
+    async def inject(self, exchange: Exchange) -> None:
+        """Ask for rows in the body of ``exchange``, a generation of any API, unless the client did or declined it."""
+        ...
+
+    def fields(
+        self, exchange: Exchange, body: Mapping[str, Any], contexts: Sequence[Sequence[ConsumedTurn]]
+    ) -> dict[str, Any]:
+        """Return the fields to add to ``body``, a ``/generate``, to get the rows that are not known.
+
+        ``contexts``: what each of its prompts continues.
+        """
+        ...
+
+    def record(self, turns: Sequence[ConsumedTurn], meta: Mapping[str, Any], start: int) -> None:
+        """Record the rows in ``meta``, the ``meta_info`` of the answer that is the last of ``turns``.
+
+        ``start``: the first token whose row was asked for.
+        """
+        ...
+
+    def read(
+        self, name: str, turns: Sequence[ConsumedTurn], tokens: int
+    ) -> npt.NDArray[np.integer[Any]] | str:
+        """Return the rows ``name`` of the first ``tokens - 1`` tokens of the context; or why they are not known.
+
+        ``name``: that of the field in ``meta_info``. Safe in any thread.
+        """
+        ...
+
+    def forget(self, response: Hashable) -> None:
+        """Drop the rows of ``response``, which was evicted."""
+        ...
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return sizes and counters, ready for JSON."""
         ...

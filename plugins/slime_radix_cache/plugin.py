@@ -87,19 +87,17 @@ class RadixCache:
     def setup(self, router: Router) -> None:
         """Load the tokenizer, or take that of another plugin, and register the components for other plugins."""
         settings = self._settings
-        self._router = router
-        self._pool = router.pool
+        self._router, self._pool = router, router.pool
         if settings.hf_checkpoint:
             router.components.register("tokenizer", load_tokenizer(settings.hf_checkpoint))
         cure = "give --hf-checkpoint PATH, or put --plugin engine before --plugin radix_cache"
         tokenizer: Tokenizer = router.components.get("tokenizer", cure)
-        encoder = Encoder(
+        self._encoder = encoder = Encoder(
             tokenizer,
             add_special_tokens=settings.add_special_tokens,
             max_tokens=settings.max_prompt_tokens,
             threads=router.threads,
         )
-        self._encoder = encoder
         router.components.register("encoder", encoder)
         router.components.register("verdicts", Verdicts())
         spelling = Spelling(tokenizer, encoder.abilities.lead)
@@ -114,8 +112,7 @@ class RadixCache:
         )
         router.components.register("lost_sessions", self._trajectories.losses)
         router.components.register("ownership", self._trajectories)
-        given_prompts = GivenPrompts(encoder, spelling)
-        self._streams = OpenStreams()
+        given_prompts, self._streams = GivenPrompts(encoder, spelling), OpenStreams()
         self._turns = Turns(
             self._trajectories,
             encoder,
@@ -125,21 +122,22 @@ class RadixCache:
             self._streams,
             verbose=settings.verbose,
         )
-        template = ChatTemplate(tokenizer, router.threads)
         self.retrieval = Retrieval(
             self._trajectories,
             encoder,
-            template,
+            ChatTemplate(tokenizer, router.threads),
             self._tally,
             self._streams,
             spelling.text_of,
             given_prompts,
             router.session_sources,
+            rows=self._turns.rows,
             long_work=router.long_work,
             threads=router.threads,
         )
         router.components.register("trajectories", self.retrieval)
-        router.components.register("session_turns", SessionTurns(self._trajectories, spelling.text_of))
+        session_turns = SessionTurns(self._trajectories, spelling.text_of, self._turns.rows)
+        router.components.register("session_turns", session_turns)
         self._aborts = Aborts(
             router=router,
             interruptions=self._interruptions,
@@ -156,6 +154,7 @@ class RadixCache:
     @asynccontextmanager
     async def lifespan(self, router: Router) -> AsyncIterator[None]:
         """Subscribe to pauses and aborts, and compact the log if there is one."""
+        self._turns.rows.keep_in(router.components.find("token_rows"))
         events = router.components.find("control_events")
         if events is not None:
             self._interruptions.follow(events)
@@ -178,8 +177,7 @@ class RadixCache:
 
     def get_stats(self) -> dict[str, Any]:
         """Return the sizes of the cache, and its counters."""
-        kept = self._trajectories
-        losses = kept.losses
+        kept, losses = self._trajectories, self._trajectories.losses
         return {
             "entries": kept.segments,
             "tokens": kept.tokens,
@@ -187,6 +185,7 @@ class RadixCache:
             "evictions": dict(kept.evicted),
             "lost": {"sessions": losses.sessions.as_dict(), "texts": losses.texts.as_dict()},
             **self._tally.as_dict(),
+            **self._turns.rows.as_dict(),
             "tokenizer": self._encoder.as_dict(),
             **({"log": self._log.directory.as_dict()} if self._log is not None else {}),
         }
@@ -222,6 +221,7 @@ class RadixCache:
         try:
             turns = await self._begin(exchange, ask)
             document = rewritten(body, ask, [np.frombuffer(turn.ids, np.int32) for turn in turns])
+            document = self._turns.rows.asked(exchange, body, document, turns)
         except HTTPError:  # an invalid request, such as a session name that is too long
             raise
         except Exception as error:

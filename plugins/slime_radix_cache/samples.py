@@ -15,15 +15,19 @@ _STATUS = {"stop": "COMPLETED", "length": "TRUNCATED", "abort": "ABORTED"}
 
 
 class NotExact(Exception):
-    """The retrieved tokens are not exact. ``reason``: the ``inexact_reason``; ``answer``: the whole answer."""
+    """The retrieved tokens, or their routed experts, are not exact.
+
+    ``reason``: the ``inexact_reason``; ``answer``: the whole answer.
+    """
 
     def __init__(self, answer: Mapping[str, Any]) -> None:
-        self.reason: str = answer["inexact_reason"]
+        experts = answer.get("routed_experts_reason")
+        self.reason: str = answer["inexact_reason"] or f"routed_experts: {experts}"
         self.answer = answer
         matched, size = answer["matched_length"], len(answer.get("text", answer["response"]))
         super().__init__(
             f"the tokens are not exact: {self.reason} ({matched} of {size} characters were recorded); "
-            "docs/plugins/radix_cache.md explains each reason"
+            "docs/plugins/radix_cache.md and docs/plugins/r3.md explain each reason"
         )
 
 
@@ -34,9 +38,11 @@ def fill_sample(sample: _SampleT, answer: Mapping[str, Any], *, allow_inexact: b
     counts them from the first sampled one on; ``loss_mask`` and ``rollout_log_probs`` have that length. With
     ``allow_inexact``, missing logprobs are NaN. ``weight_versions`` has each version once, in order. ``status`` is
     set if the finish reason is known and the sample's class has a ``Status``. ``prompt`` and ``response`` are set if
-    ``answer`` is a record of a session.
+    ``answer`` is a record of a session. ``rollout_routed_experts`` (int32, ``[tokens - 1, layers, top_k]``) is set if
+    ``answer`` has routed experts, and None if they are not exact.
     """
-    if not answer["exact"] and not allow_inexact:
+    is_exact = answer["exact"] and answer.get("experts_exact", True)
+    if not is_exact and not allow_inexact:
         raise NotExact(answer)
     target: Any = sample
     mask = np.asarray(answer["loss_mask"])
@@ -47,6 +53,9 @@ def fill_sample(sample: _SampleT, answer: Mapping[str, Any], *, allow_inexact: b
     target.rollout_log_probs = np.asarray(answer["rollout_logp"], np.float64)[start:].tolist()
     versions = dict.fromkeys(answer["generation_versions"])
     target.weight_versions = [version for version in versions if isinstance(version, str)]
+    if "experts_exact" in answer:
+        rows = answer.get("routed_experts")
+        target.rollout_routed_experts = rows.astype(np.int32) if rows is not None else None
     if "prompt" in answer:
         target.prompt, target.response = answer["prompt"], answer["response"]
     ended = answer.get("finish_reason")

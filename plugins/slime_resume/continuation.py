@@ -14,7 +14,7 @@ _MAX_NEW_TOKENS = 128  # SGLang's default
 _NEEDS_THE_BEGINNING = ("json_schema", "regex", "ebnf", "structural_tag", "stop_regex", "custom_params")
 _PENALTIES = {"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0}
 #: Fields with an effect on each token that cannot be merged or continued here.
-_MORE_PER_TOKEN = ("return_routed_experts", "return_hidden_states", "custom_logit_processor")
+_MORE_PER_TOKEN = ("return_hidden_states", "custom_logit_processor")
 
 
 def can_go_on(body: dict[str, Any]) -> bool:
@@ -36,9 +36,16 @@ def max_new_tokens(body: dict[str, Any]) -> int | None:
     return told if isinstance(told, int) else None
 
 
-def continuation(body: dict[str, Any], sampled: Sequence[int], rid: str | None) -> dict[str, Any]:
-    """Return ``body``, which has ``input_ids``, as a request that continues after ``sampled``, under ``rid``."""
+def continuation(
+    body: dict[str, Any], sampled: Sequence[int], rid: str | None, row_start: int
+) -> dict[str, Any]:
+    """Return ``body``, which has ``input_ids``, as a request that continues after ``sampled``, under ``rid``.
+
+    ``row_start``: the first token whose routed experts are not known.
+    """
     changed = dict(body)
+    if body.get("return_routed_experts"):
+        changed["routed_experts_start_len"] = row_start
     if rid is not None:
         changed["rid"] = rid
     parameters = dict(body.get("sampling_params") or {})

@@ -171,7 +171,7 @@ class Generation:
             raise _NoUse
         request = self._exchange.request
         if merged is not None:
-            document = continuation(request.json(), merged.ids, merged.rid)
+            document = continuation(request.json(), merged.ids, merged.rid, merged.row_start)
             request = Request(request.method, request.target, request.headers)
             request.replace_json(document)
         try:

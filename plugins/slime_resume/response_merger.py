@@ -9,9 +9,11 @@ from typing import Any
 from router_core.types import Tokenizer
 from slime_resume.continuation import max_new_tokens
 from slime_resume.contracts import Spelling
+from slime_resume.joined_arrays import JoinedArrays
 from slime_resume.seams import SeamlessText, StopAcross
 from slime_resume.stop_conditions import StopConditions
 from slime_sglang import CONTRADICTION, PER_TOKEN, AnswerSoFar, contradiction, is_abort, is_aborted
+from slime_sglang.token_arrays import TOKEN_ARRAYS
 
 __all__ = ["MergedResponse"]
 
@@ -58,6 +60,7 @@ class MergedResponse:
         self._latest: dict[str, Any] = {}
         self._reason: dict[str, Any] | None = None
         self._text = ""
+        self._arrays = JoinedArrays(body)
 
     def start_with(self, output: dict[str, Any]) -> None:
         """Begin with the whole ``output`` of the first attempt: some tokens, and an abort."""
@@ -65,6 +68,7 @@ class MergedResponse:
         self._attempt.take(output)
         meta = output["meta_info"]
         self.ids = list(self._attempt.ids)
+        self._arrays.see(meta, len(self.ids))
         self._text = self._attempt.text
         self._see_meta(output, meta)
         self._reason = self._ending(output, self.ids)
@@ -87,6 +91,7 @@ class MergedResponse:
         self._kept = len(self.ids)
         self._attempt, self._attempt_rid = AnswerSoFar(), self.rid or _name(self._own_rid)
         self._spans_kept = self._spans
+        self._arrays.ask()
         self._seamless = SeamlessText(self._tokenizer, self._parameters, self.ids, self._text)
         self._across = StopAcross(self._tokenizer, self._parameters, self.ids)
 
@@ -94,6 +99,11 @@ class MergedResponse:
     def rid(self) -> str | None:
         """The request id for the next attempt; None: the request's own, if it has one."""
         return _name(self._first["meta_info"].get("id"))
+
+    @property
+    def row_start(self) -> int:
+        """The first token whose routed experts the next attempt is to tell."""
+        return self._arrays.next_start
 
     @property
     def ended(self) -> bool:
@@ -112,6 +122,8 @@ class MergedResponse:
         self.see_mode(attempt)
         meta = attempt.meta
         self._see_meta(output, meta)
+        versions = {span["version"] for span in self._spans_kept}
+        self._arrays.see(meta, self._kept + len(attempt.ids), self._kept, versions)
         new = attempt.ids[len(self.ids) - self._kept :]
         reason = meta.get("finish_reason")
         if not new and reason is None:
@@ -209,7 +221,10 @@ class MergedResponse:
                 meta.pop(name, None)  # an attempt lacks it, so entries and tokens would not match
             if name + _LENGTH in meta:
                 meta[name + _LENGTH] = len(values)
+        for name in TOKEN_ARRAYS:
+            meta.pop(name, None)
         if self._reason is not None:
+            meta |= self._arrays.of(len(self.ids))
             meta["e2e_latency"] = time.monotonic() - self._began
         else:
             meta.pop("e2e_latency", None)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import orjson
-
 from router_core.reply import Reply
 from slime_resume.generation import Generation
 from slime_resume.response_merger import MergedResponse
 from slime_sglang import is_aborted, read_event, sampled_ids
 from slime_sglang.bodies import parsed
+from slime_sglang.token_arrays import dumped
 
 __all__ = ["resume_answer"]
 
@@ -52,7 +51,7 @@ async def resume_answer(
         else:
             merged.take(answer)
         latest, doubt = merged.answer(), merged.doubt()
-        body = orjson.dumps(latest)
+        body = dumped(latest)
         return merged.has_grown
 
     async def attempt(reply: Reply) -> bool:
@@ -61,7 +60,7 @@ async def resume_answer(
         finally:
             generation.rest(reply)
         try:
-            return take(read_event(parsed(whole)), whole)
+            return take(read_event(parsed(whole, keeps_arrays=True)), whole)
         except ValueError as error:
             generation.tally.unrecorded("answer_not_understood", error)
             return False

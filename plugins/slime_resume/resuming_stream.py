@@ -16,6 +16,7 @@ from slime_resume.response_merger import MergedResponse
 from slime_sglang import is_aborted, read_event, sampled_ids, whole_answer
 from slime_sglang.bodies import parsed
 from slime_sglang.events import EventCutter, events_in, last_end
+from slime_sglang.token_arrays import dumped
 
 __all__ = ["ResumingStream"]
 
@@ -131,7 +132,7 @@ class ResumingStream:
 
     def _tell(self, merged: MergedResponse) -> None:
         known = (self._tokens, self._characters) if self._tokens and merged.incremental else (0, 0)
-        self._ready += _EVENT % orjson.dumps(merged.event(*known))
+        self._ready += _EVENT % dumped(merged.event(*known))
         self._tokens, self._characters = len(merged.ids), merged.text_length
 
     def _end(self) -> None:
@@ -251,7 +252,7 @@ def _taken(merged: MergedResponse, event: dict[str, Any]) -> int:
 def _event_in(data: bytes) -> dict[str, Any] | None:
     """Return the generation's event in ``data``; None when it has none. Raises WorkerBroke if it is invalid."""
     try:
-        event = parsed(data)
+        event = parsed(data, keeps_arrays=True)
         return read_event(event) if "meta_info" in event else None
     except (TypeError, ValueError) as error:
         raise WorkerBroke(f"a worker's stream is not understood: {error}", answered=True) from None
@@ -274,4 +275,4 @@ def _with_end(data: bytes) -> bytes:
 def _first_event(data: bytes) -> Any:
     """Return the first event of ``data``, parsed; None when there is none."""
     events = events_in(data + b"\n\n")
-    return parsed(events[0]) if events else None
+    return parsed(events[0], keeps_arrays=True) if events else None

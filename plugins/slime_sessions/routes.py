@@ -26,7 +26,9 @@ __all__ = ["SessionNotFound", "SessionRoutes"]
 
 _COMPONENT = "session_turns"
 #: Keys of a sample's metadata that only the server writes (miles' _SERVER_OWNED_METADATA_KEYS).
-_OWN_KEYS = frozenset(("accumulated_token_ids", "tito_session_mismatch", "leaf"))
+_OWN_KEYS = frozenset(
+    ("accumulated_token_ids", "tito_session_mismatch", "leaf", "experts_exact", "routed_experts_reason")
+)
 #: Answers about more tokens are written in a thread: about 1 ms of work.
 _MANY_TOKENS = 16_384
 #: Answers about more turns are also written in a thread: each turn has all tokens before it.

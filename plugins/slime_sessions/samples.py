@@ -19,9 +19,11 @@ from router_core.errors import HTTPError
 from slime_sessions.tree import COMPLETED, committed, leaves, status_of
 from slime_sessions.turns import Record, SessionTurns, Turn, TurnContext
 
-__all__ = ["InexactSession", "Sample", "samples_of"]
+__all__ = ["ROWS", "InexactSession", "Sample", "samples_of"]
 
 _PROMPT = -1
+#: Fields of ``meta_info`` with a row for each token.
+ROWS = ("routed_experts", "indexer_topk")
 
 
 class InexactSession(HTTPError):
@@ -35,6 +37,7 @@ class Sample:
     """One sample. ``loss_mask`` and ``logprobs`` are those of the last ``len(loss_mask)`` of ``tokens``: the response.
 
     ``status``: completed, truncated or aborted. ``weight_versions``: of each run of sampled tokens, in order.
+    ``rows``: by field of ``meta_info``, ``[len(tokens) - 1, layers, top_k]`` or the reason why it is not known.
     """
 
     tokens: npt.NDArray[np.int64]
@@ -44,6 +47,7 @@ class Sample:
     status: str
     weight_versions: list[str]
     leaf: dict[str, Any]
+    rows: dict[str, npt.NDArray[np.integer[Any]] | str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +123,16 @@ def _sample(source: SessionTurns, path: _Path, trained: dict[Hashable, int]) -> 
         path.status,
         list(_versions(record, end)),
         {"node_id": path.leaf.number, "parent": path.leaf.before, "path_node_ids": numbers},
+        dict(_rows(source, path)),
     )
+
+
+def _rows(source: SessionTurns, path: _Path) -> Iterator[tuple[str, npt.NDArray[np.integer[Any]] | str]]:
+    for name in ROWS:
+        rows = source.rows(name, path.leaf, path.end)
+        if rows is not None:
+            is_flat = not isinstance(rows, str) and rows.ndim != 3
+            yield name, "shape_unknown" if is_flat else rows
 
 
 def _versions(record: Record, end: int) -> Iterator[str]:

@@ -71,6 +71,13 @@ class SessionTurns(Protocol):
         """Return the context of ``turn``, one of ``turns``. Any thread may call it."""
         ...
 
+    def rows(self, name: str, turn: Any, tokens: int) -> npt.NDArray[np.integer[Any]] | str | None:
+        """Return the rows ``name`` of the first ``tokens - 1`` tokens up to ``turn``, or why they are not known.
+
+        None: no plugin records rows. Any thread may call it.
+        """
+        ...
+
     def text(self, turn: Any) -> str:
         """Return the text that the client got in ``turn``. To be called in the event loop's thread only."""
         ...

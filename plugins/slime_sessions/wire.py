@@ -1,9 +1,10 @@
 """Samples as miles' client reads them: one safetensors file.
 
 Format: miles/rollout/session/samples/codec.py at 31f1ca961. For sample ``i`` there are the tensors ``tokens.i``
-(int64), ``loss_mask.i`` (uint8) and ``rollout_log_probs.i`` (float64, of the response). All else is JSON, the bytes of
-the uint8 tensor ``_samples_meta``: ``{"samples": [{field: value, "nulls": [field]}], "session_metadata",
-"empty_reason"}``.
+(int64), ``loss_mask.i`` (uint8) and ``rollout_log_probs.i`` (float64, of the response). If they are exact,
+there are also ``rollout_routed_experts.i`` and ``rollout_indexer_topk.i`` (int32, ``[tokens - 1, layers, top_k]``). All
+else is JSON, the bytes of the uint8 tensor ``_samples_meta``: ``{"samples": [{field: value, "nulls": [field]}],
+"session_metadata", "empty_reason"}``.
 """
 
 from __future__ import annotations
@@ -15,13 +16,11 @@ import numpy as np
 import orjson
 import safetensors.numpy
 
-from slime_sessions.samples import Sample
+from slime_sessions.samples import ROWS, Sample
 
 __all__ = ["encode"]
 
 _META = "_samples_meta"
-#: Fields that are not recorded.
-_NULLS = ["rollout_routed_experts", "rollout_indexer_topk"]
 
 
 def encode(
@@ -39,6 +38,13 @@ def encode(
         tensors[f"tokens.{index}"] = np.ascontiguousarray(sample.tokens)
         tensors[f"loss_mask.{index}"] = np.ascontiguousarray(sample.loss_mask)
         tensors[f"rollout_log_probs.{index}"] = np.ascontiguousarray(sample.logprobs)
+        nulls = []
+        for name in ROWS:
+            rows = sample.rows.get(name)
+            if rows is None or isinstance(rows, str):
+                nulls.append(f"rollout_{name}")
+            else:
+                tensors[f"rollout_{name}.{index}"] = np.ascontiguousarray(rows, np.int32)
         described.append(
             {
                 "response": sample.response,
@@ -46,11 +52,20 @@ def encode(
                 "status": sample.status,
                 "weight_versions": sample.weight_versions,
                 "prefix_cache_info": {"cached_tokens": 0, "total_prompt_tokens": 0},
-                "metadata": {**(agent or {}), "leaf": sample.leaf},
+                "metadata": {**(agent or {}), "leaf": sample.leaf, **_about_experts(sample)},
                 "reward": reward,
-                "nulls": _NULLS,
+                "nulls": nulls,
             }
         )
     meta = {"samples": described, "session_metadata": metadata, "empty_reason": empty_reason}
     tensors[_META] = np.frombuffer(orjson.dumps(meta, option=orjson.OPT_SERIALIZE_NUMPY), np.uint8)
     return safetensors.numpy.save(tensors)
+
+
+def _about_experts(sample: Sample) -> dict[str, Any]:
+    """Return what the metadata say about routed experts; nothing if no plugin records them."""
+    rows = sample.rows.get(ROWS[0])
+    if rows is None:
+        return {}
+    reason = rows if isinstance(rows, str) else None
+    return {"experts_exact": reason is None, "routed_experts_reason": reason}

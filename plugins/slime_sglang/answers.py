@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from slime_sglang.token_arrays import TOKEN_ARRAYS
+
 __all__ = [
     "PER_TOKEN",
     "News",
@@ -32,6 +34,7 @@ _OF_ALL_TOKENS = frozenset(
     (
         *PER_TOKEN,
         *("completion_tokens", "weight_versions"),
+        *TOKEN_ARRAYS,
         *("output_token_logprobs_length", "output_token_sampling_mask_length"),
     )
 )

@@ -8,22 +8,32 @@ from router_core import Worker
 
 __all__ = [
     "BOOTSTRAP_PORT",
+    "EXPERTS_SHAPE",
     "MODEL_ID",
     "TOLD_MODEL",
     "bootstrap_port",
     "described",
+    "experts_shape",
     "model_id",
     "registered_model",
 ]
 
 #: Names in :attr:`Worker.facts`. ``TOLD_MODEL``: the model that the worker names; ``MODEL_ID``: its registration's.
+#: ``EXPERTS_SHAPE``: layers, and experts per token.
 BOOTSTRAP_PORT, MODEL_ID, TOLD_MODEL = "bootstrap_port", "model_id", "told_model"
+EXPERTS_SHAPE = "experts_shape"
 
 
 def bootstrap_port(worker: Worker) -> int | None:
     """Return the port at which decode workers reach the prefill worker ``worker``; None: the engine's default."""
     port: int | None = worker.server.facts.get(BOOTSTRAP_PORT)
     return port
+
+
+def experts_shape(worker: Worker) -> tuple[int, int] | None:
+    """Return the number of layers of the model of ``worker``, and of experts per token; None: it does not say so."""
+    shape: tuple[int, int] | None = worker.server.facts.get(EXPERTS_SHAPE)
+    return shape
 
 
 def registered_model(worker: Worker) -> str | None:

@@ -12,7 +12,7 @@ from router_core.registration import FIRST_LOOK_S, Refusal, unwell
 from router_core.router import Router
 from router_core.weights import version_named
 from slime_sglang.documents import document_in
-from slime_sglang.facts import TOLD_MODEL
+from slime_sglang.facts import EXPERTS_SHAPE, TOLD_MODEL
 from slime_sglang.ranks import ranks_told
 from slime_sglang.recognizer import objection
 
@@ -79,10 +79,13 @@ class Introduction:
         return b""
 
     def _learn(self, worker: Worker, body: bytes) -> str | None:
-        """Note the weight version in ``body``. Returns the path of the worker's model."""
+        """Note the weight version and the shape of routed experts in ``body``. Returns the path of the model."""
         info = document_in(body)
         if info is None:
             return None  # not an SGLang server; it can be a worker all the same
+        shape = info.get("num_hidden_layers"), info.get("num_experts_per_tok")
+        if all(type(size) is int and size > 0 for size in shape):
+            worker.facts[EXPERTS_SHAPE] = shape
         version, model = version_named(info.get("weight_version")), info.get("model_path")
         worker.said_version = version
         if version is not None:

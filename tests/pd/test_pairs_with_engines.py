@@ -481,3 +481,16 @@ async def test_in_a_storm_all_counts_come_back(start: Start, model: NgramModel) 
                 )
                 for entry in written
             ]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_experts_that_only_the_decode_engine_tells_are_left_out(
+    start: Start, model: NgramModel, stream: bool
+) -> None:
+    moe: dict[str, Any] = {"moe_layers": 3, "moe_experts": 8, "moe_topk": 1}
+    body = {"return_routed_experts": True, "sampling_params": SAMPLING}
+    async with disaggregated(start, model, decode=moe) as pairs:
+        client = pairs.running.client
+        output = (await streamed(client, **body))[-1] if stream else await pairs.generate(**body)
+        check(pairs, output)
+        assert "routed_experts" not in output["meta_info"]

@@ -40,7 +40,20 @@ def test_logprobs_of_the_prompt_come_first() -> None:
 def test_missing_members_are_not_made_up() -> None:
     assert merged(told(input_token_logprobs=[[-1, 1, None]]), told()) == {}
     assert merged(told(), told(input_token_logprobs=[])) == {"input_token_logprobs": []}
-    assert merged(told(routed_experts=None), told(routed_experts="AAAA")) == {"routed_experts": "AAAA"}
+
+
+def rows(count: int, sampled: int, start: int = 0) -> bytes:
+    wire = base64.b64encode(bytes(12 * count)).decode()
+    figures = {"prompt_tokens": 5, "completion_tokens": sampled, "routed_experts_start_len": start}
+    return told(routed_experts=wire, **figures)
+
+
+def test_experts_that_cannot_be_joined_are_left_out() -> None:
+    whole = merged(rows(5, 1), rows(8, 4))
+    assert len(base64.b64decode(whole["routed_experts"])) == 12 * 8
+    for first in (told(), told(routed_experts=None), rows(4, 1), rows(6, 1), rows(3, 1, start=2)):
+        assert "routed_experts" not in merged(first, rows(8, 4))
+    assert Prefilled.whole(told()).adds_to(rows(8, 4))
 
 
 SPANS = [

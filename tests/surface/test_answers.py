@@ -203,6 +203,8 @@ async def test_each_status_of_each_route_comes_as_described(start: Start) -> Non
         for each in (messages, [*messages, said]):
             await ask("POST", "/retrieve_from_messages_template", 200, json={"messages": each})
         await ask("GET", "/trajectories/{session}", 200, "/trajectories/a%20b")
+        await ask("GET", "/trajectories/{session}", 200, "/trajectories/a%20b?return_routed_experts=true")
+        await ask("GET", "/trajectories/{session}", 400, "/trajectories/a%20b?return_routed_experts=yes")
         await ask("GET", "/trajectories/{session}", 404, "/trajectories/b")
         await ask("GET", "/cache_stats", 200)
         for body in ({}, {"session_id": "c"}):

@@ -40,11 +40,14 @@ class TransformersBackend:
         self.context_length: int | None = getattr(config, "max_position_embeddings", None)
         self.tokenizer = checkpoint.tokenizer(self._network)
         self.has_routed_experts = self._network.recorder.layers > 0
-        self.info: Mapping[str, Any] = {
+        self.info: dict[str, Any] = {
             "model_path": str(checkpoint.path),
             "model_type": config.model_type,
             "architectures": [type(self._network.model).__name__],
         }
+        if self.has_routed_experts:
+            recorder = self._network.recorder
+            self.info |= {"num_hidden_layers": recorder.layers, "num_experts_per_tok": recorder.top_k}
         self._running: dict[KVRun, None] = {}
         self._released: deque[KVRun] = deque()
         self._prefixes = PrefixCache(prefix_tokens)

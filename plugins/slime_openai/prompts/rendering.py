@@ -70,7 +70,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """The form in which a template reads messages with calls: arguments as text or object, no content as "" or as None."""
+    """The form of messages with calls for a template: arguments as text or object, no content as "" or as None."""
 
     arguments_as_text: bool = False
     content_as_none: bool = False

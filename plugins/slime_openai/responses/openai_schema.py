@@ -135,6 +135,8 @@ def about_output(
     if options.return_routed_experts:
         if not options.return_meta_info:
             told["routed_experts"] = meta.get("routed_experts")
+            if meta.get("routed_experts_start_len"):
+                told["routed_experts_start_len"] = meta["routed_experts_start_len"]
         if options.return_token_ids:
             start = options.engine.get("routed_experts_start_len", 0)
             told["routing_matrices"] = routing_matrices(output, start)

@@ -29,7 +29,9 @@ class StreamRecorder:
         self._streams = streams
         self._worker = worker
         self._responses = [Growing(recorder, turn) for turn in turns]
-        self._stream = GenerationStream(self._record, self.failed)
+        self._stream = GenerationStream(
+            self._record, self.failed, keeps_arrays=recorder.rows.store is not None
+        )
         self._failed = False
         self.session = turns[0].session
         self.doubt: Callable[[], str | None] = _no_doubt

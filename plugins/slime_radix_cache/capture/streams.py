@@ -24,10 +24,18 @@ class GenerationStream:
     ``record(index, answer, took_back)`` is called for each sequence when its last event has come, before the client
     gets that event. :meth:`record_all` calls it with the answer so far. ``took_back``: an event had other tokens or
     another text than an event before it. Errors are not raised; ``fail(error)`` is called with each.
+    ``keeps_arrays``: see :func:`slime_sglang.bodies.parsed`.
     """
 
-    def __init__(self, record: Callable[[int, Any, bool], None], fail: Callable[[Exception], None]) -> None:
+    def __init__(
+        self,
+        record: Callable[[int, Any, bool], None],
+        fail: Callable[[Exception], None],
+        *,
+        keeps_arrays: bool = False,
+    ) -> None:
         self._record = record
+        self._keeps_arrays = keeps_arrays
         self._fail = fail
         self._events = EventSplitter()
         self._answers: dict[int, AnswerSoFar] = {}
@@ -80,7 +88,7 @@ class GenerationStream:
                 only.hold(data)
                 self._compare(0, data)
                 return
-        event = parsed(data)
+        event = parsed(data, keeps_arrays=self._keeps_arrays)
         if isinstance(event, dict) and "meta_info" not in event and not event.keys() & _OF_A_SEQUENCE:
             self.failed = True  # an error event: the tokens before it stay valid
             return

@@ -12,6 +12,7 @@ import orjson
 from slime_radix_cache.capture.given_prompts import GivenPrompts
 from slime_radix_cache.capture.open_streams import OpenStreams
 from slime_radix_cache.capture.replies import NOTHING_SAMPLED, Unusable, read_output
+from slime_radix_cache.capture.row_recorder import RowRecorder
 from slime_radix_cache.index.segment_store import Sampled
 from slime_radix_cache.index.segments import Context, Giver, Response, context_ids, read_context
 from slime_radix_cache.index.sessions import Running
@@ -38,7 +39,7 @@ class Turn:
     ``node``: the end of its text, if known. ``rest``: packed ids of the other bytes. ``ids``: packed ids of context and
     rest. ``giver``: the client that gave the ids. ``adapter``: the LoRA adapter of the answer. ``doubt``: why its
     record will not be exact. ``rid``: the engine's id of the request, if known. ``response``: the response that was
-    recorded last.
+    recorded last. ``row_start``: the first token whose routed experts are asked for.
     """
 
     prompt: bytes
@@ -55,6 +56,7 @@ class Turn:
     running: Running | None = None
     response: Response | None = None
     client: str | None = None
+    row_start: int = 0
 
     def sequences(self, number: int) -> list[Turn]:
         """Return this turn, and copies of it for ``number - 1`` more sequences of the same prompt."""
@@ -67,7 +69,7 @@ class Turn:
 
 
 class Turns:
-    """Begins turns, and records their answers."""
+    """Begins turns, and records their answers. ``rows``: records what engines tell for each token."""
 
     def __init__(
         self,
@@ -87,6 +89,7 @@ class Turns:
         self._tally = tally
         self._streams = streams
         self._verbose = verbose
+        self.rows = RowRecorder(trajectories)
 
     async def begin(
         self,
@@ -237,6 +240,7 @@ class Turns:
             instead_of,
             turn.node,
         )
+        self.rows.record(turn.response, answer.get("meta_info") or {}, turn.row_start)
         return turn.response
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Awaitable, Collection
 from functools import partial
 from itertools import zip_longest
 from typing import Any
@@ -22,7 +22,8 @@ from slime_radix_cache.capture.turns import Growing, Turn, Turns
 from slime_resume.generation import Generation
 from slime_resume.resumed_answer import resume_answer
 from slime_sglang import is_aborted
-from slime_sglang.bodies import parsed, without_experts
+from slime_sglang.bodies import parsed
+from slime_sglang.token_arrays import ArrayCutter
 
 __all__ = ["WholeAnswers"]
 
@@ -45,6 +46,9 @@ class WholeAnswers:
         self._turns = turns
         self._generation = generation
         self._long_work = long_work
+        self._keeps_rows = recorder.rows.store is not None
+        #: Those of aborted answers are joined.
+        self._keeps_arrays = self._keeps_rows or generation is not None
 
     async def pass_on(self, reply: Reply) -> bool:
         """Read ``reply``, resume and record it. Raises errors of reading, and ValueError if it is no answer.
@@ -56,7 +60,7 @@ class WholeAnswers:
         if is_large and len(self._turns) == 1 and await self._relay(reply):
             return True
         body = await reply.read()
-        answer, answers = await self._read(body)
+        answer, answers = await self._read(self._parsed(body))
         generation = self._generation
         aborted = [number for number, each in enumerate(answers) if is_aborted(each)] if generation else []
         await self._record(answers, set(aborted))
@@ -79,7 +83,7 @@ class WholeAnswers:
         def relayed(source: BodySource) -> RelayedAnswer:
             nonlocal answer
             lose = partial(self._recorder.lose, self._turns[0])
-            answer = RelayedAnswer(source, self._record_relayed, lose)
+            answer = RelayedAnswer(source, ArrayCutter(keeps=self._keeps_rows), self._record_relayed, lose)
             return answer
 
         reply.pass_through(relayed)
@@ -90,18 +94,18 @@ class WholeAnswers:
         answer.relay()
         return True
 
-    async def _record_relayed(self, body: bytes) -> None:
+    async def _record_relayed(self, cutter: ArrayCutter) -> None:
         try:
-            _, answers = await self._read(body)
+            _, answers = await self._read(self._cut(cutter))
             await self._record(answers, ())
         except Exception as error:
             worker = self._exchange.worker
             self._recorder.fail(self._turns[0], error, worker=worker.url if worker is not None else None)
 
-    async def _read(self, body: bytes) -> tuple[Any, list[Any]]:
-        """Return the answer in ``body``, and the list of its sequences. Raises ValueError."""
+    async def _read(self, document: Awaitable[Any]) -> tuple[Any, list[Any]]:
+        """Return the answer, a parsed ``document``, and the list of its sequences. Raises ValueError."""
         try:
-            answer = await self._parsed(body)
+            answer = await document
         except BaseException:
             self._lose([])
             raise
@@ -113,9 +117,18 @@ class WholeAnswers:
 
     async def _parsed(self, body: bytes) -> Any:
         if len(body) < LARGE_BYTES:
-            return parsed(body)
-        without = without_experts(body)
-        return await self._long_work.run(parse(without, is_limited=False, packs=False), self._exchange.client)
+            return parsed(body, keeps_arrays=self._keeps_arrays)
+        cutter = ArrayCutter(keeps=self._keeps_arrays)
+        breaks = self._long_work.breaks(self._exchange.client)
+        for start in range(0, len(body), LARGE_BYTES):
+            await breaks.take()
+            cutter.feed(memoryview(body)[start : start + LARGE_BYTES])
+        return await self._cut(cutter)
+
+    async def _cut(self, cutter: ArrayCutter) -> Any:
+        """Return the parsed document that ``cutter`` has cut."""
+        steps = parse(cutter.json(), is_limited=False, packs=False)
+        return cutter.put_back(await self._long_work.run(steps, self._exchange.client))
 
     async def _record(self, answers: list[Any], aborted: Collection[int]) -> None:
         """Record the ``answers`` that were not ``aborted``, with breaks for the work of other clients."""

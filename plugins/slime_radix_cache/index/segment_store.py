@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -57,6 +58,8 @@ class SegmentStore:
         self._sessions = Sessions()
         self._payload_bytes = 0
         self._generation = 0
+        #: Called with each response that is removed.
+        self.response_removed: Callable[[Response], None] = lambda response: None
 
     @property
     def size_bytes(self) -> int:
@@ -205,6 +208,7 @@ class SegmentStore:
         self._index.unbegin(response, begin)
         if response.session is not None:
             self._sessions.remove(response.session, response)
+        self.response_removed(response)
 
 
 @lru_cache(64)

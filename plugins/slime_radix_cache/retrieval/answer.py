@@ -19,6 +19,7 @@ from slime_radix_cache.index.segments import (
     links,
 )
 from slime_radix_cache.index.text_search import Match
+from slime_radix_cache.retrieval.experts import Experts
 
 __all__ = [
     "PROMPT",
@@ -73,11 +74,21 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A record, and its other fields in ``about``, ready for JSON. ``logprobs``: the answer includes them."""
+    """A record, and its other fields in ``about``, ready for JSON.
+
+    ``logprobs``: the answer includes them. ``experts``: routed experts, if they are wanted.
+    """
 
     record: Record
     about: dict[str, Any]
     logprobs: bool = True
+    experts: Experts | None = None
+
+    @property
+    def size(self) -> int:
+        """Tokens, and the rows of experts as if four bytes were a token."""
+        rows = self.experts.rows if self.experts is not None else None
+        return len(self.record.tokens) + (rows.size if rows is not None else 0)
 
 
 def record_of(context: Context, rest: bytes = b"", session: str | None = None) -> Record:

@@ -1,17 +1,20 @@
-"""Formats of answers: JSON by default, msgpack and npz for long answers.
+"""Formats of answers: JSON by default, msgpack, npz and safetensors for long answers.
 
-Where JSON has a list with an entry for each token, msgpack and npz have an array with the same values:
+Where JSON has a list with an entry for each token, the others have an array with the same values:
 
 =================  =======  =================================================
 ``tokens``         ``<i4``
 ``loss_mask``      ``|i1``
 ``rollout_logp``   ``<f8``  NaN where JSON has null; left out if not wanted
 ``version_index``  ``<i4``  index into ``version_names``, -1 where the mask is 0
+``routed_experts``  any     ``|u1``, ``<u2`` or ``<i4``: as narrow as they fit; left out if not wanted or not exact
 =================  =======  =================================================
 
 ``version_index`` and the list ``version_names`` (an entry is null where the engine named no version) replace JSON's
 ``generation_versions``.
 The npz of a session concatenates its arrays: trajectory ``i`` is ``offsets[i]`` to ``offsets[i + 1]`` (``<i8``).
+Its routed experts are at ``experts_offsets``. A safetensors file has all but the arrays as JSON: ``about`` in its
+metadata; that of a session has the arrays ``NAME.i``.
 """
 
 from __future__ import annotations
@@ -25,10 +28,12 @@ import msgpack  # type: ignore[import-untyped]  # it has no annotations
 import numpy as np
 import numpy.typing as npt
 import orjson
+import safetensors.numpy
 
 from slime_radix_cache.retrieval.answer import PROMPT, Answer, Record
+from slime_radix_cache.retrieval.experts import EXPERTS
 
-__all__ = ["JSON", "MSGPACK", "NPZ", "Format", "format_for"]
+__all__ = ["JSON", "MSGPACK", "NPZ", "SAFETENSORS", "Format", "format_for"]
 
 _Arrays = dict[str, npt.NDArray[Any]]
 
@@ -52,6 +57,8 @@ def _json(answer: Answer) -> bytes:
     }
     if answer.logprobs:
         document["rollout_logp"] = _logprobs(record)
+    if answer.experts is not None:
+        document |= answer.experts.as_json()
     return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
@@ -93,7 +100,14 @@ def _arrays(answer: Answer, names: dict[Any, int]) -> _Arrays:
     }
     if answer.logprobs:
         arrays["rollout_logp"] = record.logprobs.astype("<f8", copy=False)
+    if answer.experts is not None and answer.experts.rows is not None:
+        arrays[EXPERTS] = answer.experts.rows
     return arrays
+
+
+def _about(answer: Answer) -> dict[str, Any]:
+    """Return the fields of ``answer`` that are no arrays."""
+    return answer.about | (answer.experts.about() if answer.experts is not None else {})
 
 
 def _packable(answer: Answer) -> dict[str, Any]:
@@ -102,7 +116,7 @@ def _packable(answer: Answer) -> dict[str, Any]:
         name: {"dtype": array.dtype.str, "data": array.tobytes()}
         for name, array in _arrays(answer, names).items()
     }
-    return {**answer.about, **packed, "version_names": list(names)}
+    return {**_about(answer), **packed, "version_names": list(names)}
 
 
 def _msgpack(answer: Answer) -> bytes:
@@ -121,15 +135,18 @@ def _packed(document: Mapping[str, Any]) -> bytes:
 def _npz(answer: Answer) -> bytes:
     names: dict[Any, int] = {}
     arrays = _arrays(answer, names)
-    return _zipped({**answer.about, "version_names": list(names)}, arrays)
+    return _zipped({**_about(answer), "version_names": list(names)}, arrays)
 
 
 def _npz_many(about: Mapping[str, Any], answers: Sequence[Answer]) -> bytes:
     names: dict[Any, int] = {}
     each = [_arrays(answer, names) for answer in answers]
-    arrays = {name: np.concatenate([one[name] for one in each]) for name in each[0]}
+    arrays = {name: np.concatenate([one[name] for one in each]) for name in each[0] if name != EXPERTS}
     arrays["offsets"] = np.cumsum([0, *(len(one["tokens"]) for one in each)], dtype="<i8")
-    said = {**about, "version_names": list(names), "trajectories": [answer.about for answer in answers]}
+    if any(EXPERTS in one for one in each):
+        arrays[EXPERTS] = np.concatenate([one[EXPERTS] for one in each if EXPERTS in one])
+        arrays["experts_offsets"] = np.cumsum([0, *(len(one.get(EXPERTS, ())) for one in each)], dtype="<i8")
+    said = {**about, "version_names": list(names), "trajectories": [_about(answer) for answer in answers]}
     return _zipped(said, arrays)
 
 
@@ -140,11 +157,32 @@ def _zipped(about: Mapping[str, Any], arrays: _Arrays) -> bytes:
     return file.getvalue()
 
 
+def _safetensors(answer: Answer) -> bytes:
+    names: dict[Any, int] = {}
+    arrays = _arrays(answer, names)
+    return _saved({**_about(answer), "version_names": list(names)}, arrays)
+
+
+def _safetensors_many(about: Mapping[str, Any], answers: Sequence[Answer]) -> bytes:
+    names: dict[Any, int] = {}
+    each = [_arrays(answer, names) for answer in answers]
+    arrays = {f"{name}.{number}": one[name] for number, one in enumerate(each) for name in one}
+    said = {**about, "version_names": list(names), "trajectories": [_about(answer) for answer in answers]}
+    return _saved(said, arrays)
+
+
+def _saved(about: Mapping[str, Any], arrays: _Arrays) -> bytes:
+    whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    return safetensors.numpy.save(whole, {"about": orjson.dumps(about).decode()})
+
+
 JSON = Format("application/json", _json, _json_many)
 MSGPACK = Format("application/x-msgpack", _msgpack, _msgpack_many)
 NPZ = Format("application/octet-stream", _npz, _npz_many)
 
-_BY_TYPE = {format.media_type: format for format in (JSON, MSGPACK, NPZ)}
+SAFETENSORS = Format("application/x-safetensors", _safetensors, _safetensors_many)
+
+_BY_TYPE = {format.media_type: format for format in (JSON, MSGPACK, NPZ, SAFETENSORS)}
 
 
 def format_for(accept: str) -> Format:

@@ -9,18 +9,23 @@ from typing import Any
 
 from router_core.errors import BadRequest
 from router_core.request import Request
+from slime_radix_cache.retrieval.experts import INT32, NPY
 
-__all__ = ["Conversation", "Question", "read_object"]
+__all__ = ["Conversation", "Question", "experts_asked", "experts_form", "read_object"]
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A request for the tokens of ``text``, and for ``logprobs`` or ``routed_experts`` if true."""
+    """A request for the tokens of ``text``, and for ``logprobs`` or ``routed_experts`` if true.
+
+    ``experts_form``: their form in JSON.
+    """
 
     text: str
     session: str | None = None
     logprobs: bool = True
     routed_experts: bool = False
+    experts_form: str = INT32
 
     @classmethod
     def from_json(cls, request: Request, session: str | None) -> Question:
@@ -42,6 +47,7 @@ class Question:
             session or named or None,
             logprobs=_flag(document, "return_logp", default=True),
             routed_experts=_flag(document, "return_routed_experts", default=False),
+            experts_form=experts_form(document.get("routed_experts_format")),
         )
 
 
@@ -82,6 +88,24 @@ def read_object(request: Request, key: str) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise BadRequest(f'wanted a JSON object with "{key}", got {_kind(document)}')
     return document
+
+
+def experts_form(value: Any) -> str:
+    """Return the form in which routed experts are wanted in JSON. Raises BadRequest."""
+    if value in (None, INT32):
+        return INT32
+    if value != NPY:
+        raise BadRequest(f'"routed_experts_format" must be "{INT32}" or "{NPY}", got {value!r:.80}')
+    return NPY
+
+
+def experts_asked(query: Mapping[str, str]) -> str | None:
+    """Return the form of the routed experts that a URL's ``query`` asks for, or None. Raises BadRequest."""
+    wanted = query.get("return_routed_experts", "false")
+    if wanted not in ("true", "false"):
+        raise BadRequest(f'"return_routed_experts" must be true or false, got {wanted!r:.80}')
+    form = experts_form(query.get("routed_experts_format"))
+    return form if wanted == "true" else None
 
 
 def _flag(document: Mapping[str, Any], name: str, *, default: bool) -> bool:

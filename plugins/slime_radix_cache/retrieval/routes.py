@@ -18,13 +18,15 @@ from router_core.request import Request
 from slime_fairness.turns import FairThreads, FairTurns
 from slime_radix_cache.capture.given_prompts import GivenPrompts
 from slime_radix_cache.capture.open_streams import OpenStreams
+from slime_radix_cache.capture.row_recorder import RowRecorder
 from slime_radix_cache.index.segments import Response
 from slime_radix_cache.index.text_search import Match
 from slime_radix_cache.index.trajectories import Trajectories
 from slime_radix_cache.retrieval.answer import Answer, Lost, about_record, inexact_reason, record_of
 from slime_radix_cache.retrieval.branches import Branch, answer_of, branches
+from slime_radix_cache.retrieval.experts import experts_of
 from slime_radix_cache.retrieval.formats import JSON, Format, format_for
-from slime_radix_cache.retrieval.question import Conversation, Question, read_object
+from slime_radix_cache.retrieval.question import Conversation, Question, experts_asked, read_object
 from slime_radix_cache.retrieval.templates import ChatTemplate
 from slime_radix_cache.tally import Tally
 from slime_radix_cache.tokens.encoding import Encoder
@@ -33,6 +35,7 @@ __all__ = ["Retrieval", "SessionNotFound"]
 
 #: Answers with more tokens are encoded in a thread: about 1 ms of work.
 _MANY_TOKENS = 16_384
+_MANY = _MANY_TOKENS + 1
 
 
 class SessionNotFound(HTTPError):
@@ -59,6 +62,7 @@ class Retrieval:
         given_prompts: GivenPrompts,
         session_sources: Iterable[SessionSource] = (),
         *,
+        rows: RowRecorder,
         long_work: FairTurns,
         threads: FairThreads,
     ) -> None:
@@ -70,6 +74,7 @@ class Retrieval:
         self._spell = spell
         self._given_prompts = given_prompts
         self._session_sources = session_sources
+        self._rows = rows
         self._long_work = long_work
         self._threads = threads
 
@@ -104,9 +109,14 @@ class Retrieval:
             **about_record(record, reason, matched, candidates),
             "finish_reason": _finish_reason(match, text),
         }
+        experts = None
         if question.routed_experts:
-            about |= {"routed_experts": None, "routed_experts_reason": "not_recorded"}
-        return Answer(record, about, question.logprobs)
+            experts = experts_of(self._rows, match.context, len(record.tokens), reason, question.experts_form)
+        return Answer(record, about, question.logprobs, experts)
+
+    def _with_experts(self, answer: Answer, branch: Branch, form: str) -> Answer:
+        context, reason = (branch.leaf, len(branch.leaf)), answer.about["inexact_reason"]
+        return replace(answer, experts=experts_of(self._rows, context, branch.tokens, reason, form))
 
     def _lost(self, text: bytes, session: str | None) -> Lost:
         kept = self._trajectories
@@ -161,7 +171,7 @@ class Retrieval:
 
     async def _one(self, request: HTTPRequest, answer: Answer, client: str | None) -> HTTPResponse:
         format = format_for(request.headers.get("accept", ""))
-        return await self._written(format, len(answer.record.tokens), lambda: format.one(answer), client)
+        return await self._written(format, answer.size, lambda: format.one(answer), client)
 
     async def _written(
         self, format: Format, tokens: int, write: Callable[[], bytes], client: str | None
@@ -185,13 +195,20 @@ class Retrieval:
             return await self._one(request, await self.retrieve_messages(asked, client), client)
 
         async def trajectories(request: HTTPRequest) -> HTTPResponse:
+            experts = experts_asked(request.query_params)
             about, leaves = self.session(request.path_params["session"])
             format = format_for(request.headers.get("accept", ""))
 
             def write() -> bytes:
-                return format.many(about, [answer_of(leaf, self._spell) for leaf in leaves])
+                answers = [answer_of(leaf, self._spell) for leaf in leaves]
+                if experts is not None:
+                    answers = [
+                        self._with_experts(*pair, experts) for pair in zip(answers, leaves, strict=True)
+                    ]
+                return format.many(about, answers)
 
-            return await self._written(format, sum(leaf.tokens for leaf in leaves), write, _address(request))
+            size = sum(leaf.tokens for leaf in leaves)
+            return await self._written(format, size if experts is None else _MANY, write, _address(request))
 
         async def cache_stats(_: HTTPRequest) -> HTTPResponse:
             return HTTPResponse(orjson.dumps(stats()), media_type=JSON.media_type)

@@ -8,11 +8,13 @@ from typing import Any
 
 import orjson
 
+from slime_radix_cache.capture.row_recorder import RowRecorder
 from slime_radix_cache.index.segments import Response, Segment, links
 from slime_radix_cache.index.text_index import prompt_end, text_of
 from slime_radix_cache.index.trajectories import Trajectories
 from slime_radix_cache.retrieval.answer import Record, reason_of_record, record_of
 from slime_radix_cache.retrieval.branches import continued_in
+from slime_sglang.token_arrays import IntArray
 
 __all__ = ["SessionTurns", "Turn", "TurnContext"]
 
@@ -53,8 +55,11 @@ class TurnContext:
 class SessionTurns:
     """The turns of each session; the component ``"session_turns"``. Reading changes nothing."""
 
-    def __init__(self, trajectories: Trajectories, spell: Callable[[Sequence[int]], str]) -> None:
+    def __init__(
+        self, trajectories: Trajectories, spell: Callable[[Sequence[int]], str], rows: RowRecorder
+    ) -> None:
         self._trajectories = trajectories
+        self._rows = rows
         self.spell = spell
 
     def turns(self, session: str) -> list[Turn]:
@@ -108,6 +113,15 @@ class SessionTurns:
         cut_short = turn.response.continuation_lost
         reason = "evicted" if cut_short else reason_of_record(context, has_logprobs=record.has_logprobs)
         return TurnContext(record, tuple(reversed(spans)), tuple(reversed(sampled)), reason)
+
+    def rows(self, name: str, turn: Turn, tokens: int) -> IntArray | str | None:
+        """Return the rows ``name`` of the first ``tokens - 1`` tokens up to ``turn``, or why they are not known.
+
+        ``name``: that of a field in ``meta_info``, such as ``routed_experts``. None: no plugin records rows.
+        """
+        if self._rows.store is None:
+            return None
+        return self._rows.read(name, (turn.response, len(turn.response)), tokens)
 
     def text(self, turn: Turn) -> str:
         """Return the response text of ``turn``. O(its length). Only for the event loop, which changes the index."""

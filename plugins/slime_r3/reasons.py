@@ -1,0 +1,31 @@
+"""Reasons why the rows of a context are not known."""
+
+from __future__ import annotations
+
+__all__ = [
+    "DROPPED",
+    "MIS_SIZED",
+    "NOT_CONSUMED",
+    "NOT_RECORDED",
+    "NOT_TOLD",
+    "OTHER_VERSION",
+    "SIZES_DISAGREE",
+    "STARTS_LATER",
+]
+
+#: No answer with this response came while the plugin was loaded: it is from the trajectory log.
+NOT_RECORDED = "not_recorded"
+#: The answer had no rows: they were not asked for, the engine does not tell them, or the generation broke off.
+NOT_TOLD = "not_told"
+#: The rows in the answer are not base64 of int32, or their number does not fit the tokens.
+MIS_SIZED = "mis_sized"
+#: The client asked for later rows only (``routed_experts_start_len``).
+STARTS_LATER = "starts_later"
+#: The only rows of these tokens were computed under other weights than those that sampled them.
+OTHER_VERSION = "other_weight_version"
+#: The rows were dropped (``--r3-max-bytes``).
+DROPPED = "dropped"
+#: No engine has answered to the last tokens.
+NOT_CONSUMED = "not_consumed"
+#: Engines told rows of different sizes, and no ``--r3-shape`` says which is right.
+SIZES_DISAGREE = "sizes_disagree"

@@ -1,0 +1,46 @@
+"""The plugin's flags, validated once."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+
+from router_core.errors import SettingsError
+from router_core.flags import add_flags, flag, read_flags
+
+__all__ = ["ALWAYS", "WHEN_ASKED", "Settings", "add_r3_options"]
+
+ALWAYS, WHEN_ASKED = "always", "when-asked"
+#: Rows of 500 samples with 32k tokens each, at 60 layers and 8 experts per token.
+_MAX_BYTES = 8 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Values of the flags; each flag has a help text."""
+
+    inject: str = flag(
+        "--r3-inject", default=ALWAYS, choices=(ALWAYS, WHEN_ASKED),
+        help="ask engines for the routed experts of every generation, or only when the client asks (default always)",
+    )  # fmt: skip
+    max_bytes: int = flag(
+        "--r3-max-bytes", default=_MAX_BYTES, at_least=0, metavar="BYTES",
+        help=f"memory for recorded rows, 0 for no limit; the oldest are dropped first (default {_MAX_BYTES:,})",
+    )  # fmt: skip
+    shape: tuple[int, int] | None = flag(
+        "--r3-shape", nargs=2, type=int, metavar=("LAYERS", "TOP_K"),
+        help="layers of the model and experts per token; without it, what the workers say, else any size is believed",
+    )  # fmt: skip
+
+    @classmethod
+    def from_options(cls, options: argparse.Namespace) -> Settings:
+        """Check the parsed command line. Raises SettingsError."""
+        told = options.r3_shape
+        if told is not None and min(told) < 1:
+            raise SettingsError(f"--r3-shape: wanted two numbers of 1 or more, got {told[0]} {told[1]}")
+        return read_flags(cls, options)
+
+
+def add_r3_options(parser: argparse.ArgumentParser) -> None:
+    """Add the plugin's flags to ``parser``."""
+    add_flags(parser.add_argument_group("r3"), Settings)

@@ -1,0 +1,74 @@
+"""Recording of the rows that engines tell for each token, such as routed experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from router_core.exchange import Exchange
+from slime_radix_cache.index.consumed_turns import consumed_turns
+from slime_radix_cache.index.segments import Context, Response
+from slime_radix_cache.index.trajectories import Trajectories
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from slime_radix_cache.contracts import TokenRows
+
+__all__ = ["RowRecorder"]
+
+_START = "routed_experts_start_len"
+
+
+class _Turn(Protocol):
+    """A prompt that continues ``context``. ``row_start``: the first token whose row is asked for."""
+
+    context: Context
+    row_start: int
+
+
+class RowRecorder:
+    """Passes answers on to ``store``, the component ``"token_rows"``; None: no plugin keeps rows."""
+
+    def __init__(self, trajectories: Trajectories) -> None:
+        self._trajectories = trajectories
+        self.store: TokenRows | None = None
+
+    def keep_in(self, store: TokenRows | None) -> None:
+        """Use ``store`` from now on. It forgets evicted responses."""
+        self.store = store
+        if store is not None:
+            self._trajectories.response_removed = store.forget
+
+    def asked(
+        self,
+        exchange: Exchange,
+        body: dict[str, Any],
+        document: dict[str, Any] | None,
+        turns: Sequence[_Turn],
+    ) -> dict[str, Any] | None:
+        """Return ``document``, the changed ``body`` or None, with the fields that ask for the rows of ``turns``."""
+        if self.store is not None:
+            fields = self.store.fields(exchange, body, [consumed_turns(turn.context) for turn in turns])
+            if any(body.get(name) != value for name, value in fields.items()):
+                document = {**(document if document is not None else body), **fields}
+        start = (document if document is not None else body).get(_START)
+        for turn in turns:
+            turn.row_start = start if type(start) is int else 0
+        return document
+
+    def record(self, response: Response, meta: Mapping[str, Any], start: int) -> None:
+        """Record the rows in ``meta``, the ``meta_info`` of the answer that ``response`` was made of."""
+        if self.store is not None and response.is_fact:
+            self.store.record(consumed_turns((response, len(response))), meta, start)
+
+    def read(self, name: str, context: Context, tokens: int) -> npt.NDArray[np.integer[Any]] | str:
+        """Return the rows ``name`` of the first ``tokens - 1`` tokens of ``context``, or why they are not known."""
+        if self.store is None:
+            return "not_recorded"
+        return self.store.read(name, consumed_turns(context), tokens)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the sizes of the store, ready for JSON; nothing if there is none."""
+        return {"token_rows": self.store.as_dict()} if self.store is not None else {}

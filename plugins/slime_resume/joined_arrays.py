@@ -1,0 +1,90 @@
+"""Arrays with a row for each token, joined over the attempts of one response."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from slime_sglang.token_arrays import TOKEN_ARRAYS, IntArray, TokenArray, array_in
+
+__all__ = ["JoinedArrays"]
+
+_EXPERTS, _START = "routed_experts", "routed_experts_start_len"
+
+
+class JoinedArrays:
+    """The arrays of the response to ``body``. An array with a gap, or with rows of two sizes, is left out.
+
+    The last token of an attempt has no row there. The next attempt gets it as a prompt, and tells its row.
+    """
+
+    def __init__(self, body: Mapping[str, Any]) -> None:
+        start = body.get(_START)
+        self._prompt = len(body["input_ids"])
+        self._first = dict.fromkeys(TOKEN_ARRAYS, 0)
+        self._first[_EXPERTS] = start if type(start) is int else 0
+        self._asked = dict(self._first)
+        self._rows: dict[str, IntArray] = {}
+        self._broken: set[str] = set()
+
+    @property
+    def next_start(self) -> int:
+        """The first token whose experts are not known. The next attempt is asked for the rows from there on."""
+        return self._end(_EXPERTS)
+
+    def ask(self) -> None:
+        """Note that the next attempt is asked for the experts from ``next_start`` on."""
+        self._asked[_EXPERTS] = self.next_start
+
+    def see(
+        self, meta: Mapping[str, Any], sampled: int, kept: int = 0, versions: Collection[Any] = ()
+    ) -> None:
+        """Take the arrays in ``meta``, of an attempt that ends after ``sampled`` tokens of the response.
+
+        ``kept``: tokens of earlier attempts, sampled under ``versions``. Rows of other weights are no rows of theirs.
+        """
+        is_same = {meta.get("weight_version")} == {*versions} and not meta.get("weight_versions")
+        needed = 0 if is_same or not kept else self._prompt + kept - 1
+        for name in TOKEN_ARRAYS:
+            value = meta.get(name)
+            if value and name not in self._broken:
+                try:
+                    self._add(name, value, meta.get(f"{name}_start_len"), self._prompt + sampled - 1, needed)
+                except ValueError:
+                    self._broken.add(name)
+
+    def _end(self, name: str) -> int:
+        return self._first[name] + len(self._rows.get(name, ()))
+
+    def _add(self, name: str, value: Any, told: Any, end: int, needed: int) -> None:
+        """Append the rows in ``value``, which end before token ``end``, to those that are known. Raises ValueError.
+
+        The rows of the tokens before ``needed`` must be known already.
+        """
+        array = array_in(value)
+        start = told if type(told) is int else self._asked[name]
+        known = self._end(name)
+        if array is None or not 0 <= start <= known or start >= end or len(array.values) % (end - start):
+            raise ValueError
+        if known < needed:
+            raise ValueError
+        rows = array.values.reshape(end - start, -1)
+        if name not in self._rows:
+            self._first[name] = start  # the engine says at which token it began
+            self._rows[name] = rows
+        elif end > known:
+            self._rows[name] = np.concatenate([self._rows[name], rows[known - start :]])
+
+    def of(self, sampled: int) -> dict[str, Any]:
+        """Return the whole arrays of a response of ``sampled`` tokens, as fields of ``meta_info``."""
+        found: dict[str, Any] = {}
+        for name, rows in self._rows.items():
+            first = self._first[name]
+            count = self._prompt + sampled - 1 - first
+            if name not in self._broken and 0 < count <= len(rows):
+                found[name] = TokenArray.of(rows[:count])
+                if name == _EXPERTS:
+                    found[_START] = first
+        return found

@@ -1,0 +1,230 @@
+"""Arrays with a row for each token in an engine's answer, such as ``routed_experts``.
+
+Format: standard base64 of little-endian int32 in C order. An answer may have 64 MiB of it. So it is cut out of the JSON
+before the parser, and is decoded in pieces to the narrowest type that holds its values.
+"""
+
+from __future__ import annotations
+
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+import pybase64
+
+__all__ = [
+    "TOKEN_ARRAYS",
+    "ArrayCutter",
+    "IntArray",
+    "TokenArray",
+    "array_in",
+    "dumped",
+    "encoded",
+    "narrowed",
+    "parsed_with_arrays",
+]
+
+#: Names of such arrays in ``meta_info``.
+TOKEN_ARRAYS = ("routed_experts", "indexer_topk")
+#: In JSON none of these can stand inside a string: there the quotes would be escaped.
+_NAMES = tuple(f'"{name}":'.encode() for name in TOKEN_ARRAYS)
+_LONGEST = max(map(len, _NAMES))
+_SPACE = b" \t\r\n"
+#: Characters of base64 that hold whole values: 16 are 12 bytes, or three values.
+_UNIT = 16
+#: Characters that are decoded at once, so that the values fit in a core's cache.
+_BLOCK = 1 << 18
+#: Bytes of a body that are cut at once, since each piece is copied.
+_PIECE = 1 << 20
+
+IntArray = npt.NDArray[np.integer[Any]]
+
+
+class TokenArray:
+    """One array, decoded while its characters come. ``values``: all of them, flat, as uint8, uint16 or int32."""
+
+    __slots__ = ("_blocks", "_rest", "_values")
+
+    def __init__(self) -> None:
+        self._blocks: list[IntArray] = []
+        self._rest = b""
+        self._values: IntArray | None = None
+
+    @classmethod
+    def of(cls, values: IntArray) -> TokenArray:
+        """Return the array of ``values``."""
+        array = cls()
+        array._values = values.reshape(-1)
+        return array
+
+    def feed(self, characters: bytes | memoryview) -> None:
+        """Decode the next ``characters``. Raises ValueError if they are not base64. O(characters)."""
+        if self._rest:
+            characters = self._rest + bytes(characters)
+        whole = len(characters) // _UNIT * _UNIT
+        if whole == len(characters) and bytes(characters[-1:]) == b"=":
+            whole -= _UNIT  # padding ends the array
+        for start in range(0, whole, _BLOCK):
+            self._decode(characters[start : min(start + _BLOCK, whole)])
+        self._rest = bytes(characters[whole:])
+
+    @property
+    def values(self) -> IntArray:
+        """All values. Raises ValueError if the characters are not base64 of whole int32 values."""
+        if self._values is None:
+            if self._rest:
+                self._decode(self._rest)
+            self._values = np.concatenate(self._blocks) if self._blocks else np.empty(0, np.uint8)
+            self._blocks, self._rest = [], b""
+        return self._values
+
+    def _decode(self, characters: bytes | memoryview) -> None:
+        data = pybase64.b64decode(characters, validate=True)
+        if len(data) % 4:
+            raise ValueError(f"wanted base64 of int32 values, got {len(data)} bytes at its end")
+        self._blocks.append(narrowed(np.frombuffer(data, "<i4")))
+
+
+def narrowed(values: npt.NDArray[np.int32]) -> IntArray:
+    """Return ``values`` as uint8 or uint16 if that loses nothing, else as int32."""
+    if not len(values) or values.min() < 0:
+        return values
+    highest = values.max()
+    return values.astype(np.uint8 if highest < 1 << 8 else np.uint16) if highest < 1 << 16 else values
+
+
+def array_in(value: Any) -> TokenArray | None:
+    """Return the array that ``value`` of a parsed answer stands for; None if it is none. ValueError comes later."""
+    if isinstance(value, TokenArray):
+        return value
+    if not isinstance(value, str) or not value.isascii():
+        return None
+    array = TokenArray()
+    array.feed(value.encode())
+    return array
+
+
+def encoded(values: IntArray) -> str:
+    """Return ``values`` as engines write them: base64 of little-endian int32."""
+    return pybase64.b64encode_as_string(np.ascontiguousarray(values, "<i4").data)
+
+
+def dumped(document: Any) -> bytes:
+    """Return ``document`` as JSON, with its arrays in base64."""
+    return orjson.dumps(document, default=_text_of)
+
+
+def _text_of(value: Any) -> str:
+    if isinstance(value, TokenArray):
+        return encoded(value.values)
+    raise TypeError
+
+
+class ArrayCutter:
+    """JSON that comes in pieces, cut into its arrays and the rest. ``keeps``: the arrays are decoded, not dropped."""
+
+    def __init__(self, *, keeps: bool) -> None:
+        self._keeps = keeps
+        self._json = BytesIO()
+        self._rest = b""
+        self._arrays: list[TokenArray] = []
+        self._broken: set[int] = set()
+        self._is_inside = False
+
+    def feed(self, piece: bytes | memoryview) -> None:
+        """Take the next bytes. O(bytes)."""
+        data = self._rest + bytes(piece) if self._rest else bytes(piece)
+        self._rest = b""
+        position = 0
+        while position < len(data):
+            if self._is_inside:
+                position = self._inside(data, position)
+                if self._is_inside:
+                    return
+            found = _first_name(data, position)
+            if found is None:
+                end = max(position, len(data) - _LONGEST)
+                self._keep(data, position, end)
+                self._rest = data[end:]
+                return
+            name, value = found
+            start = data.find(b'"', value)
+            if data[value : start if start >= 0 else None].strip(_SPACE):  # no string
+                self._keep(data, position, value)
+                position = value
+            elif start < 0:
+                self._keep(data, position, name)
+                self._rest = data[name:]
+                return
+            else:
+                self._keep(data, position, start + 1)
+                position, self._is_inside = start + 1, True
+                if self._keeps:
+                    self._json.write(b"#%d" % len(self._arrays))  # base64 has no such character
+                    self._arrays.append(TokenArray())
+
+    def _inside(self, data: bytes, position: int) -> int:
+        """Decode up to the closing quote; return its position, or the end of ``data``."""
+        end = data.find(b'"', position)  # base64 has no escapes
+        self._is_inside = end < 0
+        end = len(data) if end < 0 else end
+        if self._keeps:
+            number = len(self._arrays) - 1
+            try:
+                if number not in self._broken:
+                    self._arrays[number].feed(memoryview(data)[position:end])
+            except ValueError:
+                self._broken.add(number)
+        return end
+
+    def _keep(self, data: bytes, start: int, end: int) -> None:
+        self._json.write(memoryview(data)[start:end])
+
+    def json(self) -> bytes:
+        """Return all bytes so far but those of the arrays; each of these is a short string."""
+        self._json.write(self._rest)
+        self._rest = b""
+        return self._json.getvalue()
+
+    def put_back(self, document: Any) -> Any:
+        """Return ``document``, the parsed :meth:`json`, with the arrays in its ``meta_info``. O(answers).
+
+        An array that is not base64 is left out.
+        """
+        if self._keeps:
+            for answer in document if isinstance(document, list) else [document]:
+                meta = answer.get("meta_info") if isinstance(answer, dict) else None
+                if isinstance(meta, dict):
+                    self._put_into(meta)
+        return document
+
+    def _put_into(self, meta: dict[str, Any]) -> None:
+        for name in TOKEN_ARRAYS:
+            mark = meta.get(name)
+            if not (isinstance(mark, str) and mark[:1] == "#" and mark[1:].isdecimal()):
+                continue
+            number = int(mark[1:])
+            if number in self._broken or number >= len(self._arrays):
+                meta[name] = ""
+            else:
+                meta[name] = self._arrays[number]
+
+
+def _first_name(data: bytes, position: int) -> tuple[int, int] | None:
+    """Return the position of the first name of an array in ``data``, and of what follows it; None if it has none."""
+    best: tuple[int, int] | None = None
+    for name in _NAMES:
+        place = data.find(name, position, best[0] if best is not None else len(data))
+        if place >= 0:
+            best = place, place + len(name)
+    return best
+
+
+def parsed_with_arrays(body: bytes, *, keeps: bool) -> Any:
+    """Parse ``body``, the JSON of an answer; its arrays become ``TokenArray``, or ``""``. Raises JSONDecodeError."""
+    cutter = ArrayCutter(keeps=keeps)
+    for start in range(0, len(body), _PIECE):
+        cutter.feed(memoryview(body)[start : start + _PIECE])
+    return cutter.put_back(orjson.loads(cutter.json()))

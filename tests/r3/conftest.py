@@ -1,0 +1,5 @@
+"""One model for all engines."""
+
+from pd.conftest import checkpoint, model
+
+__all__ = ["checkpoint", "model"]

@@ -1,0 +1,207 @@
+"""Limits of what is kept, rows that engines told wrongly, and what a restart leaves."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+import pytest
+
+from r3.replays import MOE, PROMPT, Replay, replaying
+from radix_cache.scripted import Client, ScriptedEngine, routed
+from slime_engine.model import NgramModel
+
+if TYPE_CHECKING:
+    from routers import Start
+
+pytestmark = pytest.mark.anyio
+
+NEXT = "<|im_end|>\n"
+
+
+async def conversation(replay: Replay, session: str) -> str:
+    """The text of two turns."""
+    first = PROMPT + session
+    text = first + (await replay.generate(first, session))["text"] + NEXT
+    return f"{text}{(await replay.generate(text, session))['text']}"
+
+
+async def test_the_oldest_rows_are_dropped_and_that_is_said(
+    start: Start, model: NgramModel, checkpoint: str
+) -> None:
+    async with replaying(start, model, checkpoint, "--r3-max-bytes", "300") as replay:
+        texts = {session: await conversation(replay, session) for session in ("a", "b", "c", "d")}
+        answers = {session: await replay.retrieve(text, session) for session, text in texts.items()}
+        reasons = [answer["routed_experts_reason"] for answer in answers.values()]
+        assert reasons == ["dropped", "dropped", "dropped", None]
+        assert all(answer["exact"] for answer in answers.values())
+        replay.check_experts(answers["d"])
+        stats = (await replay.stats())["routed_experts"]
+        assert 0 < stats["bytes"] <= 300
+        assert stats["dropped"] >= 3
+
+
+async def test_a_continued_context_is_newer_than_others(
+    start: Start, model: NgramModel, checkpoint: str
+) -> None:
+    async with replaying(start, model, checkpoint, "--r3-max-bytes", "600") as replay:
+        texts = {session: await conversation(replay, session) for session in ("a", "b")}
+        texts["a"] += NEXT
+        texts["a"] += (await replay.generate(texts["a"], "a"))["text"]
+        await conversation(replay, "c")
+        reasons = [
+            (await replay.retrieve(texts[session], session))["routed_experts_reason"] for session in "ab"
+        ]
+        assert reasons == [None, "dropped"]
+
+
+async def test_rows_go_with_their_segments(start: Start, model: NgramModel, checkpoint: str) -> None:
+    async with replaying(start, model, checkpoint) as replay:
+        await conversation(replay, "a")
+        assert (await replay.stats())["routed_experts"]["bytes"] > 0
+        assert (await replay.running.client.delete("/sessions/a")).status_code == 204
+        assert (await replay.stats())["routed_experts"] | {"missing": {}} == {
+            "turns": 0, "bytes": 0, "dropped": 0, "missing": {},
+        }  # fmt: skip
+
+
+async def test_after_a_restart_experts_are_not_recorded(
+    start: Start, model: NgramModel, checkpoint: str, tmp_path: Path
+) -> None:
+    log = ("--trajectory-log", str(tmp_path / "log"))
+    async with replaying(start, model, checkpoint, *log) as replay:
+        text = await conversation(replay, "a")
+        await replay.check(text, "a")
+    async with replaying(start, model, checkpoint, *log) as replay:
+        answer = await replay.retrieve(text, "a")
+        assert answer["exact"]
+        assert (answer["experts_exact"], answer["routed_experts_reason"]) == (False, "not_recorded")
+        text += NEXT
+        text += (await replay.generate(text, "a"))["text"]
+        await replay.check(text, "a")  # the same weights: the new answer has the rows of all tokens
+
+
+@asynccontextmanager
+async def telling(
+    start: Start, checkpoint: str, model: NgramModel, *flags: str
+) -> AsyncIterator[tuple[Client, ScriptedEngine]]:
+    engine = ScriptedEngine(model.tokenizer)
+    async with routed(start, engine, checkpoint, "--plugin", "r3", *flags) as client:
+        yield client, engine
+
+
+def base64_of(values: int) -> str:
+    return base64.b64encode(np.zeros(values, "<i4").tobytes()).decode()
+
+
+def answer_of(
+    client: Client, ids: list[int], prompt: int, reason: dict[str, Any], meta: dict[str, Any]
+) -> bytes:
+    """An engine's answer with the sampled ``ids``, after ``prompt`` tokens."""
+    shown = ids[:-1] if reason["type"] == "stop" else ids
+    figures = {
+        "prompt_tokens": prompt,
+        "completion_tokens": len(ids),
+        "finish_reason": reason,
+        "output_token_logprobs": [[-0.5, token, None] for token in ids],
+        "weight_version": "1",
+    }
+    text = client.engine.tokenizer.decode(shown)
+    return orjson.dumps({"text": text, "output_ids": ids, "meta_info": figures | meta})
+
+
+async def turn(client: Client, tokens: int, meta: dict[str, Any], session: str) -> Any:
+    """The record of a turn with ``tokens`` tokens in all, whose answer has ``meta``."""
+    given = list(range(5, 5 + tokens - 2))
+    reason = {"type": "length", "length": 2}
+    client.engine.script.append((200, answer_of(client, [6, 7], len(given), reason, meta)))
+    body = {"input_ids": given, "session_id": session}
+    answer = await client.running.client.post("/generate", json=body)
+    assert answer.status_code == 200, answer.text
+    leaf = await leaf_of(client, session)
+    assert leaf["exact"], leaf["inexact_reason"]
+    assert leaf["experts_exact"] is (leaf["routed_experts_reason"] is None)
+    assert (leaf["routed_experts"] is None) is not leaf["experts_exact"]
+    return leaf
+
+
+async def leaf_of(client: Client, session: str) -> Any:
+    path = f"/trajectories/{session}?return_routed_experts=true"
+    (leaf,) = (await client.running.client.get(path)).json()["trajectories"]
+    return leaf
+
+
+@pytest.mark.parametrize(
+    ("meta", "reason"),
+    [
+        ({"routed_experts": base64_of(9 * 6)}, None),
+        ({"routed_experts": base64_of(8 * 6)}, "mis_sized"),
+        ({"routed_experts": base64_of(9 * 5)}, "mis_sized"),
+        ({"routed_experts": base64_of(10 * 6)}, "mis_sized"),
+        ({"routed_experts": "AAAA"}, "mis_sized"),
+        ({"routed_experts": "no base64!"}, "mis_sized"),
+        ({"routed_experts": [1, 2]}, "mis_sized"),
+        ({"routed_experts": base64_of(9 * 6), "routed_experts_start_len": 1}, "mis_sized"),
+        ({"routed_experts": base64_of(8 * 6), "routed_experts_start_len": 1}, "starts_later"),
+        ({"routed_experts": ""}, "not_told"),
+        ({"routed_experts": None}, "not_told"),
+        ({}, "not_told"),
+    ],
+)
+async def test_rows_that_do_not_fit_the_tokens_are_not_recorded(
+    start: Start, model: NgramModel, checkpoint: str, meta: dict[str, Any], reason: str | None
+) -> None:
+    async with telling(start, checkpoint, model, "--r3-shape", "3", "2") as (client, _):
+        leaf = await turn(client, 10, meta, "s")
+        assert leaf["routed_experts_reason"] == reason
+
+
+async def test_without_a_shape_rows_of_two_sizes_are_no_evidence(
+    start: Start, model: NgramModel, checkpoint: str
+) -> None:
+    async with telling(start, checkpoint, model) as (client, _):
+        first = await turn(client, 10, {"routed_experts": base64_of(9 * 6)}, "a")
+        assert first["routed_experts_shape"] == [9, 6]
+        assert (await turn(client, 7, {"routed_experts": base64_of(6 * 6)}, "b"))["experts_exact"]
+        assert (await turn(client, 11, {"routed_experts": base64_of(10 * 4)}, "c"))["routed_experts"] is None
+        leaf = await leaf_of(client, "a")
+        assert (leaf["experts_exact"], leaf["routed_experts_reason"]) == (False, "sizes_disagree")
+
+
+async def test_workers_say_the_shape(start: Start, model: NgramModel, checkpoint: str) -> None:
+    async with replaying(start, model, checkpoint) as replay:
+        answer = await replay.check(await conversation(replay, "a"), "a")
+        assert answer["routed_experts_shape"][1:] == [MOE["moe_layers"], MOE["moe_topk"]]
+
+
+async def test_the_indexers_choices_are_recorded_likewise(
+    start: Start, model: NgramModel, checkpoint: str
+) -> None:
+    async with telling(start, checkpoint, model) as (client, _):
+        meta = {"indexer_topk": base64_of(9 * 6), "indexer_topk_num_layers": 3}
+        await turn(client, 10, meta, "s")
+        rows = (await client.stats())["token_rows"]["indexer_topk"]
+        assert (rows["turns"], rows["bytes"]) == (1, 9 * 6)
+
+
+async def test_messages_give_their_experts(start: Start, model: NgramModel, checkpoint: str) -> None:
+    async with telling(start, checkpoint, model) as (client, engine):
+        messages = [{"role": "user", "content": "Why?"}]
+        prompt = engine.tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+        count = len(engine.tokenizer.encode(prompt))
+        reason, meta = {"type": "stop", "matched": engine.eos}, {"routed_experts": base64_of((count + 2) * 6)}
+        engine.script.append((200, answer_of(client, [5, 6, engine.eos], count, reason, meta)))
+        content = (await client.running.client.post("/generate", json={"text": prompt})).json()["text"]
+        body = {
+            "messages": [*messages, {"role": "assistant", "content": content}],
+            "return_routed_experts": True,
+        }
+        answer = (await client.running.client.post("/retrieve_from_messages_template", json=body)).json()
+        assert answer["exact"], answer["inexact_reason"]
+        assert answer["experts_exact"], answer["routed_experts_reason"]
+        assert answer["routed_experts"] == base64_of((answer["token_length"] - 1) * 6)
