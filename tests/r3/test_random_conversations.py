@@ -17,7 +17,7 @@ import numpy.typing as npt
 import orjson
 import pytest
 
-import slime_engine.tokenizer_manager
+import slime_engine.stateless
 from r3.replays import PROMPT, SAMPLING, SHAPE, Replay, replaying, rows_in
 from slime_engine.model import NgramModel
 from slime_engine.moe import routed_experts
@@ -171,7 +171,7 @@ async def test_exact_experts_are_right_and_the_others_are_said(
     start: Start, model: NgramModel, checkpoint: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = Weights()
-    monkeypatch.setattr(slime_engine.tokenizer_manager, "routed_experts", weights.experts)
+    monkeypatch.setattr(slime_engine.stateless, "routed_experts", weights.experts)
     flags = ("--r3-max-bytes", "0")
     async with replaying(start, model, checkpoint, *flags, engines=2, tokens_per_second=2000) as replay:
         conversations = Conversations(replay, random.Random(seed), weights)

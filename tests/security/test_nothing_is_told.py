@@ -262,7 +262,7 @@ def test_clients_cannot_forge_lines_of_the_log(
         root.exception("version %s", "7\n2026-01-01 ERROR x: forged\r\x1b[2J\x85\u2028end")
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].endswith(r"ERROR root: version 7\n2026-01-01 ERROR x: forged\r\x1b[2J\x85\u2028end")
-    assert (lines[1], lines[-1]) == ("Traceback (most recent call last):", "ValueError: why")
+    assert (lines[1], lines[-1]) == ("Traceback (most recent call last):", "  ValueError: why")
 
 
 async def test_an_encoded_line_break_is_told_encoded(caplog: pytest.LogCaptureFixture) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 
 from radix_cache.toy import EOS, encode, pack, sampled, spell, trajectories, unpack
+from slime_radix_cache.capture.row_recorder import RowRecorder
 from slime_radix_cache.index.segment_store import Sampled
 from slime_radix_cache.index.segments import context_ids
 from slime_radix_cache.index.trajectories import Limits, Trajectories
@@ -80,7 +81,7 @@ def test_part_of_a_response_that_was_not_continued_is_no_leaf() -> None:
         if is_over:
             kept.unpin(match.context)
         assert [tokens_of(branch) for branch in leaves(kept)] == [[1, 1, 2, 2]]
-        (turn,) = SessionTurns(kept, spell).turns("s")
+        (turn,) = SessionTurns(kept, spell, RowRecorder(kept)).turns("s")
         assert (turn.tokens, turn.parts) == (3, (part,))
 
 
