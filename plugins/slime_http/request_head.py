@@ -10,20 +10,10 @@ from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
 
 from slime_http.asgi import Headers, Scope
 
-__all__ = ["NOWHERE", "connection_scope", "request_scope"]
+__all__ = ["connection_scope", "request_scope"]
 
 _ASGI = {"version": "3.0", "spec_version": "2.3"}
 _FRAMING = (b"content-length", b"transfer-encoding")
-
-
-class _Nowhere(list[tuple[bytes, bytes]]):
-    """A sink for the trailer fields of a request: they are no headers (RFC 9110 section 6.5.1), and may be many."""
-
-    def append(self, _: tuple[bytes, bytes]) -> None:
-        pass
-
-
-NOWHERE = _Nowhere()
 
 
 def connection_scope(transport: asyncio.Transport) -> Scope:

@@ -15,7 +15,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from slime_http.asgi import ASGIApp
-from slime_http.request_head import NOWHERE, connection_scope, request_scope
+from slime_http.request_head import connection_scope, request_scope
 from slime_http.response_head import error_answer
 from slime_http.server_request import ServerRequest
 from slime_http.write_flow import WriteFlow
@@ -149,6 +149,8 @@ class Protocol(asyncio.Protocol):
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_head:
+            return  # a trailer field is no header (RFC 9110 section 6.5.1), and there may be many
         name = name.lower()
         if name == b"expect" and value.lower() == b"100-continue":
             self._expects_continue = True
@@ -163,7 +165,6 @@ class Protocol(asyncio.Protocol):
             raise
         self._in_head = False  # only now: an error raised above is one in a head, which gets an answer
         scope["state"] = self._state.copy()
-        self._headers = NOWHERE
         is_1_1 = scope["http_version"] == "1.1"
         request = ServerRequest(
             self,
