@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 from urllib.parse import unquote
 
 import httptools
@@ -37,7 +38,7 @@ def request_scope(
         raise ValueError(
             "a request with a body may not ask for another protocol: leave out its Upgrade header"
         )
-    url = httptools.parse_url(target)
+    url: Any = httptools.parse_url(target)  # its stub omits that ``query`` may be None
     raw_path = url.path
     if not raw_path.isascii():
         raise ValueError("the path has a byte that is not ASCII: write it as %XX")
