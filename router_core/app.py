@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import orjson
@@ -47,9 +46,9 @@ def make_app(router: Router, middleware: Iterable[Callable[..., Any]] = ()) -> A
     """
     inner = _App(router)
     app: ASGIApp = inner
-    for kind in reversed(list(middleware)):
+    for kind in [*middleware][::-1]:
         app = kind(app, router=router)
-    for _, wrap in reversed(router.hooks.asgi_middleware):
+    for _, wrap in router.hooks.asgi_middleware[::-1]:
         app = wrap(app, router)
     return app
 
@@ -68,16 +67,11 @@ class _App:
         ]
         self._own = Starlette(
             routes=[route for _, route in claimed],
-            lifespan=self._lifespan,
+            lifespan=lambda _: router.running(),
             exception_handlers={HTTPError: _http_error, HTTPException: _starlette_error, Exception: _crash},
         )
         self._own.router.redirect_slashes = False
         self._own.router.default = self._proxied
-
-    @asynccontextmanager
-    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        async with self._router.running():
-            yield
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":

@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 import configargparse
 from starlette.middleware.cors import CORSMiddleware
 
+from router_core import proxy
 from router_core.app import make_app
 from router_core.errors import SettingsError, StartupError
 from router_core.hookspecs import PROJECT
@@ -32,7 +33,7 @@ from router_core.settings import Settings, add_core_options
 from router_core.types import ASGIApp
 from slime_http.serving import bind, run
 
-__all__ = ["build", "command_line", "main"]
+__all__ = ["build", "command_line", "is_compiled", "main"]
 
 logger = logging.getLogger(__name__)
 _NOT_LOADED = "{0} belongs to the plugin {1!r}, which is not loaded: add --plugin {1}"
@@ -170,6 +171,11 @@ def build(arguments: Sequence[str]) -> tuple[Router, ASGIApp]:
     return _Wanted.by(arguments).build()
 
 
+def is_compiled() -> bool:
+    """Return True in a package that was built with ``SLIME_ROUTER_COMPILE=1``."""
+    return not str(proxy.__file__).endswith(".py")
+
+
 def _load(first: argparse.Namespace) -> Loaded:
     defaults = () if first.no_default_plugins else DEFAULT_PLUGINS
     return load([*defaults, *first.plugin], first.middleware_paths)
@@ -189,6 +195,8 @@ def _serve(arguments: Sequence[str]) -> int:
     wanted = _Wanted.by(arguments)
     settings = wanted.settings
     start_logging(settings)
+    if is_compiled():
+        logger.info("the hot modules are compiled")
     router, app = wanted.build()
     try:
         sock = bind(settings.host, settings.port)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import pluggy
 
@@ -21,9 +21,6 @@ from router_core.reply import Reply
 from router_core.request import Request
 from router_core.weights import WeightUpdate
 from router_core.workers import Worker, WorkerChange
-
-if TYPE_CHECKING:
-    from router_core.router import Router
 
 __all__ = ["Hooks", "attribute_errors", "failure", "hook_names", "new_plugin_manager"]
 
@@ -97,7 +94,7 @@ class Hooks:
         self.sender = _at_start(manager, "sender")
         self.routes = _at_start(manager, "routes")
         self.asgi_middleware = _at_start(manager, "asgi_middleware")
-        self.lifespan = [(plugin, _entered(plugin, life)) for plugin, life in _in_order(manager, "lifespan")]
+        self.lifespan = _in_order(manager, "lifespan")
 
     def call_attempt_failed(self, worker: Worker, request: Request, error: HTTPError | None) -> None:
         """Call each plugin; an exception is logged."""
@@ -215,19 +212,6 @@ def _at_start(manager: pluggy.PluginManager, hook: str) -> list[tuple[str, Calla
         return lambda *arguments: attribute_errors(plugin, hook)(function)(*arguments)
 
     return [(plugin, guarded(plugin, function)) for plugin, function in _in_order(manager, hook)]
-
-
-def _entered(plugin: str, life: Callable[..., Any]) -> Callable[..., AbstractAsyncContextManager[None]]:
-    """Wrap ``life``: an error on entering it becomes a PluginError that names the plugin."""
-
-    @asynccontextmanager
-    async def named(router: Router) -> AsyncIterator[None]:
-        async with AsyncExitStack() as stack:
-            with attribute_errors(plugin, "lifespan"):
-                await stack.enter_async_context(life(router))
-            yield
-
-    return named
 
 
 def _refuse_unknown(manager: pluggy.PluginManager) -> None:

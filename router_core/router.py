@@ -19,7 +19,7 @@ from router_core.addresses import ANYWHERE, AddressRules
 from router_core.client import Watch
 from router_core.errors import PluginError
 from router_core.exchange import Exchange, SessionSource
-from router_core.hooks import Hooks
+from router_core.hooks import Hooks, attribute_errors
 from router_core.life import Life, background
 from router_core.pool import WorkerPool
 from router_core.proxy import Proxy
@@ -175,8 +175,9 @@ class Router:
                 life = self._life = Life(tasks, http, clients, registration)
                 async with AsyncExitStack() as stack:
                     try:
-                        for _, lifespan in self.hooks.lifespan:
-                            await stack.enter_async_context(lifespan(self))
+                        for plugin, lifespan in self.hooks.lifespan:
+                            with attribute_errors(plugin, "lifespan"):
+                                await stack.enter_async_context(lifespan(self))
                         await registration.add_first(self._first_workers)
                         life.started.set()
                         yield

@@ -80,7 +80,7 @@ class Hold(NamedTuple):
     state: WorkerState
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False)
 class Worker:
     """One inference server.
 
@@ -119,11 +119,10 @@ class Worker:
     said_version: str | None = None
     rank: int | None = None
     ranks: tuple[Worker, ...] = field(default=(), repr=False)
-    server: Worker = field(default=None, repr=False)  # type: ignore[assignment]  # itself, unless it is a rank
+    server: Worker = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.rank is None:
-            self.server = self
+        self.server = self
 
     @property
     def name(self) -> str:
@@ -181,7 +180,9 @@ class Worker:
         if len(self.choices) != size:
             known = self.ranks[: size if size > 1 else 0]  # with their requests in flight
             more = range(len(known), size if size > 1 else 0)
-            new = (Worker(self.url, id=f"{self.id}@{rank}", rank=rank, server=self) for rank in more)
+            new = [Worker(self.url, id=f"{self.id}@{rank}", rank=rank) for rank in more]
+            for rank in new:
+                rank.server = self
             self.ranks = (*known, *new)
 
     def standing(self) -> str:

@@ -86,6 +86,17 @@ def test_the_licence_and_the_readme_come_along(wheel: zipfile.ZipFile, names: se
     assert [name for name in names if name.endswith("/LICENSE")]
 
 
+def test_a_compiled_wheel_without_a_compiler_is_refused(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
+        env={**os.environ, "SLIME_ROUTER_COMPILE": "1", "CC": "no-such-compiler"},
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "found no no-such-compiler: install gcc, or leave the variable unset" in done.stdout + done.stderr
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.skipif("TOX_ENV_DIR" not in os.environ, reason="only tox installs the wheel")
 def test_under_tox_it_is_the_wheel_that_is_tested() -> None:
     assert Path(router_core.__file__).is_relative_to(os.environ["TOX_ENV_DIR"])

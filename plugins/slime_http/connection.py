@@ -11,7 +11,7 @@ import asyncio
 import math
 import select
 import ssl
-from typing import Protocol, cast
+from abc import ABC, abstractmethod
 
 import httptools
 
@@ -19,7 +19,7 @@ from slime_http.asgi import Headers
 from slime_http.errors import WorkerBroke, WorkerTimeout
 from slime_http.hop_by_hop import NOT_RETURNED, PLAIN_CONNECTION
 from slime_http.limits import Limits
-from slime_http.upstream_reply import UpstreamReply
+from slime_http.upstream_reply import Source, UpstreamReply
 
 __all__ = ["Connection", "Pool"]
 
@@ -27,7 +27,7 @@ __all__ = ["Connection", "Pool"]
 _SLICE = 256 * 1024
 
 
-class Pool(Protocol):
+class Pool(ABC):
     """The part of a pool that its connections call."""
 
     url: str
@@ -35,16 +35,16 @@ class Pool(Protocol):
     loop: asyncio.AbstractEventLoop
     heard_at: float
 
+    @abstractmethod
     def put_back(self, connection: Connection) -> None:
         """Keep ``connection``, which is free again, for another request."""
-        ...
 
+    @abstractmethod
     def forget(self, connection: Connection) -> None:
         """Remove ``connection``, which is closed."""
-        ...
 
 
-class Connection(asyncio.Protocol):
+class Connection(Source):
     """One connection, busy with at most one exchange."""
 
     def __init__(self, pool: Pool) -> None:
@@ -162,8 +162,8 @@ class Connection(asyncio.Protocol):
 
     # asyncio.Protocol
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's are transports by behaviour only
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
         poller = select.poll()
         poller.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
         self._arrivals = poller.poll

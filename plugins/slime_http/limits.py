@@ -7,7 +7,7 @@ from dataclasses import dataclass
 __all__ = ["Limits"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Limits:
     """Deadlines in seconds, sizes in bytes.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 from urllib.parse import unquote
 
 import httptools
@@ -10,20 +11,10 @@ from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
 
 from slime_http.asgi import Headers, Scope
 
-__all__ = ["NOWHERE", "connection_scope", "request_scope"]
+__all__ = ["connection_scope", "request_scope"]
 
 _ASGI = {"version": "3.0", "spec_version": "2.3"}
 _FRAMING = (b"content-length", b"transfer-encoding")
-
-
-class _Nowhere(list[tuple[bytes, bytes]]):
-    """A sink for the trailer fields of a request: they are no headers (RFC 9110 section 6.5.1), and may be many."""
-
-    def append(self, _: tuple[bytes, bytes]) -> None:
-        pass
-
-
-NOWHERE = _Nowhere()
 
 
 def connection_scope(transport: asyncio.Transport) -> Scope:
@@ -47,7 +38,7 @@ def request_scope(
         raise ValueError(
             "a request with a body may not ask for another protocol: leave out its Upgrade header"
         )
-    url = httptools.parse_url(target)
+    url: Any = httptools.parse_url(target)  # its stub omits that ``query`` may be None
     raw_path = url.path
     if not raw_path.isascii():
         raise ValueError("the path has a byte that is not ASCII: write it as %XX")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from http import HTTPStatus
 
 import orjson
-
-from slime_http.asgi import Headers
 
 __all__ = ["error_answer", "response_lines"]
 
@@ -22,7 +21,7 @@ _KNOWN_NAMES = frozenset(
 _IN_VALUES = bytes([0x09, *range(0x20, 0x7F), *range(0x80, 0x100)])
 
 
-def response_lines(status: int, headers: Headers) -> tuple[bytes, int | None, bool]:
+def response_lines(status: int, headers: Iterable[Iterable[bytes]]) -> tuple[bytes, int | None, bool]:
     """Return the lines of a head, its Content-Length, and True when it has ``Connection: close``.
 
     Transfer-Encoding is left out, since the server decides on it. Raises RuntimeError, TypeError and ValueError for

@@ -15,9 +15,9 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from slime_http.asgi import ASGIApp
-from slime_http.request_head import NOWHERE, connection_scope, request_scope
+from slime_http.request_head import connection_scope, request_scope
 from slime_http.response_head import error_answer
-from slime_http.server_request import ServerRequest
+from slime_http.server_request import ClientConnection, ServerRequest
 from slime_http.write_flow import WriteFlow
 
 __all__ = ["Protocol"]
@@ -27,16 +27,13 @@ _MAX_HEAD_BYTES = 256 * 1024
 _MAX_AHEAD = 16
 
 
-class Protocol(asyncio.Protocol):
+class Protocol(ClientConnection):
     """HTTP/1.1 on one connection, with limits for clients that send or take too much or too slowly.
 
-    ``client_timeout_s`` is the time for the head of a request, and for each further piece of its body. It is also the
-    time in which a slow client must take 64 KiB of an answer. Errors are JSON. ``config`` and ``server_state`` are
-    those of uvicorn, which makes one instance for each connection.
+    ``keep_alive_s`` is the time until a request begins. ``client_timeout_s`` is the time for its head, and for each
+    further piece of its body. It is also the time in which a slow client must take 64 KiB of an answer. Errors are
+    JSON. ``config`` and ``server_state`` are those of uvicorn, which makes one instance for each connection.
     """
-
-    transport: asyncio.Transport
-    flow: WriteFlow
 
     def __init__(
         self,
@@ -46,28 +43,27 @@ class Protocol(asyncio.Protocol):
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
         client_timeout_s: float,
+        keep_alive_s: float,
     ) -> None:
         self._app: ASGIApp = config.loaded_app
         self._state = app_state
         self._connections, self._tasks = server_state.connections, server_state.tasks
         self._loop = _loop or asyncio.get_running_loop()
         self._client_timeout_s = client_timeout_s
-        self._keep_alive_s = config.timeout_keep_alive
-        self._parser = httptools.HttpRequestParser(self)
+        self._keep_alive_s = keep_alive_s
+        self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
         # A request behind one with "Connection: close" is no error; it is not answered.
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
         #: The request being answered (or answered last), the one being read (or read last), and those between them.
         self._served: ServerRequest | None = None
         self._newest: ServerRequest | None = None
         self._waiting: deque[ServerRequest] = deque()
-        self._in_message = self._in_head = False
+        self._in_message = self._in_head = self._expects_continue = self._is_reading_paused = False
         self._headers: list[tuple[bytes, bytes]] = []
         self._url = b""
-        self._expects_continue = False
         #: Bytes since the last body bytes: of a head, of trailers, of chunk extensions.
         self._overhead = 0
         self._fault = "the request is not valid HTTP/1.1"
-        self._is_reading_paused = False
         #: Event loop time by which the client must have sent more, or None. True: the rest of a request is due.
         self._due: float | None = None
         self._is_rest_due = False
@@ -75,7 +71,7 @@ class Protocol(asyncio.Protocol):
 
     # Called by the event loop and by uvicorn.
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # no other is made
+    def connection_made(self, transport: asyncio.Transport) -> None:
         self.transport = transport
         self._connections.add(self)  # type: ignore[arg-type]  # uvicorn only calls shutdown() of it
         self._scope = connection_scope(transport)
@@ -91,11 +87,11 @@ class Protocol(asyncio.Protocol):
         self.flow.end()
         self._disconnect()
         # These refer to this object: a reference cycle would wait for the garbage collector.
-        self._served = self._newest = None
-        del self._parser
+        self._served = self._newest = self._parser = None
 
     def data_received(self, data: bytes) -> None:
         self._overhead += len(data)
+        assert self._parser is not None  # narrowing: the connection is not lost
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -149,6 +145,8 @@ class Protocol(asyncio.Protocol):
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_head:
+            return  # a trailer field is no header (RFC 9110 section 6.5.1), and there may be many
         name = name.lower()
         if name == b"expect" and value.lower() == b"100-continue":
             self._expects_continue = True
@@ -156,6 +154,7 @@ class Protocol(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         parser = self._parser
+        assert parser is not None  # narrowing: it calls this
         try:
             scope = request_scope(self._scope, parser, self._url, self._headers)
         except ValueError as error:
@@ -163,7 +162,6 @@ class Protocol(asyncio.Protocol):
             raise
         self._in_head = False  # only now: an error raised above is one in a head, which gets an answer
         scope["state"] = self._state.copy()
-        self._headers = NOWHERE
         is_1_1 = scope["http_version"] == "1.1"
         request = ServerRequest(
             self,

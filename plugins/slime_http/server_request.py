@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from inspect import CORO_CREATED, getcoroutinestate
-from typing import Any, Protocol
+from typing import Any
 
-from slime_http.asgi import ASGIApp, Headers, Message, Scope
+from slime_http.asgi import ASGIApp, Message, Scope
 from slime_http.response_head import error_answer, response_lines
 from slime_http.write_flow import WriteFlow
 
@@ -28,35 +28,35 @@ _SHUTTING_DOWN = "the server is shutting down"
 _LAST_CHUNK = b"0\r\n\r\n"
 
 
-class ClientConnection(Protocol):
+class ClientConnection(ABC):
     """The connection on which a request came."""
 
     transport: asyncio.Transport
     flow: WriteFlow
 
+    @abstractmethod
     def read_on(self) -> None:
         """Resume reading: the application waits for more of the body."""
-        ...
 
+    @abstractmethod
     def continued(self) -> None:
         """Start the time for the body: "100 Continue" was sent."""
-        ...
 
+    @abstractmethod
     def answered(self, request: ServerRequest) -> None:
         """Go on to the next request, or close: the answer to ``request`` is written."""
-        ...
 
+    @abstractmethod
     def ended(self, request: ServerRequest) -> None:
         """Forget the task of ``request``: the application has returned."""
-        ...
 
 
 class ServerRequest:
     """A request and the answer to it.
 
-    ``keep_alive``: the connection stays open after the answer. ``started``: the application has given the head.
-    ``written``: a part of the answer was written. ``complete``: all of it was. ``disconnected``: the client has gone.
-    ``expects_continue``: the client may wait for "100 Continue" before it sends the body.
+    ``keep_alive``: the connection stays open after the answer. ``begun``: the task runs. ``started``: the application
+    has given the head. ``written``: a part of the answer was written. ``complete``: all of it was. ``disconnected``:
+    the client has gone. ``expects_continue``: it may wait for "100 Continue" before it sends the body.
     """
 
     __slots__ = (
@@ -71,6 +71,7 @@ class ServerRequest:
         "_left",
         "_more_body",
         "_size",
+        "begun",
         "complete",
         "disconnected",
         "expects_continue",
@@ -91,11 +92,11 @@ class ServerRequest:
         expects_continue: bool,
     ) -> None:
         self._connection = connection
-        self._app = app
+        self._app: Any = app  # one of others may return anything
         self.scope = scope
         self.keep_alive = keep_alive
         self.task: asyncio.Task[None] | None = None
-        self.started = self.written = self.complete = self.disconnected = False
+        self.begun = self.started = self.written = self.complete = self.disconnected = False
         self.expects_continue = expects_continue
         #: Parts of the body that ``receive`` has not returned yet, and whether it has something to return.
         self._body: list[bytes] = []
@@ -114,8 +115,7 @@ class ServerRequest:
     @property
     def _target(self) -> str:
         """The raw path for the log, since the decoded path may have line breaks."""
-        raw_path: bytes = self.scope.get("raw_path", b"")
-        return raw_path.decode("latin-1")
+        return bytes(self.scope.get("raw_path", b"")).decode("latin-1")
 
     @property
     def transport(self) -> asyncio.Transport:
@@ -146,7 +146,7 @@ class ServerRequest:
     def cut_off(self) -> None:
         """Answer 503 if the application has not begun, and cancel its task, which alone would end without an answer."""
         task = self.task
-        if task is not None and getcoroutinestate(task.get_coro()) == CORO_CREATED:  # type: ignore[arg-type]  # run()
+        if task is not None and not self.begun:
             self._give_up(503, _SHUTTING_DOWN)
             self._connection.ended(self)
             task.cancel()
@@ -157,10 +157,11 @@ class ServerRequest:
 
     async def run(self) -> None:
         """Call the application. Answer with an error if it gives no answer or does not finish it."""
+        self.begun = True
         try:
             if self.disconnected:
                 return  # refused after its head was read: it must have no effect
-            result: Any = await self._app(self.scope, self.receive, self.send)  # type: ignore[func-returns-value]
+            result = await self._app(self.scope, self.receive, self.send)
             if result is not None:
                 raise TypeError(f"an ASGI application returned {result!r}, wanted None")
             if not (self.complete or self.disconnected):
@@ -246,7 +247,7 @@ class ServerRequest:
         self.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
         return True
 
-    def _send_start(self, status: int, headers: Headers) -> None:
+    def _send_start(self, status: int, headers: Iterable[Iterable[bytes]]) -> None:
         head, length, closes = response_lines(status, headers)
         # Without "100 Continue" a client may leave its body out: its next request would be taken for the body.
         if closes or (self.expects_continue and not self._has_news):
@@ -264,9 +265,8 @@ class ServerRequest:
             self._left = None  # HTTP/1.0 has no chunks
         self._head = head + b"\r\n"
 
-    def _send_body(self, body: bytes, is_last: bool) -> None:
-        if type(body) is not bytes:  # a transport may hold it, and the application change it
-            body = bytes(memoryview(body))
+    def _send_body(self, piece: bytes | bytearray | memoryview, is_last: bool) -> None:
+        body = piece if type(piece) is bytes else bytes(memoryview(piece))  # it may change
         if self._is_head:
             body = b""
         elif self._is_chunked:

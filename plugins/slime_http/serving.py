@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 CLIENT_TIMEOUT_S = 300.0
 _BACKLOG = 4096
 #: Longer than clients keep an idle connection, so that no client uses a connection that is just being closed.
-_KEEP_ALIVE_S = 75
+_KEEP_ALIVE_S = 75.0
 #: Parameters of mallopt, from <malloc.h>, and a size in bytes.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGE_BLOCK = 1 << 20
@@ -55,7 +55,9 @@ class _Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=partial(Protocol, client_timeout_s=client_timeout_s),  # type: ignore[arg-type]  # it is called
+                http=partial(  # type: ignore[arg-type]  # it is called
+                    Protocol, client_timeout_s=client_timeout_s, keep_alive_s=_KEEP_ALIVE_S
+                ),
                 ws="none",
                 lifespan="on",
                 access_log=False,
@@ -64,7 +66,6 @@ class _Server(uvicorn.Server):
                 log_level="warning",
                 server_header=False,
                 date_header=False,
-                timeout_keep_alive=_KEEP_ALIVE_S,
                 timeout_graceful_shutdown=max(1, round(grace_s)),
                 backlog=_BACKLOG,
                 **options,

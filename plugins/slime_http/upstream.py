@@ -12,7 +12,7 @@ from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from slime_http.asgi import Headers
-from slime_http.connection import Connection
+from slime_http.connection import Connection, Pool
 from slime_http.errors import BadRequest, WorkerBroke, WorkerUnreachable
 from slime_http.hop_by_hop import NOT_SENT, PLAIN_CONNECTION
 from slime_http.limits import Limits
@@ -30,7 +30,7 @@ def _anywhere(url: str, address: str) -> bool:
     return True
 
 
-class Upstream:
+class Upstream(Pool):
     """Requests to one worker. ``reachable(url, address)`` returns True when a worker may be at that IP address."""
 
     def __init__(
@@ -148,7 +148,7 @@ class Upstream:
         try:
             async with asyncio.timeout(self.limits.connect_s):
                 await self.loop.create_connection(
-                    lambda: connection,
+                    lambda: connection,  # type: ignore[type-var]  # it has the methods of asyncio.Protocol
                     self._host,
                     self._port,
                     ssl=self._tls,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 from slime_http.asgi import Headers
 from slime_http.errors import WorkerBroke, WorkerTimeout
 
-__all__ = ["UpstreamReply"]
+__all__ = ["Source", "UpstreamReply"]
 
 #: Bytes of a reply that may wait for the client before reading from the worker pauses.
 _HIGH_WATER = 256 * 1024
@@ -18,16 +18,16 @@ _HIGH_WATER = 256 * 1024
 OnFailure = Callable[[WorkerBroke | WorkerTimeout | None], None]
 
 
-class Source(Protocol):
+class Source(ABC):
     """The part of a connection that its reply calls."""
 
+    @abstractmethod
     def resume_reply(self) -> None:
         """Resume reading: the client has taken everything that was buffered."""
-        ...
 
+    @abstractmethod
     def abort(self) -> None:
         """Close at once."""
-        ...
 
 
 class UpstreamReply:

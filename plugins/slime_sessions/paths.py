@@ -20,7 +20,9 @@ _OWN_METHODS = ("GET", "HEAD", "DELETE")
 class NothingThere(HTTPError):
     """An unknown path below a session."""
 
-    status, type, code = 404, "not_found_error", "NOT_FOUND"
+    status = 404
+    type = "not_found_error"
+    code = "NOT_FOUND"
 
 
 class SessionPaths:

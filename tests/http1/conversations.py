@@ -217,7 +217,7 @@ class Seen:
     @property
     def open(self) -> int:
         """The number of connections that are open."""
-        return sum(hasattr(connection, "_parser") for connection in self.connections)
+        return sum(connection._parser is not None for connection in self.connections)
 
 
 class _RecordedTransport:

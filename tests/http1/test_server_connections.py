@@ -7,6 +7,7 @@ import socket
 import struct
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from typing import Any
 
 import anyio
 import pytest
@@ -15,8 +16,6 @@ from core.servers import on_both_loops
 from deadlines import until
 from http1.conversations import SOON_S, Client, alone, body_of, connected, respond, watch_server
 from slime_http.asgi import Message, Receive, Scope, Send
-from slime_http.server_protocol import Protocol
-from slime_http.server_request import ServerRequest
 from slime_http.serving import serving
 
 pytestmark = [pytest.mark.anyio, on_both_loops]
@@ -281,18 +280,20 @@ async def test_requests_ahead_are_not_begun_past_the_grace_period() -> None:
 async def test_a_request_that_is_cut_off_before_it_began_is_a_503(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its task would end without a step, and its client wait without end."""
     seen = watch_server(monkeypatch)
-    serve = Protocol._serve
 
-    def serve_and_cut_off(self: Protocol, request: ServerRequest) -> None:
-        serve(self, request)
-        self.cut_off()
+    def make_task(loop: Any, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
+        for connection in seen.connections:
+            loop.call_soon(connection.cut_off)  # before the first step of the task
+        return asyncio.Task(coroutine, loop=loop, **options)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         raise AssertionError("it is not to begin")
 
-    monkeypatch.setattr(Protocol, "_serve", serve_and_cut_off)
+    loop = asyncio.get_running_loop()
     async with serving(alone(app)) as url, connected(url) as client:
+        loop.set_task_factory(make_task)
         await client.say(GET % b"1" + GET % b"2")
         assert (await client.answer()).status == 503
         assert await client.rest() == b""
+        loop.set_task_factory(None)
         assert not seen.connections[0]._tasks

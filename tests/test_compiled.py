@@ -1,0 +1,32 @@
+"""The hot modules are compiled in a wheel that is built with ``SLIME_ROUTER_COMPILE=1``, and in no other."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from router_core.cli import is_compiled
+from wheels import ROOT
+
+HOOK = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"][
+    "hooks"
+]
+MODULES = [path.removeprefix("plugins/") for path in HOOK["custom"]["modules"]]
+EXPECTED = os.environ.get("TOX_ENV_NAME") == "compiled"
+
+
+@pytest.mark.parametrize("path", MODULES)
+def test_a_hot_module_is_compiled_in_a_compiled_wheel_only(path: str) -> None:
+    module = importlib.import_module(path.removesuffix(".py").replace("/", "."))
+    assert module.__file__ is not None
+    assert module.__file__.endswith(".so" if EXPECTED else ".py")
+    beside = Path(module.__file__).parent / Path(path).name
+    assert beside.is_file(), "its source is there for tracebacks"
+
+
+def test_the_router_knows_that_it_is_compiled() -> None:
+    assert is_compiled() == EXPECTED
