@@ -9,6 +9,7 @@ from typing import Any
 
 from router_core.errors import BadRequest
 from router_core.request import Request
+from router_core.routes import shown
 from slime_radix_cache.retrieval.experts import INT32, NPY
 
 __all__ = ["Conversation", "Question", "experts_asked", "experts_form", "read_object"]
@@ -95,7 +96,7 @@ def experts_form(value: Any) -> str:
     if value in (None, INT32):
         return INT32
     if value != NPY:
-        raise BadRequest(f'"routed_experts_format" must be "{INT32}" or "{NPY}", got {value!r:.80}')
+        raise BadRequest(f'"routed_experts_format" must be "{INT32}" or "{NPY}", got {shown(value)}')
     return NPY
 
 
