@@ -78,9 +78,10 @@ class RepeatedEvents:
             return True
         known = self._logprobs
         self._logprobs = event[start : event.find(b"]]", start + len(known))]
-        return self._logprobs.startswith(known)
+        return _begins(self._logprobs, known)
 
 
-def _begins(ids: bytes, known: bytes) -> bool:
-    """Return True if ``ids`` begin with ``known``, and not in the middle of a number."""
-    return ids.startswith(known) and not (known[-1:].isdigit() and ids[len(known) : len(known) + 1].isdigit())
+def _begins(values: bytes, known: bytes) -> bool:
+    """Return True if ``values`` begin with ``known``, which does not end in the middle of a number."""
+    is_cut = known[-1:].isdigit() and values[len(known) : len(known) + 1].isdigit()
+    return values.startswith(known) and not is_cut
