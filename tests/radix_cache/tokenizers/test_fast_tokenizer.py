@@ -110,6 +110,7 @@ def test_same_ids_as_the_tokenizers_library(loaded: Loaded) -> None:
         pytest.param(lambda text: text.replace("\r\n", "\n"), id="line-ends"),
         pytest.param(lambda text: text.replace("<|eot_id|>", "<|eot_id |>"), id="special-token-missed"),
         pytest.param(lambda text: text.replace("\u3000", " "), id="wide-space"),
+        pytest.param(lambda text: text.translate(dict.fromkeys(range(0xFF00, 0xFF80), "?")), id="fullwidth"),
         pytest.param(lambda text: text.replace("  \u180e", "  "), id="former-white-space"),
         pytest.param(lambda text: text[:500], id="long-runs-cut"),
         pytest.param(lambda text: text.replace("'LL", "'ll"), id="contraction"),
