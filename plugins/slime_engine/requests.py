@@ -169,17 +169,17 @@ def _rids(body: JSONObject, count: int, is_batch: bool) -> list[str]:
 
 
 def _each(body: JSONObject, name: str, count: int) -> list[Any]:
-    """Return one value for each prompt; a single value applies to all."""
+    """Return ``count`` values; a single value applies to all."""
     value = body.get(name)
     if not isinstance(value, list):
         return [value] * count
     if len(value) != count:
-        raise BadRequest(f"{name} is a list of {len(value)} for {count} prompts.")
+        raise BadRequest(f"{name} must be one value or a list of {count}, got a list of {len(value)}.")
     return value
 
 
 def _item(body: JSONObject, index: int, count: int) -> dict[str, Any]:
-    """Return the values for one prompt of the options that a batch may list."""
+    """Return one prompt's values of the options that a batch may list."""
     names = ("return_logprob", "logprob_start_len", "top_logprobs_num", "routed_experts_start_len")
     return {name: _each(body, name, count)[index] for name in names}
 

@@ -28,7 +28,7 @@ def check_policy(make: Callable[[], Policy]) -> None:
     policy = make()
 
     alone = workers[:1]
-    assert all(ask(policy, alone) is alone[0] for _ in range(3)), "a single worker must be chosen"
+    assert all(ask(policy, alone) is alone[0] for _ in range(3)), "the only worker must be chosen"
     bare = Exchange(Request("GET", b"/", []))
     assert policy(bare, workers) in workers, "a request without body or session must get a worker"
 
@@ -53,4 +53,4 @@ def check_policy(make: Callable[[], Policy]) -> None:
     first, second = make(), make()
     for _ in range(3):
         ask(first, workers)
-    assert ask(second, workers) in workers, "two policies share nothing"
+    assert ask(second, workers) in workers, "a second policy must work"

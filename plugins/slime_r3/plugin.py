@@ -21,6 +21,7 @@ _FIELD, _START = "return_routed_experts", "routed_experts_start_len"
 _EXPERTS, _INDEXER = "routed_experts", "indexer_topk"
 _METHODS = ("POST", "PUT")  # SGLang accepts both for /generate
 _GENERATING = frozenset(("/generate", "/v1/chat/completions", "/v1/completions"))
+_CURE = "; --r3-shape LAYERS TOP_K sets the right size"
 #: The note of an exchange whose client did not ask for routed experts.
 _NOTE = "r3"
 
@@ -35,7 +36,7 @@ class R3:
         self._injects = settings.inject == ALWAYS
         self._shape = settings.shape
         self._rows = {
-            _EXPERTS: RecordedRows(_EXPERTS, settings.max_bytes, self._row_shape),
+            _EXPERTS: RecordedRows(_EXPERTS, settings.max_bytes, self._row_shape, _CURE),
             _INDEXER: RecordedRows(_INDEXER, settings.max_bytes, lambda: None),
         }
 

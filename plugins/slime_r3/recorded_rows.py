@@ -22,17 +22,18 @@ Shape = tuple[int, int]
 
 
 class RecordedRows:
-    """The rows that answers have under ``name`` in ``meta_info``. ``shape`` returns that of a row, if it is known.
+    """The rows that answers have under ``name`` in ``meta_info``. ``shape`` returns the shape of a row, or None.
 
-    If it is not known, the first answer tells the size of a row. When another answer contradicts it, neither is
-    believed any more.
+    Without a shape, the first answer tells the size of a row. When another answer contradicts it, neither is
+    believed any more. ``cure``: a hint how to set the shape.
     """
 
-    def __init__(self, name: str, max_bytes: int, shape: Callable[[], Shape | None]) -> None:
+    def __init__(self, name: str, max_bytes: int, shape: Callable[[], Shape | None], cure: str = "") -> None:
         self.turns = TurnRows(max_bytes)
         self.misses: dict[str, int] = {}
         self._name = name
         self._shape = shape
+        self._cure = cure
         self._size: int | None = None
         self._layers: int | None = None
         self._sizes_disagree = False
@@ -86,7 +87,7 @@ class RecordedRows:
     def _matrix(self, value: Any, end: int, told: Any, asked: int) -> tuple[IntArray, int]:
         """Return the rows in ``value``, which end before token ``end``, and the place of the first. Raises ValueError.
 
-        ``told``, ``asked``: the first token by the answer and by the request. Older engines ignore the request's.
+        ``told``, ``asked``: the first token by the answer and by the request. Older engines ignore ``asked``.
         """
         array = array_in(value)
         if array is None:
@@ -123,9 +124,7 @@ class RecordedRows:
         elif size != known:
             if self._shape() is None:
                 self._sizes_disagree = True
-            raise ValueError(
-                f"wanted rows of {known} values, got {size}; --r3-shape LAYERS TOP_K says what is right"
-            )
+            raise ValueError(f"wanted rows of {known} values, got {size}{self._cure}")
 
     def _is_disputed(self) -> bool:
         return self._sizes_disagree and self._shape() is None

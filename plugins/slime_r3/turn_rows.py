@@ -1,12 +1,12 @@
 """Rows of the tokens of recorded contexts, such as the experts that each token was routed to.
 
 Row ``i`` of an answer belongs to token ``i`` of its context: the experts that processed this token. The token that was
-sampled last has no row: the next turn processes it. So the rows that one turn brings begin with the last token of the
-response before it, and end before the last token of its own response.
+sampled last has no row: the next turn processes it. So the rows of a turn begin where those of the turn before it end,
+and end before the last token of its own response.
 
-The *head* of a turn are the rows up to its response, its *own* rows are those of its response. Turns with the same
-prompt share a head if it is equal. Different heads are kept apart: other weights, or another batch, route differently.
-So a context has the rows that were used in the very turns in which its tokens were consumed and sampled.
+The *head* of a turn is its rows up to its response, the others are its *own*. Turns with the same prompt share equal
+heads. Different heads are kept apart: other weights, or another batch, route differently. So a context has the rows of
+the turns that consumed and sampled its tokens. Gaps are filled by later turns with the same weight version.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["TurnRows"]
 
 @dataclass(slots=True, eq=False)
 class _Head:
-    """Rows that ``users`` turns share, which answer the same prompt (``key``)."""
+    """Rows that ``users`` turns with the same prompt (``key``) share."""
 
     key: Hashable
     rows: IntArray
@@ -65,7 +65,7 @@ class TurnRows:
         self.size_bytes = 0
         self.dropped = 0
         self._max_bytes = max_bytes
-        #: A leaf is older than the turns before it, so it is dropped before them.
+        #: Oldest first; ``add`` puts a turn before those that it continues.
         self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
         self._heads: dict[Hashable, list[_Head]] = {}
         self._reasons: dict[Hashable, str] = {}
@@ -90,7 +90,7 @@ class TurnRows:
     def add(self, turns: Sequence[ConsumedTurn], rows: IntArray, start: int) -> None:
         """Add ``rows`` of the answer that is the last of ``turns``: ``[tokens, row size]``, from token ``start`` on.
 
-        Rows that are known stay. Of earlier turns only gaps are filled, and only under the same weight version.
+        Known rows stay. Gaps of earlier turns are filled only under the same weight version.
         """
         *before, new = _stretches(turns)
         version = new.turn.versions[0][0]

@@ -1,4 +1,4 @@
-"""The transformers backend: continuous batching over keys and values of its own, in one worker thread."""
+"""The transformers backend: continuous batching over keys and values of its own, in one thread at a time."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _PASS = 512
 class TransformersBackend:
     """A model of ``checkpoint``. Only one thread at a time computes, and it alone changes the state of sequences.
 
-    The event loop starts and releases sequences; the thread sees that when its next step begins. ``prefix_tokens``:
-    tokens of ended sequences whose keys and values are kept.
+    The event loop starts and releases sequences. The thread collects released ones at its next step, update or flush.
+    ``prefix_tokens``: tokens of ended sequences whose keys and values are kept.
     """
 
     batch_size = 256
@@ -139,7 +139,7 @@ class _Step:
         self._found: dict[int, list[FloatArray]] = {}
 
     def add(self, place: int, run: KVRun, query: Query) -> None:
-        """Compute the rest of the query ``place``, now or together with what comes next."""
+        """Compute the rest of query number ``place``, now or with the next queries."""
         done, first = len(run.ids), query.end - query.count
         while done < query.end:
             end = min(query.end, done + _PASS - self._size)

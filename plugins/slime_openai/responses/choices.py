@@ -19,7 +19,7 @@ __all__ = ["Choice"]
 class Choice:
     """Reads one sequence. ``record`` is called once with the result, however the sequence ends.
 
-    ``inexact_reason``: returns the verdict, after the last event. ``history``: members about the prompt's origin.
+    ``inexact_reason``: returns why an ended sequence is not exact. ``history``: members about the prompt's origin.
 
     Token ids and logprobs are sent as soon as the engine gives them. Their text may be held back until a character is
     complete, and while it may begin a stop string or a tag.

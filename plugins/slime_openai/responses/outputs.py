@@ -43,7 +43,7 @@ class EngineRefused(HTTPError):
 class Output:
     """One sequence so far: its events, merged into an unstreamed answer.
 
-    ``logprobs`` are triples, ``top_logprobs`` triples for each token.
+    ``logprobs``: a triple for each token; ``top_logprobs``: a list of them for each.
     """
 
     def __init__(self) -> None:

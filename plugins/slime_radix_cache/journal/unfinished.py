@@ -1,4 +1,4 @@
-"""Sessions with unfinished requests, in files: after a kill, the next start reads them."""
+"""Sessions with a running stream or an unanswered request, in files that the next start reads."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class UnfinishedStreams:
     """Sessions with running streams. A stream is recorded when it ends, or when a request or a retrieval needs it.
 
     Streams of a former process are lost: ``sessions`` gets a mark for each session. The lost text is not known, so
-    ``texts`` gets a mark that makes the candidates of every text a lower bound.
+    a mark in ``texts`` makes every count of candidates a lower bound.
     """
 
     def __init__(self, file: SessionFile, sessions: Marks, texts: Marks) -> None:
@@ -77,7 +77,7 @@ class UnfinishedStreams:
             file.free(slot)
 
     def begin(self, session: str | None) -> Callable[[], None]:
-        """Note that a stream of ``session`` (None: without one) runs; returns the function that ends this.
+        """Note that a stream of ``session`` (None: without one) runs; returns a function that notes its end.
 
         If the file has no room, the stream counts as lost at once.
         """
@@ -93,8 +93,8 @@ class UnfinishedStreams:
 class UnansweredSessions:
     """Sessions with a request that has no recorded answer, running or ended. This alone is no loss.
 
-    ``in`` is true for sessions of former processes: their requests are not known any more. If the file has no room
-    for a session, ``lost`` gets a mark for a former session, which gives up its slot; without any, for the session.
+    ``in`` is true only for sessions of former processes, whose requests are not known any more. If the file is full,
+    a former session is marked in ``lost`` and gives up its slot. If there is none, the new session is marked.
     """
 
     def __init__(self, file: SessionFile, lost: Marks) -> None:
@@ -127,7 +127,7 @@ class UnansweredSessions:
             self._slots[session] = slot
 
     def end(self, session: str, *, is_remembered: bool) -> None:
-        """Note that a request of ``session`` ends. ``is_remembered``: ``session`` is in Unanswered."""
+        """Note that a request of ``session`` ends. ``is_remembered``: ``index.unanswered`` has it."""
         self._requests[session] -= 1
         if not self._requests[session]:
             del self._requests[session]
