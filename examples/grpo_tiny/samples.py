@@ -1,0 +1,73 @@
+"""Training samples of rollouts: with the tokens that the router recorded, or with the text tokenised again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from examples.grpo_tiny.rollouts import Rollout
+
+__all__ = ["Sample", "advantages", "recorded", "tokenised_again"]
+
+_END_OF_TURN = "<|im_end|>"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """``tokens`` and, for each of them, whether it is trained (``mask``) and its log-probability in the rollout.
+
+    ``logprobs`` is None if it is not known. ``experts``, ``[tokens - 1, layers, top_k]``: see SGLang's
+    ``routed_experts``.
+    """
+
+    tokens: npt.NDArray[np.int64]
+    mask: npt.NDArray[np.bool_]
+    logprobs: npt.NDArray[np.float64] | None
+    experts: npt.NDArray[np.int64] | None = None
+
+
+def recorded(record: Mapping[str, Any]) -> Sample:
+    """Return the sample of what ``AsyncClient.retrieve`` returned. Raises ValueError if it is not exact."""
+    if not record["exact"] or not record.get("experts_exact", True):
+        reason = record["inexact_reason"] or record.get("routed_experts_reason")
+        raise ValueError(f"the tokens are not exact: {reason}")
+    experts = record.get("routed_experts")
+    return Sample(
+        np.asarray(record["tokens"], np.int64),
+        np.asarray(record["loss_mask"], np.bool_),
+        np.asarray(record["rollout_logp"], np.float64),
+        None if experts is None else np.asarray(experts, np.int64),
+    )
+
+
+def tokenised_again(rollout: Rollout, tokenizer: Tokenizer) -> Sample:
+    """Return what a trainer has that was given the text only: its tokens, and no log-probabilities.
+
+    An answer that the model ended is trained with the end-of-turn token, as in slime's multi-turn loss masks.
+    """
+    text = rollout.text + (_END_OF_TURN if rollout.stopped[-1] else "")
+    encoding = tokenizer.encode(text, add_special_tokens=False)
+    mask = np.zeros(len(encoding.ids), np.bool_)
+    place = 0
+    for answer, stopped in zip(rollout.answers, rollout.stopped, strict=True):
+        place = text.index("<|im_start|>assistant\n", place) + len("<|im_start|>assistant\n")
+        end = place + len(answer) + (len(_END_OF_TURN) if stopped else 0)
+        mask |= [place <= start < end for start, _ in encoding.offsets]
+        place = end
+    return Sample(np.asarray(encoding.ids, np.int64), mask, None)
+
+
+def advantages(rollouts: Sequence[Rollout]) -> list[float]:
+    """Return each rollout's reward, relative to the mean and the spread of its group."""
+    groups: dict[int, list[float]] = {}
+    for rollout in rollouts:
+        groups.setdefault(rollout.group, []).append(rollout.reward)
+    return [
+        float((rollout.reward - np.mean(groups[rollout.group])) / (np.std(groups[rollout.group]) + 1e-4))
+        for rollout in rollouts
+    ]

@@ -1,0 +1,33 @@
+"""The toy task: in each turn the user asks for one kind of characters, and the answer should have no others."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+__all__ = ["CHARACTERS", "as_text", "reward", "scripts"]
+
+#: By name, the characters that the user may ask for.
+CHARACTERS = {"vowels": "aeiou", "digits": "0123456789"}
+#: Shorter answers get less than the whole reward.
+_LEAST_CHARACTERS = 16
+
+
+def scripts(turns: int) -> list[tuple[str, ...]]:
+    """Return all conversations of ``turns`` turns: what the user asks for in each of them."""
+    return list(itertools.product(sorted(CHARACTERS), repeat=turns))
+
+
+def as_text(wanted: str, *, first: bool) -> str:
+    """Return the user's message, as the chat template writes it after the answer before it."""
+    ended = "" if first else "<|im_end|>\n"
+    return f"{ended}<|im_start|>user\nWrite {wanted}.<|im_end|>\n<|im_start|>assistant\n"
+
+
+def reward(script: Sequence[str], answers: Sequence[str]) -> float:
+    """Return the share of characters that were asked for, the mean over the turns, between 0 and 1."""
+    shares = [
+        sum(character in CHARACTERS[wanted] for character in answer) / max(len(answer), _LEAST_CHARACTERS)
+        for wanted, answer in zip(script, answers, strict=True)
+    ]
+    return sum(shares) / len(shares)
