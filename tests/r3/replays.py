@@ -23,7 +23,7 @@ from slime_engine.settings import Settings
 from slime_http.serving import serving
 from slime_testing import Running
 
-__all__ = ["PROMPT", "SHAPE", "Replay", "replaying", "rows_in", "stream_of"]
+__all__ = ["PROMPT", "SAMPLING", "SHAPE", "Replay", "replaying", "rows_in", "stream_of"]
 
 PROMPT = "<|im_start|>user\nTell me a short story.<|im_end|>\n<|im_start|>assistant\n"
 SHAPE = (3, 2)
