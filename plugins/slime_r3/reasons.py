@@ -8,6 +8,7 @@ __all__ = [
     "NOT_CONSUMED",
     "NOT_RECORDED",
     "NOT_TOLD",
+    "OTHER_ADAPTER",
     "OTHER_VERSION",
     "SIZES_DISAGREE",
     "STARTS_LATER",
@@ -23,6 +24,8 @@ MIS_SIZED = "mis_sized"
 STARTS_LATER = "starts_later"
 #: The only rows of these tokens were computed under other weights than those that sampled them.
 OTHER_VERSION = "other_weight_version"
+#: Turns of the context were sampled with several LoRA adapters, of which each routes differently.
+OTHER_ADAPTER = "other_adapter"
 #: The rows were dropped (``--r3-max-bytes``).
 DROPPED = "dropped"
 #: No engine has answered to the last tokens.

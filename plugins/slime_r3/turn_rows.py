@@ -90,13 +90,15 @@ class TurnRows:
     def add(self, turns: Sequence[ConsumedTurn], rows: IntArray, start: int) -> None:
         """Add ``rows`` of the answer that is the last of ``turns``: ``[tokens, row size]``, from token ``start`` on.
 
-        Known rows stay. Gaps of earlier turns are filled only under the same weight version.
+        Known rows stay. Gaps of earlier turns are filled only if one weight version and adapter sampled both.
         """
         *before, new = _stretches(turns)
         version = new.turn.versions[0][0]
         for stretch in before:
             if not self._is_complete(stretch) and start < stretch.end:
-                if _version_of(stretch.turn) == version is not None:
+                if stretch.turn.adapter != new.turn.adapter:
+                    self.miss(stretch.turn.response, reasons.OTHER_ADAPTER)
+                elif _version_of(stretch.turn) == version is not None:
                     self._fill(stretch, rows, start)
                 else:
                     self.miss(stretch.turn.response, reasons.OTHER_VERSION)
@@ -114,6 +116,8 @@ class TurnRows:
         """Return the rows of the first ``count`` tokens of the context of ``turns``, or the reason why not. O(rows)."""
         if count <= 0:
             return np.empty((0, 0), np.uint8)
+        if len({turn.adapter for turn in turns}) > 1:
+            return reasons.OTHER_ADAPTER  # the last turn was sampled after another routing of the others
         parts: list[IntArray] = []
         known = 0
         for stretch in _stretches(turns):

@@ -35,7 +35,7 @@ class ConsumedTurn(NamedTuple):
 
     ``response``: its identity. ``prompt``: equal for responses to the same prompt. ``start``: place of its first token.
     ``length``: its tokens, of which the context keeps the first ``kept``.
-    ``versions``: ``(version, number of tokens)`` of consecutive runs.
+    ``versions``: ``(version, number of tokens)`` of consecutive runs. ``adapter``: the LoRA adapter that sampled it.
     """
 
     response: Hashable
@@ -44,6 +44,7 @@ class ConsumedTurn(NamedTuple):
     length: int
     kept: int
     versions: tuple[tuple[str | None, int], ...]
+    adapter: str | None
 
 
 class TokenRows(Protocol):

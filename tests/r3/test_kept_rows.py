@@ -136,6 +136,31 @@ async def leaf_of(client: Client, session: str) -> Any:
     return leaf
 
 
+@pytest.mark.parametrize("told", [True, False], ids=["rows of both turns", "rows of the second"])
+@pytest.mark.parametrize("adapters", [("A", "A"), ("A", "B"), ("A", None), (None, "B")])
+async def test_rows_of_one_adapter_are_no_rows_of_another(
+    start: Start, model: NgramModel, checkpoint: str, adapters: tuple[str | None, ...], told: bool
+) -> None:
+    """The second adapter routes the first turn in its own way, and samples from that."""
+    is_same = len({*adapters}) == 1
+    async with telling(start, checkpoint, model, "--r3-shape", "3", "2") as (client, engine):
+        given, reason = list(range(5, 13)), {"type": "length", "length": 2}
+        for adapter, rows in zip(adapters, (9 if told else 0, 3 if told else 12), strict=True):
+            meta = {"routed_experts": base64_of(rows * 6)} if rows else {}
+            engine.script.append((200, answer_of(client, [6, 7], len(given), reason, meta)))
+            body: dict[str, Any] = {"input_ids": given, "session_id": "s", "lora_path": adapter}
+            assert (await client.running.client.post("/generate", json=body)).status_code == 200
+            given = [*given, 6, 7, 20]
+        leaf = await leaf_of(client, "s")
+        assert leaf["exact"]
+        assert leaf["routed_experts_reason"] == (None if is_same else "other_adapter")
+        text = engine.tokenizer.decode([*range(5, 13), 6, 7])
+        body = {"text": text, "session_id": "s", "return_routed_experts": True}
+        first = (await client.running.client.post("/retrieve_from_text", json=body)).json()
+        assert first["exact"]
+        assert first["experts_exact"] == (told or is_same)
+
+
 @pytest.mark.parametrize(
     ("meta", "reason"),
     [

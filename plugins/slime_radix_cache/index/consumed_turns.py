@@ -17,6 +17,8 @@ def consumed_turns(context: Context) -> list[ConsumedTurn]:
     for segment, kept in chain:
         if isinstance(segment, Response):
             prompt = segment.parent, segment.kept
-            turns.append(ConsumedTurn(segment, prompt, place, len(segment), kept, segment.versions))
+            turns.append(
+                ConsumedTurn(segment, prompt, place, len(segment), kept, segment.versions, segment.adapter)
+            )
         place += kept
     return turns
