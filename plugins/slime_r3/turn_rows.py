@@ -93,7 +93,7 @@ class TurnRows:
         Known rows stay. Gaps of earlier turns are filled only if one weight version and adapter sampled both.
         """
         *before, new = _stretches(turns)
-        version = new.turn.versions[0][0]
+        version = _version_of(new.turn)
         for stretch in before:
             if not self._is_complete(stretch) and start < stretch.end:
                 if stretch.turn.adapter != new.turn.adapter:

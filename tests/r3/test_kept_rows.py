@@ -161,6 +161,26 @@ async def test_rows_of_one_adapter_are_no_rows_of_another(
         assert first["experts_exact"] == (told or is_same)
 
 
+@pytest.mark.parametrize("versions", [["1"], ["1", "2"], ["2", "1"]])
+async def test_rows_fill_a_gap_if_one_version_sampled_both_turns(
+    start: Start, model: NgramModel, checkpoint: str, versions: list[str]
+) -> None:
+    """An engine whose weights change within an answer may have computed its prompt again."""
+    async with telling(start, checkpoint, model, "--r3-shape", "3", "2") as (client, engine):
+        await turn(client, 10, {}, "s")
+        spans = [{"version": one, "start": place, "end": place + 1} for place, one in enumerate(versions)]
+        meta: dict[str, Any] = {"routed_experts": base64_of(12 * 6), "weight_version": versions[-1]}
+        if len(versions) > 1:
+            meta["weight_versions"] = spans
+        given, reason = [*range(5, 13), 6, 7, 20], {"type": "length", "length": 2}
+        engine.script.append((200, answer_of(client, [6, 7], len(given), reason, meta)))
+        body = {"input_ids": given, "session_id": "s"}
+        assert (await client.running.client.post("/generate", json=body)).status_code == 200
+        leaf = await leaf_of(client, "s")
+        assert leaf["exact"]
+        assert leaf["routed_experts_reason"] == (None if versions == ["1"] else "not_told")
+
+
 @pytest.mark.parametrize(
     ("meta", "reason"),
     [
