@@ -109,5 +109,5 @@ class Backend(Protocol):
         ...
 
     async def flush_cache(self) -> None:
-        """Drop what earlier sequences left."""
+        """Drop what earlier sequences left, and what running ones can compute again."""
         ...

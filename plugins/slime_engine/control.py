@@ -12,7 +12,7 @@ from starlette.routing import Route
 from slime_engine.backend import WeightsRefused
 from slime_engine.engine import EngineHost
 from slime_engine.errors import BadRequest
-from slime_engine.fields import boolean, string
+from slime_engine.fields import boolean, string, strings
 from slime_engine.http import JSONBytes, json_body
 from slime_engine.scheduler import PauseMode
 
@@ -20,6 +20,8 @@ __all__ = ["control_routes"]
 
 Handler = Callable[[Request], Awaitable[Response]]
 
+#: SGLang's tags of memory (``GPU_MEMORY_ALL_TYPES``).
+_MEMORY = ("kv_cache", "weights", "cuda_graph")
 _UPDATES = ("disk", "tensor", "distributed", "ipc")
 
 
@@ -91,13 +93,20 @@ def control_routes(host: EngineHost) -> list[Route]:
         host.engine  # noqa: B018  # raises unless the engine is up
         return JSONBytes({"success": True, "message": "There is nothing to connect in an embedded engine."})
 
-    def memory(released: bool) -> Handler:
-        async def handle(request: Request) -> Response:
-            await json_body(request, required=False)
-            host.engine.scheduler.release_memory(released)
-            return JSONBytes(None)  # SGLang's handlers return nothing, which FastAPI writes as null
+    # SGLang's handlers of these two return nothing, which FastAPI writes as null.
 
-        return handle
+    async def release_memory(request: Request) -> Response:
+        tags = strings(await json_body(request, required=False), "tags") or _MEMORY
+        host.engine.scheduler.release_memory(tags)
+        if "kv_cache" in tags:
+            await host.engine.backend.flush_cache()
+        return JSONBytes(None)
+
+    async def resume_memory(request: Request) -> Response:
+        scheduler = host.engine.scheduler
+        tags = strings(await json_body(request, required=False), "tags")
+        scheduler.resume_memory(tags or (*scheduler.released,))
+        return JSONBytes(None)
 
     handlers: dict[str, Any] = {
         "/abort_request": abort_request,
@@ -106,8 +115,8 @@ def control_routes(host: EngineHost) -> list[Route]:
         "/update_weight_version": update_weight_version,
         "/init_weights_update_group": weights_group,
         "/destroy_weights_update_group": weights_group,
-        "/release_memory_occupation": memory(released=True),
-        "/resume_memory_occupation": memory(released=False),
+        "/release_memory_occupation": release_memory,
+        "/resume_memory_occupation": resume_memory,
         **{f"/update_weights_from_{source}": update_weights for source in _UPDATES},
     }
     return [

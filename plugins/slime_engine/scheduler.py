@@ -65,7 +65,8 @@ class Scheduler:
         self._loading = False
         self._turn = 0
         self.paused = False
-        self.memory_released = False
+        #: Kinds of memory that are released, such as ``weights``.
+        self.released: set[str] = set()
         self.updates_waiting = 0
         self._changed = Signal()
         self.tokens: Counter[str] = Counter()
@@ -156,9 +157,13 @@ class Scheduler:
         self.paused = False
         self._changed.notify()
 
-    def release_memory(self, released: bool) -> None:
-        """Sample nothing while the memory of weights and cache is ``released``."""
-        self.memory_released = released
+    def release_memory(self, tags: Iterable[str]) -> None:
+        """Sample nothing until the memory of all ``tags`` is resumed."""
+        self.released.update(tags)
+        self._changed.notify()
+
+    def resume_memory(self, tags: Iterable[str]) -> None:
+        self.released.difference_update(tags)
         self._changed.notify()
 
     async def update_weights(self, version: str | None, load: Callable[[], Awaitable[None]]) -> None:
@@ -210,7 +215,7 @@ class Scheduler:
                 await self._until_due()
 
     def _stands_still(self) -> bool:
-        return self.paused or self.memory_released or self._loading
+        return self.paused or bool(self.released) or self._loading
 
     def _is_active(self, sequence: Sequence) -> bool:
         return self.running.get(sequence.rid) is sequence and not self._stands_still()

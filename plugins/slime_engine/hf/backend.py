@@ -87,8 +87,6 @@ class TransformersBackend:
     def _update(self, source: str, body: Mapping[str, Any]) -> None:
         self._network = self._checkpoint.updated(self._network, source, body)
         self._flush()
-        for run in list(self._running):
-            run.forget()
 
     async def flush_cache(self) -> None:
         await self._in_thread(self._flush)
@@ -96,6 +94,8 @@ class TransformersBackend:
     def _flush(self) -> None:
         self._collect()
         self._prefixes.clear()
+        for run in list(self._running):
+            run.forget()
 
     # In the thread.
 

@@ -223,6 +223,37 @@ async def test_a_pause_changes_no_sample(kind: Kind, mode: str) -> None:
         same(kind, wanted, answers[0])
 
 
+async def test_released_keys_and_values_are_computed_again(kind: Kind) -> None:
+    """Of a sequence that runs, and of one that has ended."""
+    async with kind.serve(tokens_per_second=200) as engine, anyio.create_task_group() as tasks:
+        wanted = await engine.generate(**body(PROMPT, 40, sampling_seed=5))
+        answers = []
+
+        async def ask() -> None:
+            answers.append(await engine.generate(**body(PROMPT, 40, sampling_seed=5), rid="a"))
+
+        tasks.start_soon(ask)
+        await engine.until(lambda s: "a" in s.running and s.running["a"].completion_tokens > 8)
+        await engine.post("/release_memory_occupation")
+        sampled = (await engine.journal("a"))[0]["output_ids"]
+        for tag in ("weights", "cuda_graph"):
+            await engine.post("/resume_memory_occupation", tags=[tag])
+        await anyio.sleep(0.02)
+        assert (await engine.journal("a"))[0]["output_ids"] == sampled
+        await engine.post("/resume_memory_occupation", tags=["kv_cache"])
+        with anyio.fail_after(HANG_S):
+            while not answers:  # noqa: ASYNC110
+                await anyio.sleep(0.002)
+        same(kind, wanted, answers[0])
+        await is_true(kind, engine, answers[0])
+        for released, found in ((["weights"], len(PROMPT) - 1), (["kv_cache"], 0), (None, 0)):
+            await engine.post("/release_memory_occupation", tags=released)
+            await engine.post("/resume_memory_occupation")
+            later = await engine.generate(**body(PROMPT, 1, sampling_seed=5))
+            assert later["meta_info"]["cached_tokens"] == (found if kind.reuses_prefixes else 0)
+            assert later["output_ids"] == wanted["output_ids"][:1]
+
+
 async def test_an_update_changes_the_weights_and_the_version(kind: Kind) -> None:
     async with kind.serve() as engine:
         old = await engine.generate(**body(PROMPT, 20, sampling_seed=4))
