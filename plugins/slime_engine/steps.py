@@ -48,8 +48,8 @@ class Steps:
         if places:
             return Query(sequence.run, sequence.input_ids, places.stop - 1, len(places))
         # Without a token to sample, the prompt still has to be routed.
-        wanted = sequence.max_new_tokens > 0 or sequence.request.return_routed_experts
-        if sequence.given or not wanted:
+        samples = sequence.max_new_tokens > 0 and not sequence.given
+        if not (samples or sequence.request.return_routed_experts):
             return None
         return Query(sequence.run, sequence.context, len(sequence.context))
 

@@ -199,8 +199,8 @@ async def test_an_answer_of_two_attempts(kind: Kind, trainer: Trainer, mode: str
 async def test_pairs_of_prefill_and_decode(kind: Kind, trainer: Trainer, stream: bool) -> None:
     async with rolling(kind, pd=True) as rollouts:
         text = CHAT
-        for _ in range(2):
-            answer = await rollouts.generate(text, "s", stream=stream)
+        for tokens in (12, 1):  # a single token is the prefill engine's
+            answer = await rollouts.generate(text, "s", tokens, stream=stream)
             text += (answer[-1] if stream else answer)["text"]
             check(trainer, await rollouts.record(text, "s"))
             text += NEXT
