@@ -161,7 +161,7 @@ async def rolling(kind: Kind, *flags: str, pd: bool = False, **settings: Any) ->
     modes = ("prefill", "decode") if pd else ("null", "null")
     async with AsyncExitStack() as stack:
         engines = [
-            await stack.enter_async_context(kind.serve(disaggregation_mode=mode, **settings))
+            await stack.enter_async_context(kind.serve(disaggregation_mode=mode, seed=1, **settings))
             for mode in modes
         ]
         one, two = [str(engine.client.base_url) for engine in engines]

@@ -189,9 +189,7 @@ async def test_an_answer_of_two_attempts(kind: Kind, trainer: Trainer, mode: str
         sampled = [len([*engine.host.engine.journal.entries()][-1].output_ids) for engine in rollouts.engines]
         assert sum(sampled) == 30
         assert min(sampled) > 8
-        record = await rollouts.record(text)
-        check(trainer, record)
-        check_each_row(trainer, record)
+        check(trainer, await rollouts.record(text))
 
 
 @qwen3_moe
