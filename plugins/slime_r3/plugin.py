@@ -10,6 +10,7 @@ from router_core.router import Router
 from slime_r3.recorded_rows import RecordedRows, Shape
 from slime_r3.settings import ALWAYS, Settings
 from slime_sglang.facts import experts_shape
+from slime_sglang.generation import generates
 from slime_sglang.token_arrays import IntArray
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ __all__ = ["R3"]
 
 _FIELD, _START = "return_routed_experts", "routed_experts_start_len"
 _EXPERTS, _INDEXER = "routed_experts", "indexer_topk"
-_METHODS = ("POST", "PUT")  # SGLang accepts both for /generate
+#: Paths of generations whose answers may have experts.
 _GENERATING = frozenset(("/generate", "/v1/chat/completions", "/v1/completions"))
 _CURE = "; --r3-shape LAYERS TOP_K sets the right size"
 #: The note of an exchange whose client did not ask for routed experts.
@@ -57,7 +58,7 @@ class R3:
         request = exchange.request
         if not self._injects or self._pool.passthrough or _is_declined(exchange):
             return
-        if request.method not in _METHODS or request.path not in _GENERATING:
+        if request.path not in _GENERATING or not generates(request):
             return
         try:
             if b'"return_routed_experts"' in request.body:

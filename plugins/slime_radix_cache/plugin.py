@@ -51,6 +51,7 @@ from slime_resume.resuming_stream import ResumingStream
 from slime_resume.stop_conditions import StopConditions
 from slime_sglang.aborts import check_rid
 from slime_sglang.bodies import EVENTS, JSON, media_type
+from slime_sglang.generation import generates
 
 __all__ = ["RadixCache"]
 
@@ -58,8 +59,6 @@ logger = logging.getLogger(__name__)
 
 #: A rewritten request with more tokens is encoded to JSON in pieces.
 _MANY_TOKENS = 1 << 15
-#: SGLang accepts both for ``/generate``.
-_METHODS = ("POST", "PUT")
 
 
 @dataclass(slots=True)
@@ -194,7 +193,7 @@ class RadixCache:
     async def pre_request(self, exchange: Exchange) -> None:
         """Send ``input_ids`` instead of ``text``."""
         request = exchange.request
-        if self._pool.passthrough or request.method not in _METHODS or request.path != "/generate":
+        if self._pool.passthrough or request.path != "/generate" or not generates(request):
             return
         if self._encoder.refused is not None:
             self._tally.untouched(self._encoder.refused)

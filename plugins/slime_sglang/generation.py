@@ -27,9 +27,11 @@ _NAME = re.compile(rb'"([a-z_]+)":')
 
 
 def generates(request: Request) -> bool:
-    """Return True when ``request`` makes an engine generate."""
-    # Fast path: the target almost always is one of these paths as written.
-    return request.method == "POST" and (request.target in GENERATION_PATHS or at_generation(request))
+    """Return True when ``request`` makes an engine generate. SGLang generates for ``PUT /generate``, too."""
+    if request.method == "POST":
+        # Fast path: the target almost always is one of these paths as written.
+        return request.target in GENERATION_PATHS or at_generation(request)
+    return request.method == "PUT" and request.path == "/generate"
 
 
 def at_generation(request: Request) -> bool:

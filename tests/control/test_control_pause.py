@@ -25,13 +25,13 @@ class Asked:
         self._running = running
         self._tasks = tasks
 
-    async def waits(self, path: str = "/generate", **body: Any) -> None:
+    async def waits(self, path: str = "/generate", method: str = "POST", **body: Any) -> None:
         """Ask, and return when the request stands at the gate."""
         gate = self._running.control.gate
         count = gate.waiting
 
         async def ask() -> None:
-            self.answers.append(await self._running.client.post(path, json={"text": "x", **body}))
+            self.answers.append(await self._running.client.request(method, path, json={"text": "x", **body}))
 
         self._tasks.start_soon(ask)
         await until(lambda: gate.waiting > count)
@@ -45,6 +45,7 @@ async def test_new_requests_wait_and_go_on_when_generation_does() -> None:
         for _ in range(3):
             await asked.waits()
         await asked.waits("/v1/completions")
+        await asked.waits(method="PUT")  # SGLang generates for both
         # Requests that do not generate pass, and those to the router's own routes.
         assert (await running.client.post("/tokenize", json={})).status_code == 200
         assert (await running.client.get("/health")).status_code == 200
@@ -52,9 +53,9 @@ async def test_new_requests_wait_and_go_on_when_generation_does() -> None:
         assert [each.in_flight for each in running.router.pool] == [0]
         assert worker.generated == 0
         assert (await running.client.post(CONTINUE, json={})).status_code == 200
-        await until(lambda: len(asked.answers) == 4)
-        assert [answer.status_code for answer in asked.answers] == [200] * 4
-        assert worker.generated == 4
+        await until(lambda: len(asked.answers) == 5)
+        assert [answer.status_code for answer in asked.answers] == [200] * 5
+        assert worker.generated == 5
         assert running.control.gate.waiting == 0
 
 
