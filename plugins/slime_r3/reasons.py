@@ -10,6 +10,7 @@ __all__ = [
     "NOT_TOLD",
     "OTHER_ADAPTER",
     "OTHER_VERSION",
+    "SHAPE_UNKNOWN",
     "SIZES_DISAGREE",
     "STARTS_LATER",
 ]
@@ -30,5 +31,7 @@ OTHER_ADAPTER = "other_adapter"
 DROPPED = "dropped"
 #: No engine has answered to the last tokens.
 NOT_CONSUMED = "not_consumed"
+#: Nobody says the shape of a row, and no two answers confirm its size.
+SHAPE_UNKNOWN = "shape_unknown"
 #: Engines told rows of different sizes, and no ``--r3-shape`` says which is right.
 SIZES_DISAGREE = "sizes_disagree"

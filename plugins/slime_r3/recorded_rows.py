@@ -24,8 +24,9 @@ Shape = tuple[int, int]
 class RecordedRows:
     """The rows that answers have under ``name`` in ``meta_info``. ``shape`` returns the shape of a row, or None.
 
-    Without a shape, the first answer tells the size of a row. When another answer contradicts it, neither is
-    believed any more. ``cure``: a hint how to set the shape.
+    Without a shape, two answers with different numbers of rows must agree on the size of a row: a truncated array may
+    look like whole, smaller rows. When an answer contradicts the first one, none is believed any more.
+    ``cure``: a hint how to set the shape.
     """
 
     def __init__(self, name: str, max_bytes: int, shape: Callable[[], Shape | None], cure: str = "") -> None:
@@ -34,16 +35,20 @@ class RecordedRows:
         self._name = name
         self._shape = shape
         self._cure = cure
-        self._size: int | None = None
-        self._layers: int | None = None
+        #: The size of a row, and the number of rows, of the first answer that came while the shape was not known.
+        self._first: tuple[int, int] | None = None
+        self._is_confirmed = False
         self._sizes_disagree = False
+        self._layers: int | None = None
 
     def known(self, turns: Sequence[ConsumedTurn]) -> int:
         """Return the number of first tokens of the context of ``turns`` whose rows are all known."""
-        return 0 if self._is_disputed() else self.turns.known(turns)
+        self._drop_contradicted()
+        return 0 if self._doubt() is not None else self.turns.known(turns)
 
     def record(self, turns: Sequence[ConsumedTurn], meta: Mapping[str, Any], start: int) -> None:
         """Record the rows in ``meta``. See TokenRows."""
+        self._drop_contradicted()
         new = turns[-1]
         value, told = meta.get(self._name), meta.get(f"{self._name}_start_len")
         end = new.start + new.length - 1
@@ -64,16 +69,22 @@ class RecordedRows:
 
     def read(self, turns: Sequence[ConsumedTurn], tokens: int) -> IntArray | str:
         """Return the rows of the first ``tokens - 1`` tokens, or the reason why not. See TokenRows."""
-        if self._is_disputed():
-            return reasons.SIZES_DISAGREE
+        doubt = self._doubt()
+        if doubt == reasons.SIZES_DISAGREE:
+            return doubt
         rows = self.turns.read(turns, tokens - 1)
         if isinstance(rows, str):
             return rows
-        size, shape = rows.shape[1], self._shape()
-        if shape is None and self._layers is not None:
+        shape, size = self._shape(), rows.shape[1]
+        if not len(rows):
+            return rows.reshape(0, *shape) if shape is not None else rows
+        if doubt is not None:
+            return doubt
+        if shape is not None and size != shape[0] * shape[1]:
+            return reasons.MIS_SIZED
+        if shape is None and self._layers is not None and not size % self._layers:
             shape = self._layers, size // self._layers
-        fits = shape is not None and shape[0] * shape[1] == size
-        return rows.reshape(-1, *shape) if shape is not None and fits else rows
+        return rows.reshape(-1, *shape) if shape is not None else rows
 
     def as_dict(self) -> dict[str, Any]:
         """Return the size and the counters, ready for JSON."""
@@ -109,25 +120,43 @@ class RecordedRows:
             raise ValueError(f"wanted {count} rows of one size, got {len(values)} values")
         if not count:
             return values.reshape(0, size or 1), start
-        self._check_size(len(values) // count)
+        self._check_size(len(values) // count, count)
         return values.reshape(count, -1), start
 
     def _known_size(self) -> int | None:
+        """Return the size of a row; None if it is not known for sure."""
         shape = self._shape()
-        return shape[0] * shape[1] if shape is not None else self._size
+        if shape is not None:
+            return shape[0] * shape[1]
+        return self._first[0] if self._first is not None and self._is_confirmed else None
 
-    def _check_size(self, size: int) -> None:
-        """Raise ValueError if rows must not have ``size`` values."""
+    def _check_size(self, size: int, count: int) -> None:
+        """Raise ValueError if rows must not have ``size`` values. ``count``: the number of rows in the answer."""
         known = self._known_size()
-        if known is None:
-            self._size = size
-        elif size != known:
-            if self._shape() is None:
-                self._sizes_disagree = True
+        if self._shape() is None:
+            if self._first is None:
+                self._first = size, count
+            known, first_count = self._first
+            self._is_confirmed = self._is_confirmed or (size == known and count != first_count)
+            self._sizes_disagree = self._sizes_disagree or size != known
+        if size != known:
             raise ValueError(f"wanted rows of {known} values, got {size}{self._cure}")
 
-    def _is_disputed(self) -> bool:
-        return self._sizes_disagree and self._shape() is None
+    def _doubt(self) -> str | None:
+        """Return why no size of a row is believed; None if it is."""
+        if self._shape() is not None:
+            return None
+        if self._sizes_disagree:
+            return reasons.SIZES_DISAGREE
+        return None if self._is_confirmed else reasons.SHAPE_UNKNOWN
+
+    def _drop_contradicted(self) -> None:
+        """Drop the rows that were recorded before the shape was known, if they do not have it."""
+        shape = self._shape()
+        if shape is not None and self._first is not None:
+            if self._first[0] != shape[0] * shape[1]:
+                self.turns.clear(reasons.MIS_SIZED)
+            self._first = None
 
     def _miss(self, turn: ConsumedTurn, reason: str) -> bool:
         """Note why there are no rows for ``turn``. Return True for the first such turn."""

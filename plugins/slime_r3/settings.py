@@ -29,7 +29,7 @@ class Settings:
     )  # fmt: skip
     shape: tuple[int, int] | None = flag(
         "--r3-shape", nargs=2, type=int, metavar=("LAYERS", "TOP_K"),
-        help="layers of the model and experts per token; without it, what the workers say, else any size is believed",
+        help="layers, and experts per token; without it, what the workers say, else a size that two answers confirm",
     )  # fmt: skip
 
     @classmethod

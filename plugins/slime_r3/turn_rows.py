@@ -131,6 +131,12 @@ class TurnRows:
                 return np.concatenate(parts)[:count]
         return reasons.NOT_CONSUMED
 
+    def clear(self, reason: str) -> None:
+        """Drop all rows, for ``reason``."""
+        for response in list(self._entries):
+            self._remove(response)
+            self._reasons[response] = reason
+
     def forget(self, response: Hashable) -> None:
         """Drop all that is known of ``response``."""
         self._reasons.pop(response, None)

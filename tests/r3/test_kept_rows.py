@@ -12,9 +12,13 @@ import numpy as np
 import orjson
 import pytest
 
+from plugged import until
 from r3.replays import MOE, PROMPT, Replay, replaying
 from radix_cache.scripted import Client, ScriptedEngine, routed
+from slime_engine.app import make_app
 from slime_engine.model import NgramModel
+from slime_engine.settings import Settings as EngineSettings
+from slime_http.serving import serving
 
 if TYPE_CHECKING:
     from routers import Start
@@ -210,12 +214,57 @@ async def test_without_a_shape_rows_of_two_sizes_are_no_evidence(
     start: Start, model: NgramModel, checkpoint: str
 ) -> None:
     async with telling(start, checkpoint, model) as (client, _):
-        first = await turn(client, 10, {"routed_experts": base64_of(9 * 6)}, "a")
-        assert first["routed_experts_shape"] == [9, 6]
+        await turn(client, 10, {"routed_experts": base64_of(9 * 6)}, "a")
         assert (await turn(client, 7, {"routed_experts": base64_of(6 * 6)}, "b"))["experts_exact"]
         assert (await turn(client, 11, {"routed_experts": base64_of(10 * 4)}, "c"))["routed_experts"] is None
         leaf = await leaf_of(client, "a")
         assert (leaf["experts_exact"], leaf["routed_experts_reason"]) == (False, "sizes_disagree")
+
+
+async def test_without_a_shape_two_lengths_confirm_the_size_of_a_row(
+    start: Start, model: NgramModel, checkpoint: str
+) -> None:
+    async with telling(start, checkpoint, model) as (client, _):
+        for session, tokens in (("a", 10), ("b", 10), ("c", 11)):
+            leaf = await turn(client, tokens, {"routed_experts": base64_of((tokens - 1) * 6)}, session)
+            is_confirmed = session == "c"  # as many rows as before may be truncated to the same size
+            assert leaf["routed_experts_reason"] == (None if is_confirmed else "shape_unknown")
+        for session, tokens in (("a", 10), ("b", 10), ("c", 11)):
+            assert (await leaf_of(client, session))["routed_experts_shape"] == [tokens - 1, 6]
+
+
+async def test_truncated_experts_are_no_smaller_rows(
+    start: Start, model: NgramModel, checkpoint: str
+) -> None:
+    async with telling(start, checkpoint, model) as (client, _):
+        leaf = await turn(client, 10, {"routed_experts": base64_of(9 * 4)}, "a")  # of 9 * 6 values
+        assert leaf["routed_experts_reason"] == "shape_unknown"
+        # Nothing is believed to be known, so all rows are asked for. An old engine does not say where they begin.
+        given = [*leaf["tokens"], 9]
+        meta = {"routed_experts": base64_of((len(given) + 1) * 6)}
+        reason = {"type": "length", "length": 2}
+        client.engine.script.append((200, answer_of(client, [6, 7], len(given), reason, meta)))
+        await client.running.client.post("/generate", json={"input_ids": given, "session_id": "a"})
+        assert "routed_experts_start_len" not in client.engine.asked[-1]
+        assert (await leaf_of(client, "a"))["routed_experts_reason"] == "sizes_disagree"
+
+
+async def test_rows_that_contradict_a_shape_told_later_are_dropped(
+    start: Start, model: NgramModel, checkpoint: str
+) -> None:
+    async with telling(start, checkpoint, model) as (client, _):
+        for tokens in (10, 11):
+            await turn(client, tokens, {"routed_experts": base64_of((tokens - 1) * 4)}, f"s{tokens}")
+        assert (await leaf_of(client, "s10"))["experts_exact"]
+        async with serving(make_app(EngineSettings(**MOE), lambda: model)) as url:
+            await client.running.client.post("/workers", json={"url": url})
+            await until(lambda: client.running.router.pool.healthy == 2)
+            leaf = await leaf_of(client, "s10")
+            assert (leaf["experts_exact"], leaf["routed_experts_reason"]) == (False, "mis_sized")
+            body = {"input_ids": leaf["tokens"], "sampling_params": {"max_new_tokens": 1}}
+            client.engine.script.append([5])  # either worker may get it
+            await client.running.client.post("/generate", json=body)
+            assert (await leaf_of(client, "s11"))["routed_experts_reason"] == "mis_sized"
 
 
 async def test_workers_say_the_shape(start: Start, model: NgramModel, checkpoint: str) -> None:
@@ -235,7 +284,7 @@ async def test_the_indexers_choices_are_recorded_likewise(
 
 
 async def test_messages_give_their_experts(start: Start, model: NgramModel, checkpoint: str) -> None:
-    async with telling(start, checkpoint, model) as (client, engine):
+    async with telling(start, checkpoint, model, "--r3-shape", "3", "2") as (client, engine):
         messages = [{"role": "user", "content": "Why?"}]
         prompt = engine.tokenizer.apply_chat_template(messages, add_generation_prompt=True)
         count = len(engine.tokenizer.encode(prompt))
