@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import orjson
 import pytest
 
 from plugged import until
 from r3.replays import MOE, PROMPT, Replay, replaying
-from radix_cache.scripted import Client, ScriptedEngine, routed
+from r3.telling import answer_of, leaf_of, telling, turn, zeros
 from slime_engine.app import make_app
 from slime_engine.model import NgramModel
 from slime_engine.settings import Settings as EngineSettings
@@ -90,56 +85,6 @@ async def test_after_a_restart_experts_are_not_recorded(
         await replay.check(text, "a")  # the same weights: the new answer has the rows of all tokens
 
 
-@asynccontextmanager
-async def telling(
-    start: Start, checkpoint: str, model: NgramModel, *flags: str
-) -> AsyncIterator[tuple[Client, ScriptedEngine]]:
-    engine = ScriptedEngine(model.tokenizer)
-    async with routed(start, engine, checkpoint, "--plugin", "r3", *flags) as client:
-        yield client, engine
-
-
-def base64_of(values: int) -> str:
-    return base64.b64encode(np.zeros(values, "<i4").tobytes()).decode()
-
-
-def answer_of(
-    client: Client, ids: list[int], prompt: int, reason: dict[str, Any], meta: dict[str, Any]
-) -> bytes:
-    """An engine's answer with the sampled ``ids``, after ``prompt`` tokens."""
-    shown = ids[:-1] if reason["type"] == "stop" else ids
-    figures = {
-        "prompt_tokens": prompt,
-        "completion_tokens": len(ids),
-        "finish_reason": reason,
-        "output_token_logprobs": [[-0.5, token, None] for token in ids],
-        "weight_version": "1",
-    }
-    text = client.engine.tokenizer.decode(shown)
-    return orjson.dumps({"text": text, "output_ids": ids, "meta_info": figures | meta})
-
-
-async def turn(client: Client, tokens: int, meta: dict[str, Any], session: str) -> Any:
-    """The record of a turn with ``tokens`` tokens in all, whose answer has ``meta``."""
-    given = list(range(5, 5 + tokens - 2))
-    reason = {"type": "length", "length": 2}
-    client.engine.script.append((200, answer_of(client, [6, 7], len(given), reason, meta)))
-    body = {"input_ids": given, "session_id": session}
-    answer = await client.running.client.post("/generate", json=body)
-    assert answer.status_code == 200, answer.text
-    leaf = await leaf_of(client, session)
-    assert leaf["exact"], leaf["inexact_reason"]
-    assert leaf["experts_exact"] is (leaf["routed_experts_reason"] is None)
-    assert (leaf["routed_experts"] is None) is not leaf["experts_exact"]
-    return leaf
-
-
-async def leaf_of(client: Client, session: str) -> Any:
-    path = f"/trajectories/{session}?return_routed_experts=true"
-    (leaf,) = (await client.running.client.get(path)).json()["trajectories"]
-    return leaf
-
-
 @pytest.mark.parametrize("told", [True, False], ids=["rows of both turns", "rows of the second"])
 @pytest.mark.parametrize("adapters", [("A", "A"), ("A", "B"), ("A", None), (None, "B")])
 async def test_rows_of_one_adapter_are_no_rows_of_another(
@@ -150,7 +95,7 @@ async def test_rows_of_one_adapter_are_no_rows_of_another(
     async with telling(start, checkpoint, model, "--r3-shape", "3", "2") as (client, engine):
         given, reason = list(range(5, 13)), {"type": "length", "length": 2}
         for adapter, rows in zip(adapters, (9 if told else 0, 3 if told else 12), strict=True):
-            meta = {"routed_experts": base64_of(rows * 6)} if rows else {}
+            meta = {"routed_experts": zeros(rows * 6)} if rows else {}
             engine.script.append((200, answer_of(client, [6, 7], len(given), reason, meta)))
             body: dict[str, Any] = {"input_ids": given, "session_id": "s", "lora_path": adapter}
             assert (await client.running.client.post("/generate", json=body)).status_code == 200
@@ -173,7 +118,7 @@ async def test_rows_fill_a_gap_if_one_version_sampled_both_turns(
     async with telling(start, checkpoint, model, "--r3-shape", "3", "2") as (client, engine):
         await turn(client, 10, {}, "s")
         spans = [{"version": one, "start": place, "end": place + 1} for place, one in enumerate(versions)]
-        meta: dict[str, Any] = {"routed_experts": base64_of(12 * 6), "weight_version": versions[-1]}
+        meta: dict[str, Any] = {"routed_experts": zeros(12 * 6), "weight_version": versions[-1]}
         if len(versions) > 1:
             meta["weight_versions"] = spans
         given, reason = [*range(5, 13), 6, 7, 20], {"type": "length", "length": 2}
@@ -188,15 +133,15 @@ async def test_rows_fill_a_gap_if_one_version_sampled_both_turns(
 @pytest.mark.parametrize(
     ("meta", "reason"),
     [
-        ({"routed_experts": base64_of(9 * 6)}, None),
-        ({"routed_experts": base64_of(8 * 6)}, "mis_sized"),
-        ({"routed_experts": base64_of(9 * 5)}, "mis_sized"),
-        ({"routed_experts": base64_of(10 * 6)}, "mis_sized"),
+        ({"routed_experts": zeros(9 * 6)}, None),
+        ({"routed_experts": zeros(8 * 6)}, "mis_sized"),
+        ({"routed_experts": zeros(9 * 5)}, "mis_sized"),
+        ({"routed_experts": zeros(10 * 6)}, "mis_sized"),
         ({"routed_experts": "AAAA"}, "mis_sized"),
         ({"routed_experts": "no base64!"}, "mis_sized"),
         ({"routed_experts": [1, 2]}, "mis_sized"),
-        ({"routed_experts": base64_of(9 * 6), "routed_experts_start_len": 1}, "mis_sized"),
-        ({"routed_experts": base64_of(8 * 6), "routed_experts_start_len": 1}, "starts_later"),
+        ({"routed_experts": zeros(9 * 6), "routed_experts_start_len": 1}, "mis_sized"),
+        ({"routed_experts": zeros(8 * 6), "routed_experts_start_len": 1}, "starts_later"),
         ({"routed_experts": ""}, "not_told"),
         ({"routed_experts": None}, "not_told"),
         ({}, "not_told"),
@@ -214,9 +159,9 @@ async def test_without_a_shape_rows_of_two_sizes_are_no_evidence(
     start: Start, model: NgramModel, checkpoint: str
 ) -> None:
     async with telling(start, checkpoint, model) as (client, _):
-        await turn(client, 10, {"routed_experts": base64_of(9 * 6)}, "a")
-        assert (await turn(client, 7, {"routed_experts": base64_of(6 * 6)}, "b"))["experts_exact"]
-        assert (await turn(client, 11, {"routed_experts": base64_of(10 * 4)}, "c"))["routed_experts"] is None
+        await turn(client, 10, {"routed_experts": zeros(9 * 6)}, "a")
+        assert (await turn(client, 7, {"routed_experts": zeros(6 * 6)}, "b"))["experts_exact"]
+        assert (await turn(client, 11, {"routed_experts": zeros(10 * 4)}, "c"))["routed_experts"] is None
         leaf = await leaf_of(client, "a")
         assert (leaf["experts_exact"], leaf["routed_experts_reason"]) == (False, "sizes_disagree")
 
@@ -226,7 +171,7 @@ async def test_without_a_shape_two_lengths_confirm_the_size_of_a_row(
 ) -> None:
     async with telling(start, checkpoint, model) as (client, _):
         for session, tokens in (("a", 10), ("b", 10), ("c", 11)):
-            leaf = await turn(client, tokens, {"routed_experts": base64_of((tokens - 1) * 6)}, session)
+            leaf = await turn(client, tokens, {"routed_experts": zeros((tokens - 1) * 6)}, session)
             is_confirmed = session == "c"  # as many rows as before may be truncated to the same size
             assert leaf["routed_experts_reason"] == (None if is_confirmed else "shape_unknown")
         for session, tokens in (("a", 10), ("b", 10), ("c", 11)):
@@ -237,11 +182,11 @@ async def test_truncated_experts_are_no_smaller_rows(
     start: Start, model: NgramModel, checkpoint: str
 ) -> None:
     async with telling(start, checkpoint, model) as (client, _):
-        leaf = await turn(client, 10, {"routed_experts": base64_of(9 * 4)}, "a")  # of 9 * 6 values
+        leaf = await turn(client, 10, {"routed_experts": zeros(9 * 4)}, "a")  # of 9 * 6 values
         assert leaf["routed_experts_reason"] == "shape_unknown"
         # Nothing is believed to be known, so all rows are asked for. An old engine does not say where they begin.
         given = [*leaf["tokens"], 9]
-        meta = {"routed_experts": base64_of((len(given) + 1) * 6)}
+        meta = {"routed_experts": zeros((len(given) + 1) * 6)}
         reason = {"type": "length", "length": 2}
         client.engine.script.append((200, answer_of(client, [6, 7], len(given), reason, meta)))
         await client.running.client.post("/generate", json={"input_ids": given, "session_id": "a"})
@@ -254,7 +199,7 @@ async def test_rows_that_contradict_a_shape_told_later_are_dropped(
 ) -> None:
     async with telling(start, checkpoint, model) as (client, _):
         for tokens in (10, 11):
-            await turn(client, tokens, {"routed_experts": base64_of((tokens - 1) * 4)}, f"s{tokens}")
+            await turn(client, tokens, {"routed_experts": zeros((tokens - 1) * 4)}, f"s{tokens}")
         assert (await leaf_of(client, "s10"))["experts_exact"]
         async with serving(make_app(EngineSettings(**MOE), lambda: model)) as url:
             await client.running.client.post("/workers", json={"url": url})
@@ -277,7 +222,7 @@ async def test_the_indexers_choices_are_recorded_likewise(
     start: Start, model: NgramModel, checkpoint: str
 ) -> None:
     async with telling(start, checkpoint, model) as (client, _):
-        meta = {"indexer_topk": base64_of(9 * 6), "indexer_topk_num_layers": 3}
+        meta = {"indexer_topk": zeros(9 * 6), "indexer_topk_num_layers": 3}
         await turn(client, 10, meta, "s")
         rows = (await client.stats())["token_rows"]["indexer_topk"]
         assert (rows["turns"], rows["bytes"]) == (1, 9 * 6)
@@ -288,7 +233,7 @@ async def test_messages_give_their_experts(start: Start, model: NgramModel, chec
         messages = [{"role": "user", "content": "Why?"}]
         prompt = engine.tokenizer.apply_chat_template(messages, add_generation_prompt=True)
         count = len(engine.tokenizer.encode(prompt))
-        reason, meta = {"type": "stop", "matched": engine.eos}, {"routed_experts": base64_of((count + 2) * 6)}
+        reason, meta = {"type": "stop", "matched": engine.eos}, {"routed_experts": zeros((count + 2) * 6)}
         engine.script.append((200, answer_of(client, [5, 6, engine.eos], count, reason, meta)))
         content = (await client.running.client.post("/generate", json={"text": prompt})).json()["text"]
         body = {
@@ -298,4 +243,4 @@ async def test_messages_give_their_experts(start: Start, model: NgramModel, chec
         answer = (await client.running.client.post("/retrieve_from_messages_template", json=body)).json()
         assert answer["exact"], answer["inexact_reason"]
         assert answer["experts_exact"], answer["routed_experts_reason"]
-        assert answer["routed_experts"] == base64_of((answer["token_length"] - 1) * 6)
+        assert answer["routed_experts"] == zeros((answer["token_length"] - 1) * 6)
