@@ -44,8 +44,10 @@ class JoinedArrays:
         """Take the arrays in ``meta``, of an attempt that ends after ``sampled`` tokens of the response.
 
         ``kept``: tokens of earlier attempts, sampled under ``versions``. Rows of other weights are no rows of theirs.
+        Versions that are not told may differ.
         """
-        is_same = {meta.get("weight_version")} == {*versions} and not meta.get("weight_versions")
+        version = meta.get("weight_version")
+        is_same = version is not None and {version} == {*versions} and not meta.get("weight_versions")
         needed = 0 if is_same or not kept else self._prompt + kept - 1
         for name in TOKEN_ARRAYS:
             value = meta.get(name)
@@ -64,9 +66,11 @@ class JoinedArrays:
         The rows of the tokens before ``needed`` must be known already.
         """
         array = array_in(value)
-        start = told if type(told) is int else self._asked[name]
+        if array is None:
+            raise ValueError
+        start = told if type(told) is int else self._start(name, len(array.values), end)
         known = self._end(name)
-        if array is None or not 0 <= start <= known or start >= end or len(array.values) % (end - start):
+        if not 0 <= start <= known or start >= end or len(array.values) % (end - start):
             raise ValueError
         if known < needed:
             raise ValueError
@@ -76,6 +80,18 @@ class JoinedArrays:
             self._rows[name] = rows
         elif end > known:
             self._rows[name] = np.concatenate([self._rows[name], rows[known - start :]])
+
+    def _start(self, name: str, values: int, end: int) -> int:
+        """Return the first of the tokens that have ``values`` and end before ``end``; the engine does not say it.
+
+        Older engines ignore the request's ``routed_experts_start_len``. Raises ValueError if the size says neither.
+        """
+        asked = self._asked[name]
+        size = self._rows[name].shape[1] if name in self._rows else 0
+        for start in (asked, 0):
+            if not asked or values == (end - start) * size:
+                return start
+        raise ValueError
 
     def of(self, sampled: int) -> dict[str, Any]:
         """Return the whole arrays of a response of ``sampled`` tokens, as fields of ``meta_info``."""

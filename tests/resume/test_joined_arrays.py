@@ -13,7 +13,7 @@ from slime_resume.joined_arrays import JoinedArrays
 BODY = {"input_ids": [7, 8, 9], "return_routed_experts": True}
 
 
-def told(places: range, version: str = "1", *, start: bool = True, size: int = 2) -> dict[str, Any]:
+def told(places: range, version: str | None = "1", *, start: bool = True, size: int = 2) -> dict[str, Any]:
     """The ``meta_info`` of an attempt with the rows of the tokens at ``places``; a row has its place in it."""
     rows = np.repeat(np.array(places, "<i4"), size)
     meta: dict[str, Any] = {
@@ -47,13 +47,29 @@ def test_an_engine_that_tells_known_rows_again_adds_only_new_ones() -> None:
     assert arrays.of(7)["routed_experts_start_len"] == 2
 
 
-def test_an_attempt_without_rows_is_filled_under_the_same_weights_only() -> None:
-    for version, wanted in (("1", list(range(9))), ("2", None)):
-        arrays = JoinedArrays(BODY)
-        arrays.see({"weight_version": "1"}, 4)
-        assert arrays.next_start == 0
-        arrays.see(told(range(9), version), 7, 4, {"1"})
-        assert joined(arrays, 7) == wanted
+@pytest.mark.parametrize(
+    ("before", "version", "wanted"),
+    [("1", "1", list(range(9))), ("1", "2", None), (None, None, None), ("1", None, None)],
+)
+def test_an_attempt_without_rows_is_filled_under_the_same_weights_only(
+    before: str | None, version: str | None, wanted: list[int] | None
+) -> None:
+    arrays = JoinedArrays(BODY)
+    arrays.see({"weight_version": before}, 4)
+    assert arrays.next_start == 0
+    arrays.see(told(range(9), version), 7, 4, {before})
+    assert joined(arrays, 7) == wanted
+
+
+def test_an_engine_that_ignores_the_start_and_does_not_say_so_is_understood() -> None:
+    arrays = JoinedArrays(BODY)
+    arrays.see(told(range(6), start=False), 4)
+    arrays.ask()
+    arrays.see(told(range(9), start=False), 7, 4, {"1"})
+    assert joined(arrays, 7) == list(range(9))
+    arrays = JoinedArrays(BODY | {"routed_experts_start_len": 4})
+    arrays.see(told(range(6), start=False), 4)  # all rows of two values, or two rows of six?
+    assert joined(arrays, 4) is None
 
 
 @pytest.mark.parametrize(
