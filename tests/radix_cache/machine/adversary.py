@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from radix_cache.machine.experts import tell_experts
 from radix_cache.machine.lies import can_be_told, tell
 from radix_cache.machine.reading import Detokenizer, finish_reason, stops_of
 
@@ -56,6 +57,8 @@ class Pause:
 class Attempt:
     """One sequence of one request: what was consumed and sampled, with a logprob and a version for each token.
 
+    ``weights``: a number for those that sampled each token, with its ``adapter``, told or not. ``tells``: what it tells
+    of its experts.
     ``turn`` is the client's name for it, in a header that the router passes on. ``logprobs`` are the engine's own;
     it ``told`` them or not. ``lie``: what it said that is not so. ``said``: the events of a stream, or the answer.
     """
@@ -73,6 +76,9 @@ class Attempt:
     sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[str | None] = field(default_factory=list)
+    weights: list[int] = field(default_factory=list)
+    tells: str | None = None
+    adapter: str | None = None
     reason: dict[str, Any] = field(default_factory=dict)
     held: anyio.Event | None = None
 
@@ -106,6 +112,7 @@ class Adversary:
         self._special = special
         self._spoken: dict[str, list[str]] = {}
         self._numbers = count(1)
+        self._expert_luck = Random(0)  # its own, so that the rest is played as without experts
         routes = [
             Route("/generate", self.generate, methods=["POST"]),
             Route("/abort_request", self.abort, methods=["POST"]),
@@ -146,6 +153,8 @@ class Adversary:
                 rid = self._rid(body.get("rid"), place, batch, copies)
                 attempt = Attempt(len(self.attempts), turn, rid, prompt, bool(body.get("return_logprob")))
                 attempt.stream = bool(body.get("stream"))
+                adapters = body.get("lora_path")
+                attempt.adapter = adapters[place] if isinstance(adapters, list) else adapters
                 attempt.named = rid.startswith(str(body.get("rid") or "nobody"))
                 self._sample(attempt, parameters[place], before < _MOST_ATTEMPTS)
                 if lie and str(before + len(attempts)) == told_by:
@@ -222,12 +231,18 @@ class Adversary:
         kind = self.luck.random()
         if kind < 0.1 or (attempt.shape == "queue" and not attempt.stream):
             attempt.versions = [None] * size
+            attempt.weights = [self._weights(attempt)] * size
             return
         changed = self.luck.randint(1, size) if kind < 0.3 and attempt.shape == "plain" else size
         attempt.versions = [self.names(self.version)] * changed
+        attempt.weights = [self._weights(attempt)] * changed
         if changed < size or (attempt.reason["type"] == "abort" and self.luck.random() < 0.5):
             self.version += 1
         attempt.versions += [self.names(self.version)] * (size - changed)
+        attempt.weights += [self._weights(attempt)] * (size - changed)
+
+    def _weights(self, attempt: Attempt) -> int:
+        return self.version * 10 + (ord(attempt.adapter) % 10 if attempt.adapter is not None else 0)
 
     def _pieces(self, text: str) -> Iterator[int]:
         """``text`` so that no merge crosses its pieces."""
@@ -304,6 +319,8 @@ class Adversary:
             if (body.get("logprob_start_len") or -1) >= 0:
                 start = body["logprob_start_len"]
                 meta["input_token_logprobs"] = [[None, one, None] for one in attempt.consumed[start:]]
+        if last and attempt.shape == "plain":
+            tell_experts(attempt, meta, body, self._expert_luck)
         output = {"text": attempt.text(self.reader, parameters, size), "output_ids": ids, "meta_info": meta}
         if attempt.lie is not None:
             tell(attempt.lie, output, self.luck, last=last)

@@ -6,7 +6,7 @@ It knows every fact, and which places in its text a later text may go on from. I
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from radix_cache.machine.adversary import Attempt
@@ -60,7 +60,7 @@ class Fact:
     ``ended``: an engine said that it ends there, so its last tokens may show nothing. ``lies``: the figures in which
     an engine contradicts itself. ``in_flight``: its answer has not ended, and the client has read ``heard`` of it.
     Without ``sampled``, it is only a request. ``gave_first``: the router knows whose the given ids are.
-    ``givers``: sessions that gave its tokens as the beginning of theirs.
+    ``givers``: sessions that gave its tokens as the beginning of theirs. ``weights``: see Attempt.
     """
 
     number: int
@@ -77,6 +77,7 @@ class Fact:
     heard: str = ""
     was_in_flight: bool = False
     gave_first: bool = True
+    weights: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.prompt, self.session, self.parameters = (
@@ -417,6 +418,8 @@ def _fact(chain: list[Attempt], reader: Detokenizer, asked: Asked, *, resume: bo
     consumed = chain[0].consumed
     text = reader.text(consumed, ids, asked.parameters, reason)
     lies = tuple(attempt.lie for attempt in chain if attempt.lie is not None)
-    return Fact(
+    fact = Fact(
         chain[0].number, asked, consumed, ids, rows, text, reader, ended=reason is not None, lies=lies
     )
+    fact.weights = [one for attempt in chain for one in attempt.weights][: len(ids)]
+    return fact

@@ -21,6 +21,8 @@ import orjson
 from deadlines import HANG_S
 from radix_cache.machine.adversary import Adversary, Attempt, Pause
 from radix_cache.machine.audit import Audit
+from radix_cache.machine.expert_audit import check_experts
+from radix_cache.machine.experts import EXPERTS, SHAPE, rows_in
 from radix_cache.machine.facts import Fact, facts_of, goes_on
 from radix_cache.machine.judge import Judge
 from radix_cache.machine.lies import LIES, NOTHING_LEFT
@@ -36,7 +38,10 @@ from slime_radix_cache.tokens.encoding import Encoder
 if TYPE_CHECKING:
     from router_core.types import Tokenizer
 
-__all__ = ["BORROWS", "CHATML", "Conversation", "Markup", "Stage", "acting", "routed", "stage_of", "staged"]
+__all__ = [
+    *("BORROWS", "CHATML", "Conversation", "Markup", "Stage"),
+    *("acting", "expert_flags", "routed", "stage_of", "staged"),
+]
 
 #: Ways of a client to make its next prompt out of an answer.
 MANNERS = (
@@ -104,6 +109,7 @@ class Stage:
         self.audit = Audit(self.judge)
         self.conversations: list[Conversation] = []
         self.outcomes: Counter[str] = Counter()
+        self.experts: Counter[str] = Counter()
         self.shapes: Counter[str] = Counter()
         self.turns = 0
         self._names = count()
@@ -358,7 +364,7 @@ class Stage:
 
     async def retrieve(self, text: str, session: str | None, *, body: bool = True) -> dict[str, Any]:
         """Return the router's answer on ``text`` to ``session``, named in the ``body`` or in a header."""
-        asked = {"text": text}
+        asked: dict[str, Any] = {"text": text, "return_routed_experts": True}
         headers = {}
         if session is not None and body:
             asked["session_id"] = session
@@ -374,13 +380,14 @@ class Stage:
         answer = await self.retrieve(text, session, body=body)
         await self.look()  # a stream was recorded for this question, which may need room
         self.audit.check_text(answer, text, session)
+        self.experts[check_experts(self.judge, answer) or "exact"] += 1
         await self._read_packed(text, session, answer)
         reason: str | None = answer["inexact_reason"]
         return reason
 
     async def _read_packed(self, text: str, session: str | None, told: dict[str, Any]) -> None:
         """The arrays of another format say the same."""
-        asked = {"text": text, "session_id": session}
+        asked = {"text": text, "session_id": session, "return_routed_experts": True}
         accept = {"accept": "application/x-msgpack"}
         packed = msgpack.unpackb(
             (await self.client.post("/retrieve_from_text", json=asked, headers=accept)).content
@@ -389,6 +396,11 @@ class Stage:
             name: np.frombuffer(packed[name]["data"], packed[name]["dtype"])
             for name in ("tokens", "loss_mask", "rollout_logp", "version_index")
         }
+        assert (EXPERTS in packed) == told["experts_exact"]
+        if told["experts_exact"]:
+            rows = np.frombuffer(packed[EXPERTS]["data"], packed[EXPERTS]["dtype"])
+            assert rows.tolist() == rows_in(told[EXPERTS]).ravel().tolist()
+        assert packed["routed_experts_shape"] == told["routed_experts_shape"]
         names = [*packed["version_names"], -1]
         wanted = np.array(told["rollout_logp"], np.float64)  # None becomes NaN
         assert arrays["tokens"].tolist() == told["tokens"]
@@ -408,12 +420,14 @@ class Stage:
     async def judge_session(self, name: str) -> None:
         """Check that a session's record is right and complete."""
         judge = self.judge
-        answer = await self.client.get(f"/trajectories/{name}")
+        answer = await self.client.get(f"/trajectories/{name}?return_routed_experts=true")
         if answer.status_code == 404:
             facts = [fact for fact in judge.facts if fact.session == name and fact.sure]
             assert judge.evicted or not facts, (name, facts)
         else:
             self.audit.check_session(answer.json(), name)
+            for record in answer.json()["trajectories"]:
+                self.experts[check_experts(judge, record) or "exact"] += 1
 
 
 def _squeezed(text: str) -> str:
@@ -451,6 +465,15 @@ async def routed(
         httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as client,
     ):
         yield client
+
+
+def expert_flags(seed: int) -> list[str]:
+    """Flags of the plugin r3 in the run with ``seed``: little memory in some, no shape in some, without it in some."""
+    if seed % 7 == 3:
+        return []
+    limit = "600" if seed % 2 else "0"
+    shape = ["--r3-shape", *map(str, SHAPE)] if seed % 5 != 1 else []
+    return ["--plugin", "r3", "--r3-max-bytes", limit, *shape]
 
 
 def stage_of(

@@ -28,7 +28,7 @@ from hypothesis.stateful import (
 )
 
 from own_time import OWN_TIME
-from radix_cache.machine.rollouts import BORROWS, CHATML, Conversation, acting, routed, stage_of
+from radix_cache.machine.rollouts import BORROWS, CHATML, Conversation, acting, expert_flags, routed, stage_of
 from radix_cache.machine.worlds import WORLDS, World
 from slime_engine.tokenizer import EngineTokenizer
 
@@ -57,6 +57,7 @@ class Rollouts(RuleBasedStateMachine):
     checkpoint: str
     world: World
     outcomes: Counter[str]
+    experts: Counter[str]
     counts: Counter[str]
 
     @initialize(
@@ -85,6 +86,7 @@ class Rollouts(RuleBasedStateMachine):
         self.directory = TemporaryDirectory() if is_logged else None
         if self.directory is not None:
             self.flags += ["--trajectory-log", self.directory.name]
+        self.flags += expert_flags(seed)
         self.retries, self.resume = (0 if aborts == "passed on" else 2), aborts == "resumed"
         acted = acting(self.tokenizer, CHATML, self.world, seed=seed, retries=self.retries)
         self.acted = self.portal.wrap_async_context_manager(acted)
@@ -245,6 +247,7 @@ class Rollouts(RuleBasedStateMachine):
         try:
             self.portal.call(self.stage.judge_all)
             self.outcomes.update(self.stage.outcomes)
+            self.experts.update(self.stage.experts)
             self.counts.update(self.stage.shapes)
             self.counts.update(conversations=len(self.stage.conversations), turns=self.stage.turns)
         finally:
@@ -259,12 +262,14 @@ class Rollouts(RuleBasedStateMachine):
 def test_every_conversation_is_the_journals_or_says_why_not(
     tokenizer: EngineTokenizer, checkpoint: str, world: str
 ) -> None:
-    outcomes: Counter[str] = Counter()
-    counts: Counter[str] = Counter()
+    outcomes, experts, counts = Counter[str](), Counter[str](), Counter[str]()
     with start_blocking_portal(*OWN_TIME) as portal:
         given = {"portal": portal, "tokenizer": tokenizer, "checkpoint": checkpoint, "world": WORLDS[world]}
-        machine = type("Given", (Rollouts,), {**given, "outcomes": outcomes, "counts": counts})
+        machine = type(
+            "Given", (Rollouts,), {**given, "outcomes": outcomes, "experts": experts, "counts": counts}
+        )
         while counts["conversations"] < _CONVERSATIONS / len(WORLDS):
             run_state_machine_as_test(machine, settings=_SETTINGS)
-    print(world, dict(counts), dict(outcomes))  # noqa: T201  # the figures of a long run
+    print(world, dict(counts), dict(outcomes), dict(experts))  # noqa: T201  # the figures of a long run
     assert outcomes["exact"] > (counts["conversations"] - outcomes["evicted"]) / 5
+    assert experts["exact"] > (experts.total() - experts["evicted"]) / 20

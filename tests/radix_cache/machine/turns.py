@@ -12,6 +12,8 @@ import httpx
 import orjson
 
 from radix_cache.machine.adversary import Adversary, Attempt
+from radix_cache.machine.expert_audit import check_heard
+from radix_cache.machine.experts import WAYS
 from radix_cache.machine.facts import Asked, Fact
 from radix_cache.machine.reading import Detokenizer
 from radix_cache.machine.worlds import World
@@ -125,6 +127,7 @@ class Turn:
         self.body = body
         self._decide_on_what_is_odd(world)
         self._name_the_session(world)
+        body |= Random(self.name).choice(WAYS)  # luck of its own: the rest is played as without experts
 
     def _decide_on_what_is_odd(self, world: World) -> None:
         luck, body = self.luck, self.body
@@ -213,6 +216,8 @@ class Turn:
             if not heard.ended:
                 continue
             assert fact.retell(heard.text), (self, heard, fact)
+            if all(attempt.tells in (None, "asked", "none") for attempt in attempts):
+                check_heard(fact, heard.events[-1]["meta_info"])
             if self.abort:
                 assert heard.reason is not None
                 assert heard.reason["type"] == "abort"
