@@ -14,6 +14,8 @@ __all__ = ["Source", "UpstreamReply"]
 
 #: Bytes of a reply that may wait for the client before reading from the worker pauses.
 _HIGH_WATER = 256 * 1024
+#: A piece of this size is not joined with others.
+_LARGE_BYTES = 64 * 1024
 
 OnFailure = Callable[[WorkerBroke | WorkerTimeout | None], None]
 
@@ -70,9 +72,10 @@ class UpstreamReply:
         return self.complete and not self._chunks
 
     async def read(self) -> bytes:
-        """Return everything that has come since the last call, at least one byte; ``b""`` at the end.
+        """Return what has come since the last call, at least one byte; ``b""`` at the end.
 
-        Raises WorkerBroke or WorkerTimeout, after everything that came before.
+        That is all of it, or one large piece: joining would copy it. Raises WorkerBroke or WorkerTimeout, after
+        everything that came before.
         """
         while not self._chunks:
             if self._error is not None:
@@ -81,8 +84,12 @@ class UpstreamReply:
                 return b""
             self._waiter = self._loop.create_future()
             await self._waiter
-        data = self.take()
-        if self._source is not None:
+        if len(self._chunks[0]) < _LARGE_BYTES:
+            data = self.take()
+        else:
+            data = self._chunks.popleft()
+            self._size -= len(data)
+        if self._source is not None and not self._chunks:
             self._source.resume_reply()
         return data
 
