@@ -170,7 +170,7 @@ class TurnRows:
     def _shared(self, key: Hashable, rows: IntArray) -> _Head:
         """Return the head with ``rows``, for one more turn."""
         alike = self._heads.setdefault(key, [])
-        head = next((one for one in alike if np.array_equal(one.rows, rows)), None)
+        head = next((one for one in alike if _equal(one.rows, rows)), None)
         if head is None:
             head = _Head(key, rows.copy())
             alike.append(head)
@@ -191,6 +191,16 @@ class TurnRows:
             alike.remove(head)
             if not alike:
                 del self._heads[head.key]
+
+
+def _equal(rows: IntArray, others: IntArray) -> bool:
+    """Return True if both have the same shape and values. Fast if they have the same type."""
+    if rows.dtype != others.dtype or rows.nbytes % 8:
+        return np.array_equal(rows, others)
+    # Eight bytes at once, since the comparison makes an array of its results.
+    return rows.shape == others.shape and np.array_equal(
+        rows.reshape(-1).view(np.uint64), others.reshape(-1).view(np.uint64)
+    )
 
 
 def _stretches(turns: Sequence[ConsumedTurn]) -> Iterator[_Stretch]:

@@ -22,7 +22,6 @@ __all__ = [
     "array_in",
     "dumped",
     "encoded",
-    "narrowed",
     "parsed_with_arrays",
 ]
 
@@ -33,22 +32,33 @@ _NAMES = tuple(f'"{name}":'.encode() for name in TOKEN_ARRAYS)
 _LONGEST = max(map(len, _NAMES))
 _SPACE = b" \t\r\n"
 #: Characters of base64 that hold whole values: 16 are 12 bytes, or three values.
-_UNIT = 16
+_UNIT, _UNIT_VALUES = 16, 3
 #: Characters that are decoded at once, so that the values fit in a core's cache.
 _BLOCK = 1 << 18
+#: Values for which memory is reserved at once, whatever length a body is said to have.
+_MAX_CAPACITY = 1 << 28
 #: Bytes of a body that are cut at once, since each piece is copied.
 _PIECE = 1 << 20
+
+_BYTE, _SHORT = np.dtype(np.uint8), np.dtype(np.uint16)
+_SIGNED, _UNSIGNED = np.dtype("<i4"), np.dtype("<u4")
 
 IntArray = npt.NDArray[np.integer[Any]]
 
 
 class TokenArray:
-    """One array, decoded while its characters come. ``values``: all of them, flat, as uint8, uint16 or int32."""
+    """One array, decoded while its characters come. ``values``: all of them, flat, as uint8, uint16 or int32.
 
-    __slots__ = ("_blocks", "_rest", "_values")
+    ``capacity``: the most values that are expected. Memory that they do not use is reserved, but never touched.
+    """
 
-    def __init__(self) -> None:
-        self._blocks: list[IntArray] = []
+    __slots__ = ("_capacity", "_parts", "_rest", "_used", "_values")
+
+    def __init__(self, capacity: int = 0) -> None:
+        #: Each is as wide as the one before, or wider. All but the last are full; that has ``_used`` values.
+        self._parts: list[IntArray] = []
+        self._used = 0
+        self._capacity = min(capacity, _MAX_CAPACITY)
         self._rest = b""
         self._values: IntArray | None = None
 
@@ -61,8 +71,18 @@ class TokenArray:
 
     def feed(self, characters: bytes | memoryview) -> None:
         """Decode the next ``characters``. Raises ValueError if they are not base64. O(characters)."""
-        if self._rest:
-            characters = self._rest + bytes(characters)
+        new = memoryview(characters)
+        if self._rest:  # only its unit is copied
+            missing = -len(self._rest) % _UNIT or _UNIT
+            begun = self._rest + bytes(new[:missing])
+            new = new[missing:]
+            if not new:
+                self._feed(memoryview(begun))
+                return
+            self._decode(begun)
+        self._feed(new)
+
+    def _feed(self, characters: memoryview) -> None:
         whole = len(characters) // _UNIT * _UNIT
         if whole == len(characters) and bytes(characters[-1:]) == b"=":
             whole -= _UNIT  # padding ends the array
@@ -76,23 +96,42 @@ class TokenArray:
         if self._values is None:
             if self._rest:
                 self._decode(self._rest)
-            self._values = np.concatenate(self._blocks) if self._blocks else np.empty(0, np.uint8)
-            self._blocks, self._rest = [], b""
+            self._end_part()
+            parts, self._parts, self._rest = self._parts, [], b""
+            self._values = parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.uint8), *parts])
         return self._values
 
     def _decode(self, characters: bytes | memoryview) -> None:
         data = pybase64.b64decode(characters, validate=True)
         if len(data) % 4:
             raise ValueError(f"wanted base64 of int32 values, got {len(data)} bytes at its end")
-        self._blocks.append(narrowed(np.frombuffer(data, "<i4")))
+        values = np.frombuffer(data, _SIGNED)
+        kind = _narrowest(values)
+        end = self._used + len(values)
+        last = self._parts[-1] if self._parts else None
+        if last is None or last.itemsize < kind.itemsize or len(last) < end:
+            self._end_part()
+            if last is not None and last.itemsize > kind.itemsize:
+                kind = last.dtype
+            last = np.empty(max(self._capacity, len(values)), kind)
+            self._parts.append(last)
+            end = len(values)
+        last[self._used : end] = values
+        self._used = end
+        self._capacity -= len(values)
+
+    def _end_part(self) -> None:
+        if self._parts:
+            self._parts[-1] = self._parts[-1][: self._used]
+        self._used = 0
 
 
-def narrowed(values: npt.NDArray[np.int32]) -> IntArray:
-    """Return ``values`` as uint8 or uint16 if that loses nothing, else as int32."""
-    if not len(values) or values.min() < 0:
-        return values
-    highest = values.max()
-    return values.astype(np.uint8 if highest < 1 << 8 else np.uint16) if highest < 1 << 16 else values
+def _narrowest(values: npt.NDArray[np.int32]) -> np.dtype[np.integer[Any]]:
+    """Return uint8 or uint16 if it holds all ``values``, else int32."""
+    highest = np.maximum.reduce(
+        values.view(_UNSIGNED), initial=0
+    )  # a negative value is more than 1 << 31 there
+    return _BYTE if highest < 1 << 8 else _SHORT if highest < 1 << 16 else _SIGNED
 
 
 def array_in(value: Any) -> TokenArray | None:
@@ -101,7 +140,7 @@ def array_in(value: Any) -> TokenArray | None:
         return value
     if not isinstance(value, str) or not value.isascii():
         return None
-    array = TokenArray()
+    array = TokenArray(len(value) * _UNIT_VALUES // _UNIT)
     array.feed(value.encode())
     return array
 
@@ -123,10 +162,14 @@ def _text_of(value: Any) -> str:
 
 
 class ArrayCutter:
-    """JSON that comes in pieces, cut into its arrays and the rest. ``keeps``: the arrays are decoded, not dropped."""
+    """JSON that comes in pieces, cut into its arrays and the rest. ``keeps``: the arrays are decoded, not dropped.
 
-    def __init__(self, *, keeps: bool) -> None:
+    ``array_bytes``: the most bytes that one array is expected to have in the JSON.
+    """
+
+    def __init__(self, *, keeps: bool, array_bytes: int = 0) -> None:
         self._keeps = keeps
+        self._array_values = array_bytes * _UNIT_VALUES // _UNIT
         self._json = BytesIO()
         self._rest = b""
         self._arrays: list[TokenArray] = []
@@ -163,7 +206,7 @@ class ArrayCutter:
                 position, self._is_inside = start + 1, True
                 if self._keeps:
                     self._json.write(b"#%d" % len(self._arrays))  # base64 has no such character
-                    self._arrays.append(TokenArray())
+                    self._arrays.append(TokenArray(self._array_values))
 
     def _inside(self, data: bytes, position: int) -> int:
         """Decode up to the closing quote; return its position, or the end of ``data``."""

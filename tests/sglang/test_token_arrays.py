@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -50,16 +51,36 @@ def test_json_in_any_pieces_is_cut_alike(body: bytes, rest: bytes) -> None:
             assert cutter.json() == rest
 
 
-@given(st.lists(st.integers(-(2**31), 2**31 - 1)), st.lists(st.integers(0, 200), min_size=1))
-def test_an_array_is_decoded_from_any_pieces(values: list[int], sizes: list[int]) -> None:
+@given(
+    st.lists(st.integers(0, 255) | st.integers(0, 65_535) | st.integers(-(2**31), 2**31 - 1)),
+    st.lists(st.integers(0, 200), min_size=1),
+    st.integers(0, 200),
+)
+def test_an_array_is_decoded_from_any_pieces(values: list[int], sizes: list[int], capacity: int) -> None:
     characters = in_base64(values).encode()
-    array = TokenArray()
+    array = TokenArray(capacity)
     position = 0
     for size in sizes:
         array.feed(characters[position : position + size])
         position += size
     array.feed(characters[position:])
     assert array.values.tolist() == values
+    highest = max(values, default=0) if min(values, default=0) >= 0 else 1 << 31
+    assert array.values.dtype.itemsize == (1 if highest < 1 << 8 else 2 if highest < 1 << 16 else 4)
+
+
+def test_an_array_of_stated_size_is_in_memory_once() -> None:
+    body = b'{"meta_info":{"routed_experts":"%b"}}' % in_base64([7, 0, 255] * 500_000).encode()
+    tracemalloc.start()  # numpy's memory, too
+    cutter = ArrayCutter(keeps=True, array_bytes=len(body))
+    for start in range(0, len(body), 1 << 16):
+        cutter.feed(body[start : start + (1 << 16)])
+    array = array_in(cutter.put_back(orjson.loads(cutter.json()))["meta_info"]["routed_experts"])
+    assert array is not None
+    assert len(array.values) == 1_500_000
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1_900_000
 
 
 @pytest.mark.parametrize(

@@ -78,12 +78,13 @@ class WholeAnswers:
 
     async def _relay(self, reply: Reply) -> bool:
         headers = reply.headers
+        cutter = ArrayCutter(keeps=self._keeps_rows, array_bytes=_size(reply))
         answer: RelayedAnswer | None = None
 
         def relayed(source: BodySource) -> RelayedAnswer:
             nonlocal answer
             lose = partial(self._recorder.lose, self._turns[0])
-            answer = RelayedAnswer(source, ArrayCutter(keeps=self._keeps_rows), self._record_relayed, lose)
+            answer = RelayedAnswer(source, cutter, self._record_relayed, lose)
             return answer
 
         reply.pass_through(relayed)
