@@ -90,6 +90,13 @@ class Settings:
     log_dir: str | None = flag(
         "--log-dir", metavar="DIR", help="also log to DIR/slime-router.log, a new file each day"
     )
+    log_retention_days: int = flag(
+        "--log-retention-days", default=0, at_least=0, metavar="N",
+        help="delete all but the last N files of earlier days in --log-dir; 0: delete none",
+    )  # fmt: skip
+    log_format: Literal["text", "json"] = flag(
+        "--log-format", default="text", choices=["text", "json"], help="json: one object a line"
+    )
     cors_allowed_origins: tuple[str, ...] = flag(
         "--cors-allowed-origins", default=(), nargs="*", action="extend", metavar="ORIGIN",
         help="sites whose pages may call the router from a browser, or * for all",

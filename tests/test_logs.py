@@ -1,42 +1,113 @@
-"""``--log-dir``: a file for each day, of which none is lost. That it is written to is in tests/compatibility."""
+"""The log: its formats, and a file for each day. That ``--log-dir`` is written to is in tests/compatibility."""
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from pathlib import Path
+from typing import Any
 
-from router_core.logs import _OneLine, daily_file
+import pytest
+
+from router_core.cli import main
+from router_core.logs import start_logging
+from router_core.settings import Settings
+from slime_logging import JsonLines, TextLines, daily_file
+
+FORGED = "2026-01-01 00:00:00,000 INFO router_core: worker added"
 
 
 def said(text: str) -> logging.LogRecord:
     return logging.LogRecord("router_core", logging.INFO, __file__, 1, text, None, None)
 
 
-def test_the_file_of_an_earlier_day_is_kept_under_its_date(tmp_path: Path) -> None:
-    file = daily_file(tmp_path / "new" / "logs")
+def with_fields(**fields: Any) -> logging.LogRecord:
+    record = said("request")
+    record.fields = fields
+    return record
+
+
+def failing(text: str) -> logging.LogRecord:
     try:
-        for day in range(3):
+        raise ValueError(text)
+    except ValueError as error:
+        return logging.LogRecord("it", logging.ERROR, __file__, 1, "failed", None, (ValueError, error, None))
+
+
+def days_of(directory: Path, number: int, *, keep: int = 0) -> list[Path]:
+    """The files after ``number`` days, the newest one first."""
+    file = daily_file(directory / "slime-router.log", keep=keep)
+    try:
+        for day in range(number):
             file.emit(said(f"day {day}"))
             file.rolloverAt = day + 86_400 * (day + 1)  # midnight has come
     finally:
         file.close()
-    (now,) = tmp_path.glob("new/logs/slime-router.log")
-    earlier = sorted(tmp_path.glob("new/logs/slime-router.log.*"))
-    assert now.read_text() == "day 2\n"
-    assert [path.read_text() for path in earlier] == ["day 0\n", "day 1\n"]
-    assert {path.stat().st_mode & 0o777 for path in (now, *earlier)} == {0o600}
-    assert all(re.fullmatch(r"\.\d{4}-\d\d-\d\d", path.suffix) for path in earlier)
+    return [directory / "slime-router.log", *sorted(directory.glob("slime-router.log.*"), reverse=True)]
+
+
+def test_the_file_of_an_earlier_day_is_kept_under_its_date(tmp_path: Path) -> None:
+    files = days_of(tmp_path / "new" / "logs", 3)
+    assert [path.read_text() for path in files] == ["day 2\n", "day 1\n", "day 0\n"]
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+    assert all(re.fullmatch(r"\.\d{4}-\d\d-\d\d", path.suffix) for path in files[1:])
+
+
+def test_files_of_earlier_days_beyond_the_retention_are_deleted(tmp_path: Path) -> None:
+    (tmp_path / "slime-router.log.bak").touch()  # not ours
+    files = days_of(tmp_path, 5, keep=2)
+    assert [path.name for path in files].count("slime-router.log.bak") == 1
+    assert [path.read_text() for path in files if path.suffix != ".bak"] == ["day 4\n", "day 3\n", "day 2\n"]
+
+
+def test_a_negative_retention_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--log-retention-days", "-1"]) == 2
+    assert "--log-retention-days: wanted 0 or more, got -1" in capsys.readouterr().err
 
 
 def test_traceback_is_indented_and_forges_no_log_line() -> None:
-    forged = "2026-01-01 00:00:00,000 INFO router_core: worker added"
-    try:
-        raise ValueError(f"a\n{forged}\x1b[2J")
-    except ValueError as error:
-        record = logging.LogRecord(
-            "it", logging.ERROR, __file__, 1, "failed", None, (ValueError, error, None)
-        )
-    message, *traceback = _OneLine("%(message)s").format(record).split("\n")
+    message, *traceback = TextLines("%(message)s").format(failing(f"a\n{FORGED}\x1b[2J")).split("\n")
     assert message == "failed"
-    assert traceback == ["ValueError: a", f"  {forged}\\x1b[2J"]
+    assert traceback == ["ValueError: a", f"  {FORGED}\\x1b[2J"]
+
+
+def test_fields_are_pairs_in_text_and_quoted_where_they_would_be_ambiguous() -> None:
+    record = with_fields(path="/a", session='s" x=1\n', seconds=0.5, exact=True, workers=["u", "v"], none="")
+    line = TextLines("%(message)s").format(record)
+    assert line == r'''request path=/a session="s\" x=1\n" seconds=0.5 exact=true workers=u,v none=""'''
+
+
+@pytest.mark.parametrize("odd", ["\n", "\r", "\x85", "\u2028", "\x1b[2J", "\ud800", '"', "}\n{"])
+def test_json_line_is_one_object_whatever_is_in_it(odd: str) -> None:
+    record = with_fields(session=f"a{odd}{FORGED}", message="not this")
+    line = JsonLines().format(record)
+    assert line.isascii()
+    assert len(line.splitlines()) == 1
+    read = json.loads(line)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", read.pop("time"))
+    assert read == {
+        "level": "INFO",
+        "logger": "router_core",
+        "message": "request",
+        "session": f"a{odd}{FORGED}",
+    }
+
+
+def test_json_line_of_an_error_has_its_traceback() -> None:
+    read = json.loads(JsonLines().format(failing("a\nb")))
+    assert (read["message"], read["traceback"].splitlines()[-2:]) == ("failed", ["ValueError: a", "b"])
+
+
+def test_console_and_file_have_the_same_format(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = logging.Logger("root", logging.INFO)
+    monkeypatch.setattr(logging, "root", root)
+    start_logging(Settings(log_dir=str(tmp_path), log_format="json"))
+    root.info("worker %s", "added")
+    for handler in root.handlers:
+        handler.close()
+    console, file = capsys.readouterr().err, (tmp_path / "slime-router.log").read_text()
+    assert console == file
+    assert json.loads(file)["message"] == "worker added"

@@ -1,0 +1,6 @@
+"""Formats of the log, text and JSON, and a log file per day. A library below the core."""
+
+from slime_logging.files import daily_file
+from slime_logging.formats import FORMATS, JsonLines, TextLines
+
+__all__ = ["FORMATS", "JsonLines", "TextLines", "daily_file"]

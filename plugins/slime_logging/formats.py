@@ -1,0 +1,74 @@
+"""Formats of log lines, in which no client and no worker can forge a line.
+
+A record may have ``fields``, a mapping, in its ``extra``: names of letters, digits and underscores, and values that are
+strings, numbers, booleans or lists of strings.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+__all__ = ["FORMATS", "JsonLines", "TextLines"]
+
+_TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_CONTROL = {code: repr(chr(code))[1:-1] for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)}
+#: A value that needs no quotes in text.
+_BARE = re.compile(r"[^\s\"=\\\x00-\x20\x7f-\x9f]+")
+
+
+class TextLines(logging.Formatter):
+    """Lines for people. Escapes control characters, indents tracebacks, and appends ``fields`` as ``name=value``."""
+
+    def __init__(self, form: str = _TEXT) -> None:
+        super().__init__(form)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # logging's name
+        line = super().formatMessage(record)
+        if fields := getattr(record, "fields", None):
+            line = f"{line} {_pairs(fields)}"
+        return line.translate(_CONTROL)
+
+    def formatException(self, ei: logging._SysExcInfoType) -> str:  # logging's name
+        return super().formatException(ei).translate(_CONTROL | {ord("\n"): "\n  "})
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line, in ASCII: ``time`` (UTC), ``level``, ``logger``, ``message``, then the ``fields``.
+
+    ``traceback`` is that of an error.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of ``record``."""
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line = {
+            "time": at.replace("+00:00", "Z"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if fields := getattr(record, "fields", None):
+            line |= {name: value for name, value in fields.items() if name not in line}
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+#: The formats by their names for ``--log-format``.
+FORMATS: Mapping[str, type[logging.Formatter]] = {"text": TextLines, "json": JsonLines}
+
+
+def _pairs(fields: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={_value(value)}" for name, value in fields.items())
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return text if _BARE.fullmatch(text) else json.dumps(text)
