@@ -14,14 +14,15 @@ _BUFFER_BYTES = 1 << 20
 _DEADLINE_S = 60.0
 
 
-async def download(url: str, body: bytes) -> tuple[int, float]:
+async def download(url: str, body: bytes, expected: bytes | None = None) -> tuple[int, float]:
     """POST ``body`` to ``/generate``. Returns the size of the answer's body, and the seconds until its last byte.
 
-    The answer must have a Content-Length. Raises OSError when it breaks off, TimeoutError after a minute.
+    The answer must have a Content-Length, and be equal to ``expected`` if that is given. Raises OSError when it is not
+    or breaks off, TimeoutError after a minute.
     """
     address = urlsplit(url)
     loop = asyncio.get_running_loop()
-    sink = _Sink(loop.create_future())
+    sink = _Sink(loop.create_future(), expected)
     transport, _ = await loop.create_connection(lambda: sink, address.hostname or "", address.port or 80)
     try:
         started = perf_counter()
@@ -37,32 +38,47 @@ async def download(url: str, body: bytes) -> tuple[int, float]:
 
 
 class _Sink(asyncio.BufferedProtocol):
-    """Counts bytes without keeping them: one buffer, no objects."""
+    """Counts and compares bytes without keeping them: one buffer, no objects. It is compared when it is full."""
 
-    def __init__(self, done: asyncio.Future[int]) -> None:
+    def __init__(self, done: asyncio.Future[int], expected: bytes | None) -> None:
         self.done = done
+        self._expected = memoryview(expected) if expected is not None else None
         self._buffer = bytearray(_BUFFER_BYTES)
-        self._size = self._missing = -1
+        self._filled = 0
+        self._size = -1
+        self._compared = 0  # bytes of the body before those in the buffer
 
-    def get_buffer(self, sizehint: int) -> bytearray:
-        return self._buffer
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return memoryview(self._buffer)[self._filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
+        self._filled += nbytes
         if self._size < 0:
-            head, _, body = bytes(self._buffer[:nbytes]).partition(b"\r\n\r\n")
+            head, _, body = bytes(self._buffer[: self._filled]).partition(b"\r\n\r\n")
             match = _LENGTH.search(head + b"\r\n")
             if match is None or b" 200 " not in head[:16]:
                 return self._fail(f"not an answer of known length: {head[:200]!r}")
-            self._size = int(match[1])
-            self._missing = self._size - len(body)
-        else:
-            self._missing -= nbytes
-        if self._missing == 0 and not self.done.done():
+            self._size, self._filled = int(match[1]), len(body)
+            self._buffer[: len(body)] = body
+        is_whole = self._compared + self._filled == self._size
+        if is_whole or self._filled == _BUFFER_BYTES:
+            self._compare()
+        if is_whole and not self.done.done():
             self.done.set_result(self._size)
         return None
 
+    def _compare(self) -> None:
+        start, end = self._compared, self._compared + self._filled
+        if self._expected is not None:
+            # A bytearray is compared by memcmp, a memoryview byte by byte.
+            came = self._buffer if self._filled == _BUFFER_BYTES else self._buffer[: self._filled]
+            if came != self._expected[start:end]:
+                self._fail(f"the answer is another one, within its bytes {start} to {end}")
+        self._compared, self._filled = end, 0
+
     def connection_lost(self, exc: Exception | None) -> None:
-        self._fail(f"the answer broke off, {self._missing} bytes before its end")
+        missing = self._size - self._compared - self._filled
+        self._fail(f"the answer broke off, {missing} bytes before its end")
 
     def _fail(self, message: str) -> None:
         if not self.done.done():
