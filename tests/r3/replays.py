@@ -109,7 +109,7 @@ async def replaying(
     async with AsyncExitStack() as stack:
         urls, hosts = [], []
         for _ in range(engines):
-            # Seeded: 2 % of the samples have special tokens at their end, which are not in the text.
+            # Seeded: some samples end in several special tokens, before which the next turn continues.
             app = make_app(Settings(**(MOE | {"seed": 1} | settings)), lambda: model)
             urls.append(await stack.enter_async_context(serving(app, grace_s=0.1)))
             hosts.append(app.state.host)
