@@ -24,7 +24,7 @@ _REASON = re.compile(rb'"finish_reason":\s*(?=[^\s])')  # within a string the qu
 class RelayedAnswer:
     """The source of such an answer. ``record`` gets it cut by ``cutter``, before its last piece is passed on.
 
-    ``lose`` is called instead where its end does not come.
+    Instead, ``lose`` is called where its end does not come, and ``fail`` with an exception of the cutter.
     """
 
     def __init__(
@@ -33,10 +33,12 @@ class RelayedAnswer:
         cutter: ArrayCutter,
         record: Callable[[ArrayCutter], Awaitable[None]],
         lose: Callable[[], object],
+        fail: Callable[[Exception], object],
     ) -> None:
         self._source = source
         self._record = record
         self._lose: Callable[[], object] | None = lose
+        self._fail = fail
         self._held = b""
         self._is_relayed = False
         self._cutter: ArrayCutter | None = cutter
@@ -67,11 +69,19 @@ class RelayedAnswer:
         if not piece:
             piece = await self._source.read()
         if self._is_relayed and self._cutter is not None:
-            self._cutter.feed(piece)
-            if not piece or self.finished:
-                await self._record(self._cutter)
-                self._lose = self._cutter = None
+            await self._cut(self._cutter, piece)
         return piece
+
+    async def _cut(self, cutter: ArrayCutter, piece: bytes) -> None:
+        try:
+            cutter.feed(piece)
+        except Exception as error:  # the client gets its answer all the same
+            self._lose = self._cutter = None
+            self._fail(error)
+            return
+        if not piece or self.finished:
+            await self._record(cutter)
+            self._lose = self._cutter = None
 
     def close(self) -> None:
         """See BodySource."""

@@ -84,7 +84,7 @@ class WholeAnswers:
         def relayed(source: BodySource) -> RelayedAnswer:
             nonlocal answer
             lose = partial(self._recorder.lose, self._turns[0])
-            answer = RelayedAnswer(source, cutter, self._record_relayed, lose)
+            answer = RelayedAnswer(source, cutter, self._record_relayed, lose, self._fail)
             return answer
 
         reply.pass_through(relayed)
@@ -100,8 +100,11 @@ class WholeAnswers:
             _, answers = await self._read(self._cut(cutter))
             await self._record(answers, ())
         except Exception as error:
-            worker = self._exchange.worker
-            self._recorder.fail(self._turns[0], error, worker=worker.url if worker is not None else None)
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        worker = self._exchange.worker
+        self._recorder.fail(self._turns[0], error, worker=worker.url if worker is not None else None)
 
     async def _read(self, document: Awaitable[Any]) -> tuple[Any, list[Any]]:
         """Return the answer, a parsed ``document``, and the list of its sequences. Raises ValueError."""

@@ -25,6 +25,7 @@ from routers import BARE, HEALTH
 from slime_engine.tokenizer import EngineTokenizer
 from slime_http.serving import serving
 from slime_radix_cache.capture.recorder import StreamRecorder
+from slime_sglang.token_arrays import ArrayCutter
 
 if TYPE_CHECKING:
     from routers import Start
@@ -221,6 +222,22 @@ async def test_large_answer_that_is_no_json_is_passed_on_and_counted(start: Star
         assert reply.content == wrong
         stats = (await running.client.get("/cache_stats")).json()
         assert stats["unrecorded"] == {"answer_not_understood": 1}
+
+
+async def test_failure_to_decode_a_large_answer_does_not_reach_the_client(
+    start: Start, tokenizer: EngineTokenizer, checkpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(self: ArrayCutter, piece: bytes | memoryview) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(ArrayCutter, "feed", failing)
+    answer = answer_of(tokenizer.decode([7]))
+    async with large(start, checkpoint) as (worker, running):
+        worker.answers = [answer]
+        assert (await running.client.post("/generate", json=ASK)).content == answer
+        stats = (await running.client.get("/cache_stats")).json()
+        assert stats["unrecorded"] == {"answer_not_understood": 1}
+        assert stats["lost"]["sessions"]["marks"] == 1
 
 
 async def test_nothing_of_a_request_waits_for_the_garbage_collector(
