@@ -12,7 +12,7 @@ from slime_engine.tokenizer import corpus_documents, train_tokenizer
 
 __all__ = ["LAYERS", "TOP_K", "save_model"]
 
-LAYERS, TOP_K = 2, 2
+LAYERS, TOP_K = 3, 2
 _SIZES: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -20,11 +20,11 @@ _SIZES: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 1024,
-    "initializer_range": 0.05,
+    "initializer_range": 0.08,
     "tie_word_embeddings": True,
 }
 _EXPERTS: dict[str, Any] = {
-    "num_experts": 8,
+    "num_experts": 16,
     "num_experts_per_tok": TOP_K,
     "moe_intermediate_size": 64,
     "head_dim": 16,

@@ -24,14 +24,13 @@ def plot(runs: Mapping[str, Sequence[Step]], path: Path) -> None:
         (line,) = rewards.plot([step.reward for step in steps], label=name)
         colour = line.get_color()
         differences.plot([step.mean_difference for step in steps], color=colour, label=name)
-        differences.plot([step.p99_difference for step in steps], color=colour, linestyle=":", linewidth=1)
+        differences.plot([step.max_difference for step in steps], color=colour, linestyle=":", linewidth=1)
     rewards.set(title="reward", xlabel="step", ylim=(0, 1))
     differences.set(
-        title="|trainer logprob − rollout logprob| of a sampled token (dotted: 99th percentile)",
+        title="|trainer logprob − rollout logprob|: mean, and largest (dotted)",
         xlabel="step",
         yscale="log",
     )
-    differences.title.set_fontsize(10)
     rewards.legend(fontsize=8)
     for axes in (rewards, differences):
         axes.grid(alpha=0.3)

@@ -43,7 +43,7 @@ class ExpertReplay:
             logits, scores, indices = output
             recorded = self._experts[..., layer, :].reshape(indices.shape)
             weights = logits.float().softmax(-1).gather(-1, recorded)
-            if module.norm_topk_prob:
+            if getattr(module, "norm_topk_prob", True):  # Mixtral has no such setting
                 weights = weights / weights.sum(-1, keepdim=True)
             return logits, weights.to(scores.dtype), recorded
 
