@@ -257,7 +257,7 @@ class Router:
     async def generate(
         self, payload: dict[str, Any], *, session: str | None = None, parent: Exchange | None = None
     ) -> AsyncIterator[Reply]:
-        """Send a plugin's own ``/generate`` through all hooks, without a network hop to the router.
+        """Send a plugin's own ``/generate`` through the hooks of a request, without a network hop to the router.
 
         Read the reply within the block. Raises HTTPError.
         """

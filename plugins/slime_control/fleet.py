@@ -47,7 +47,7 @@ class Fleet:
         self._suspended: dict[Worker, set[str]] = {}
 
     def worker_changed(self, worker: Worker, change: WorkerChange) -> None:
-        """Forget the missed calls of a ``worker`` that registers or leaves. Note a quarantine: it may restart."""
+        """Forget the missed calls of a ``worker`` that registers or leaves. Note that a quarantined one may restart."""
         if change == "quarantined":
             self._pieces.updates.doubted(worker)
         elif change in ("added", "removed"):
@@ -125,8 +125,9 @@ class Fleet:
     ) -> list[Worker]:
         """Note for each worker that it took or missed ``call``. Returns the workers that may be readmitted.
 
-        A uniform failure leaves the workers consistent, so nothing is noted. Exceptions are pieces of an update, and
-        calls about weights to some workers only. Even then, a worker without any part of the update missed nothing.
+        A uniform failure leaves the workers consistent, so nothing is noted. Exceptions are pieces of an update (see
+        :meth:`Pieces.answered`), and calls about weights to some workers only. Even then, a worker that surely has no
+        part of the update missed nothing, unless ``call`` is a pull.
         """
         caught_up: list[Worker] = []
         is_update = call.is_update
@@ -166,7 +167,7 @@ class Fleet:
         return has_weights or bool(cleared)
 
     def _set_aside(self, call: Call, worker: Worker, number: int, answer: Answer) -> None:
-        """Hold ``worker``, which failed ``call``. The call is no piece, and other workers may have taken it."""
+        """Hold ``worker`` if needed: it failed ``call``, which is no piece, and others may have taken it."""
         assert call.misses is not None  # narrowing
         reason = f"{call.path} failed: {answer.trouble}"
         is_update = call.is_update
@@ -189,7 +190,7 @@ class Fleet:
         return [worker for worker in workers if not worker.in_use or worker.weight_version not in known]
 
     def _set_renamed_aside(self, unlike: Iterable[Worker], answers: Answers, number: int) -> None:
-        """Hold the workers ``unlike`` the fleet that took the new version name: their reports now prove nothing."""
+        """Hold those of ``unlike`` that took the new version name: their reports now prove nothing."""
         for worker in unlike:
             if answers[worker].trouble is None and self._missed.weights_of(worker) is None:
                 reason = "it had other weights than the fleet when they were renamed"
@@ -213,7 +214,7 @@ class Fleet:
                 self._missed.set_aside(worker, f"it registered while the weights moved to {version!r}")
 
     async def _move(self, version: str, source: str, number: int) -> None:
-        """Move the fleet to ``version`` if every worker that gets requests has it."""
+        """Move the fleet to ``version`` if every worker in use has it."""
         in_use = [worker for worker in self._router.pool if worker.in_use]
         if all(worker.weight_version == version for worker in in_use):
             self._moved_by, self._moved_to = number, version
@@ -240,7 +241,7 @@ def _status(answers: Answers, succeeded: int) -> int:
         return HTTPStatus.OK
     if succeeded:
         return HTTPStatus.MULTI_STATUS
-    # A 4xx or 504 from all workers is passed on: slime's client would repeat a 502 sixty times.
+    # The same 4xx or 504 from all is passed on: slime's client would repeat a 502 sixty times.
     statuses = {answer.status for answer in answers.values()}
     common = statuses.pop() if len(statuses) == 1 else None
     refused = common is not None and (400 <= common < 500 or common == HTTPStatus.GATEWAY_TIMEOUT)

@@ -52,9 +52,10 @@ class Models:
 
     @hookimpl(trylast=True)  # after all plugins have registered their components
     def setup(self, router: Router) -> None:
-        """Make the introduction ask for models. Raises SettingsError if a plugin records trajectories (of one model).
+        """Make the introduction ask for models.
 
-        Raises MissingComponent without a plugin that asks workers.
+        Raises SettingsError if a plugin records trajectories: it knows one model. Raises MissingComponent without a
+        plugin that asks workers.
         """
         introduction: Introduction = router.components.get("introduction", "add --plugin sglang")
         if "trajectories" in router.components:
@@ -102,7 +103,7 @@ class Models:
         )
 
     def _differing(self) -> str | None:
-        """See :attr:`WeightVersions.differ`. An unknown model counts as a model of its own."""
+        """See :attr:`WeightVersions.differ`. All unknown models count as one more."""
         models = {model_id(worker) for worker in self._router.pool}
         if len(models) < 2:
             return None
@@ -141,7 +142,7 @@ def _undecided(models: Sequence[str]) -> Callable[[Worker], bool]:
 
 
 def _named(request: Request) -> str | None:
-    """Return the ``model`` in the body of ``request``, or None. A worker refuses a body that is not JSON."""
+    """Return the ``model`` in the body of ``request``, or None; also for a body that is not JSON."""
     if not request.may_have(b"model"):
         return None
     try:

@@ -15,6 +15,7 @@ __all__ = ["ASSIGNMENT_MODES", "Settings", "add_policy_options", "unbalanced"]
 logger = logging.getLogger(__name__)
 
 ASSIGNMENT_MODES = ("random", "min_load", "min_group")
+_POLICY_FLAGS = ("--policy", "--prefill-policy", "--decode-policy")
 
 #: The policies that each flag is for.
 _FOR = {
@@ -32,7 +33,10 @@ _FOR = {
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings from the command line. ``pairs``: prefill and decode workers have policies; None: as ``policy``."""
+    """Settings from the command line. ``pairs``: prefill and decode workers have policies of their own.
+
+    ``prefill_policy`` and ``decode_policy``: None for that of ``policy``.
+    """
 
     policy: str = "least_inflight"
     prefill_policy: str | None = None
@@ -80,20 +84,23 @@ class Settings:
     def from_options(cls, options: argparse.Namespace) -> Settings:
         """Check the parsed command line. Raises SettingsError; logs a warning for a flag without effect."""
         pairs = bool(vars(options).get("pd_disaggregation"))  # this flag and mini_lb are another plugin's
+        default = cls()
         names = [options.policy, options.prefill_policy, options.decode_policy]
         if vars(options).get("mini_lb"):
+            for unused, value in zip(_POLICY_FLAGS, names, strict=True):
+                if value not in (None, default.policy, "random"):
+                    logger.warning("%s has no effect: with --mini-lb, all policies are random", unused)
             names = ["random", None, None]
         policy, prefill, decode = names
         settings = read_flags(
             cls, options, policy=policy, prefill_policy=prefill, decode_policy=decode, pairs=pairs
         )
-        default = cls()
         for name, policies in _FOR.items():
             is_given = getattr(settings, name) != getattr(default, name)
             if is_given and not {*policies} & {*(names if pairs else names[:1])}:
                 unused = f"--{name.replace('_', '-')}"
-                logger.warning("%s has no effect: it is for --policy %s", unused, " or ".join(policies))
-        for unused, value in (("--prefill-policy", names[1]), ("--decode-policy", names[2])):
+                logger.warning("%s has no effect: it is for policy %s", unused, " or ".join(policies))
+        for unused, value in zip(_POLICY_FLAGS[1:], names[1:], strict=True):
             if value is not None and not pairs:
                 logger.warning("%s has no effect: it is for --pd-disaggregation", unused)
         return settings

@@ -23,7 +23,7 @@ class SeamlessText:
     """The text of a growing response, by the engine's rules.
 
     ``ids`` are its tokens so far, ``text`` is what the engine gave for them. The engine may have withheld the end
-    of the text, which may begin a stop string.
+    of the text, if it may begin a stop string.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class SeamlessText:
         return window[told:] if told or not (self._start or self._text) else ""
 
     def add(self, ids: Sequence[int], reason: dict[str, Any] | None) -> str:
-        """Return the visible text after ``ids``; with a ``reason``, they are the last ones. Decodes O(new tokens).
+        """Add ``ids``, the last ones if there is a ``reason``. Return all visible text. Decodes O(new tokens).
 
         Without a ``reason``, an incomplete character, and text that may begin a stop string, are held back.
         """
@@ -97,7 +97,7 @@ class StopAcross:
         self._before = len(self._decode().rstrip(_BROKEN)) if self._ids else 0
 
     def find(self, ids: Sequence[int]) -> tuple[int, str] | None:
-        """Return the number of next ``ids`` that complete a stop string, and that string; None when none does."""
+        """Return how many of ``ids``, the next tokens, it takes to complete a stop string, and the string; or None."""
         if not self._ids:
             return None
         for count, token in enumerate(ids, 1):

@@ -500,9 +500,13 @@ def test_the_flags_of_a_policy_count_for_either_half(caplog: pytest.LogCaptureFi
     assert kinds == {"regular": "LeastInflight", "prefill": "CacheAware", "decode": "Manual"}
 
 
-def test_the_mini_load_balancer_is_one_at_random() -> None:
-    line = "--pd-disaggregation --mini-lb --prefill http://a:1 --decode http://b:1 --policy round_robin"
-    router, _ = build(line.split())
+def test_mini_lb_overrides_all_policies_and_warns(caplog: pytest.LogCaptureFixture) -> None:
+    line = "--pd-disaggregation --mini-lb --prefill http://a:1 --decode http://b:1"
+    overridden = {"--policy": "round_robin", "--prefill-policy": "bucket", "--decode-policy": "manual"}
+    with caplog.at_level(logging.WARNING):
+        router, _ = build([*line.split(), *(word for pair in overridden.items() for word in pair)])
+    why = "has no effect: with --mini-lb, all policies are random"
+    assert caplog.messages == [f"{flag} {why}" for flag in overridden]
     (policies,) = [plugin for _, plugin in router_plugins(router) if isinstance(plugin, PairPolicies)]
     assert {type(policy).__name__ for policy in policies.policies.values()} == {"RandomChoice"}
 

@@ -94,7 +94,7 @@ def test_a_flag_for_another_policy_is_taken_and_warned_of(caplog: pytest.LogCapt
     with caplog.at_level(logging.WARNING):
         build(["--balance-abs-threshold", "0"])  # as slime starts the gateway, whose default is cache_aware
     assert caplog.messages == [
-        "--balance-abs-threshold has no effect: it is for --policy cache_aware or bucket"
+        "--balance-abs-threshold has no effect: it is for policy cache_aware or bucket"
     ]
     caplog.clear()
     build(["--policy", "cache_aware", "--balance-abs-threshold", "0"])

@@ -17,8 +17,8 @@ __all__ = ["converted"]
 
 logger = logging.getLogger(__name__)
 
-#: The splits of llama.cpp's pre-tokenizers, by the name in the file (``llama-vocab.cpp``). transformers takes GPT-2's
-#: for all files of this kind of tokenizer.
+#: The splits of llama.cpp's pre-tokenizers (``llama-vocab.cpp``), by their names in GGUF files. transformers takes
+#: GPT-2's for all files with the tokenizer model ``gpt2``.
 _SPLITS: dict[str, list[pre_tokenizers.PreTokenizer]] = {
     "gpt-2": [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)],
     "smollm": [
@@ -31,8 +31,8 @@ _SPLITS: dict[str, list[pre_tokenizers.PreTokenizer]] = {
 def converted(path: Path, cache: Path) -> Path:
     """Return a directory with the model of a GGUF file as float32, and its tokenizer. It lies in ``cache``.
 
-    The first time this takes half a minute for 100 MB. Raises ValueError for a tokenizer that would split text
-    differently than the model's own.
+    The first time this takes half a minute for 100 MB. Raises ValueError for a tokenizer that is not
+    ``gpt2``, or whose splits are not in ``_SPLITS``.
     """
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
