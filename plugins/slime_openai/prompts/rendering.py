@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,10 +14,13 @@ from router_core.errors import SettingsError
 from router_core.types import Tokenizer
 from slime_fairness.turns import FairThreads
 from slime_openai.errors import InvalidRequest
+from slime_openai.prompts.locality import is_local, trials
 from slime_openai.prompts.template_traits import TemplateTraits, probe
 from slime_openai.requests.call_arguments import as_written
 
 __all__ = ["Conversation", "Renderer"]
+
+logger = logging.getLogger(__name__)
 
 #: Conversations of more bytes are rendered in a thread, so that streams are not delayed.
 _LONG_BODY = 1 << 14
@@ -39,6 +43,8 @@ _BEFORE: Sequence[Sequence[Mapping[str, Any]]] = (
 #: Combinations of variables for which the end of a turn is cached.
 _MOST_ENDS = 256
 _LONGEST_KEY = 1024
+#: Of so many shortened conversations one is rendered as a whole, too.
+_COMPARED_EVERY = 101
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,13 @@ class Conversation:
         return replace(
             self, messages=[*self.messages[:place], last], generation_prompt=False, continues=False
         )
+
+    def since(self, place: int) -> Conversation:
+        """Return the messages from ``place`` on."""
+        messages = self.messages[place:]
+        spoken = sum(len(message["content"]) for message in messages)
+        calls = self.tools or any("tool_calls" in message for message in messages)
+        return replace(self, messages=messages, size=self.size if calls else min(spoken, self.size))
 
     def with_message(self, place: int, message: Mapping[str, Any]) -> Conversation:
         """Return the conversation with ``message`` at ``place``."""
@@ -108,6 +121,8 @@ class Renderer:
         self._form = _FORMS[0]
         self._form = self._form_of_calls()
         self.traits: TemplateTraits = probe(self._probed)
+        self._is_local = self._proved_local(source if source is not None else known)
+        self._shortened = -1
 
     async def render(self, conversation: Conversation) -> str:
         """Return the text of ``conversation``. Raises InvalidRequest."""
@@ -115,18 +130,61 @@ class Renderer:
             return await self._threads.run(lambda: self._render(conversation), conversation.client)
         return self._render(conversation)
 
-    async def behind(self, conversation: Conversation, place: int) -> str | None:
+    async def behind(self, conversation: Conversation, place: int, *, is_known: bool = False) -> str | None:
         """Return the text of ``conversation`` behind content or calls of the assistant's message ``place``.
 
+        ``is_known``: the template has rendered the messages before it. If it is local, it renders only those behind.
         None when the template does not show where one ends. Raises InvalidRequest.
         """
-        for message in _marked(conversation.messages[place]):
-            before, mark, behind = (await self.render(conversation.with_message(place, message))).rpartition(
-                _MARK
+        if not is_known or not self._is_local or place < 2:
+            return await self._behind(conversation, place)
+        try:
+            behind = await self._behind(conversation.since(place - 1), 1)
+        except InvalidRequest:  # the template may refuse a conversation that begins like this
+            behind = None
+        self._shortened += 1
+        if behind is not None and self._shortened % _COMPARED_EVERY:
+            return behind
+        whole = await self._behind(conversation, place)
+        if behind is not None and behind != whole:
+            self._is_local = False
+            logger.error(
+                "from now on, whole conversations are rendered: the template depends on earlier messages"
             )
+        return whole
+
+    async def _behind(self, conversation: Conversation, place: int) -> str | None:
+        if conversation.size > _LONG_BODY:
+            return await self._threads.run(
+                lambda: self._text_behind(conversation, place), conversation.client
+            )
+        return self._text_behind(conversation, place)
+
+    def _text_behind(self, conversation: Conversation, place: int) -> str | None:
+        for message in _marked(conversation.messages[place]):
+            before, mark, behind = self._render(conversation.with_message(place, message)).rpartition(_MARK)
             if mark and _MARK not in before:
                 return behind
         return None
+
+    def _proved_local(self, source: object) -> bool:
+        """Return True if the template is local by its ``source``, and by trials."""
+        return (
+            isinstance(source, str)
+            and is_local(source)
+            and all(
+                self._is_local_in(Conversation(messages, tools, generation_prompt=generation_prompt), place)
+                for messages, place in trials()
+                for tools, generation_prompt in ((None, True), ([_TOOL], False))
+            )
+        )
+
+    def _is_local_in(self, trial: Conversation, place: int) -> bool:
+        """Return True unless the template writes other text behind ``place`` if earlier messages are left out."""
+        try:
+            return self._text_behind(trial.since(place - 1), 1) == self._text_behind(trial, place)
+        except InvalidRequest:
+            return True  # then whole conversations are rendered
 
     def end_of_turn(self, conversation: Conversation) -> str | None:
         """Return the text behind the content of an assistant's last message, if without calls, whatever precedes it.

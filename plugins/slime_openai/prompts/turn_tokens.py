@@ -112,7 +112,7 @@ class Prompts:
         origin: Origin = "template" if _is_torn(question, turn.count) else known
         if self._mode == "template":
             return await self._as_the_template_says(chat, turn, origin)
-        suffix = await self._suffix(chat, turn, turn.count - 1)
+        suffix = await self._suffix(chat, turn, turn.count - 1, is_known=found.is_verbatim)
         if suffix is None:
             return await self._anew(chat, "fresh")
         return await self._behind(turn, suffix, origin, chat.client)
@@ -126,22 +126,24 @@ class Prompts:
         ids = await self._encoder.encode(suffix, begins=False, client=client) if suffix else b""
         return Prompt(turn, ids, suffix, origin)
 
-    async def _suffix(self, chat: Conversation, turn: Turn, place: int) -> str | None:
+    async def _suffix(self, chat: Conversation, turn: Turn, place: int, *, is_known: bool) -> str | None:
         """Return the template's text behind the reply of ``turn``, without what the model generated of it.
 
-        ``place``: index of the reply. None when the template refuses a part, or the text depends on later messages.
+        ``place``: index of the reply; ``is_known``: the messages before it were rendered for ``turn``. None when the
+        template refuses a part, or the text depends on later messages.
         """
         renderer, last = self._renderer, chat.messages[place]
         try:
-            whole = await renderer.behind(chat, place)
+            whole = await renderer.behind(chat, place, is_known=is_known)
             ended = renderer.end_of_turn(chat)
             if ended is not None and whole is not None and last.keys() <= _SPOKEN and whole.startswith(ended):
                 return await self._unsaid(turn, ended) + whole[len(ended) :]
-            closed = await renderer.behind(chat.until(place, last), place)
+            closed = await renderer.behind(chat.until(place, last), place, is_known=is_known)
             if not last.get("tool_calls"):
                 ended = closed
             elif ended is None:  # between the calls and the end of the turn there is more markup
-                ended = await renderer.behind(chat.until(place, {"role": "assistant", "content": ""}), place)
+                silent = chat.until(place, {"role": "assistant", "content": ""})
+                ended = await renderer.behind(silent, place, is_known=is_known)
         except InvalidRequest:
             return None  # a template that refuses the whole conversation will raise again
         if closed is None or ended is None or whole is None:
