@@ -75,11 +75,13 @@ class Starts:
         for start, values in _blocks(ids):
             size = len(values)
             values[1:] *= _INVERSES[: size - 1]
-            digests = (np.cumsum(values) + np.uint64(digest)) * _POWERS[:size]
-            digest = int(digests[-1])
-            places = np.flatnonzero(self._behind[np.frombuffer(ids, np.int32, size, 4 * start) & _ID_BITS])
-            hits = places[self._counts[digests[places] >> np.uint64(_SHIFT)] > 0]
-            found += zip((hits + start + 1).tolist(), digests[hits].tolist(), strict=True)
+            sums = values.cumsum()
+            sums += np.uint64(digest)
+            places = self._behind.take(np.frombuffer(ids, np.int32, size, 4 * start) & _ID_BITS).nonzero()[0]
+            digests = sums[places] * _POWERS[places]
+            hits = self._counts[digests >> np.uint64(_SHIFT)].nonzero()[0]
+            found += zip((places[hits] + (start + 1)).tolist(), digests[hits].tolist(), strict=True)
+            digest = int(sums[-1]) * int(_POWERS[size - 1]) % _BITS
         lengths: dict[tuple[Segment | None, int], int] = {}  # of contexts; -1 if ``ids`` do not begin with it
         for place, digest in reversed(found):
             for response in reversed(items_of(self._by_digest.get(digest))):
