@@ -10,6 +10,7 @@ import pytest
 from chat.chatting import chatting
 from chat.remembered import ASK, is_continued, said, user
 from chat_models.families import LLAMA, MISTRAL, QWEN2_5
+from slime_openai.prompts import rendering, turn_tokens
 
 if TYPE_CHECKING:
     from routers import Start
@@ -27,6 +28,24 @@ async def test_the_suffix_is_what_the_template_writes_behind_an_answer(start: St
                 rendered = family.tokenizer.apply_chat_template(messages, add_generation_prompt=True)
                 assert chat.read(document["prompt_token_ids"]) == rendered
                 messages += [said(document), user(turn)]
+
+
+async def test_many_turns_of_a_local_template_read_as_if_rendered_at_once(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the new messages are rendered, and the ids of the end of a turn are kept for three turns."""
+    monkeypatch.setattr(turn_tokens, "_ENDS_LAST", 3)
+    monkeypatch.setattr(rendering, "_COMPARED_EVERY", 1 << 30)
+    async with chatting(start, "One.", "Two.", family=QWEN2_5) as chat:
+        messages = [{"role": "system", "content": "Be brief."}, user("a")]
+        before = None
+        for turn in "bcdefghi":
+            document = await chat.post(messages=messages, **ASK)
+            rendered = QWEN2_5.tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+            assert chat.read(document["prompt_token_ids"]) == rendered
+            assert before is None or is_continued(document, before)
+            before = document
+            messages += [said(document), user(turn)]
 
 
 async def test_without_a_session_the_content_leads_to_the_turn_before(start: Start) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
@@ -34,11 +35,20 @@ _LONGEST_CALLS = 1 << 16
 _THOUGHTS = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
 
 
-def beginning(tools: object, variables: Mapping[str, Any]) -> Key:
+def beginning(tools: Sequence[object] | None, variables: Mapping[str, Any]) -> Key:
     """Return the key before the first message: it depends on the template's ``tools`` and ``variables``.
 
     Raises InvalidRequest for values that are nested too deep.
     """
+    return _beginning(tools, variables) if tools or variables else _beginning_of_none()
+
+
+@lru_cache(1)
+def _beginning_of_none() -> Key:
+    return _beginning((), {})
+
+
+def _beginning(tools: object, variables: Mapping[str, Any]) -> Key:
     shown = {"tools": tools, "chat_template_kwargs": dict(sorted(variables.items()))}
     written = [encoded(name, value) for name, value in shown.items()]
     return _digest("".join(written).encode())

@@ -31,6 +31,8 @@ Origin = Literal["exact", "restored", "template", "fresh", "given"]
 _END = 64
 #: Members of an assistant's message without calls.
 _SPOKEN = {"role", "content", "reasoning_content"}
+#: For how many turns the ids of ends of turns are kept.
+_ENDS_LAST = 101
 #: In characters.
 _LONGEST_CONTENT = 1 << 24
 
@@ -70,6 +72,8 @@ class Prompts:
         self._encoder = encoder
         self._parents = parents
         self._mode = mode
+        self._ends: dict[str, bytes] = {}
+        self._ends_asked = 0
 
     async def of(self, question: Question, chat: Conversation, asking: Asking) -> Prompt:
         """Return the prompt for ``question``. ``chat``: the template's input. Raises BadRequest."""
@@ -160,13 +164,26 @@ class Prompts:
         said = turn.sampled[len(turn.sampled) - 4 * turn.hidden :]
         if not said:
             return ended
-        ids = await self._encoder.encode(ended, begins=False)
+        ids = await self._ids_of(ended)
         if ids.startswith(said):
             return ended.removeprefix(turn.ending)
         first = list(array("i", ids[:4]))
         if turn.closed and first and not self._tokenizer.decode(first, skip_special_tokens=True):
             return ended.removeprefix(self._tokenizer.decode(first, skip_special_tokens=False))
         return ended
+
+    async def _ids_of(self, ended: str) -> bytes:
+        """Return the ids of the end of a turn. Most turns have the same one.
+
+        They are forgotten now and then: the encoder may have found out since that it was wrong.
+        """
+        self._ends_asked += 1
+        if self._ends_asked % _ENDS_LAST == 0:
+            self._ends.clear()
+        ids = self._ends.get(ended)
+        if ids is None:
+            ids = self._ends[ended] = await self._encoder.encode(ended, begins=False)
+        return ids
 
     async def _as_the_template_says(self, chat: Conversation, turn: Turn, origin: Origin) -> Prompt:
         """Continue the last turn that the template writes as recorded. Without such a turn, encode the whole text."""
