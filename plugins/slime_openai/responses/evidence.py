@@ -58,7 +58,9 @@ class JudgedAnswers:
 
     def _end(self, exchange: Exchange) -> None:
         """Keep the verdicts: the exchange drops its notes when it has closed."""
-        self._last, self._exchange = tuple(self._verdicts.of(exchange)), None
+        reasons, known = self._verdicts.of(exchange), self._known
+        self._last = [known[index] if index in known else reasons[index] for index in range(len(reasons))]
+        self._exchange = None
 
     def inexact_reason(self, index: int) -> str | None:
         """Return the reason why sequence ``index`` is not exact, or None. Call it at the last event or later."""
