@@ -17,19 +17,19 @@ _SAMPLING = {"temperature": 1.0, "max_new_tokens": 16}
 
 @dataclass(slots=True)
 class Rollout:
-    """One sample: its whole text so far, and the answers in it. ``stopped``: the model ended the answer itself."""
+    """One sample: its whole text so far, and the answers in it. ``ended``: the model ended the answer itself."""
 
     script: Sequence[str]
     group: int
     session: str
     text: str = ""
     answers: list[str] = field(default_factory=list)
-    stopped: list[bool] = field(default_factory=list)
+    ended: list[bool] = field(default_factory=list)
 
     @property
     def reward(self) -> float:
         """The reward of the whole conversation."""
-        return task.reward(self.script, self.answers)
+        return task.reward(self.script, self.answers, self.ended)
 
 
 async def roll_out(
@@ -53,5 +53,5 @@ async def _play(client: AsyncClient, rollout: Rollout, seed: int) -> None:
         sampling: dict[str, Any] = {**_SAMPLING, "sampling_seed": seed + turn}
         answer = await client.generate(rollout.text, sampling, session=rollout.session)
         rollout.answers.append(answer["text"])
-        rollout.stopped.append(answer["meta_info"]["finish_reason"]["type"] == "stop")
+        rollout.ended.append(answer["meta_info"]["finish_reason"]["type"] == "stop")
         rollout.text += answer["text"]

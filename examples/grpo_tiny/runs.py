@@ -47,7 +47,7 @@ RUNS = (
 class Size:
     """Steps of a run; turns of a conversation, and samples of each conversation in a step."""
 
-    steps: int = 45
+    steps: int = 70
     turns: int = 2
     samples: int = 16
 

@@ -14,7 +14,7 @@ from examples.grpo_tiny.rollouts import Rollout
 
 __all__ = ["Sample", "advantages", "recorded", "tokenised_again"]
 
-_END_OF_TURN = "<|im_end|>"
+_START_OF_ANSWER, _END_OF_TURN = "<|im_start|>assistant\n", "<|im_end|>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +48,16 @@ def recorded(record: Mapping[str, Any]) -> Sample:
 def tokenised_again(rollout: Rollout, tokenizer: Tokenizer) -> Sample:
     """Return what a trainer has that was given the text only: its tokens, and no log-probabilities.
 
-    An answer that the model ended is trained with the end-of-turn token, as in slime's multi-turn loss masks.
+    Each answer is trained with the end-of-turn token that the chat template writes after it.
     """
-    text = rollout.text + (_END_OF_TURN if rollout.stopped[-1] else "")
-    encoding = tokenizer.encode(text, add_special_tokens=False)
+    encoding = tokenizer.encode(rollout.text + _END_OF_TURN, add_special_tokens=False)
     mask = np.zeros(len(encoding.ids), np.bool_)
     place = 0
-    for answer, stopped in zip(rollout.answers, rollout.stopped, strict=True):
-        place = text.index("<|im_start|>assistant\n", place) + len("<|im_start|>assistant\n")
-        end = place + len(answer) + (len(_END_OF_TURN) if stopped else 0)
+    for answer in rollout.answers:
+        place = rollout.text.index(_START_OF_ANSWER, place) + len(_START_OF_ANSWER)
+        end = place + len(answer) + len(_END_OF_TURN)
         mask |= [place <= start < end for start, _ in encoding.offsets]
-        place = end
+        place += len(answer)
     return Sample(np.asarray(encoding.ids, np.int64), mask, None)
 
 

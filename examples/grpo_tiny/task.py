@@ -1,4 +1,4 @@
-"""The toy task: in each turn the user asks for one kind of characters, and the answer should have no others."""
+"""The toy task: in each turn the user asks for one kind of characters. The answer should have no others, and end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["CHARACTERS", "as_text", "reward", "scripts"]
 #: By name, the characters that the user may ask for.
 CHARACTERS = {"vowels": "aeiou", "digits": "0123456789"}
 #: Shorter answers get less than the whole reward.
-_LEAST_CHARACTERS = 16
+_LEAST_CHARACTERS = 8
 
 
 def scripts(turns: int) -> list[tuple[str, ...]]:
@@ -24,10 +24,15 @@ def as_text(wanted: str, *, first: bool) -> str:
     return f"{ended}<|im_start|>user\nWrite {wanted}.<|im_end|>\n<|im_start|>assistant\n"
 
 
-def reward(script: Sequence[str], answers: Sequence[str]) -> float:
-    """Return the share of characters that were asked for, the mean over the turns, between 0 and 1."""
+def reward(script: Sequence[str], answers: Sequence[str], ended: Sequence[bool]) -> float:
+    """Return the share of characters that were asked for, the mean over the turns, between 0 and 1.
+
+    ``ended``: the model ended the answer itself. The others, which reached the length limit, count half.
+    """
     shares = [
-        sum(character in CHARACTERS[wanted] for character in answer) / max(len(answer), _LEAST_CHARACTERS)
-        for wanted, answer in zip(script, answers, strict=True)
+        sum(character in CHARACTERS[wanted] for character in answer)
+        / max(len(answer), _LEAST_CHARACTERS)
+        * (1.0 if is_ended else 0.5)
+        for wanted, answer, is_ended in zip(script, answers, ended, strict=True)
     ]
     return sum(shares) / len(shares)
