@@ -55,7 +55,7 @@ class Protocol(ClientConnection):
         # A request behind one with "Connection: close" is no error; it is not answered.
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
         #: The request being answered (or answered last), the one being read (or read last), and those between them.
-        self._served: ServerRequest | None = None
+        self.served: ServerRequest | None = None
         self._newest: ServerRequest | None = None
         self._waiting: deque[ServerRequest] = deque()
         self._in_message = self._in_head = self._expects_continue = self._is_reading_paused = False
@@ -87,7 +87,7 @@ class Protocol(ClientConnection):
         self.flow.end()
         self._disconnect()
         # These refer to this object: a reference cycle would wait for the garbage collector.
-        self._served = self._newest = self._parser = None
+        self.served = self._newest = self._parser = None
 
     def data_received(self, data: bytes) -> None:
         self._overhead += len(data)
@@ -128,8 +128,8 @@ class Protocol(ClientConnection):
 
     def cut_off(self) -> None:
         """Call :meth:`ServerRequest.cut_off` for the request that is being answered."""
-        if self._served is not None:
-            self._served.cut_off()
+        if self.served is not None:
+            self.served.cut_off()
 
     # Called by the parser.
 
@@ -235,7 +235,7 @@ class Protocol(ClientConnection):
         return self._newest is None or self._newest.complete
 
     def _serve(self, request: ServerRequest) -> None:
-        self._served = request
+        self.served = request
         request.task = self._loop.create_task(request.run())
         self._tasks.add(request.task)
 
@@ -265,7 +265,7 @@ class Protocol(ClientConnection):
         if self._loop.time() < self._due:
             self._timer = self._loop.call_at(self._due, self._look)
             return
-        served = self._served
+        served = self.served
         waits_itself = self._is_reading_paused
         if served is not None and not served.complete:
             waits_itself |= self._in_head or served is not self._newest or served.expects_continue
@@ -278,7 +278,8 @@ class Protocol(ClientConnection):
 
     def _refuse(self, status: int, message: str) -> None:
         """Answer with an error, unless the client would take it for a part of another answer. Then close."""
-        served = self._served
+        self.flow.log_refusal(status, message)
+        served = self.served
         in_body = self._in_message and not self._in_head
         if served is None or not served.written or (served.complete and not in_body):
             self.transport.write(error_answer(status, message))
@@ -288,8 +289,8 @@ class Protocol(ClientConnection):
     def _disconnect(self) -> None:
         """Drop the waiting requests, and disconnect the one being answered."""
         self._waiting.clear()
-        if self._served is not None:
-            self._served.disconnect()
+        if self.served is not None:
+            self.served.disconnect()
 
     def _close(self) -> None:
         """Close the connection once the client has taken the buffered bytes, or its time for that is over."""

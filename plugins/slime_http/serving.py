@@ -12,6 +12,7 @@ import gc
 import logging
 import signal
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
@@ -21,7 +22,7 @@ import anyio
 import uvicorn
 import uvloop
 
-from slime_http.asgi import ASGIApp
+from slime_http.asgi import ASGIApp, Scope
 from slime_http.errors import StartupError
 from slime_http.server_protocol import Protocol
 
@@ -37,6 +38,8 @@ _KEEP_ALIVE_S = 75.0
 #: Parameters of mallopt, from <malloc.h>, and a size in bytes.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGE_BLOCK = 1 << 20
+#: Kinds of requests in flight that are listed, and bytes of their paths.
+_MAX_TOLD, _MAX_PATH = 5, 256
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -78,8 +81,13 @@ class _Server(uvicorn.Server):
 
     def stop(self) -> None:
         """Accept no more requests and finish the others; on a second call, do not wait."""
-        if self._on_stop is not None and not self.should_exit:
-            self._on_stop()
+        if not self.should_exit:
+            logger.info(
+                "shutting down: no new requests; in flight, with %s s to end: %s",
+                self.config.timeout_graceful_shutdown, self._in_flight(),
+            )  # fmt: skip
+            if self._on_stop is not None:
+                self._on_stop()
         self.force_exit = self.should_exit
         self.should_exit = True
         self._stopped.set()
@@ -120,7 +128,7 @@ class _Server(uvicorn.Server):
                     break
                 await anyio.sleep(0.005)
         if grace.cancelled_caught:
-            logger.warning("cutting off %d requests that outlast the grace period", len(state.tasks))
+            logger.warning("the grace period is over, cutting off %s", self._in_flight())
             for connection in list(state.connections):
                 connection.cut_off()  # type: ignore[union-attr]  # they are our own
             for task in state.tasks:
@@ -128,11 +136,25 @@ class _Server(uvicorn.Server):
         if not self.force_exit:
             await self.lifespan.shutdown()
 
+    def _in_flight(self) -> str:
+        """Return the requests that are being answered, counted by method and path, for the log."""
+        served = [connection.served for connection in self.server_state.connections]  # type: ignore[union-attr]  # our own
+        targets = Counter(_target(each.scope) for each in served if each is not None and not each.complete)
+        told = [f"{number} {target}" for target, number in targets.most_common(_MAX_TOLD)]
+        if len(targets) > _MAX_TOLD:
+            told.append("and others")
+        return f"{targets.total()} ({', '.join(told)})" if told else "0"
+
     async def _stop_when_the_lifespan_ends(self) -> None:
         # The lifespan ends by itself only when background work crashes. The application cannot answer any more.
         await self.lifespan.shutdown_event.wait()
         self.crashed = True
         self.stop()
+
+
+def _target(scope: Scope) -> str:
+    """Return the method and the path of a request for the log: raw, since the decoded path may have line breaks."""
+    return f"{scope['method']} {scope['raw_path'][:_MAX_PATH].decode('latin-1')}"
 
 
 def bind(host: str, port: int) -> socket.socket:

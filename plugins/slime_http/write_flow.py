@@ -25,7 +25,11 @@ class WriteFlow:
     __slots__ = ("_client", "_drained", "_loop", "_timeout_s", "_timer", "_transport", "_unsent", "is_full")
 
     def __init__(
-        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, timeout_s: float, client: object
+        self,
+        transport: asyncio.Transport,
+        loop: asyncio.AbstractEventLoop,
+        timeout_s: float,
+        client: tuple[str, int] | None,
     ) -> None:
         self._transport = transport
         self._loop = loop
@@ -81,12 +85,22 @@ class WriteFlow:
         self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
         self._transport.abort()
 
+    def log_refusal(self, status: int, message: str) -> None:
+        """Log that the client's request is refused before the application sees it."""
+        logger.warning("%s: its request is refused (%d): %s", self._name, status, message)
+
+    @property
+    def _name(self) -> str:
+        host, port = self._client or ("?", 0)
+        return f"client {f'[{host}]' if ':' in host else host}:{port}"
+
     def _look(self) -> None:
         self._timer = None
         if self._unsent - self._transport.get_write_buffer_size() >= _MIN_TAKEN_BYTES:
             self.expect_taken()  # slow, but fast enough
             return
         logger.warning(
-            "a client takes its answer too slowly or not at all (--client-timeout-secs): %s", self._client
-        )
+            "%s: its connection is cut, since it took less than %d KiB of its answer in %g s (--client-timeout-secs)",
+            self._name, _MIN_TAKEN_BYTES // 1024, self._timeout_s,
+        )  # fmt: skip
         self.reset()

@@ -129,7 +129,7 @@ async def test_a_plain_request_makes_no_timer_and_no_event(monkeypatch: pytest.M
         for _ in range(100):
             await client.say((POST % (b"", 4)) + b"abcd")
             assert (await client.answer()).body == b"okabcd"
-            request = connection._served
+            request = connection.served
             assert request is not None
             assert request._event is None
             assert connection._timer is timer
