@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 #: Loaded in this order, before the plugins of ``--plugin``, unless ``--no-default-plugins`` is given.
 DEFAULT_PLUGINS = (
+    "access_log",
     "auth",
     "sglang",
     "health",

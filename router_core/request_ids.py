@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Awaitable, Callable
+from typing import Any
 from uuid import uuid4
 
 from router_core.errors import SettingsError
 from router_core.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["DEFAULT_HEADERS", "RequestIds", "add_request_id_options", "log_prefix", "request_id_headers"]
+__all__ = [
+    "DEFAULT_HEADERS",
+    "RequestIds",
+    "add_request_id_options",
+    "log_prefix",
+    "request_id_headers",
+    "request_id_of",
+]
 
 #: The names that gateways of inference servers read by default.
 DEFAULT_HEADERS = ("x-request-id", "x-correlation-id", "x-trace-id", "request-id")
@@ -65,13 +74,8 @@ class RequestIds:
             made = self._names[0]
             headers = [*(pair for pair in headers if pair[0] != made), (made, request_id)]
 
-        async def named(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                kept = (pair for pair in message.get("headers", ()) if pair[0].lower() != _ANSWER)
-                message = {**message, "headers": [*kept, (_ANSWER, request_id)]}
-            await send(message)
-
-        await self._app({**scope, "headers": headers, _KEY: request_id.decode()}, receive, named)
+        named = _Named(send, request_id)
+        await self._app({**scope, "headers": headers, _KEY: request_id.decode()}, receive, named.send)
 
     def _given(self, headers: list[tuple[bytes, bytes]]) -> bytes | None:
         for name in self._names:
@@ -81,7 +85,28 @@ class RequestIds:
         return None
 
 
+class _Named:
+    """Wraps ``send``: the answer has the id. ``send_now`` is the server's own, if it has one."""
+
+    def __init__(self, send: Send, request_id: bytes) -> None:
+        self._send = send
+        self._id = request_id
+        self.send_now: Callable[..., bool] | None = getattr(getattr(send, "__self__", None), "send_now", None)
+
+    def send(self, message: Message) -> Awaitable[Any]:
+        if message["type"] == "http.response.start":
+            kept = (pair for pair in message.get("headers", ()) if pair[0].lower() != _ANSWER)
+            message = {**message, "headers": [*kept, (_ANSWER, self._id)]}
+        return self._send(message)
+
+
+def request_id_of(scope: Scope) -> str | None:
+    """Return the id of a request, if it has one."""
+    found: str | None = scope.get(_KEY)
+    return found
+
+
 def log_prefix(scope: Scope) -> str:
     """Return the beginning of a log line about a request: its id, if it has one."""
-    request_id = scope.get(_KEY)
+    request_id = request_id_of(scope)
     return "" if request_id is None else f"[{request_id}] "

@@ -68,11 +68,12 @@ class Router:
         self.proxy = Proxy(
             self.pool, self.hooks.select_worker, limits, self.worker_tls, on_failure, self._reachable
         )
-        self._first_workers: dict[str, dict[str, Any]] = {}
-        for url in settings.worker_urls:
-            self.start_with(url, worker_type=settings.worker_type)
+        first: dict[str, Any] = {"worker_type": settings.worker_type}
+        self._first_workers = dict.fromkeys(settings.worker_urls, first)
         #: Find the session of a request that names none in its headers or ``session_id``; called in this order.
         self.session_sources: list[SessionSource] = []
+        #: Headers of a client's request that the requests get too that plugins make for it; plugins may add names.
+        self.carried_headers = {*settings.request_id_headers, b"traceparent", b"tracestate"}
         #: For each of the router's own routes, in order: the pattern of its path, and True for a control route. Filled
         #: before ``asgi_middleware`` is called.
         self.own_paths: list[tuple[re.Pattern[str], bool]] = []
@@ -244,11 +245,11 @@ class Router:
         """Make an exchange for a plugin's own ``/generate``, for :meth:`respond`; the caller closes it.
 
         ``payload`` may hold numpy arrays; do not change it afterwards. ``parent``, if given, is the client's exchange.
-        The engine gets the client's request id. If the client hangs up, ``client_gone`` gets this exchange, too.
+        The engine gets its ``carried_headers``. If the client hangs up, ``client_gone`` gets this exchange, too.
         """
         headers = [(b"content-type", b"application/json")]
-        if parent is not None and (names := self.settings.request_id_headers):
-            headers += [pair for pair in parent.request.headers if pair[0] in names]
+        if parent is not None:
+            headers += [pair for pair in parent.request.headers if pair[0] in self.carried_headers]
         request = Request("POST", b"/generate", headers)
         request.replace_json(payload)
         return Exchange(request, session=session or payload.get("session_id"), parent=parent)
@@ -281,7 +282,7 @@ class Router:
             if worker.api_key is None:
                 worker.api_key = self.settings.worker_api_key
             self.proxy.authorize(worker)
-        logger.info("worker %s: %s", worker.url, change)
+        logger.info("worker %s: %s%s", worker.url, change, f", {why}" if (why := worker.reason) else "")
         self.hooks.worker_changed(worker, change)
 
     # Weights.

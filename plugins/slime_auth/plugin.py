@@ -12,6 +12,7 @@ from slime_auth.access import Guard, Keys
 from slime_auth.addresses import WorkerAddresses, is_loopback
 from slime_auth.browsers import Pages
 from slime_auth.middleware import Guarded, KeptFromPages
+from slime_auth.refusals import Refusals
 from slime_auth.settings import Settings, add_auth_options
 
 __all__ = ["Auth", "add_options", "make_plugin"]
@@ -54,9 +55,12 @@ class Auth:
 
     @hookimpl(trylast=True)  # innermost: it authorizes the path that other plugins have rewritten
     def asgi_middleware(self, app: ASGIApp, router: Router) -> ASGIApp:
-        settings, core = self.settings, router.settings
+        settings, core, refusals = self.settings, router.settings, Refusals()
         if not settings.locked:
             needed = Guard(Keys(None, None), router.own_paths).needed
-            app = KeptFromPages(app, Pages(needed, core.host, core.cors_allowed_origins))
+            app = KeptFromPages(app, Pages(needed, core.host, core.cors_allowed_origins), refusals)
         guard = settings.guard(router.own_paths)
-        return app if guard is None else Guarded(app, guard, audit=settings.control_plane.audited)
+        if guard is None:
+            return app
+        log = router.components.find("request_log")
+        return Guarded(app, guard, refusals, log, audit=settings.control_plane.audited)

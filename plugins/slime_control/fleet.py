@@ -6,6 +6,8 @@ import logging
 from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 
+import anyio
+
 from router_core import Reply, Worker
 from router_core.errors import NoWorker
 from router_core.request import Request
@@ -90,6 +92,7 @@ class Fleet:
             if piece is not None:
                 self._pieces.answered(piece, worker, answer)
 
+        began = anyio.current_time()
         closed = self._gate.close() if pauses else None
         await self._fan_out.send(call, request.method, request.target, headers, bodies, on_answer)
         if pauses and closed is not None and not _succeeded(answers):
@@ -118,6 +121,15 @@ class Fleet:
                 self._pieces.done(piece)
             for worker in caught_up:
                 self._missed.readmit(worker)
+        if call.path != "/abort_request":  # there may be many
+            took_s = anyio.current_time() - began
+            logger.info(
+                "%s: %d of %d workers succeeded in %.1f s",
+                call.path,
+                _succeeded(answers),
+                len(answers),
+                took_s,
+            )
         return _reply(call, answers, note)
 
     def _compare(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import logging
 from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -30,6 +31,9 @@ from slime_control.settings import Settings
 from slime_control.weights.quiet_period import QuietPeriod
 from slime_sglang.aborts import abort_prefix, check_rid
 from slime_sglang.generation import at_generation, generates
+
+if TYPE_CHECKING:
+    from slime_access_log.contracts import RequestLog
 
 __all__ = ["Control", "add_options", "make_plugin"]
 
@@ -58,15 +62,29 @@ class Control:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.events = ControlEvents()
-        self.gate = Gate(self.events.pause)
+        self.gate = Gate(self._paused)
         self.quiet_period = QuietPeriod(self.gate)
         self._router: Router | None = None
         self._fleet: Fleet | None = None
         self._abort_sender: AbortSender | None = None
         self._overview: Overview | None = None
+        self._request_log: RequestLog | None = None
+
+    def _paused(self, paused: bool) -> None:
+        self.events.pause(paused)
+        if paused:
+            longest_s = self.settings.pause_queue_timeout_s
+            logger.info(
+                "generation is paused: new requests wait, %g s at most (--pause-queue-timeout-s)", longest_s
+            )
+        else:
+            logger.info(
+                "generation continues after %.1f s; %d requests waited", self.gate.closed_s, self.gate.waiting
+            )
 
     @hookimpl
     def setup(self, router: Router) -> None:
+        self._request_log = router.components.find("request_log")
         self.under_way = UnderWay(lambda: router.clients.exchanges)
         router.components.register("pending_aborts", self)
         router.components.register("quiet_period", self.quiet_period)
@@ -213,7 +231,10 @@ class Control:
             document = None  # the worker answers with its own error
         rids = names(document)
         check_rid(rids)
-        if await self.gate.wait(rids, self.settings.pause_queue_timeout_s):
+        log = self._request_log
+        with log.waiting("pause") if log is not None else nullcontext():
+            goes_on = await self.gate.wait(rids, self.settings.pause_queue_timeout_s)
+        if goes_on:
             return None
         reply = None
         if exchange.request.path == "/generate":

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -17,10 +17,11 @@ from router_core.flags import add_flags
 from router_core.request import Request
 from router_core.router import Router
 from slime_limits.settings import Settings
-from slime_limits.slots import Place, RefilledSlots, Slots
+from slime_limits.slots import Place, QueueFull, RefilledSlots, Slots
 from slime_sglang.generation import GENERATION_PATHS
 
 if TYPE_CHECKING:
+    from slime_access_log.contracts import RequestLog
     from slime_control.contracts import ControlEvents
 
 __all__ = ["Limits", "QueueTimeout", "add_options", "make_plugin"]
@@ -28,6 +29,8 @@ __all__ = ["Limits", "QueueTimeout", "add_options", "make_plugin"]
 logger = logging.getLogger(__name__)
 
 _NAME = "limits"
+#: Seconds between two lines that say the same.
+_AGAIN_S = 60.0
 
 
 @hookimpl
@@ -67,11 +70,14 @@ class Limits:
         )
         self._waiting: dict[Exchange, anyio.Event] = {}
         self._refill: asyncio.TimerHandle | None = None
+        self._request_log: RequestLog | None = None
+        self._told_at: dict[str, float] = {}
 
     @hookimpl
     @asynccontextmanager
     async def lifespan(self, router: Router) -> AsyncIterator[None]:
         self._router = router
+        self._request_log = router.components.find("request_log")
         events: ControlEvents | None = router.components.find("control_events")
         if events is not None:
             events.subscribe(self._abort)
@@ -93,7 +99,11 @@ class Limits:
             return
         if exchange.request.is_long_work:
             await self._router.read_ahead(exchange, b"rid")  # an abort looks for it
-        place = self.slots.take()
+        try:
+            place = self.slots.take()
+        except QueueFull as error:
+            self._tell("full", f"requests are refused (429): {error}")
+            raise
         # From here on the place is always left. A request that is cancelled when it gets its slot passes the slot on.
         exchange.on_close(place.leave)
         if not place.held:
@@ -105,11 +115,15 @@ class Limits:
         called = anyio.Event()
         place.call = called.set
         timeout_s = self.settings.queue_timeout_s
+        self._tell(
+            "waiting", f"requests wait: all {self.slots.limit} slots are in use (--max-concurrent-requests)"
+        )
+        log = self._request_log
         self._waiting[exchange] = called
         if isinstance(self.slots, RefilledSlots) and self._refill is None:
             self._refill_in_time(self.slots)
         try:
-            with anyio.move_on_after(timeout_s):
+            with anyio.move_on_after(timeout_s), log.waiting("queue") if log is not None else nullcontext():
                 await called.wait()
         finally:
             del self._waiting[exchange]
@@ -121,6 +135,13 @@ class Limits:
         if self.slots.closed:
             raise ShuttingDown("the router is shutting down")
         raise QueueTimeout(f"no slot came free within {timeout_s:g} s (--queue-timeout-secs)")
+
+    def _tell(self, what: str, line: str) -> None:
+        """Log ``line``, unless ``what`` was told within the last minute."""
+        now = anyio.current_time()
+        if now >= self._told_at.get(what, -_AGAIN_S) + _AGAIN_S:
+            self._told_at[what] = now
+            logger.warning("%s", line)
 
     def _refill_in_time(self, slots: RefilledSlots) -> None:
         """Refill ``slots``, and do so again for each next slot while a request waits."""

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from router_core.exchange import Exchange
 
-__all__ = ["ConsumedTurn", "TextEncoder", "TokenRows"]
+__all__ = ["ConsumedTurn", "RecordedTokens", "TextEncoder", "TokenCounts", "TokenRows"]
 
 
 class TextEncoder(Protocol):
@@ -45,6 +45,33 @@ class ConsumedTurn(NamedTuple):
     kept: int
     versions: tuple[tuple[str | None, int], ...]
     adapter: str | None
+
+
+class TokenCounts(NamedTuple):
+    """Numbers of tokens of one ``/generate``, over all its sequences.
+
+    ``reused_tokens``: those of ``prompt_tokens`` that were recorded before. ``completion_tokens``: None if the answer
+    to a sequence is not recorded.
+    """
+
+    prompt_tokens: int
+    reused_tokens: int
+    completion_tokens: int | None
+
+
+class RecordedTokens(Protocol):
+    """The tokens of ``/generate`` requests, and verdicts on them; the component ``"verdicts"``.
+
+    Call this after the reply has been read, and before ``exchange`` is closed, or in its ``on_close``.
+    """
+
+    def counts(self, exchange: Exchange) -> TokenCounts | None:
+        """Return the numbers of tokens; None for an exchange that was passed on untouched."""
+        ...
+
+    def of(self, exchange: Exchange) -> Sequence[str | None]:
+        """Return, for each sequence, the reason why its tokens are not exact; None if they are."""
+        ...
 
 
 class TokenRows(Protocol):

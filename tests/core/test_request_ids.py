@@ -119,10 +119,14 @@ async def test_a_generation_that_a_plugin_makes_has_the_id_of_its_request(
     async with serving(keeping) as url, start(*plugins, "--request-id-headers", "x-a", "x-b") as running:
         await running.router.add_worker(url)
         body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
-        for headers in ({"x-b": "mine"}, {}):
+        trace = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "tracestate": "vendor=1"}
+        for headers in ({"x-b": "mine", **trace}, {}):
             answer = await running.client.post("/v1/chat/completions", json=body, headers=headers)
             assert answer.status_code == 200, answer.text
     assert (b"x-b", b"mine") in got[0]
+    assert {name: value for name, value in got[0] if name.decode() in trace} == {
+        name.encode(): value.encode() for name, value in trace.items()
+    }
     assert (b"x-a", ids(answer)[0].encode()) in got[1]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from time import monotonic
 from typing import ClassVar
 
 import anyio
@@ -42,6 +43,7 @@ class Gate:
         self.ended = False
         self._on_change = on_change
         self._moves = 0
+        self._closed_at = 0.0
         self._waiting: dict[_Waiting, None] = {}
 
     @property
@@ -49,11 +51,17 @@ class Gate:
         """The number of requests that wait."""
         return len(self._waiting)
 
+    @property
+    def closed_s(self) -> float:
+        """Seconds since the gate was closed last."""
+        return monotonic() - self._closed_at
+
     def close(self) -> int | None:
         """Let new requests wait. Returns the argument for :meth:`undo`; None when the gate was closed already."""
         if self.closed:
             return None
         self.closed = True
+        self._closed_at = monotonic()
         self._moves += 1
         self._on_change(True)
         return self._moves

@@ -7,6 +7,7 @@ from typing import Any, overload
 
 from router_core.exchange import Exchange
 from slime_radix_cache.capture.turns import Turn
+from slime_radix_cache.contracts import TokenCounts
 from slime_radix_cache.retrieval.answer import has_logprobs, reason_of_record
 
 __all__ = ["NOTE", "Verdicts"]
@@ -17,7 +18,21 @@ _NOT_RECORDED = "not_recorded"
 
 
 class Verdicts:
-    """The reasons why the records of a ``/generate`` request are not exact."""
+    """The tokens of a ``/generate`` request, and the reasons why their records are not exact."""
+
+    def counts(self, exchange: Exchange) -> TokenCounts | None:
+        """See :class:`slime_radix_cache.contracts.RecordedTokens`."""
+        noted: Any = exchange.notes.get(NOTE)
+        if noted is None:
+            return None
+        turns: Sequence[Turn] = noted.turns
+        responses = [turn.response for turn in turns]
+        completion = [len(response) for response in responses if response is not None]
+        return TokenCounts(
+            sum(turn.tokens for turn in turns),
+            sum(turn.tokens - len(turn.rest) // 4 for turn in turns),
+            sum(completion) if len(completion) == len(turns) else None,
+        )
 
     def of(self, exchange: Exchange) -> Sequence[str | None]:
         """Return the ``inexact_reason`` of each sequence, as in ``/trajectories``; None for an exact one.

@@ -1,0 +1,26 @@
+"""The component that this plugin offers to others."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Literal, Protocol, TypeAlias
+
+__all__ = ["RequestLog", "Wait"]
+
+#: Reasons why a request waits: for a slot, or for the end of a pause.
+Wait: TypeAlias = Literal["queue", "pause"]
+
+
+class RequestLog(Protocol):
+    """Facts about the request that the current task answers; the component ``"request_log"``.
+
+    It is there only with ``--access-log``, when the ``setup`` of other plugins is called.
+    """
+
+    def authenticated(self, name: str) -> None:
+        """Note the name of the caller; never a key."""
+        ...
+
+    def waiting(self, why: Wait) -> AbstractContextManager[None]:
+        """Add the duration of the block to the time that the request has waited."""
+        ...

@@ -1,0 +1,153 @@
+"""Facts about one request, and their names in the log."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any
+
+import orjson
+
+from router_core import Worker
+from router_core.request_ids import request_id_of
+from router_core.types import Headers, Scope
+from slime_access_log.contracts import Wait
+
+__all__ = ["Record", "hidden_key"]
+
+_MAX_CHARS = 1024
+#: Attempts that are listed.
+_MAX_FAILED = 10
+#: Seconds that a client may take for its answer without being called slow.
+_CLIENT_S = 0.001
+_CODE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+class Record:
+    """One request. Times are those of ``perf_counter``, and 0.0 before they are known.
+
+    ``complete``: the last part of the answer was given to the server. ``usage``: numbers of tokens by field.
+    ``reasons``: why the recorded tokens are not exact, None for an exact sequence; empty: nothing is recorded.
+    """
+
+    __slots__ = (
+        "attempts", "began", "caller", "client_gone", "client_s", "complete", "error", "failed", "first_byte_at",
+        "reasons", "scope", "sent_at", "sent_bytes", "session", "status", "untouched", "usage", "waits", "workers",
+    )  # fmt: skip
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+        self.began = perf_counter()
+        self.sent_at = self.first_byte_at = self.client_s = 0.0
+        self.status = self.sent_bytes = self.attempts = 0
+        self.complete = self.client_gone = self.untouched = False
+        self.error = b""
+        self.caller: str | None = None
+        self.session: str | None = None
+        self.workers: dict[str, None] = {}
+        self.failed: list[str] = []
+        self.waits: dict[Wait, float] = {}
+        self.usage: dict[str, int] = {}
+        self.reasons: list[str | None] = []
+
+    def sent(self, worker: Worker) -> None:
+        """Note that the request goes to ``worker`` now."""
+        self.attempts += 1
+        self.sent_at = self.sent_at or perf_counter()
+        self.workers.pop(worker.name, None)
+        self.workers[worker.name] = None  # the last one
+
+    def attempt_failed(self, worker: Worker, code: str) -> None:
+        """Note that ``worker`` failed an attempt."""
+        if len(self.failed) < _MAX_FAILED:
+            self.failed.append(f"{worker.name} {code}")
+
+    @contextmanager
+    def waiting(self, why: Wait) -> Iterator[None]:
+        """See :class:`slime_access_log.contracts.RequestLog`."""
+        began = perf_counter()
+        try:
+            yield
+        finally:
+            self.waits[why] = self.waits.get(why, 0.0) + perf_counter() - began
+
+    def add_tokens(self, **tokens: int | None) -> None:
+        """Add numbers of ``tokens`` to those of the other parts of the request. None: the number is unknown."""
+        for name, number in tokens.items():
+            if number is not None:
+                self.usage[name] = self.usage.get(name, 0) + number
+
+    def fields(self) -> dict[str, Any]:
+        """Return what is known, at the end of the request; docs/plugins/access_log.md has the names."""
+        scope, now = self.scope, perf_counter()
+        found: dict[str, Any] = {
+            "id": request_id_of(scope),
+            "client": _address(scope),
+            "caller": self.caller,
+            "method": scope["method"],
+            "path": scope["raw_path"].decode("latin-1"),  # without the query, which may have secrets
+            "status": self.status or None,
+            "outcome": self._outcome,
+            "error": _code(self.error),
+            "session": self.session,
+            "worker": next(reversed(self.workers), None),
+            "workers": [*self.workers] if len(self.workers) > 1 else None,
+            "attempts": self.attempts if self.attempts > 1 else None,
+            "failed": self.failed or None,
+            "duration_s": now - self.began,
+            "to_worker_s": self.sent_at - self.began if self.sent_at else None,
+            "first_byte_s": self.first_byte_at - self.began if self.first_byte_at else None,
+            "queue_s": self.waits.get("queue"),
+            "pause_s": self.waits.get("pause"),
+            "client_s": self.client_s if self.client_s >= _CLIENT_S else None,
+            "bytes": self.sent_bytes,
+            **self.usage,
+            "exact": self._exact,
+            "inexact_reason": next(filter(None, self.reasons), None),
+        }
+        return {name: _short(value) for name, value in found.items() if value is not None}
+
+    @property
+    def _outcome(self) -> str:
+        if self.complete:
+            return "complete"
+        return "client_gone" if self.client_gone else "broke_off"
+
+    @property
+    def _exact(self) -> bool | None:
+        if self.reasons:
+            return not any(self.reasons)
+        return False if self.untouched else None
+
+
+def hidden_key(session: str | None, headers: Headers) -> str | None:
+    """Return ``session``, or a digest of it if it is a key in ``headers``, as with ``--session-from-api-key``."""
+    if session is None:
+        return None
+    name = session.encode("utf-8", "surrogatepass")
+    if any(key == b"authorization" and name in value for key, value in headers):
+        return f"key:{hashlib.sha256(name).hexdigest()[:16]}"
+    return session
+
+
+def _address(scope: Scope) -> str | None:
+    host, port = scope.get("client") or (None, 0)
+    return f"[{host}]:{port}" if host and ":" in host else f"{host}:{port}" if host else None
+
+
+def _code(error: bytes) -> str | None:
+    """Return the code in ``error``, the beginning of an error's body."""
+    try:
+        code = orjson.loads(error)["error"]["code"]
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return None
+    return code if isinstance(code, str) and _CODE.fullmatch(code) else None
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 4)
+    return value[:_MAX_CHARS] if isinstance(value, str) else value

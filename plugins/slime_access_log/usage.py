@@ -1,0 +1,56 @@
+"""Numbers of tokens in answers of engines, read from the bytes as they pass."""
+
+from __future__ import annotations
+
+import re
+
+from slime_access_log.record import Record
+
+__all__ = ["UsageTap"]
+
+_END = b'_tokens"'
+#: A field of a JSON object, by the names of SGLang, OpenAI or Anthropic. Within a string its quotes have backslashes.
+_FIELD = re.compile(rb'[{,\s]"(prompt|input|completion|output|cached)_tokens"\s*:\s*(\d{1,15})(?=[,}\s])')
+_NAMES = {b"input": b"prompt", b"output": b"completion"}
+#: More bytes than a field has.
+_OVERLAP = 64
+#: SGLang numbers the sequences of a stream only if there are several.
+_LATER = re.compile(rb'"index"\s*:\s*[1-9]')
+
+
+class UsageTap:
+    """A tap that notes the numbers of tokens of an answer that no plugin records.
+
+    In a stream the last event has them. A list of answers is added up. ``numbered``: events may belong to several
+    sequences; then the numbers stay unknown.
+    """
+
+    def __init__(self, record: Record, *, numbered: bool) -> None:
+        self._record = record
+        self._numbered = numbered
+        self._several = False
+        self._is_list: bool | None = None
+        self._rest = b""
+        self._found: dict[bytes, int] = {}
+
+    def feed(self, chunk: bytes) -> None:
+        """Look for numbers in the next bytes."""
+        if self._is_list is None:
+            self._is_list = chunk[:1] == b"["
+        data, seen = self._rest + chunk, len(self._rest)
+        if self._numbered and not self._several:
+            self._several = _LATER.search(data) is not None
+        at = data.find(_END)
+        while at >= 0:
+            start = data.rfind(b'"', max(0, at - 12), at) - 1
+            field = _FIELD.match(data, start) if start >= 0 else None
+            if field is not None and field.end() >= seen:  # else it was complete in the last piece
+                name = _NAMES.get(field[1], field[1])
+                self._found[name] = int(field[2]) + (self._found.get(name, 0) if self._is_list else 0)
+            at = data.find(_END, at + 1)
+        self._rest = data[-_OVERLAP:]
+
+    def close(self, complete: bool) -> None:
+        """Note the numbers, also those of an answer that broke off."""
+        if not self._several:
+            self._record.add_tokens(**{f"{name.decode()}_tokens": n for name, n in self._found.items()})
