@@ -65,7 +65,9 @@ PARTS = {
 }
 
 #: Packages that take a second to import and are not always needed. Only these may be imported within a function.
-HEAVY = frozenset(("cryptography", "jwt", "llguidance", "numpy", "tokenizers", "torch", "transformers"))
+HEAVY = frozenset(
+    ("cryptography", "huggingface_hub", "jwt", "llguidance", "numpy", "tokenizers", "torch", "transformers")
+)
 
 
 @dataclass(frozen=True)

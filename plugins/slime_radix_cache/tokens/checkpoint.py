@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import orjson
 
 from router_core.errors import SettingsError
 from router_core.types import Tokenizer
+from slime_radix_cache.tokens.hub import hub_failure
 
 __all__ = ["eos_ids", "load_tokenizer"]
 
@@ -16,20 +18,31 @@ __all__ = ["eos_ids", "load_tokenizer"]
 _CONFIGS = ("config.json", "generation_config.json")
 #: Llama's end of a message. SGLang treats it as an EOS if the vocabulary has it.
 _END_OF_MESSAGE = "<|eom_id|>"
+#: A model on the Hugging Face Hub: ``name``, or ``organization/name``.
+_MODEL_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+_WANTED = "a directory with tokenizer files, or the name of a model on the Hugging Face Hub"
 
 
 def load_tokenizer(path: str) -> Tokenizer:
     """Load the tokenizer at ``path`` with transformers. Raises SettingsError."""
-    if path.startswith(("/", ".", "~")) and not Path(path).exists():
-        wanted = "a directory with tokenizer files, or a Hugging Face model name"
-        raise SettingsError(f"--hf-checkpoint {path}: no such directory; wanted {wanted}")
+    is_local = Path(path).exists()
+    if not is_local and not _MODEL_NAME.fullmatch(path):
+        raise SettingsError(f"--hf-checkpoint {path}: no such directory; wanted {_WANTED}")
+    if is_local and not Path(path).is_dir():
+        raise SettingsError(f"--hf-checkpoint {path}: not a directory; wanted {_WANTED}")
+    unreachable = None if is_local else hub_failure()
     from transformers import AutoTokenizer  # heavy, and only needed with --hf-checkpoint
 
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(path)
+        tokenizer: Any = AutoTokenizer.from_pretrained(path, local_files_only=unreachable is not None)
     except Exception as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise SettingsError(f"--hf-checkpoint {path}: cannot load a tokenizer: {first}") from error
+        if unreachable is not None:
+            told = f"neither a directory here nor a model in the cache, and {unreachable}; wanted {_WANTED}"
+            raise SettingsError(f"--hf-checkpoint {path}: {told}") from error
+        first = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(":")
+        raise SettingsError(
+            f"--hf-checkpoint {path}: cannot load a tokenizer: {first}; wanted {_WANTED}"
+        ) from error
     loaded: Tokenizer = tokenizer  # transformers annotates its methods more widely
     return loaded
 
@@ -49,7 +62,8 @@ def _configs(path: str) -> list[Path]:
     from transformers.utils.hub import cached_file  # heavy; a checkpoint may be a name on the Hub
 
     quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-    files = (cached_file(path, name, **quiet) for name in _CONFIGS)
+    offline = not Path(path).exists() and hub_failure() is not None
+    files = (cached_file(path, name, local_files_only=offline, **quiet) for name in _CONFIGS)
     return [Path(file) for file in files if file is not None]
 
 

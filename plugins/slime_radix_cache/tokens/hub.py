@@ -1,0 +1,40 @@
+"""Reachability of the Hugging Face Hub, within a deadline."""
+
+from __future__ import annotations
+
+import threading
+
+import httpx
+
+__all__ = ["hub_failure"]
+
+_DEADLINE_S = 5.0
+
+
+def hub_failure(deadline_s: float = _DEADLINE_S) -> str | None:
+    """Return the reason why the Hub cannot be asked, in words; None when it answers.
+
+    Its own client tries again for minutes. Any answer counts, also an error.
+    """
+    from huggingface_hub import constants  # heavy, and only needed for names on the Hub
+
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
+    url = constants.ENDPOINT
+    failed = [f"{url} did not answer within {deadline_s:g} s"]
+
+    def ask() -> None:
+        try:
+            httpx.head(url, timeout=deadline_s)
+        except httpx.TimeoutException:
+            return
+        except Exception as error:
+            failed[0] = f"{url} cannot be reached: {error}"
+        else:
+            failed.clear()
+
+    # In a thread, since no timeout ends the search for a name. A daemon, so that the router can exit meanwhile.
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(deadline_s)
+    return failed[0] if failed else None
