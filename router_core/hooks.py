@@ -96,6 +96,11 @@ class Hooks:
         self.asgi_middleware = _at_start(manager, "asgi_middleware")
         self.lifespan = _in_order(manager, "lifespan")
 
+    @property
+    def choosers(self) -> list[str]:
+        """The plugins that choose workers, in the order in which they are asked."""
+        return [plugin for plugin, _ in self._select_worker]
+
     def call_attempt_failed(self, worker: Worker, request: Request, error: HTTPError | None) -> None:
         """Call each plugin; an exception is logged."""
         for plugin, function in self.attempt_failed:

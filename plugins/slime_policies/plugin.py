@@ -65,7 +65,7 @@ class Policies:
     def setup(self, router: Router) -> None:
         router.pool.keeps_sessions = not isinstance(self.policy, ConsistentHashing)
 
-    @hookimpl
+    @hookimpl(trylast=True)  # a policy of another plugin goes first
     def select_worker(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker:
         return self.policy(exchange, workers)
 
@@ -91,7 +91,7 @@ class PairPolicies:
         # A session keeps the prefill worker of its pair.
         router.pool.keeps_sessions = not isinstance(self.policies["prefill"], ConsistentHashing)
 
-    @hookimpl
+    @hookimpl(trylast=True)  # a policy of another plugin goes first
     def select_worker(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker:
         return self.policies[workers[0].server.worker_type](exchange, workers)
 
