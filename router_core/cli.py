@@ -7,18 +7,17 @@ A failed start prints one line with the reason; ``PYTHONDEVMODE=1`` adds the tra
 from __future__ import annotations
 
 import argparse
-import difflib
 import logging
+import os
 import ssl
 import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import entry_points
-from typing import Any, NoReturn
+from functools import partial
+from importlib.metadata import EntryPoint, entry_points
 
-import configargparse
 from starlette.middleware.cors import CORSMiddleware
 
 from router_core import proxy
@@ -32,75 +31,35 @@ from router_core.router import Router
 from router_core.settings import Settings, add_core_options
 from router_core.types import ASGIApp
 from slime_http.serving import bind, run
+from slime_start.banner import banner
+from slime_start.complaints import complaint
+from slime_start.help_page import about_point, epilog, grouped, table
+from slime_start.parsing import Parser, leave_out
+from slime_start.words import unknown_command
 
 __all__ = ["build", "command_line", "is_compiled", "main"]
 
 logger = logging.getLogger(__name__)
-_NOT_LOADED = "{0} belongs to the plugin {1!r}, which is not loaded: add --plugin {1}"
+_PLUGINS = {"plugins": "List the installed plugins"}
 
 
-class _Parser(configargparse.ArgumentParser):  # type: ignore[misc]  # the library has no types
-    """Reads flags from the command line, the environment and a file; raises SettingsError for a mistake."""
-
-    def error(self, message: str) -> NoReturn:
-        raise SettingsError(message)
-
-
-def _parser() -> _Parser:
-    parser = _Parser(
-        prog="slime-router",
-        description="The router between RL rollouts and their inference engines: text in, exact tokens out.",
-        auto_env_var_prefix="SLIME_ROUTER_",
-        add_help=False,
-        allow_abbrev=False,
-        formatter_class=argparse.HelpFormatter,
-    )
-    parser.add_argument(
-        "--config", is_config_file_arg=True, metavar="FILE", help="a file of flags, one 'name = value' a line"
-    )
-    parser.add_argument(
-        "--plugin", action="append", default=[], metavar="NAME",
-        help="load an installed plugin; may be repeated",
-    )  # fmt: skip
-    parser.add_argument(
-        "--middleware-paths", "--slime-router-middleware-paths", nargs="*", action="extend", default=[],
-        metavar="PATH", help="dotted paths of plugins, or of ASGI middleware classes",
-    )  # fmt: skip
-    parser.add_argument(
-        "--no-default-plugins", action="store_true", help=f"do not load {', '.join(DEFAULT_PLUGINS)}"
-    )
-    return parser
-
-
-def command_line(arguments: Sequence[str]) -> tuple[configargparse.ArgumentParser, Loaded]:
+def command_line(arguments: Sequence[str]) -> tuple[Parser, Loaded]:
     """Return the parser for ``arguments``, with the flags of their plugins, and the plugins. Raises StartupError."""
-    parser = _parser()
+    parser = Parser(DEFAULT_PLUGINS, failure=SettingsError)
     first, _ = parser.parse_known_args(list(arguments))
-    loaded = _load(first)
-    parser.add_argument(
-        "-h", "--help", action="help", help="show all flags of the core and of the loaded plugins, and exit"
-    )
-    add_core_options(parser)
+    defaults = () if first.no_default_plugins else DEFAULT_PLUGINS
+    loaded = load([*defaults, *first.plugin], first.middleware_paths)
+    parser.add_ends()
+    with grouped(parser, "router"):
+        add_core_options(parser)
     loaded.add_options(parser)
-    _refuse_left_out(parser, loaded)
-    return parser, loaded
-
-
-def _refuse_left_out(parser: configargparse.ArgumentParser, loaded: Loaded) -> None:
-    """Let ``parser`` refuse the flags of default plugins that are not loaded, also in the environment and in a file.
-
-    Otherwise an API key could be set, and not be checked.
-    """
     for name in DEFAULT_PLUGINS:
-        if all(source.name != name for source in loaded.sources):
-            for action in _flags_of(name):
-                flags = [flag for flag in action.option_strings if flag not in parser._option_string_actions]
-                if flags and action.help is not argparse.SUPPRESS:
-                    # ConfigArgParse must know a switch as one, to read its value from the environment and files.
-                    kind = _LeftOutSwitch if action.nargs == 0 else _LeftOut
-                    given = {} if action.nargs == 0 else {"nargs": action.nargs}
-                    given |= {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
-                    parser.add_argument(*flags, action=kind, const=name, **given)
+        # Otherwise an API key could be set, and not be checked.
+        if name not in loaded.names:
+            leave_out(parser, name, _flags_of(name))
+    if {"-h", "--help"} & set(arguments):
+        parser.epilog = _epilog(loaded)
+    return parser, loaded
 
 
 def _flags_of(plugin: str) -> list[argparse.Action]:
@@ -110,31 +69,13 @@ def _flags_of(plugin: str) -> list[argparse.Action]:
     return own._actions
 
 
-def _unknown(name: str, parser: argparse.ArgumentParser, loaded: Loaded) -> str:
-    """Return a message about an unknown flag: the plugin that it belongs to, else the most similar flags."""
-    for plugin in sorted(installed_plugins().keys() - {source.name for source in loaded.sources}):
+def _flags_elsewhere(loaded: Loaded) -> dict[str, str]:
+    """Return the plugin of each flag that belongs to an installed plugin that is not loaded."""
+    found: dict[str, str] = {}
+    for plugin in sorted(installed_plugins().keys() - loaded.names):
         with suppress(StartupError):
-            if any(name in action.option_strings for action in _flags_of(plugin)):
-                return _NOT_LOADED.format(name, plugin)
-    known = [flag for flag, of in parser._option_string_actions.items() if of.help is not argparse.SUPPRESS]
-    similar = ", ".join(difflib.get_close_matches(name, known)) or "none"
-    return f"unknown flag or value {name!r}; similar flags: {similar} (--help shows all)"
-
-
-class _LeftOut(argparse.Action):
-    """A flag of the default plugin ``const``, which is not loaded."""
-
-    def __call__(self, *_: object) -> NoReturn:
-        name = f"{self.option_strings[0]} ({self.env_var})"  # type: ignore[attr-defined]  # ConfigArgParse sets it
-        raise SettingsError(_NOT_LOADED.format(name, self.const))
-
-
-class _LeftOutSwitch(_LeftOut, argparse._StoreTrueAction):
-    """The same for a flag without a value."""
-
-    def __init__(self, option_strings: Sequence[str], *, const: str, **rest: Any) -> None:
-        super().__init__(option_strings, **rest)
-        self.const = const
+            found |= {flag: plugin for action in _flags_of(plugin) for flag in action.option_strings}
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,26 +85,38 @@ class _Wanted:
     settings: Settings
     options: argparse.Namespace
     loaded: Loaded
+    parser: Parser
 
     @classmethod
     def by(cls, arguments: Sequence[str]) -> _Wanted:
         """Parse ``arguments``. Raises StartupError."""
         parser, loaded = command_line(arguments)
         options, unknown = parser.parse_known_args(list(arguments))
-        if unknown:
-            # Without the value: if the flag is a misspelt one for a key, the value is secret.
-            raise SettingsError(_unknown(unknown[0].partition("=")[0], parser, loaded))
-        return cls(Settings.from_options(options), options, loaded)
+        elsewhere = partial(_flags_elsewhere, loaded)
+        wrong = complaint(parser, arguments, unknown, os.environ, _commands(), elsewhere)
+        if wrong is not None:
+            raise SettingsError(wrong)
+        with parser.naming_sources():
+            return cls(Settings.from_options(options), options, loaded, parser)
 
     def build(self) -> tuple[Router, ASGIApp]:
         """Make the router and its application. Raises StartupError."""
-        router = Router(self.settings, self.loaded.make(self.options), self.options)
+        with self.parser.naming_sources():
+            router = Router(self.settings, self.loaded.make(self.options), self.options)
         app = make_app(router, self.loaded.middleware)
         if names := self.settings.request_id_headers:
             app = RequestIds(app, names)
         if origins := self.settings.cors_allowed_origins:
             app = CORSMiddleware(app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
         return router, app
+
+    def banner(self, router: Router, url: str) -> list[str]:
+        """Return the lines that tell what has started."""
+        abouts = {source.name: source.about for source in self.loaded.sources}
+        hooks, policy = router.hooks, getattr(self.options, "policy", "")
+        policies = [policy if name == "policies" else f"plugin {name}" for name in hooks.choosers]
+        plugins = {name: abouts[name] for name in hooks.plugins}
+        return banner(url, plugins, policies, [worker.url for worker in router.pool])
 
 
 def build(arguments: Sequence[str]) -> tuple[Router, ASGIApp]:
@@ -176,18 +129,22 @@ def is_compiled() -> bool:
     return not str(proxy.__file__).endswith(".py")
 
 
-def _load(first: argparse.Namespace) -> Loaded:
-    defaults = () if first.no_default_plugins else DEFAULT_PLUGINS
-    return load([*defaults, *first.plugin], first.middleware_paths)
+def _commands() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=f"{PROJECT}.commands")}
+
+
+def _epilog(loaded: Loaded) -> str:
+    commands = {name: about_point(point) for name, point in _commands().items()} | _PLUGINS
+    installed = installed_plugins()
+    return epilog(commands, {name: about_point(installed[name]) for name in installed.keys() - loaded.names})
 
 
 def _list_plugins() -> int:
-    installed = installed_plugins()
-    width = max(map(len, installed), default=0)
-    for name, point in installed.items():
-        where = point.dist.name if point.dist is not None else "?"
-        note = "  (default)" if name in DEFAULT_PLUGINS else ""
-        sys.stdout.write(f"{name:{width}}  {point.value}  [{where}]{note}\n")
+    rows = []
+    for name, point in installed_plugins().items():
+        source = "default" if name in DEFAULT_PLUGINS else point.dist.name if point.dist else "?"
+        rows.append((f"{name} ({source})", about_point(point)))
+    sys.stdout.write("".join(f"{line}\n" for line in table(rows)))
     return 0
 
 
@@ -208,11 +165,16 @@ def _serve(arguments: Sequence[str]) -> int:
             "the plugin auth is not loaded: no key is required, and any server may be a worker,"
             " unless another plugin adds such checks"
         )
+
+    def tell(url: str) -> None:
+        for line in wanted.banner(router, url):
+            logger.info("%s", line)
+
     tls = {"ssl_certfile": settings.tls_cert_path, "ssl_keyfile": settings.tls_key_path}
     try:
         run(
             app, sock, grace_s=settings.shutdown_grace_s, client_timeout_s=settings.client_timeout_s,
-            on_stop=router.stop, **tls,
+            on_start=tell, on_stop=router.stop, **tls,
         )  # fmt: skip
     except ssl.SSLError as error:
         raise SettingsError(f"--tls-cert-path and --tls-key-path cannot be used: {error}") from None
@@ -224,10 +186,9 @@ def _command(name: str, arguments: Sequence[str]) -> int:
         if arguments:
             raise SettingsError(f"plugins takes no flags, got {arguments[0]!r}")
         return _list_plugins()
-    commands = {point.name: point for point in entry_points(group=f"{PROJECT}.commands")}
+    commands = _commands()
     if name not in commands:
-        known = ", ".join(sorted({"plugins", *commands}))
-        raise SettingsError(f"unknown command {name!r}; known: {known} (none: start the router)")
+        raise SettingsError(unknown_command(name, {"plugins", *commands}, installed_plugins()))
     try:
         command = commands[name].load()
     except Exception as error:

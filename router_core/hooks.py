@@ -15,7 +15,7 @@ from typing import Any
 import pluggy
 
 from router_core import hookspecs
-from router_core.errors import HTTPError, PluginError, PluginFailed, StartupError
+from router_core.errors import HTTPError, MissingComponent, PluginError, PluginFailed, StartupError
 from router_core.exchange import Exchange
 from router_core.reply import Reply
 from router_core.request import Request
@@ -83,6 +83,8 @@ class Hooks:
 
     def __init__(self, manager: pluggy.PluginManager) -> None:
         _refuse_unknown(manager)
+        #: The names of the plugins, in the order of their hooks.
+        self.plugins = [name for name, _ in manager.list_name_plugin()]
         self.pre_request = _in_order(manager, "pre_request")
         self.post_response = _in_order(manager, "post_response")[::-1]
         self.attempt_failed = _in_order(manager, "attempt_failed")
@@ -204,6 +206,8 @@ def attribute_errors(plugin: str, doing: str) -> Iterator[None]:
     """Turn a plugin's error at start into a PluginError that names the plugin. A StartupError is raised as it is."""
     try:
         yield
+    except MissingComponent as error:
+        raise MissingComponent(f"plugin {plugin!r}: {error}") from None
     except StartupError:
         raise
     except Exception as error:

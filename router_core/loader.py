@@ -20,11 +20,15 @@ from typing import Any
 
 import pluggy
 
-from router_core.errors import PluginError
+from router_core.errors import MissingComponent, PluginError
 from router_core.hooks import attribute_errors, hook_names, new_plugin_manager
 from router_core.hookspecs import PROJECT
 from router_core.router import Router
 from router_core.types import ASGIApp
+from slime_start.dotted_paths import import_path, is_middleware, takes_router
+from slime_start.help_page import about, grouped
+from slime_start.ordering import Needs, in_order, missing
+from slime_start.words import path_cure, unknown_plugin
 
 __all__ = ["DEFAULT_PLUGINS", "Loaded", "installed_plugins", "load"]
 
@@ -65,6 +69,23 @@ class _Source:
         found: list[Any] = [getattr(module, "add_options", None) for module in self.modules]
         return next(filter(_is_hook, found), None)
 
+    def _declared(self, name: str, default: Any) -> Any:
+        """Return what the first of the modules that has ``name`` says, else ``default``."""
+        found = (getattr(module, name, None) for module in self.modules)
+        return next((each for each in found if each is not None), default)
+
+    @property
+    def about(self) -> str:
+        """The plugin's purpose, from its docstring."""
+        return about(*self.modules)
+
+    def needs(self, options: argparse.Namespace) -> Needs:
+        """Return what the plugin requires with these ``options``, and what it provides. Raises StartupError."""
+        requires = self._declared("requires", {})
+        with attribute_errors(self.name, "requires"):
+            required = dict(requires(options) if callable(requires) else requires)
+        return required, tuple(self._declared("provides", ()))
+
     def place(self) -> tuple[bool, bool]:
         """Return the sort key of its ``add_options``, which follows ``tryfirst`` and ``trylast`` like other hooks."""
         marks = getattr(self._add_options_hook(), f"{PROJECT}_impl", {})
@@ -98,12 +119,23 @@ class Loaded:
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """Let each plugin add its flags. Raises StartupError, also when two plugins add the same flag."""
         for source in sorted(self.sources, key=_Source.place):
-            source.add_options(parser)
+            with grouped(parser, source.name, source.about):
+                source.add_options(parser)
+
+    @property
+    def names(self) -> set[str]:
+        """The names of the plugins."""
+        return {source.name for source in self.sources}
 
     def make(self, options: argparse.Namespace) -> pluggy.PluginManager:
         """Make the plugins, registered in order. Raises StartupError."""
         manager = new_plugin_manager()
-        for source in self.sources:
+        needs = [source.needs(options) for source in self.sources]
+        if (lack := missing(needs)) is not None:
+            place, component = lack
+            cure = f"{needs[place][0][component]} (no plugin provides the component {component!r})"
+            raise MissingComponent(f"{self.sources[place].name} needs {cure}")
+        for source in map(self.sources.__getitem__, in_order(needs)):
             plugin = source.make(options)
             if plugin is None:
                 level = logging.DEBUG if source.name in DEFAULT_PLUGINS else logging.INFO
@@ -154,36 +186,29 @@ def load(names: Iterable[str], paths: Iterable[str]) -> Loaded:
     middleware: list[Any] = []
     for name in dict.fromkeys(names):
         if name not in installed:
-            raise PluginError(f"no plugin {name!r}; installed: {', '.join(installed) or 'none'}")
+            raise PluginError(unknown_plugin(name, installed))
         point = installed[name]
         with attribute_errors(name, "its import"):
             sources.append(_source(name, point.load(), importlib.import_module(point.module)))
     for path in dict.fromkeys(paths):
-        target, module = _import(path)
-        if _is_middleware(target):
+        try:
+            target, module = import_path(path)
+        except Exception as error:
+            cure = path_cure(path, installed) if isinstance(error, ModuleNotFoundError | TypeError) else ""
+            raise PluginError(f"--middleware-paths {path}: {type(error).__name__}: {error}{cure}") from error
+        if is_middleware(target):
             middleware.append(_named(path, target))
         else:
             sources.append(_source(path, target, module))
     return Loaded(tuple(sources), tuple(middleware))
 
 
-def _is_middleware(target: Any) -> bool:
-    """Return True for a middleware class, whose constructor takes an application; a plugin class takes options."""
-    if not inspect.isclass(target):
-        return False
-    parameters = list(inspect.signature(target).parameters)
-    return "router" in parameters or parameters[:1] == ["app"]
-
-
 def _named(path: str, middleware: type[Any]) -> Callable[..., Any]:
     """Wrap ``middleware``: errors of its constructor name ``path``, and it gets no router if it takes none."""
-    parameters = inspect.signature(middleware).parameters
-    kinds = {parameter.kind for parameter in parameters.values()}
-    takes_router = "router" in parameters or inspect.Parameter.VAR_KEYWORD in kinds
 
     def make(app: ASGIApp, *, router: Router) -> Any:
         with attribute_errors(path, "its constructor"):
-            return middleware(app, router=router) if takes_router else middleware(app)
+            return middleware(app, router=router) if takes_router(middleware) else middleware(app)
 
     return make
 
@@ -196,22 +221,3 @@ def _source(name: str, target: Any, module: ModuleType) -> _Source:
     raise PluginError(
         f"{name}: wanted a plugin module, a factory or a middleware class, got {type(target).__name__}"
     )
-
-
-def _import(path: str) -> tuple[Any, ModuleType]:
-    """Return the object at a dotted path, and its module. ``package.module:name`` is a path too. Raises PluginError."""
-    parent, separator, name = path.rpartition(":")
-    try:
-        if not separator:
-            try:
-                module = importlib.import_module(path)
-            except ModuleNotFoundError as error:
-                parent, separator, name = path.rpartition(".")
-                if not separator or not (path == error.name or path.startswith(f"{error.name}.")):
-                    raise
-            else:
-                return module, module
-        module = importlib.import_module(parent)
-        return getattr(module, name), module
-    except Exception as error:
-        raise PluginError(f"--middleware-paths {path}: {type(error).__name__}: {error}") from error

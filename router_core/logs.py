@@ -22,7 +22,9 @@ def start_logging(settings: Settings) -> None:
         try:
             handlers.append(daily_file(Path(directory) / _FILE, keep=settings.log_retention_days))
         except OSError as error:
-            raise SettingsError(f"--log-dir {directory}: {error.strerror or error}") from None
+            raise SettingsError(
+                f"--log-dir: wanted a directory, got {directory}: {error.strerror or error}"
+            ) from None
     for handler in handlers:
         handler.setFormatter(FORMATS[settings.log_format]())
     logging.basicConfig(level=_LEVELS[settings.log_level], handlers=handlers)

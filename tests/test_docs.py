@@ -19,13 +19,14 @@ from deadlines import HANG_S
 from plugged import Recording
 from router_core import hookspecs
 from router_core.admin import admin_routes
-from router_core.cli import _LeftOut, build, command_line
+from router_core.cli import build, command_line
 from router_core.hooks import hook_names
 from router_core.loader import DEFAULT_PLUGINS, installed_plugins
 from router_core.workers import WorkerState
 from routers import BARE, Start
 from slime_control.calls.endpoints import CALLS
 from slime_http.serving import serving
+from slime_start.parsing import LeftOut
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -97,7 +98,7 @@ def flags(*plugins: str) -> set[str]:
     """The long flags of a command line with ``plugins``, and no others."""
     arguments = [part for name in plugins for part in ("--plugin", name)]
     parser, _ = command_line(["--no-default-plugins", *arguments])
-    known = (action for action in parser._actions if not isinstance(action, _LeftOut))
+    known = (action for action in parser._actions if not isinstance(action, LeftOut))
     return {flag for action in known for flag in action.option_strings if flag.startswith("--")}
 
 
@@ -106,7 +107,7 @@ def mentioned(text: str) -> set[str]:
 
 
 def test_each_flag_of_the_core_is_in_the_operations_page() -> None:
-    core = flags() - {"--help"}
+    core = flags() - {"--help", "--version"}
     assert "--worker-urls" in core
     assert core - mentioned(page("docs/operations.md")) == set()
 
@@ -191,7 +192,7 @@ def test_each_command_line_can_be_parsed(
         at = words.index("turns")
         words[at - 1 : at + 1] = ["--middleware-paths", "slime_turns"]
     parser, _ = command_line(words)
-    if "--help" not in words:
+    if not {"--help", "--version"} & set(words):
         _, unknown = parser.parse_known_args(words)
         assert unknown == []
 

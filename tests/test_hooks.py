@@ -774,7 +774,7 @@ async def test_hook_setup() -> None:
         assert "answer" in running.router.components
     assert setups == ["offers", "uses"]
 
-    assert refused(Uses()).startswith("component 'answer' is missing (registered: none); ")
+    assert refused(Uses()).startswith("plugin 'odd': component 'answer' is missing (registered: none); ")
 
 
 async def test_setup_and_routes_that_raise_end_the_start_in_the_plugins_name() -> None:

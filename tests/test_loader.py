@@ -240,7 +240,8 @@ def test_two_routers_share_no_plugin(module: Module) -> None:
 
 def test_an_unknown_plugin_is_told_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     line = line_of(capsys, "--plugin", "radix_cash")
-    assert line == f"no plugin 'radix_cash'; installed: {', '.join(installed_plugins())}"
+    known = ", ".join(installed_plugins())
+    assert line == f"no plugin 'radix_cash': did you mean radix_cache? (installed: {known})"
 
 
 def test_two_distributions_with_one_plugin_name_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

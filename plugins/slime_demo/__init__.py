@@ -1,4 +1,4 @@
-"""``slime-router demo``: the main job on one machine, checked token by token against the engines' journals."""
+"""Shows the main job on one machine, checked token by token against the engines' journals."""
 
 from slime_demo.command import main
 

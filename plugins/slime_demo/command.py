@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import anyio
 import httpx
@@ -24,6 +23,7 @@ from slime_demo.report import as_dict, show
 from slime_demo.rollouts import FIRST_VERSION, Refused, Rollouts, Sampling, checked
 from slime_demo.verdict import judge
 from slime_http.serving import serving
+from slime_start.commands import CommandParser
 
 __all__ = ["main"]
 
@@ -33,14 +33,10 @@ _ROUTER = (
 )  # fmt: skip
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise SettingsError(f"demo: {message}")
-
-
 def main(argv: Sequence[str]) -> int:
     """Run the demo. Return 0 only if every trajectory is exact. Raises SettingsError."""
-    parser = _Parser(
+    parser = CommandParser(
+        failure=SettingsError,
         prog="slime-router demo",
         description="Router, radix cache and two embedded engines on this machine: rolls out 8 prompts × 8 samples × "
         "3 turns of text, updates the weights half way, and compares every trajectory with the engines' journals.",
@@ -64,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
     for name, least in (("samples", 1), ("max_new_tokens", 1), ("temperature", 0)):
         value = getattr(options, name)
         if not least <= value < float("inf"):
-            raise SettingsError(f"demo: --{name.replace('_', '-')}: wanted {least} or more, got {value}")
+            raise SettingsError(f"--{name.replace('_', '-')}: wanted {least} or more, got {value}")
     real = ("--engine-backend", "transformers", "--engine-model", options.model) if options.model else ()
     _, app = build((*_ROUTER, *real))
     sampling = Sampling(options.temperature, options.max_new_tokens)

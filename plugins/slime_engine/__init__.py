@@ -1,4 +1,4 @@
-"""An embedded engine with SGLang's HTTP protocol: a real, tiny language model that needs no GPU.
+"""An embedded engine with SGLang's HTTP protocol: a tiny language model, or a real one, that needs no GPU.
 
 As a plugin (``--plugin engine --engine-workers 2``) it starts engines beside the router and registers them; as
 a command (``slime-router engine``) it serves one; ``slime_engine.app.make_app`` is the application itself.
@@ -9,10 +9,13 @@ from __future__ import annotations
 import argparse
 
 from router_core import SettingsError, hookimpl
-from slime_engine.options import add_engine_options, settings_from
+from slime_engine.options import add_engine_options, as_flag, settings_from
 from slime_engine.settings import Settings
 
-__all__ = ["Settings", "add_options", "make_plugin"]
+__all__ = ["Settings", "add_options", "make_plugin", "provides"]
+
+#: The components that :meth:`EnginePlugin.setup` registers.
+provides = ("tokenizer",)
 
 
 @hookimpl
@@ -36,5 +39,5 @@ def make_plugin(options: argparse.Namespace) -> object:
         settings = settings_from(options, "engine-")
         check_backend(settings)
     except ValueError as error:
-        raise SettingsError(f"--engine-...: {error}") from None
+        raise SettingsError(as_flag(error, "engine-")) from None
     return EnginePlugin(settings, options.engine_workers)

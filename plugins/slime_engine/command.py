@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import sys
 from pathlib import Path
-from typing import NoReturn
 
 from router_core.errors import SettingsError, StartupError
 from slime_engine.app import make_backend_app
 from slime_engine.backends import check_backend, load_backend
-from slime_engine.options import add_engine_options, settings_from
+from slime_engine.options import add_engine_options, as_flag, settings_from
 from slime_http.serving import bind, run, url_of
+from slime_start.commands import CommandParser
 
 __all__ = ["main"]
 
 _GRACE_S = 5.0
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise SettingsError(message)
-
-
-def _parser() -> _Parser:
-    parser = _Parser(
+def _parser() -> CommandParser:
+    parser = CommandParser(
+        failure=SettingsError,
         prog="slime-router engine",
         description="Serve a language model with SGLang's HTTP protocol: a tiny one, or one of transformers.",
-        allow_abbrev=False,
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
     parser.add_argument("--port", type=int, default=30001, help="port (default 30001; 0: any free one)")
@@ -48,7 +42,7 @@ def _serve(arguments: list[str]) -> None:
         settings = settings_from(options, load_in_background=True)
         check_backend(settings)
     except ValueError as error:
-        raise SettingsError(str(error)) from None
+        raise SettingsError(as_flag(error)) from None
     if options.save_tokenizer is not None:
         load_backend(settings).tokenizer.save(options.save_tokenizer)
         return

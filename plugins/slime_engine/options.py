@@ -10,7 +10,7 @@ from typing import Any
 from slime_engine.script import read_script
 from slime_engine.settings import Settings
 
-__all__ = ["add_engine_options", "settings_from"]
+__all__ = ["add_engine_options", "as_flag", "settings_from"]
 
 _FLAGS: dict[str, tuple[type, str]] = {
     "backend": (str, "the model's implementation (default ngram; transformers: the model of --model)"),
@@ -62,12 +62,22 @@ def add_engine_options(parser: argparse.ArgumentParser, prefix: str = "") -> Non
     )
 
 
+def as_flag(error: ValueError, prefix: str = "") -> str:
+    """Return the message of ``error``, with the flag that it is about as its first word."""
+    name, space, rest = str(error).partition(" ")
+    plain = name.removeprefix("--").replace("_", "-")
+    return f"--{prefix}{plain}{space}{rest}" if plain.rstrip(":") in {*_FLAGS, "script"} else str(error)
+
+
 def settings_from(options: argparse.Namespace, prefix: str = "", **more: Any) -> Settings:
     """Return settings from the given flags. Raises ValueError when a flag or the script is invalid."""
     given = vars(options)
     values = {field.name: given.get(prefix.replace("-", "_") + field.name) for field in fields(Settings)}
     if values["script"] is not None:
-        values["script"] = read_script(values["script"])
+        try:
+            values["script"] = read_script(values["script"])
+        except ValueError as error:
+            raise ValueError(f"script: {error}") from None
     if values["model"] is not None and values["model_name"] is None:
         values["model_name"] = Path(values["model"]).name
     return Settings(**{name: value for name, value in values.items() if value is not None} | more)

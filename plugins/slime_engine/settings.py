@@ -77,8 +77,8 @@ class Settings:
             )
         if (self.backend == "transformers") != bool(self.model):
             raise ValueError(
-                f"backend transformers needs model, and only that one has it; got backend {self.backend} "
-                f"and model {self.model!r}"
+                f"model and backend transformers go together: give both, or none; got backend {self.backend}"
+                f" and model {self.model!r}"
             )
         if self.backend == "transformers" and self.moe_layers:
             raise ValueError("moe_layers simulates experts for the backend ngram; a real model has its own")

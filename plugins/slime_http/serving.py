@@ -53,6 +53,7 @@ class _Server(uvicorn.Server):
         grace_s: float,
         client_timeout_s: float,
         on_stop: Callable[[], object] | None,
+        on_start: Callable[[str], object] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(
@@ -78,6 +79,7 @@ class _Server(uvicorn.Server):
         self._stopped = anyio.Event()
         self.crashed = False
         self._on_stop = on_stop
+        self._on_start = on_start
 
     def stop(self) -> None:
         """Accept no more requests and finish the others; on a second call, do not wait."""
@@ -102,7 +104,10 @@ class _Server(uvicorn.Server):
         except SystemExit:  # uvicorn has logged what the application's lifespan raised
             raise StartupError("the application cannot start; the log says why") from None
         for sock in sockets or ():
-            logger.info("listening on %s", url_of(sock, tls=self.config.is_ssl))
+            url = url_of(sock, tls=self.config.is_ssl)
+            if self._on_start is not None:
+                self._on_start(url)
+            logger.info("listening on %s", url)
         self.ready.set()
 
     async def main_loop(self) -> None:
@@ -259,12 +264,14 @@ def run(
     grace_s: float,
     client_timeout_s: float = CLIENT_TIMEOUT_S,
     on_stop: Callable[[], object] | None = None,
+    on_start: Callable[[str], object] | None = None,
     **options: Any,
 ) -> None:
     """Serve ``app`` on a socket of :func:`bind` in the foreground until SIGTERM, SIGINT or SIGHUP; then finish.
 
-    ``on_stop`` is called at the signal. Requests that are still running ``grace_s`` seconds later are cancelled. A
-    second signal ends at once. ``client_timeout_s`` and ``options`` are as for :func:`serving`.
+    ``on_start`` is called with the base URL when requests are accepted, ``on_stop`` at the signal. Requests that are
+    still running ``grace_s`` seconds later are cancelled. A second signal ends at once. ``client_timeout_s`` and
+    ``options`` are as for :func:`serving`.
     Raises StartupError when the application's lifespan fails.
     """
     _tune_gc()
@@ -272,6 +279,12 @@ def run(
     with sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(
             _serve_until_signalled(
-                app, sock, grace_s=grace_s, client_timeout_s=client_timeout_s, on_stop=on_stop, **options
+                app,
+                sock,
+                grace_s=grace_s,
+                client_timeout_s=client_timeout_s,
+                on_stop=on_stop,
+                on_start=on_start,
+                **options,
             )
         )

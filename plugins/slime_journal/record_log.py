@@ -53,7 +53,7 @@ class RecordLog:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = os.open(path / f"{kind.name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise directory.refused(f"{path}: {error.strerror}") from None
+            raise directory.refused(f"wanted a directory, got {path}: {error.strerror}") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -19,7 +19,7 @@ from router_core.routes import JSON
 from slime_sglang.facts import model_id
 from slime_sglang.introduction import Introduction
 
-__all__ = ["ModelNotFound", "Models", "add_options", "make_plugin"]
+__all__ = ["ModelNotFound", "Models", "add_options", "make_plugin", "requires"]
 
 
 @hookimpl
@@ -29,6 +29,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="workers may serve several models: a request goes to those of the model that it names",
     )
+
+
+def requires(options: argparse.Namespace) -> dict[str, str]:
+    """Return the component that asks workers for their models, and its cure."""
+    return {"introduction": "--plugin sglang"} if options.enable_igw else {}
 
 
 def make_plugin(options: argparse.Namespace) -> Models | None:

@@ -1,4 +1,4 @@
-"""The plugin ``openai``: OpenAI's API with exact tokens.
+"""OpenAI's API with exact tokens.
 
 It serves ``/v1/chat/completions``, ``/v1/completions`` and ``/v1/models`` to any OpenAI client. Each answer comes from
 a ``/generate``; a chat sends the exact tokens of the conversation so far. See docs/plugins/openai.md.
@@ -12,7 +12,10 @@ from router_core import hookimpl
 from slime_openai.plugin import OpenAI
 from slime_openai.settings import Settings, add_openai_options
 
-__all__ = ["OpenAI", "Settings", "add_options", "make_plugin"]
+__all__ = ["OpenAI", "Settings", "add_options", "make_plugin", "requires"]
+
+#: The component that is needed first, and its cure.
+requires = {"encoder": "--plugin radix_cache"}
 
 
 @hookimpl

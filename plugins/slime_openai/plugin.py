@@ -60,7 +60,7 @@ class OpenAI:
         settings = self._settings
         self._pool = router.pool
         self._components = router.components
-        encoder = router.components.get("encoder", "add --plugin radix_cache before --plugin openai")
+        encoder = router.components.get("encoder")
         tokenizer = router.components.get("tokenizer")
         verdicts = router.components.get("verdicts")
         renderer = Renderer(tokenizer, settings.chat_template, router.threads)

@@ -1,4 +1,4 @@
-"""Policies that choose the worker of a request: ``--policy``."""
+"""Policies that choose the worker of a request."""
 
 from slime_policies.cache_aware import CacheAware
 from slime_policies.consistent_hashing import ConsistentHashing

@@ -1,4 +1,4 @@
-"""Text in, exact tokens out: the plugin ``radix_cache``.
+"""Text in, exact tokens out: recorded tokens for each text.
 
 In a ``/generate`` request, recorded token ids replace the text. The answers of engines are recorded, and
 ``/retrieve_from_text`` returns the exact tokens of a text. See docs/plugins/radix_cache.md.
@@ -15,7 +15,34 @@ from slime_radix_cache.retrieval.question import Question
 from slime_radix_cache.retrieval.routes import Retrieval
 from slime_radix_cache.settings import Settings, add_radix_cache_options
 
-__all__ = ["Answer", "Question", "RadixCache", "Retrieval", "Settings", "add_options", "make_plugin"]
+__all__ = [
+    "Answer",
+    "Question",
+    "RadixCache",
+    "Retrieval",
+    "Settings",
+    "add_options",
+    "make_plugin",
+    "provides",
+    "requires",
+]
+
+#: The components that :meth:`RadixCache.setup` registers.
+provides = (
+    "tokenizer",
+    "encoder",
+    "decode",
+    "verdicts",
+    "ownership",
+    "lost_sessions",
+    "trajectories",
+    "session_turns",
+)
+
+
+def requires(options: argparse.Namespace) -> dict[str, str]:
+    """Return the component that is needed without a checkpoint, and its cure."""
+    return {} if options.hf_checkpoint else {"tokenizer": "--hf-checkpoint PATH, or --plugin engine"}
 
 
 @hookimpl

@@ -42,7 +42,7 @@ from slime_radix_cache.retrieval.templates import ChatTemplate
 from slime_radix_cache.retrieval.verdicts import NOTE, Verdicts
 from slime_radix_cache.settings import Settings
 from slime_radix_cache.tally import Tally
-from slime_radix_cache.tokens.checkpoint import eos_ids, load_tokenizer
+from slime_radix_cache.tokens.checkpoint import eos_ids, offer_tokenizer
 from slime_radix_cache.tokens.encoding import Encoder
 from slime_radix_cache.tokens.spelling import Spelling
 from slime_resume.generation import Aborts, Generation
@@ -88,9 +88,8 @@ class RadixCache:
         settings = self._settings
         self._router, self._pool = router, router.pool
         if settings.hf_checkpoint:
-            router.components.register("tokenizer", load_tokenizer(settings.hf_checkpoint))
-        cure = "give --hf-checkpoint PATH, or put --plugin engine before --plugin radix_cache"
-        tokenizer: Tokenizer = router.components.get("tokenizer", cure)
+            offer_tokenizer(router.components, settings.hf_checkpoint)
+        tokenizer: Tokenizer = router.components.get("tokenizer")
         self._encoder = encoder = Encoder(
             tokenizer,
             add_special_tokens=settings.add_special_tokens,

@@ -1,4 +1,4 @@
-"""SGLang's protocol: the description that servers give of themselves, their ranks, and readers of their answers."""
+"""SGLang's protocol: the properties of engines, their data-parallel ranks, and their answers."""
 
 from slime_sglang.answers import PER_TOKEN, is_abort, is_aborted, read_event, sampled_ids
 from slime_sglang.evidence import CONTRADICTION, contradiction

@@ -17,7 +17,10 @@ from slime_sglang.introduction import Introduction
 from slime_sglang.ranks import Ranks
 from slime_sglang.worker_routes import worker_routes
 
-__all__ = ["SGLang", "add_options", "make_plugin"]
+__all__ = ["SGLang", "add_options", "make_plugin", "provides"]
+
+#: The component that :meth:`SGLang.setup` registers.
+provides = ("introduction",)
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ class StateDirectory:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = os.open(path / "state.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise StartupError(f"--state-dir: {path}: {error.strerror}") from None
+            raise StartupError(f"--state-dir: wanted a directory, got {path}: {error.strerror}") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -254,7 +254,7 @@ def test_a_directory_for_logs_that_cannot_be_is_told(
     (tmp_path / "file").touch()
     assert main(["--log-dir", str(tmp_path / "file" / "logs")]) == 2
     assert capsys.readouterr().err.startswith(
-        f"slime-router: --log-dir {tmp_path}/file/logs: Not a directory"
+        f"slime-router: --log-dir: wanted a directory, got {tmp_path}/file/logs: Not a directory"
     )
 
 

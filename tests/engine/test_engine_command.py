@@ -78,12 +78,12 @@ def test_the_tokenizer_can_be_saved(tmp_path: Path) -> None:
         (["--prot", "1"], "--prot"),
         (["--port", "x"], "--port"),
         (["--port", "99999"], "99999"),
-        (["--latency-ms", "-5"], "latency_ms"),
-        (["--moe-topk", "9", "--moe-experts", "3"], "moe_topk"),
+        (["--latency-ms", "-5"], "--latency-ms"),
+        (["--moe-topk", "9", "--moe-experts", "3"], "--moe-topk"),
         (["--backend", "vllm"], "backend"),
-        (["--backend", "transformers"], "needs model"),
+        (["--backend", "transformers"], "--model and backend transformers go together"),
         (["--model", "smollm2"], "backend ngram"),
-        (["--backend", "transformers", "--model", "x", "--moe-layers", "2"], "moe_layers"),
+        (["--backend", "transformers", "--model", "x", "--moe-layers", "2"], "--moe-layers"),
     ],
 )
 def test_a_bad_flag_is_one_line(capsys: pytest.CaptureFixture[str], flags: list[str], named: str) -> None:

@@ -375,7 +375,7 @@ def test_a_key_that_cannot_be_is_refused_untold(
 ) -> None:
     assert main([flag, key]) == 2
     told = capsys.readouterr().err
-    assert told.startswith(f"slime-router: argument {flag}: wanted a key of visible ASCII characters")
+    assert told.startswith(f"slime-router: {flag}: wanted a key of visible ASCII characters")
     assert told.count("\n") == 1
     assert not key.strip() or key not in told
     monkeypatch.setenv(f"SLIME_ROUTER_{flag[2:].upper().replace('-', '_')}", key)

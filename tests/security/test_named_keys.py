@@ -124,7 +124,7 @@ def test_a_key_that_cannot_be_is_refused_untold(text: str, capsys: pytest.Captur
         NamedKey.parse(text)
     assert main(["--control-plane-api-keys", text]) == 2
     told = capsys.readouterr().err
-    assert told.startswith("slime-router: argument --control-plane-api-keys: wanted ")
+    assert told.startswith("slime-router: --control-plane-api-keys: wanted ")
     assert "hunter2" not in told
 
 

@@ -9,10 +9,11 @@ from typing import Any
 import orjson
 
 from router_core.errors import SettingsError
+from router_core.registry import ComponentRegistry
 from router_core.types import Tokenizer
 from slime_radix_cache.tokens.hub import hub_failure
 
-__all__ = ["eos_ids", "load_tokenizer"]
+__all__ = ["eos_ids", "load_tokenizer", "offer_tokenizer"]
 
 #: SGLang uses the EOS ids of both files, and those of the tokenizer.
 _CONFIGS = ("config.json", "generation_config.json")
@@ -21,6 +22,16 @@ _END_OF_MESSAGE = "<|eom_id|>"
 #: A model on the Hugging Face Hub: ``name``, or ``organization/name``.
 _MODEL_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _WANTED = "a directory with tokenizer files, or the name of a model on the Hugging Face Hub"
+
+
+def offer_tokenizer(components: ComponentRegistry, path: str) -> None:
+    """Register the tokenizer at ``path``, see :func:`load_tokenizer`. Raises SettingsError."""
+    if "tokenizer" in components:
+        raise SettingsError(
+            "--hf-checkpoint: another plugin offers a tokenizer already: leave the flag out, or put"
+            " --plugin radix_cache before --plugin engine"
+        )
+    components.register("tokenizer", load_tokenizer(path))
 
 
 def load_tokenizer(path: str) -> Tokenizer:

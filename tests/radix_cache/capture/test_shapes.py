@@ -218,7 +218,7 @@ async def test_a_failure_of_the_cache_changes_no_answer_and_is_told_once(
             ["--hf-checkpoint", "/no/such/model"],
             "--hf-checkpoint /no/such/model: no such directory; wanted a ",
         ),
-        ([], "give --hf-checkpoint PATH, or put --plugin engine before --plugin radix_cache"),
+        ([], "radix_cache needs --hf-checkpoint PATH, or --plugin engine"),
         (["--radix-tree-max-size", "-1"], "--radix-tree-max-size: wanted 0 or more, got -1"),
     ],
 )

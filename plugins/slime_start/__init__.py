@@ -1,0 +1,1 @@
+"""A library below the core: the command line's help, its banner, and messages for a user's mistakes."""

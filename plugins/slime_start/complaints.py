@@ -1,0 +1,49 @@
+"""Messages for what the flags of a command line leave over: in its words, in a file, in the environment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from slime_start.environment import strangers
+from slime_start.parsing import PREFIX, Parser
+from slime_start.suggestions import unknown_name
+from slime_start.words import stray_word
+
+__all__ = ["complaint"]
+
+
+def complaint(
+    parser: Parser,
+    arguments: Sequence[str],
+    left: Sequence[str],
+    environment: Mapping[str, str],
+    commands: Collection[str],
+    find_elsewhere: Callable[[], Mapping[str, str]],
+) -> str | None:
+    """Return a message about the first word, key or variable that is no flag of ``parser``; None without one.
+
+    ``left`` are the words that the parser did not know, and ``find_elsewhere`` returns the flags of plugins that are
+    not loaded, each with its plugin. A variable that is like no flag is allowed: it may be there for other reasons.
+    """
+    flags = parser.flags
+    variables = strangers(environment, PREFIX, parser.variables)
+    if not (left or variables):
+        return None
+    elsewhere = find_elsewhere()
+    for file, key in parser.unknown_keys:
+        message = unknown_name("key", f"--{key}", flags, elsewhere, lambda flag: flag[2:])
+        return f"{file}: {message or f'unknown key {key!r}; wanted name = value, as --help shows the names'}"
+    for word in left:
+        if not word.startswith("-"):
+            return stray_word(word, arguments, commands, flags)
+        name = word.partition("=")[0]  # without the value: that of a misspelt flag for a key is secret
+        return unknown_name("flag", name, flags, elsewhere) or f"unknown flag {name} (--help shows all flags)"
+    for variable in variables:
+        flag = "--" + variable.removeprefix(PREFIX).lower().replace("_", "-")
+        if flag in flags:
+            read = parser.variable_of(flag)
+            return f"{variable} is not read: {f'set {read}' if read else f'give {flag} on the command line'}"
+        message = unknown_name("variable", flag, flags, elsewhere, parser.as_variable)
+        if message is not None:
+            return message
+    return None

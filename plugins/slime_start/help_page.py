@@ -1,0 +1,65 @@
+"""The page of ``--help``: flags by plugin, and the commands."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from importlib.metadata import EntryPoint
+
+__all__ = ["about", "about_point", "epilog", "grouped", "table"]
+
+_SOURCES = (
+    "Each flag but --config can also be SLIME_ROUTER_<FLAG> in the environment, or 'name = value' in a --config file.\n"
+    "The command line overrides the environment, which overrides the file. In both, lists are written [a, b]."
+)
+
+
+def about(*objects: object) -> str:
+    """Return the first line of the first docstring of ``objects``, as plain text; empty without one."""
+    text = next(filter(None, map(inspect.getdoc, objects)), "")
+    return text.partition("\n")[0].replace("``", "").rstrip(".")
+
+
+def about_point(point: EntryPoint) -> str:
+    """Return what a plugin or a command does, from the docstring of its package; empty when it cannot be imported."""
+    with suppress(Exception):  # told when it is loaded
+        return about(importlib.import_module(point.module.partition(".")[0]))
+    return ""
+
+
+@contextmanager
+def grouped(parser: argparse.ArgumentParser, title: str, description: str = "") -> Iterator[None]:
+    """Put all flags that are added within the block into one group of the help page."""
+    loose, groups = parser._optionals._group_actions, parser._action_groups
+    flags, before = len(loose), len(groups)
+    yield
+    made = groups[before:]
+    added = [*loose[flags:], *(action for group in made for action in group._group_actions)]
+    del loose[flags:], groups[before:]
+    if added:
+        parser.add_argument_group(title, description or None)._group_actions.extend(added)
+
+
+def epilog(commands: Mapping[str, str], plugins: Mapping[str, str]) -> str:
+    """Return the end of the page, with what ``commands`` do, and ``plugins`` that are not loaded."""
+    lines = ["commands, with flags of their own (slime-router COMMAND --help):", *_rows(commands)]
+    if plugins:
+        lines += [
+            "",
+            "plugins that are not loaded (--plugin NAME --help shows their flags):",
+            *_rows(plugins),
+        ]
+    return "\n".join([*lines, "", _SOURCES])
+
+
+def _rows(abouts: Mapping[str, str]) -> list[str]:
+    return [f"  {line}" for line in table(sorted(abouts.items()))]
+
+
+def table(rows: Sequence[tuple[str, str]]) -> list[str]:
+    """Return a line for each of ``rows``, with the second column aligned."""
+    width = max((len(name) for name, _ in rows), default=0)
+    return [f"{name:{width}}  {text}".rstrip() for name, text in rows]

@@ -1,0 +1,43 @@
+"""The order of plugins by the components that they require and provide."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+__all__ = ["Needs", "in_order", "missing"]
+
+#: Of one plugin: the cure for each component that it requires, and the components that it provides.
+Needs = tuple[Mapping[str, str], Collection[str]]
+
+
+def in_order(plugins: Sequence[Needs]) -> list[int]:
+    """Return the places of ``plugins`` in a new order: each comes after those that provide what it requires.
+
+    Otherwise the order stays as it is. In a circle, one plugin comes before what it requires.
+    """
+    visited: set[int] = set()
+    placed: list[int] = []
+
+    def place(plugin: int) -> None:
+        if plugin in visited:
+            return
+        visited.add(plugin)
+        required = plugins[plugin][0].keys()
+        for other, (_, provided) in enumerate(plugins):
+            if not required.isdisjoint(provided):
+                place(other)
+        placed.append(plugin)
+
+    for plugin in range(len(plugins)):
+        place(plugin)
+    return placed
+
+
+def missing(plugins: Sequence[Needs]) -> tuple[int, str] | None:
+    """Return the first plugin with a required component that no other one provides, and the component."""
+    for plugin, (required, _) in enumerate(plugins):
+        others = [provided for other, (_, provided) in enumerate(plugins) if other != plugin]
+        for component in required:
+            if not any(component in provided for provided in others):
+                return plugin, component
+    return None

@@ -1,0 +1,15 @@
+"""The version of the distribution."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+__all__ = ["release"]
+
+
+def release() -> str:
+    """Return the version of the distribution that is installed."""
+    try:
+        return version("slime-router")
+    except PackageNotFoundError:
+        return "(not installed)"

@@ -1,0 +1,47 @@
+"""Suggestions for names that are not known."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+
+__all__ = ["belongs", "closest", "unknown_name"]
+
+#: Similarity of two names, from 0 to 1, above which one may be the other, misspelt.
+_SIMILAR = 0.75
+
+
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """Return the name in ``known`` that is most like ``name``, or None. Case, ``-`` and ``_`` make no difference."""
+    plain = {_plain(each): each for each in known}
+    found = difflib.get_close_matches(_plain(name), plain, 1, _SIMILAR)
+    return plain[found[0]] if found else None
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "-").strip("-")
+
+
+def belongs(flag: str, plugin: str) -> str:
+    """Return a message about ``flag`` of ``plugin``, which is not loaded."""
+    return f"{flag} belongs to the plugin {plugin}, which is not loaded: add --plugin {plugin}"
+
+
+def unknown_name(
+    kind: str,
+    flag: str,
+    known: Iterable[str],
+    elsewhere: Mapping[str, str],
+    spelled: Callable[[str], str] = str,
+) -> str | None:
+    """Return a message about ``flag``, which is not known, with a cure; None when nothing is like it.
+
+    ``elsewhere`` has the plugins of the flags that are not loaded; ``spelled`` writes a flag as its source does.
+    """
+    if flag in elsewhere:
+        return belongs(spelled(flag), elsewhere[flag])
+    found = closest(flag, [*known, *elsewhere])
+    if found is None:
+        return None
+    cure = f" ({belongs('it', elsewhere[found])})" if found in elsewhere else ""
+    return f"unknown {kind} {spelled(flag)}: did you mean {spelled(found)}?{cure}"
