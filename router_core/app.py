@@ -165,7 +165,9 @@ async def _http_error(_: StarletteRequest, error: Exception) -> Response:
 
 async def _starlette_error(_: StarletteRequest, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # narrowing: registered for it
-    content = {"message": error.detail, "type": "invalid_request_error", "code": f"HTTP_{error.status_code}"}
+    allowed = (error.headers or {}).get("Allow")
+    message = f"{error.detail}: wanted {allowed}" if allowed else error.detail
+    content = {"message": message, "type": "invalid_request_error", "code": f"HTTP_{error.status_code}"}
     headers = dict(error.headers) if error.headers else None
     return _json_error(error.status_code, orjson.dumps({"error": content}), headers)
 

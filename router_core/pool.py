@@ -179,7 +179,10 @@ class WorkerPool:
         """Return each worker's state and reason for getting no requests, for the first 20 workers."""
         told = [worker.standing() for worker in islice(self, _MAX_TOLD)]
         more = len(self) - len(told)
-        return "; ".join([*told, f"and {more} more"] if more else told) or "none"
+        return (
+            "; ".join([*told, f"and {more} more"] if more else told)
+            or "none; add one by POST /add_worker?url=http://HOST:PORT"
+        )
 
     def of_session(self, session: str) -> Worker | None:
         """Return the worker of ``session``, or None if there is none or it cannot be used now."""

@@ -19,7 +19,7 @@ from router_core.workers import WorkerChange
 from slime_control.calls.bodies import names_read
 from slime_control.calls.endpoints import CALLS, Call
 from slime_control.calls.fan_out import CONNECTIONS, FanOut
-from slime_control.calls.one_engine import not_steered, refusal
+from slime_control.calls.one_engine import not_loaded, not_steered, refusal
 from slime_control.calls.overview import QUESTIONS, Overview
 from slime_control.fleet import Fleet
 from slime_control.pausing.abort_sender import AbortSender
@@ -157,6 +157,8 @@ class Control:
         path = request.path
         call = CALLS.get(path)
         if call is None:
+            if (unknown := not_loaded(path)) is not None:
+                raise unknown
             return await self._of_fleet(request)
         if request.method not in call.methods:
             return _wrong_method(call.methods)

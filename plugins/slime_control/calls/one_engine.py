@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from router_core.errors import HTTPError
 
-__all__ = ["NoOwnMetrics", "NotSteered", "OneEngineOnly", "not_steered", "refusal"]
+__all__ = ["NoOwnMetrics", "NotLoaded", "NotSteered", "OneEngineOnly", "not_loaded", "not_steered", "refusal"]
 
 
 class OneEngineOnly(HTTPError):
@@ -22,6 +22,12 @@ class NoOwnMetrics(HTTPError):
     """A request for ``/metrics``: the router has no metrics, and those of one engine are not the fleet's."""
 
     status, type, code = 404, "not_found_error", "NO_METRICS"
+
+
+class NotLoaded(HTTPError):
+    """A request for a path of a plugin that is not loaded; no engine knows it."""
+
+    status, type, code = 501, "not_implemented_error", "PLUGIN_NOT_LOADED"
 
 
 class NotSteered(HTTPError):
@@ -66,6 +72,9 @@ _INSTEAD = {
         _VLLM,
     ),
 }  # fmt: skip
+#: Paths of plugins; a router that has the plugin answers them itself.
+_RECORDS = ("/retrieve_from_text", "/retrieve_from_messages_template", "/cache_stats")
+_TRAJECTORIES = "/trajectories/"
 _TREES = ("/dumper/", "/hicache/")
 
 
@@ -74,6 +83,16 @@ def not_steered(path: str) -> HTTPError:
     return NotSteered(
         f"{path} was sent to no worker: all are of the type passthrough, which the router only proxies to."
         " Steer each server itself, in its own protocol; GET /workers lists them"
+    )
+
+
+def not_loaded(path: str) -> HTTPError | None:
+    """Return the error for a ``path`` of a plugin that is not loaded; None for other paths."""
+    if path not in _RECORDS and not path.startswith(_TRAJECTORIES):
+        return None
+    return NotLoaded(
+        f"{path[:200]} belongs to the plugin radix_cache, which is not loaded: start the router with"
+        " --plugin radix_cache --hf-checkpoint PATH"
     )
 
 
