@@ -19,6 +19,7 @@ from router_core.errors import HTTPError, MissingComponent, PluginError, PluginF
 from router_core.exchange import Exchange
 from router_core.reply import Reply
 from router_core.request import Request
+from router_core.types import Headers
 from router_core.weights import WeightUpdate
 from router_core.workers import Worker, WorkerChange
 
@@ -123,6 +124,8 @@ class Hooks:
 
     async def call_pre_request(self, exchange: Exchange) -> Reply | None:
         """Call each plugin in turn until one returns a reply, and return that reply; None without one."""
+        request = exchange.request
+        before = request.headers[:]
         for plugin, function in self.pre_request:
             try:
                 reply = function(exchange)
@@ -132,12 +135,15 @@ class Hooks:
                 raise
             except Exception as error:
                 raise failure(plugin, "pre_request", error) from error
+            if request.headers != before or not isinstance(request.target, bytes):
+                before = _checked(plugin, "pre_request", request.headers, request.target)
             if reply is not None:
                 return _a_reply(plugin, "pre_request", reply)
         return None
 
     async def call_post_response(self, exchange: Exchange) -> None:
         """Call each plugin, the last one of the command line first."""
+        before = exchange.reply.headers[:] if exchange.reply is not None else []
         for plugin, function in self.post_response:
             try:
                 if (waits := function(exchange)) is not None:
@@ -149,6 +155,8 @@ class Hooks:
             if not isinstance(exchange.reply, Reply):
                 wrong = TypeError(f"left {exchange.reply!r} as the exchange's reply")
                 raise failure(plugin, "post_response", wrong)
+            if exchange.reply.headers != before:
+                before = _checked(plugin, "post_response", exchange.reply.headers)
 
     def select_worker(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker | None:
         """Return the first choice of a plugin, or None."""
@@ -190,7 +198,27 @@ def _a_reply(plugin: str, hook: str, reply: object) -> Reply:
     """Return the ``reply`` of ``plugin``. Raises PluginFailed when it is not a Reply."""
     if not isinstance(reply, Reply):
         raise failure(plugin, hook, TypeError(f"wanted a router_core.Reply or None, got {reply!r}"))
+    _checked(plugin, hook, reply.headers)
     return reply
+
+
+def _checked(plugin: str, hook: str, headers: Headers, target: object = b"") -> Headers:
+    """Return a copy of ``headers``, which ``plugin`` has changed. Raises PluginFailed for what cannot be sent."""
+    wrong = [pair for pair in headers if not _is_header(pair)] if isinstance(headers, list) else [headers]
+    if not isinstance(target, bytes):
+        raise failure(plugin, hook, TypeError(f"the target is {target!r}; wanted bytes"))
+    if wrong:
+        is_pair = isinstance(wrong[0], tuple) and len(wrong[0]) == 2
+        shown = f"{wrong[0][0]!r}: {type(wrong[0][1]).__name__}" if is_pair else type(wrong[0]).__name__
+        error = f"a header is {shown}; wanted a list of pairs of bytes, without line breaks"
+        raise failure(plugin, hook, TypeError(error))
+    return headers[:]
+
+
+def _is_header(pair: object) -> bool:
+    if not isinstance(pair, tuple) or len(pair) != 2:
+        return False
+    return all(isinstance(part, bytes) and not {*b"\r\n"} & {*part} for part in pair)
 
 
 def failure(plugin: str, hook: str, error: Exception) -> HTTPError:
