@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 #: Loaded in this order, before the plugins of ``--plugin``, unless ``--no-default-plugins`` is given.
 DEFAULT_PLUGINS = (
+    "otel",
     "access_log",
     "auth",
     "sglang",

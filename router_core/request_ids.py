@@ -52,7 +52,7 @@ def request_id_headers(options: argparse.Namespace) -> tuple[bytes, ...]:
 
 
 class RequestIds:
-    """ASGI middleware that gives each request an id. Only the CORS middleware is outside of it.
+    """ASGI middleware that gives each request an id.
 
     The id is the value of the first header of ``names`` that has 1 to 256 printable ASCII characters. Without one, an
     id is made and sent to the engine under the first name. The client gets the id as ``x-request-id``, in place of
@@ -73,7 +73,6 @@ class RequestIds:
             request_id = uuid4().hex.encode()
             made = self._names[0]
             headers = [*(pair for pair in headers if pair[0] != made), (made, request_id)]
-
         named = _Named(send, request_id)
         await self._app({**scope, "headers": headers, _KEY: request_id.decode()}, receive, named.send)
 

@@ -66,8 +66,11 @@ PARTS = {
 
 #: Packages that take a second to import and are not always needed. Only these may be imported within a function.
 HEAVY = frozenset(
-    ("cryptography", "huggingface_hub", "jwt", "llguidance", "numpy", "tokenizers", "torch", "transformers")
-)
+    (
+        "cryptography", "huggingface_hub", "jwt", "llguidance", "numpy", "opentelemetry", "tokenizers", "torch",
+        "transformers",
+    )
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

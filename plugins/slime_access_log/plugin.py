@@ -17,10 +17,11 @@ from router_core.sender import Sender
 from router_core.types import ASGIApp
 from slime_access_log.contracts import Wait
 from slime_access_log.middleware import Current, Logged, NotingSender
-from slime_access_log.record import Record, hidden_key
-from slime_access_log.usage import UsageTap
+from slime_access_log.record import Record
+from slime_logging import hidden_key
 from slime_sglang.bodies import EVENTS, media_type
 from slime_sglang.generation import at_generation
+from slime_sglang.usage import UsageTap
 
 if TYPE_CHECKING:
     from slime_radix_cache.contracts import RecordedTokens
@@ -102,7 +103,7 @@ class AccessLog:
             return
         if exchange.worker is not None and at_generation(request) and self._of(exchange) is None:
             numbered = request.path == "/generate" and media_type(reply) == EVENTS
-            reply.tap(UsageTap(record, numbered=numbered))
+            reply.tap(UsageTap(record.add_tokens, numbered=numbered))
 
     def _of(self, exchange: Exchange) -> RecordedTokens | None:
         """Return the component that records the tokens of ``exchange``, or None."""
@@ -115,5 +116,5 @@ class AccessLog:
         recorded = self._of(exchange)
         counts = recorded.counts(exchange) if recorded is not None else None
         if recorded is not None and counts is not None:
-            record.add_tokens(**counts._asdict())
+            record.add_tokens(counts._asdict())
             record.reasons += recorded.of(exchange)

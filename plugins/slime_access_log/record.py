@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
@@ -13,10 +12,10 @@ import orjson
 
 from router_core import Worker
 from router_core.request_ids import request_id_of
-from router_core.types import Headers, Scope
+from router_core.types import Scope
 from slime_access_log.contracts import Wait
 
-__all__ = ["Record", "hidden_key"]
+__all__ = ["Record"]
 
 _MAX_CHARS = 1024
 #: Attempts that are listed.
@@ -74,7 +73,7 @@ class Record:
         finally:
             self.waits[why] = self.waits.get(why, 0.0) + perf_counter() - began
 
-    def add_tokens(self, **tokens: int | None) -> None:
+    def add_tokens(self, tokens: Mapping[str, int | None]) -> None:
         """Add numbers of ``tokens`` to those of the other parts of the request. None: the number is unknown."""
         for name, number in tokens.items():
             if number is not None:
@@ -121,16 +120,6 @@ class Record:
         if self.reasons:
             return not any(self.reasons)
         return False if self.untouched else None
-
-
-def hidden_key(session: str | None, headers: Headers) -> str | None:
-    """Return ``session``, or a digest of it if it is a key in ``headers``, as with ``--session-from-api-key``."""
-    if session is None:
-        return None
-    name = session.encode("utf-8", "surrogatepass")
-    if any(key == b"authorization" and name in value for key, value in headers):
-        return f"key:{hashlib.sha256(name).hexdigest()[:16]}"
-    return session
 
 
 def _address(scope: Scope) -> str | None:

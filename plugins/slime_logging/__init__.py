@@ -2,5 +2,6 @@
 
 from slime_logging.files import daily_file
 from slime_logging.formats import FORMATS, JsonLines, TextLines
+from slime_logging.secrets import hidden_key
 
-__all__ = ["FORMATS", "JsonLines", "TextLines", "daily_file"]
+__all__ = ["FORMATS", "JsonLines", "TextLines", "daily_file", "hidden_key"]

@@ -121,7 +121,6 @@ def test_an_idle_flag_comes_from_the_environment_too(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("SLIME_ROUTER_PROMETHEUS_PORT", "29000")
-    monkeypatch.setenv("SLIME_ROUTER_ENABLE_TRACE", "false")
     with caplog.at_level(logging.WARNING):
         build([])
     assert caplog.messages == ["--prometheus-port has no effect: the router serves no metrics"]
@@ -129,10 +128,12 @@ def test_an_idle_flag_comes_from_the_environment_too(
 
 def test_idle_flags_come_from_a_file_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "router.conf"
-    file.write_text("enable-trace = true\nprometheus-duration-buckets = [1, 2]\npd-disaggregation = false\n")
+    file.write_text(
+        "tokenizer-cache-enable-l0 = true\nprometheus-duration-buckets = [1, 2]\npd-disaggregation = false\n"
+    )
     with caplog.at_level(logging.WARNING):
         build(["--config", str(file)])
-    told = ["--prometheus-duration-buckets", "--enable-trace"]
+    told = ["--prometheus-duration-buckets", "--tokenizer-cache-enable-l0"]
     assert [said.split()[0] for said in caplog.messages] == told
 
 

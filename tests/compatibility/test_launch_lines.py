@@ -96,8 +96,6 @@ LINES = {
         [
             "--prometheus-port",
             "--prometheus-host",
-            "--enable-trace",
-            "--otlp-traces-endpoint",
         ],
     ),
     "prefill and decode": (

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-
-from slime_access_log.record import Record
+from collections.abc import Callable, Mapping
 
 __all__ = ["UsageTap"]
 
@@ -19,14 +18,14 @@ _LATER = re.compile(rb'"index"\s*:\s*[1-9]')
 
 
 class UsageTap:
-    """A tap that notes the numbers of tokens of an answer that no plugin records.
+    """A tap that gives the numbers of tokens of an answer to ``note``: ``prompt_tokens`` and others that it finds.
 
     In a stream the last event has them. A list of answers is added up. ``numbered``: events may belong to several
     sequences; then the numbers stay unknown.
     """
 
-    def __init__(self, record: Record, *, numbered: bool) -> None:
-        self._record = record
+    def __init__(self, note: Callable[[Mapping[str, int]], object], *, numbered: bool) -> None:
+        self._note = note
         self._numbered = numbered
         self._several = False
         self._is_list: bool | None = None
@@ -51,6 +50,6 @@ class UsageTap:
         self._rest = data[-_OVERLAP:]
 
     def close(self, complete: bool) -> None:
-        """Note the numbers, also those of an answer that broke off."""
+        """Give the numbers, also those of an answer that broke off."""
         if not self._several:
-            self._record.add_tokens(**{f"{name.decode()}_tokens": n for name, n in self._found.items()})
+            self._note({f"{name.decode()}_tokens": number for name, number in self._found.items()})

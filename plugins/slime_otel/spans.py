@@ -1,0 +1,201 @@
+"""Spans: one for each request of a client, and one for each attempt at a worker."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable
+from contextvars import ContextVar
+from functools import partial
+from typing import TypeAlias
+from urllib.parse import urlsplit
+
+from opentelemetry.context import Context
+from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer, set_span_in_context, use_span
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from router_core import Exchange, Worker
+from router_core.errors import HTTPError
+from router_core.reply import Reply
+from router_core.request import Request
+from router_core.sender import Sender
+from router_core.types import ASGIApp, Headers, Message, Receive, Scope, Send
+from slime_otel.gen_ai import Attributes, span_name
+from slime_sglang.generation import GENERATION_PATHS
+
+__all__ = ["NOTE", "Attempt", "Current", "Traced", "TracingSender", "Trail"]
+
+#: The note of an exchange: the attempt that is under way.
+NOTE = "otel"
+_PROPAGATOR = TraceContextTextMapPropagator()
+_CONTEXT_HEADERS = (b"traceparent", b"tracestate")
+#: Paths of probes and scrapers: no span.
+_QUIET = frozenset(("/health", "/liveness", "/readiness", "/metrics", "/engine_metrics"))
+
+
+class Trail:
+    """A request on its way. ``context``: that of its span; ``attributes``: those of each attempt."""
+
+    __slots__ = ("attempts", "attributes", "context", "span")
+
+    def __init__(self, span: Span) -> None:
+        self.span = span
+        self.context: Context = set_span_in_context(span)
+        self.attributes: Attributes = {}
+        self.attempts = 0
+
+
+#: The trail of the request that a task answers.
+Current: TypeAlias = ContextVar[Trail | None]
+
+
+class Attempt:
+    """A request to a worker, until its answer has ended. ``tokens``: those that the answer tells."""
+
+    __slots__ = ("span", "tokens")
+
+    def __init__(self, span: Span) -> None:
+        self.span = span
+        self.tokens: dict[str, int] = {}
+
+
+class Traced:
+    """ASGI middleware: a span for each request. The client's ``traceparent`` is its parent.
+
+    The application sees the context of this span in the headers.
+    """
+
+    def __init__(
+        self, app: ASGIApp, tracer: Tracer, current: Current, own: Iterable[re.Pattern[str]]
+    ) -> None:
+        self._app = app
+        self._tracer = tracer
+        self._current = current
+        literal = {_literal(pattern) for pattern in own}
+        self._known = {path.decode() for path in GENERATION_PATHS} | literal
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in _QUIET:
+            await self._app(scope, receive, send)
+            return
+        method, path = scope["method"], scope["path"]
+        span = self._tracer.start_span(
+            f"{method} {path}" if path in self._known else method,
+            _context_of(scope["headers"]),
+            SpanKind.SERVER,
+            _attributes(scope),
+        )
+        trail = Trail(span)
+        token = self._current.set(trail)
+        answer = _Answer(send)
+        scope = {**scope, "headers": with_context(scope["headers"], trail.context)}
+        try:
+            with use_span(span):
+                await self._app(scope, receive, answer.send)
+        finally:
+            self._current.reset(token)
+            if answer.status:
+                span.set_attribute("http.response.status_code", answer.status)
+            if answer.status >= 500:
+                span.set_attribute("error.type", str(answer.status))
+                span.set_status(StatusCode.ERROR)
+            span.end()
+
+
+class _Answer:
+    """Wraps ``send`` and notes the status. ``send_now`` is the server's own, if it has one."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.status = 0
+        self.send_now: Callable[..., bool] | None = getattr(getattr(send, "__self__", None), "send_now", None)
+
+    async def send(self, message: Message) -> None:
+        """Pass ``message`` on."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        await self._send(message)
+
+
+class TracingSender:
+    """A Sender with a span for each attempt, whose context the worker gets. The inner one chooses."""
+
+    def __init__(
+        self, inner: Sender, tracer: Tracer, current: Current, end: Callable[[Exchange], object]
+    ) -> None:
+        self._inner = inner
+        self._tracer = tracer
+        self._current = current
+        self._end = end
+
+    def choose(self, exchange: Exchange, but: Collection[Worker] = ()) -> None:
+        """Choose as the inner one does."""
+        self._inner.choose(exchange, but)
+
+    async def send(self, exchange: Exchange, request: Request, body: bytes | None = None) -> Reply:
+        """Send ``request``."""
+        trail, worker = self._current.get(), exchange.worker
+        if trail is None or worker is None:
+            return await self._inner.send(exchange, request, body)
+        if NOTE in exchange.notes:
+            exchange.notes[NOTE].span.end()  # the answer of an earlier attempt was given up
+        else:
+            exchange.on_close(partial(self._end, exchange))
+        span = self._begin(trail, worker, request)
+        exchange.notes[NOTE] = Attempt(span)
+        # Before the first await the proxy has read them: a request may go to two workers at once.
+        request.headers = with_context(request.headers, set_span_in_context(span, trail.context))
+        try:
+            reply = await self._inner.send(exchange, request, body)
+        except HTTPError as error:
+            span.set_attribute("error.type", error.code)
+            span.set_status(StatusCode.ERROR, str(error)[:256])
+            raise
+        span.set_attribute("http.response.status_code", reply.status)
+        if reply.status >= 500:
+            span.set_attribute("error.type", str(reply.status))
+            span.set_status(StatusCode.ERROR)
+        return reply
+
+    def _begin(self, trail: Trail, worker: Worker, request: Request) -> Span:
+        trail.attempts += 1
+        address = urlsplit(worker.url)
+        attributes: Attributes = {
+            "http.request.method": request.method,
+            "server.address": address.hostname or "",
+            "server.port": address.port or (443 if address.scheme == "https" else 80),
+            "slime.worker": worker.name,
+            **trail.attributes,
+        }
+        if trail.attempts > 1:
+            attributes["http.request.resend_count"] = trail.attempts - 1
+        name = span_name(trail.attributes, request.method)
+        return self._tracer.start_span(name, trail.context, SpanKind.CLIENT, attributes)
+
+
+def with_context(headers: Headers, context: Context) -> Headers:
+    """Return ``headers`` with the trace context ``context`` in place of their own."""
+    carrier: dict[str, str] = {}
+    _PROPAGATOR.inject(carrier, context)
+    kept = [pair for pair in headers if pair[0] not in _CONTEXT_HEADERS]
+    return kept + [(name.encode(), value.encode("latin-1")) for name, value in carrier.items()]
+
+
+def _context_of(headers: Headers) -> Context:
+    carrier = {name.decode(): value.decode("latin-1") for name, value in headers if name in _CONTEXT_HEADERS}
+    return _PROPAGATOR.extract(carrier, Context())
+
+
+def _attributes(scope: Scope) -> Attributes:
+    host, port = scope.get("client") or ("", 0)
+    return {
+        "http.request.method": scope["method"],
+        "url.path": scope["raw_path"][:1024].decode("latin-1"),  # without the query, which may have secrets
+        "url.scheme": scope["scheme"],
+        "client.address": host,
+        "client.port": port,
+    }
+
+
+def _literal(pattern: re.Pattern[str]) -> str:
+    """Return the path of a route without parameters, from its pattern."""
+    return re.sub(r"\\(.)", r"\1", pattern.pattern.removeprefix("^").removesuffix("$"))
