@@ -124,7 +124,7 @@ class _App:
             target = scope["raw_path"] + b"?" + query if query else scope["raw_path"]
             request = Request(scope["method"], target, headers, body)
             address, _ = scope.get("client") or (None, 0)
-            exchange = Exchange(request, sources=router.session_sources, address=address)
+            exchange = Exchange(request, sources=router.session_sources, address=address, scope=scope)
             with router.clients.cancelling(receive, exchange) as watched:
                 reply = await router.respond(exchange)
                 started = True

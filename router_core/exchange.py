@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from router_core.errors import BadRequest
 from router_core.reply import Reply
 from router_core.request import Request
+from router_core.types import Scope
 from router_core.workers import Worker
 
 __all__ = ["Exchange", "SessionSource", "check_length", "client_of", "session_named", "session_of"]
@@ -31,7 +32,8 @@ class Exchange:
 
     ``session``, if given (a string or None), overrides the request's; ``sources`` as for :func:`session_of`. ``parent``
     is the client's exchange, if a plugin made this one for it. ``worker`` is the leased worker, ``reply`` the reply to
-    the client. ``notes`` holds data of plugins about this request (key: the plugin's own name).
+    the client. ``notes`` holds data of plugins about this request (key: the plugin's own name). ``scope``: the ASGI
+    scope of the client's request, in which middleware may leave data for hooks; a child has that of its parent.
     ``client_disconnected``: the client has hung up or aborted the request, and nothing new may begin for it.
     ``worker_filter`` returns True for each eligible worker, or raises an HTTPError; a plugin sets it before a worker is
     chosen. An exchange begins with the ``client_disconnected`` and the ``worker_filter`` of its parent.
@@ -39,7 +41,7 @@ class Exchange:
 
     __slots__ = (
         "_address", "_closed", "_on_close", "_parts", "_reply", "_session", "_sources", "client_disconnected",
-        "notes", "parent", "request", "worker", "worker_filter",
+        "notes", "parent", "request", "scope", "worker", "worker_filter",
     )  # fmt: skip
 
     def __init__(
@@ -50,9 +52,11 @@ class Exchange:
         parent: Exchange | None = None,
         sources: Iterable[SessionSource] = (),
         address: str | None = None,
+        scope: Scope | None = None,
     ) -> None:
         self.request = request
         self.parent = parent
+        self.scope: Scope | None = scope if parent is None else parent.scope
         self._address = address
         self._parts: list[Exchange] = []
         self._reply: Reply | None = None

@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 _MAX_WAITING_BYTES = 64 * 1024
 #: A body of fewer bytes is copied behind its head, since one small write is cheaper than two buffers.
 _LARGE_BYTES = 64 * 1024
+#: Bytes of an error that are kept.
+_MAX_ERROR_BYTES = 4096
 _NO_BODY = (204, 304)
 _SHUTTING_DOWN = "the server is shutting down"
 _LAST_CHUNK = b"0\r\n\r\n"
@@ -57,30 +59,15 @@ class ServerRequest:
     ``keep_alive``: the connection stays open after the answer. ``begun``: the task runs. ``started``: the application
     has given the head. ``written``: a part of the answer was written. ``complete``: all of it was. ``disconnected``:
     the client has gone. ``expects_continue``: it may wait for "100 Continue" before it sends the body.
+    ``status``: of the answer, 0 without one. ``error``: the beginning of an error's body. ``streamed_at``: when the
+    first bytes in chunks were written (loop time), or 0.0. ``on_end``, if set, is called with this when the task ends.
     """
 
     __slots__ = (
-        "_app",
-        "_body",
-        "_connection",
-        "_event",
-        "_has_news",
-        "_head",
-        "_is_chunked",
-        "_is_head",
-        "_left",
-        "_more_body",
-        "_size",
-        "begun",
-        "complete",
-        "disconnected",
-        "expects_continue",
-        "keep_alive",
-        "scope",
-        "started",
-        "task",
-        "written",
-    )
+        "_app", "_body", "_connection", "_event", "_has_news", "_head", "_is_chunked", "_is_head", "_left",
+        "_more_body", "_size", "begun", "complete", "disconnected", "error", "expects_continue",
+        "keep_alive", "on_end", "scope", "started", "status", "streamed_at", "task", "written",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -98,6 +85,10 @@ class ServerRequest:
         self.task: asyncio.Task[None] | None = None
         self.begun = self.started = self.written = self.complete = self.disconnected = False
         self.expects_continue = expects_continue
+        self.status = 0
+        self.streamed_at = 0.0
+        self.error = b""
+        self.on_end: Callable[[ServerRequest], object] | None = None
         #: Parts of the body that ``receive`` has not returned yet, and whether it has something to return.
         self._body: list[bytes] = []
         self._size = 0
@@ -174,6 +165,8 @@ class ServerRequest:
             logger.exception("%s: the application failed", self._target)
             self._give_up(500, "internal error; the log has the traceback")
         finally:
+            if self.on_end is not None:
+                self.on_end(self)
             self._connection.ended(self)
 
     def _give_up(self, status: int, message: str) -> None:
@@ -182,6 +175,7 @@ class ServerRequest:
             return
         if not self.written:  # else the client sees that the body breaks off, by its framing or a reset
             self.started = self.written = True
+            self.status = status
             self.transport.write(error_answer(status, message, to_head=self._is_head))
         elif self._left is None:
             self._connection.flow.reset()
@@ -244,11 +238,14 @@ class ServerRequest:
             return True
         for call in before:
             call(piece)
+        if not self.streamed_at:
+            self.streamed_at = asyncio.get_running_loop().time()
         self.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
         return True
 
     def _send_start(self, status: int, headers: Iterable[Iterable[bytes]]) -> None:
         head, length, closes = response_lines(status, headers)
+        self.status = status
         # Without "100 Continue" a client may leave its body out: its next request would be taken for the body.
         if closes or (self.expects_continue and not self._has_news):
             self.keep_alive = False
@@ -267,10 +264,13 @@ class ServerRequest:
 
     def _send_body(self, piece: bytes | bytearray | memoryview, is_last: bool) -> None:
         body = piece if type(piece) is bytes else bytes(memoryview(piece))  # it may change
+        if self.status >= 400 and not self.error:
+            self.error = body[:_MAX_ERROR_BYTES]
         if self._is_head:
             body = b""
         elif self._is_chunked:
             if body:
+                self.streamed_at = self.streamed_at or asyncio.get_running_loop().time()
                 body = b"%x\r\n%b\r\n" % (len(body), body)
             if is_last:
                 body += _LAST_CHUNK

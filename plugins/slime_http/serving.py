@@ -62,6 +62,7 @@ class _Server(uvicorn.Server):
                 http=partial(  # type: ignore[arg-type]  # it is called
                     Protocol, client_timeout_s=client_timeout_s, keep_alive_s=_KEEP_ALIVE_S
                 ),
+                interface="asgi3",  # not guessed: the outermost layer may be a plain function
                 ws="none",
                 lifespan="on",
                 access_log=False,
