@@ -34,6 +34,7 @@ from slime_sglang.generation import at_generation, generates
 
 if TYPE_CHECKING:
     from slime_access_log.contracts import RequestLog
+    from slime_metrics.contracts import Metrics
 
 __all__ = ["Control", "add_options", "make_plugin"]
 
@@ -90,6 +91,16 @@ class Control:
         router.components.register("quiet_period", self.quiet_period)
         router.components.register("control_events", self.events)
         self.events.subscribe(self._abort_waiting)
+        metrics: Metrics | None = router.components.find("metrics")
+        if metrics is not None:
+            metrics.gauge(
+                "slime_generation_paused", "1: new generations wait, since the engines are paused.",
+                lambda: float(self.events.paused),
+            )  # fmt: skip
+            metrics.gauge(
+                "slime_requests_paused", "Generations that wait for the end of a pause.",
+                lambda: self.gate.waiting,
+            )  # fmt: skip
 
     async def settled(self, worker: Worker, exchange: Exchange) -> None:
         """See :class:`slime_control.contracts.PendingAborts`."""

@@ -23,6 +23,7 @@ from slime_sglang.generation import GENERATION_PATHS
 if TYPE_CHECKING:
     from slime_access_log.contracts import RequestLog
     from slime_control.contracts import ControlEvents
+    from slime_metrics.contracts import Metrics
 
 __all__ = ["Limits", "QueueTimeout", "add_options", "make_plugin"]
 
@@ -69,9 +70,25 @@ class Limits:
             else Slots(limit, settings.queue_size)
         )
         self._waiting: dict[Exchange, anyio.Event] = {}
+        self._decisions = {"allowed": 0, "rejected": 0}
         self._refill: asyncio.TimerHandle | None = None
         self._request_log: RequestLog | None = None
         self._told_at: dict[str, float] = {}
+
+    @hookimpl
+    def setup(self, router: Router) -> None:
+        metrics: Metrics | None = router.components.find("metrics")
+        if metrics is not None:
+            slots = self.slots
+            metrics.gauge("slime_slots", "Slots for generations.", lambda: slots.limit)
+            metrics.gauge("slime_slots_held", "Slots that generations hold.", lambda: slots.held)
+            metrics.gauge("slime_requests_queued", "Generations that wait for a slot.", lambda: slots.waiting)
+            metrics.counter(
+                "smg_http_rate_limit_total",
+                "Generations that got a slot, and those refused because of the limit.",
+                lambda: self._decisions,
+                ["result"],
+            )
 
     @hookimpl
     @asynccontextmanager
@@ -102,12 +119,14 @@ class Limits:
         try:
             place = self.slots.take()
         except QueueFull as error:
+            self._decisions["rejected"] += 1
             self._tell("full", f"requests are refused (429): {error}")
             raise
         # From here on the place is always left. A request that is cancelled when it gets its slot passes the slot on.
         exchange.on_close(place.leave)
         if not place.held:
             await self._turn(place, exchange)
+        self._decisions["allowed"] += 1
         exchange.notes[_NAME] = place
 
     async def _turn(self, place: Place, exchange: Exchange) -> None:
@@ -134,6 +153,7 @@ class Limits:
         place.leave()
         if self.slots.closed:
             raise ShuttingDown("the router is shutting down")
+        self._decisions["rejected"] += 1
         raise QueueTimeout(f"no slot came free within {timeout_s:g} s (--queue-timeout-secs)")
 
     def _tell(self, what: str, line: str) -> None:

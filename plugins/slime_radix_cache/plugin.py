@@ -36,6 +36,7 @@ from slime_radix_cache.capture.untouched import is_only_proxied, mark_untouched
 from slime_radix_cache.capture.whole_answers import WholeAnswers
 from slime_radix_cache.index.trajectories import Limits, Trajectories
 from slime_radix_cache.journal.trajectory_log import TrajectoryLog
+from slime_radix_cache.metrics import offer_metrics
 from slime_radix_cache.retrieval.routes import Retrieval
 from slime_radix_cache.retrieval.session_turns import SessionTurns
 from slime_radix_cache.retrieval.templates import ChatTemplate
@@ -111,15 +112,10 @@ class RadixCache:
         router.components.register("lost_sessions", self._trajectories.losses)
         router.components.register("ownership", self._trajectories)
         given_prompts, self._streams = GivenPrompts(encoder, spelling), OpenStreams()
+        offer_metrics(router.components.find("metrics"), self._tally, self._trajectories)
         self._turns = Turns(
-            self._trajectories,
-            encoder,
-            spelling,
-            given_prompts,
-            self._tally,
-            self._streams,
-            verbose=settings.verbose,
-        )
+            self._trajectories, encoder, spelling, given_prompts, self._tally, self._streams, verbose=settings.verbose
+        )  # fmt: skip
         self.retrieval = Retrieval(
             self._trajectories,
             encoder,

@@ -21,13 +21,14 @@ class Tally:
     def __init__(self) -> None:
         self.tokens_reused = 0
         self.tokens_encoded = 0
+        self.tokens_sampled = 0
         self._turns: Counter[int] = Counter()
         self._hits: Counter[int] = Counter()
-        self._untouched: Counter[str] = Counter()
-        self._unrecorded: Counter[str] = Counter()
-        self._contradictions: Counter[str] = Counter()
-        self._answers: Counter[str] = Counter()
-        self._aborts: Counter[str] = Counter()
+        self.untouched_by_reason: Counter[str] = Counter()
+        self.unrecorded_by_kind: Counter[str] = Counter()
+        self.contradictions: Counter[str] = Counter()
+        self.answers: Counter[str] = Counter()
+        self.aborts: Counter[str] = Counter()
 
     def turn(self, number: int, reused: int, encoded: int) -> None:
         """Count a prompt with ``reused`` known tokens and ``encoded`` others (tokenised, or given as ids)."""
@@ -36,17 +37,31 @@ class Tally:
         self.tokens_reused += reused
         self.tokens_encoded += encoded
 
+    def sampled(self, tokens: int) -> None:
+        """Count ``tokens`` of an answer that are recorded for the first time."""
+        self.tokens_sampled += tokens
+
+    @property
+    def prompts(self) -> int:
+        """The number of prompts that were sent as tokens."""
+        return self._turns.total()
+
+    @property
+    def hits(self) -> int:
+        """The number of prompts of which some tokens were known."""
+        return self._hits.total()
+
     def untouched(self, reason: str) -> None:
         """Count a generation request that was passed on untouched, by the ``reason`` or its path."""
-        self._untouched[reason] += 1
+        self.untouched_by_reason[reason] += 1
 
     def unrecorded(self, kind: str, error: Exception | None = None, worker: str | None = None) -> None:
         """Count a failure to record, and log the first of each ``kind``.
 
         A ValueError means that ``worker`` sent something wrong. Any other error is logged with its traceback.
         """
-        self._unrecorded[kind] += 1
-        if self._unrecorded[kind] > 1:
+        self.unrecorded_by_kind[kind] += 1
+        if self.unrecorded_by_kind[kind] > 1:
             return
         is_explained = isinstance(error, ValueError)
         logger.warning(
@@ -59,8 +74,8 @@ class Tally:
 
     def contradicted(self, figure: str) -> None:
         """Count a contradictory ``figure`` (field) of an engine's answer, and log the first of each."""
-        self._contradictions[figure] += 1
-        if self._contradictions[figure] == 1:
+        self.contradictions[figure] += 1
+        if self.contradictions[figure] == 1:
             logger.warning(
                 "an engine contradicts itself in %r: the answer is recorded as not exact "
                 "(further ones are only counted)",
@@ -70,15 +85,15 @@ class Tally:
     def aborted(self, outcome: str) -> None:
         """Count an abort by an engine. ``outcome``: ``tried_again``, ``resumed``, ``completed`` (the answer was
         whole already), or ``passed_on`` to the client."""
-        self._aborts[outcome] += 1
+        self.aborts[outcome] += 1
 
     def answered(self, reason: str | None) -> None:
         """Count a retrieved answer. ``reason``: why it is not exact; None if it is."""
-        self._answers[reason or "exact"] += 1
+        self.answers[reason or "exact"] += 1
 
     def as_dict(self) -> dict[str, Any]:
         """Return all counters, ready for JSON."""
-        turns, hits = self._turns.total(), self._hits.total()
+        turns, hits = self.prompts, self.hits
         return {
             "requests": turns,
             "hits": hits,
@@ -94,10 +109,10 @@ class Tally:
             },
             "tokens_reused": self.tokens_reused,
             "tokens_encoded": self.tokens_encoded,
-            "untouched": dict(self._untouched),
-            "unrecorded": dict(self._unrecorded),
-            "contradictions": dict(self._contradictions),
-            "aborts": dict(self._aborts),
-            "retrieved": self._answers.total(),
-            "inexact": {reason: count for reason, count in self._answers.items() if reason != "exact"},
+            "untouched": dict(self.untouched_by_reason),
+            "unrecorded": dict(self.unrecorded_by_kind),
+            "contradictions": dict(self.contradictions),
+            "aborts": dict(self.aborts),
+            "retrieved": self.answers.total(),
+            "inexact": {reason: count for reason, count in self.answers.items() if reason != "exact"},
         }

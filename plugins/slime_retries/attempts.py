@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
 
 import anyio
 from tenacity import AsyncRetrying, RetryCallState, stop_after_attempt, wait_exponential
@@ -17,7 +18,7 @@ from router_core.request import Request
 from slime_retries.settings import Settings
 from slime_sglang.generation import GENERATION_PATHS
 
-__all__ = ["TEMPORARY", "Ask", "Attempts", "changes_nothing"]
+__all__ = ["TEMPORARY", "Ask", "Attempts", "Tally", "changes_nothing"]
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,14 @@ _NAME = "retries"
 Ask = Callable[[Exchange, Request, Collection[Worker], Collection[Worker]], Awaitable[Reply]]
 
 
+@dataclass(slots=True)
+class Tally:
+    """Counts of all requests. ``exhausted``: requests that failed in their last attempt."""
+
+    retries: int = 0
+    exhausted: int = 0
+
+
 class Attempts:
     """The attempts of one request; ``outcome``: that of the first. Between attempts no lease and no reply is held."""
 
@@ -49,8 +58,10 @@ class Attempts:
         exchange: Exchange,
         request: Request,
         outcome: Reply | HTTPError,
+        tally: Tally,
     ) -> None:
         self._settings = settings
+        self._tally = tally
         self._pool = pool
         self._ask = ask
         self._exchange = exchange
@@ -73,6 +84,7 @@ class Attempts:
 
         def in_vain(state: RetryCallState) -> Reply:
             notes[_NAME] = "used up"
+            self._tally.exhausted += 1
             return _reply(state)
 
         retrying = AsyncRetrying(
@@ -135,6 +147,7 @@ class Attempts:
 
     def _let_go(self, state: RetryCallState) -> None:
         exchange, error = self._exchange, _error(state)
+        self._tally.retries += 1
         logger.debug("attempt %d failed: %s", state.attempt_number, error or _reply(state).status)
         if exchange.worker is not None:
             self._tried.append(exchange.worker.server)

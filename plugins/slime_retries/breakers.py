@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
+from typing import get_args
 
 from router_core import Worker
 from router_core.pool import WorkerPool
@@ -17,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 #: Owner of the holds.
 _OWNER = "circuit breaker"
+_STATES: tuple[State, ...] = get_args(State)
 
 
 class Breakers:
@@ -31,6 +34,8 @@ class Breakers:
         self._pool = pool
         self.troubled: dict[Worker, Breaker] = {}
         self._timers: dict[Worker, asyncio.TimerHandle] = {}
+        #: Changes of state by the states before and after, in the words of the SGLang gateway.
+        self.transitions: Counter[tuple[str, str]] = Counter()
         self._failing: set[Request] = set()  # answered with a failure, not read to the end yet
 
     def begin(self, worker: Worker, attempt: Request) -> None:
@@ -88,9 +93,18 @@ class Breakers:
         for worker in [*self.troubled]:
             self.forget(worker)
 
+    def codes(self) -> dict[str, int]:
+        """Return the state of each worker's breaker as the SGLang gateway's number."""
+        return {worker.url: self._code(worker) for worker in self._pool}
+
+    def _code(self, worker: Worker) -> int:
+        breaker = self.troubled.get(worker)
+        return 0 if breaker is None else _STATES.index(breaker.state)
+
     def _follow(self, worker: Worker, breaker: Breaker, before: State, how: str = "") -> None:
         """Set the timer and the hold by the state of ``breaker``. Log the state if it differs from ``before``."""
         if breaker.state != before:
+            self.transitions[_named(before), _named(breaker.state)] += 1
             self._stop_timer(worker)
             if breaker.state == "open":
                 assert self._thresholds is not None  # narrowing: there is a breaker
@@ -115,6 +129,10 @@ class Breakers:
         timer = self._timers.pop(worker, None)
         if timer is not None:
             timer.cancel()
+
+
+def _named(state: State) -> str:
+    return state.replace("-", "_")
 
 
 class _End:

@@ -11,7 +11,7 @@ from router_core.reply import Reply
 from router_core.request import Request
 from router_core.router import Router
 from router_core.sender import Sender
-from slime_retries.attempts import TEMPORARY, Attempts, changes_nothing
+from slime_retries.attempts import TEMPORARY, Attempts, Tally, changes_nothing
 from slime_retries.beginning import begun
 from slime_retries.breakers import Breakers
 from slime_retries.settings import Settings
@@ -28,8 +28,11 @@ class Retrying:
     A request that succeeds at once costs next to nothing: it is not even counted if no breaker tracks a failure.
     """
 
-    def __init__(self, settings: Settings, breakers: Breakers, router: Router, inner: Sender) -> None:
+    def __init__(
+        self, settings: Settings, breakers: Breakers, tally: Tally, router: Router, inner: Sender
+    ) -> None:
         self._settings = settings
+        self._tally = tally
         self._breakers = breakers
         self._pool = router.pool
         self._pending_aborts: PendingAborts | None = router.components.find("pending_aborts")
@@ -55,7 +58,8 @@ class Retrying:
         else:
             if reply.status not in TEMPORARY:
                 return reply
-        return await Attempts(self._settings, self._pool, self._ask, exchange, request, outcome).run()
+        attempts = Attempts(self._settings, self._pool, self._ask, exchange, request, outcome, self._tally)
+        return await attempts.run()
 
     async def _ask(
         self,

@@ -46,8 +46,6 @@ _Row = tuple[str, int | str | None, str]
 
 #: Flags that make no difference to requests, their nargs, and the reason.
 _IDLE: tuple[_Row, ...] = (
-    ("--prometheus-port --prometheus-host", None, "the router serves no metrics"),
-    ("--prometheus-duration-buckets", "+", "the router serves no metrics"),
     ("--eviction-interval-secs", None, "the memory of --policy cache_aware is trimmed with each request"),
     ("--model-path --tokenizer-path", None, "plugins take their tokenizer from --hf-checkpoint"),
     ("--chat-template --reasoning-parser --tool-call-parser", None, "it is for --plugin openai"),

@@ -51,10 +51,11 @@ def our_words(line: str, where: Mapping[str, str]) -> list[str]:
 
 @asynccontextmanager
 async def launched(words: list[str], directory: Path) -> AsyncIterator[Launched]:
-    """``slime-router`` with ``words``, in ``directory``, once it serves at a free port. Told to end, it must say 0."""
+    """``slime-router`` with ``words``, in ``directory``, once it serves at free ports. Told to end, it must say 0."""
     port = free_port()
     log = directory / "router.log"
-    process = _started([*words, "--port", str(port)], log)
+    metrics = ["--prometheus-port", "0"] if "--prometheus-port" in words else []
+    process = _started([*words, *metrics, "--port", str(port)], log)
     try:
         base_url = f"http://127.0.0.1:{port}"
         async with httpx.AsyncClient(base_url=base_url, trust_env=False, timeout=HANG_S) as client:

@@ -26,6 +26,7 @@ OTHER_DEFAULTS = {
     "--chat-template": "",
     "--reasoning-parser": "auto",
     "--tool-call-parser": "auto",
+    "--prometheus-port": None,
 }
 
 IDLE = {flag.name for flag in FLAGS if not flag.refused}
@@ -98,7 +99,7 @@ def test_an_idle_flag_is_taken_and_one_line_says_why(
 
 def test_a_flag_that_is_given_twice_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        build(["--prometheus-port", "1", "--prometheus-port", "2", "--log-level", "info"])
+        build(["--mcp-config-path", "1", "--mcp-config-path", "2", "--log-level", "info"])
     assert len(caplog.messages) == 1
 
 
@@ -120,20 +121,20 @@ def test_secrets_in_a_flag_are_not_told(caplog: pytest.LogCaptureFixture) -> Non
 def test_an_idle_flag_comes_from_the_environment_too(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("SLIME_ROUTER_PROMETHEUS_PORT", "29000")
+    monkeypatch.setenv("SLIME_ROUTER_MCP_CONFIG_PATH", "tools.yaml")
     with caplog.at_level(logging.WARNING):
         build([])
-    assert caplog.messages == ["--prometheus-port has no effect: the router serves no metrics"]
+    assert caplog.messages == ["--mcp-config-path has no effect: the router calls no tools"]
 
 
 def test_idle_flags_come_from_a_file_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "router.conf"
     file.write_text(
-        "tokenizer-cache-enable-l0 = true\nprometheus-duration-buckets = [1, 2]\npd-disaggregation = false\n"
+        "tokenizer-cache-enable-l0 = true\nmcp-config-path = tools.yaml\npd-disaggregation = false\n"
     )
     with caplog.at_level(logging.WARNING):
         build(["--config", str(file)])
-    told = ["--prometheus-duration-buckets", "--tokenizer-cache-enable-l0"]
+    told = ["--tokenizer-cache-enable-l0", "--mcp-config-path"]
     assert [said.split()[0] for said in caplog.messages] == told
 
 
@@ -160,12 +161,12 @@ def test_a_refused_flag_is_refused_from_the_environment_too(monkeypatch: pytest.
 def test_the_flag_of_a_loaded_plugin_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "scraped.py").write_text(
         "from router_core import hookimpl\n"
-        "@hookimpl\ndef add_options(parser): parser.add_argument('--prometheus-port', type=int)\n"
-        "@hookimpl\ndef setup(router): assert router.options.prometheus_port == 9\n"
+        "@hookimpl\ndef add_options(parser): parser.add_argument('--redis-pool-max', type=int)\n"
+        "@hookimpl\ndef setup(router): assert router.options.redis_pool_max == 9\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    router, _ = build(["--middleware-paths", "scraped", "--prometheus-port", "9"])
-    assert router.options.prometheus_port == 9
+    router, _ = build(["--middleware-paths", "scraped", "--redis-pool-max", "9"])
+    assert router.options.redis_pool_max == 9
 
 
 def test_the_help_shows_no_flag_that_does_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -173,7 +174,7 @@ def test_the_help_shows_no_flag_that_does_nothing(capsys: pytest.CaptureFixture[
         build(["--help"])
     shown = capsys.readouterr().out
     assert "--worker-urls" in shown
-    assert "--prometheus-port" not in shown
+    assert "--mcp-config-path" not in shown
 
 
 # the page

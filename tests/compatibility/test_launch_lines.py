@@ -94,8 +94,6 @@ LINES = {
   --request-id-headers x-request-id x-trace-id x-correlation-id \\
   --log-level debug --log-dir ./router_logs""",
         [
-            "--prometheus-port",
-            "--prometheus-host",
         ],
     ),
     "prefill and decode": (
@@ -280,7 +278,7 @@ SLIME = {
 }
 
 TRAINERS = {
-    "slime": (SLIME, ["--balance-abs-threshold", "--prometheus-port"]),
+    "slime": (SLIME, ["--balance-abs-threshold"]),
     "slime of 2026": (
         {
             "prometheus_port": 4321,
@@ -289,11 +287,11 @@ TRAINERS = {
             "policy": "round_robin",
             "disable_health_check": True,
         },
-        ["--prometheus-port"],
+        [],
     ),
     "slime with sessions": (
         SLIME | {"policy": "consistent_hashing", "balance_abs_threshold": 64},
-        ["--prometheus-port"],
+        [],
     ),
     "miles": (
         {
@@ -306,7 +304,7 @@ TRAINERS = {
             "retry_max_retries": 60,
             "worker_startup_timeout_secs": 600,
         },
-        ["--prometheus-port"],
+        [],
     ),
 }
 

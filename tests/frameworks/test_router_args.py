@@ -137,7 +137,7 @@ def test_arguments_that_slime_sets_are_passed_on() -> None:
         "log_level": "warn",
         "balance_abs_threshold": 10,
         "balance_rel_threshold": 1.2,
-        "gateway__prometheus_port": "4444",
+        "prometheus_port": 4444,
         "request_timeout_secs": 14400.0,
         "pd_disaggregation": True,
         "disable_circuit_breaker": True,

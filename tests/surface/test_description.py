@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 SCHEMAS: dict[str, Any] = DOCUMENT["components"]["schemas"]
 ROUTER = [
-    part for name in ("engine", "radix_cache", "openai", "control", "sessions") for part in ("--plugin", name)
+    part
+    for name in ("engine", "radix_cache", "openai", "control", "sessions", "metrics")
+    for part in ("--plugin", name)
 ]
 #: Answered before any route is looked for.
 OPENAI = {

@@ -19,7 +19,7 @@ class OneEngineOnly(HTTPError):
 
 
 class NoOwnMetrics(HTTPError):
-    """A request for ``/metrics``: the router has no metrics, and those of one engine are not the fleet's."""
+    """A request for ``/metrics`` that no plugin answers: the metrics of one engine are not the fleet's."""
 
     status, type, code = 404, "not_found_error", "NO_METRICS"
 
@@ -100,7 +100,8 @@ def refusal(path: str) -> HTTPError | None:
     """Return the error for a ``path`` whose requests go to no engine; None when they may go to any."""
     if path.startswith("/metrics"):  # SGLang answers all paths with this prefix
         return NoOwnMetrics(
-            "the router has no metrics of its own; GET /engine_metrics has the metrics of all engines"
+            "GET /metrics has the metrics of the router, with the plugin metrics, which is loaded by default;"
+            " GET /engine_metrics has the metrics of all engines"
         )
     instead = _EACH if path.startswith(_TREES) else _INSTEAD.get(path)
     if instead is None:

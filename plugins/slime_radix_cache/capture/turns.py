@@ -240,6 +240,7 @@ class Turns:
             instead_of,
             turn.node,
         )
+        self._tally.sampled(len(ids) - (len(instead_of) if instead_of is not None else 0))
         self.rows.record(turn.response, answer.get("meta_info") or {}, turn.row_start)
         return turn.response
 

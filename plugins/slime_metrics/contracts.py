@@ -1,0 +1,28 @@
+"""The component that this plugin offers to others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypeAlias
+
+__all__ = ["Metrics", "Read"]
+
+#: Returns the number; or, of a metric with labels, the number of each combination of their values: a string for one
+#: label, a pair for two. None: there is no number now.
+Read: TypeAlias = Callable[[], "float | Mapping[str, float] | Mapping[tuple[str, str], float] | None"]
+
+
+class Metrics(Protocol):
+    """The router's metrics; the component ``"metrics"``. It is there when the ``setup`` of other plugins is called.
+
+    ``read`` is called for each scrape, on the event loop. So a plugin only keeps plain numbers, and a request pays
+    nothing for its metrics. Beyond a number of combinations of labels, all further ones are summed as ``other``.
+    """
+
+    def gauge(self, name: str, help: str, read: Read, labels: Sequence[str] = ()) -> None:
+        """Add a number that rises and falls. Raises PluginError for a name that is taken or invalid."""
+        ...
+
+    def counter(self, name: str, help: str, read: Read, labels: Sequence[str] = ()) -> None:
+        """Add a number that only rises; its ``name`` ends in ``_total``. Raises PluginError, as :meth:`gauge`."""
+        ...

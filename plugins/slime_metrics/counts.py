@@ -1,0 +1,156 @@
+"""Counts and durations of requests by method, path, status and worker."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from slime_metrics.histogram import Histogram
+from slime_metrics.labels import Labels, error_code, error_codes
+
+__all__ = ["QUICK_S", "REMOVED", "Counts", "Kind", "Series"]
+
+#: Value of the label ``worker`` for workers that were removed a while ago.
+REMOVED = "removed"
+#: Seconds for which the numbers of a removed worker keep its URL, and the number of such workers.
+_REMOVED_S = 600.0
+_MAX_REMOVED = 100
+#: Seconds within which a request reaches its worker if nothing holds it up; they count as none.
+QUICK_S = 0.001
+
+
+class Kind(NamedTuple):
+    """Requests with the same labels. ``worker``: the URL of the worker that was asked last; ``""``: none was."""
+
+    method: str
+    path: str
+    status: int
+    worker: str
+
+
+class Series:
+    """The requests of one kind, counted at their end.
+
+    ``whole``: durations from the head of the request to the end of the answer. ``to_first_byte``: to the first byte of
+    a stream. ``incomplete``: answers that broke off.
+
+    Of requests that waited longer than ``QUICK_S`` for their last worker: ``waiting``, the time to the first attempt at
+    a worker; ``asking``, from the last attempt to the end; and ``both``, all of it. The others, which ``whole`` has
+    beside those of ``both``, count as not waiting.
+    """
+
+    __slots__ = ("asking", "both", "incomplete", "to_first_byte", "waiting", "whole")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.whole = Histogram(bounds)
+        self.to_first_byte = Histogram(bounds)
+        self.waiting = Histogram(bounds)
+        self.asking = Histogram(bounds)
+        self.both = Histogram(bounds)
+        self.incomplete = 0
+
+    def waited(self, whole_s: float, to_first_s: float, to_last_s: float) -> None:
+        """Count a request whose last attempt began ``to_last_s`` after its head, the first one ``to_first_s`` after."""
+        self.waiting.observe(to_first_s)
+        self.asking.observe(whole_s - to_last_s)
+        self.both.observe(whole_s)
+
+    @property
+    def to_worker(self) -> Histogram:
+        """Times to the first attempt at a worker."""
+        found = Histogram(self.whole.bounds)
+        found.add(self.waiting)
+        found.counts[0] += self.whole.count - self.both.count
+        return found
+
+    @property
+    def at_worker(self) -> Histogram:
+        """Times from the last attempt to the end."""
+        found = Histogram(self.whole.bounds)
+        found.add(self.whole)
+        found.add(self.both, -1)
+        found.add(self.asking)
+        return found
+
+    def add(self, other: Series) -> None:
+        """Add the numbers of ``other``."""
+        for name in ("whole", "to_first_byte", "waiting", "asking", "both"):
+            getattr(self, name).add(getattr(other, name))
+        self.incomplete += other.incomplete
+
+
+class Counts:
+    """All series. Their number has a bound, whatever clients send and however often workers come and go.
+
+    ``clock``: seconds. Only functions without ``await`` change this: one event loop needs no lock.
+    """
+
+    def __init__(self, bounds: Sequence[float], clock: Callable[[], float]) -> None:
+        self.series: dict[Kind, Series] = {}
+        #: Errors by status and code.
+        self.errors: Counter[tuple[int, str]] = Counter()
+        #: Failed attempts by worker and error.
+        self.failed: Counter[tuple[str, ...]] = Counter()
+        self.bounds = bounds
+        self._clock = clock
+        self._labels = Labels(())
+        self._codes = error_codes()
+        self._workers: set[str] = set()
+        self._removed: dict[str, float] = {}
+
+    def know(self, labels: Labels) -> None:
+        """Use the paths of ``labels`` from now on."""
+        self._labels = labels
+        self._codes = error_codes()  # all plugins are loaded
+
+    def of(self, method: str, path: str, status: int, worker: str) -> Series:
+        """Return the series of a request that is not one of ``series`` as it is."""
+        labels = self._labels
+        kind = Kind(labels.method(method), labels.path(path), labels.status(status), self._named(worker))
+        found = self.series.get(kind)
+        if found is None:
+            found = self.series[kind] = Series(self.bounds)
+        return found
+
+    def error(self, status: int, body: bytes) -> None:
+        """Count an answer with an error."""
+        self.errors[Labels.status(status), error_code(body, self._codes)] += 1
+
+    def failure(self, worker: str, code: str) -> None:
+        """Count a failed attempt at ``worker``."""
+        self.failed[self._named(worker), code if code in self._codes else "given_up"] += 1
+
+    def _named(self, worker: str) -> str:
+        return worker if not worker or worker in self._workers or worker in self._removed else REMOVED
+
+    def worker_added(self, worker: str) -> None:
+        """Count for ``worker`` from now on."""
+        self._removed.pop(worker, None)
+        self._workers.add(worker)
+
+    def worker_removed(self, worker: str) -> None:
+        """Keep the numbers of ``worker`` for a while, since its last requests still run."""
+        self._workers.discard(worker)
+        self._removed[worker] = self._clock()
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Add up the numbers of workers that were removed a while ago: no counter falls."""
+        too_many, latest = len(self._removed) - _MAX_REMOVED, self._clock() - _REMOVED_S
+        old = {
+            worker
+            for place, (worker, at) in enumerate(self._removed.items())
+            if place < too_many or at < latest
+        }
+        if old:
+            for worker in old:
+                del self._removed[worker]
+            self._merge_series(kind for kind in [*self.series] if kind.worker in old)
+            for worker, code in [key for key in self.failed if key[0] in old]:
+                self.failed[REMOVED, code] += self.failed.pop((worker, code))
+
+    def _merge_series(self, kinds: Iterable[Kind]) -> None:
+        for kind in kinds:
+            series = self.series.pop(kind)
+            self.of(kind.method, kind.path, kind.status, REMOVED).add(series)

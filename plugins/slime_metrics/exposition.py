@@ -1,0 +1,52 @@
+"""The routes at which the metrics are scraped."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from router_core import SettingsError
+from router_core.routes import ControlRoute
+from slime_http.serving import serving
+from slime_metrics.registry import Metrics
+
+__all__ = ["Exposition"]
+
+logger = logging.getLogger(__name__)
+
+
+class Exposition:
+    """Answers scrapes, in the text format 0.0.4 of Prometheus or in OpenMetrics, as the scraper asks."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def route(self) -> ControlRoute:
+        """Return the route of the router. It shows workers, so it needs the key that other such routes need."""
+        return ControlRoute("/metrics", self._answer, methods=["GET"])
+
+    async def _answer(self, request: Request) -> Response:
+        families = self._metrics.collect()
+        # Of a large fleet the text takes long, and a thread lets requests pass.
+        text, media_type = await anyio.to_thread.run_sync(
+            self._metrics.written, families, request.headers.get("accept", "")
+        )
+        return Response(text, headers={"content-type": media_type})
+
+    @asynccontextmanager
+    async def on(self, host: str, port: int) -> AsyncIterator[None]:
+        """Serve the metrics on ``host:port``, without a key. Raises SettingsError when the address cannot be used."""
+        app = Starlette(routes=[Route("/metrics", self._answer)])
+        try:
+            async with serving(app, host=host, port=port, grace_s=1) as url:
+                logger.info("metrics at %s/metrics", url)
+                yield
+        except OSError as error:
+            raise SettingsError(f"--prometheus-host {host} --prometheus-port {port}: {error}") from None

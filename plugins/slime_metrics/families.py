@@ -1,0 +1,102 @@
+"""The metrics of requests, added up from the series by the labels that each metric has."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from slime_metrics.counts import Counts, Kind, Series
+from slime_metrics.histogram import Histogram, histogram_family
+from slime_metrics.labels import ENDPOINTS, OTHER
+
+__all__ = ["request_families"]
+
+_Labels = tuple[str, ...]
+
+
+def request_families(counts: Counts) -> Iterator[Metric]:
+    """Yield the metrics of all requests that have ended."""
+    yield _counter(
+        "smg_http_requests_total", "Requests that have ended.", ["method", "path"],
+        _counted(counts, lambda kind: (kind.method, kind.path)),
+    )  # fmt: skip
+    yield _counter(
+        "smg_http_responses_total", "Answers by status, and by the code of the router's error.",
+        ["status_code", "error_code"], _responses(counts),
+    )  # fmt: skip
+    yield _counter(
+        "slime_requests_total", "Requests that have ended, by the worker that was asked last.",
+        ["path", "status", "worker"], _counted(counts, lambda kind: (kind.path, str(kind.status), kind.worker)),
+    )  # fmt: skip
+    incomplete: Counter[_Labels] = Counter()
+    for kind, series in counts.series.items():
+        if series.incomplete:
+            incomplete[kind.path, kind.worker] += series.incomplete
+    yield _counter(
+        "slime_incomplete_answers_total", "Answers that did not come to their end: the client or the worker left.",
+        ["path", "worker"], incomplete,
+    )  # fmt: skip
+    yield _counter(
+        "slime_worker_failed_attempts_total", "Attempts at a worker that failed or were given up.",
+        ["worker", "error"], counts.failed,
+    )  # fmt: skip
+    merged = partial(_merged, counts)
+    yield histogram_family(
+        "smg_http_request_duration_seconds", "Time from the head of a request to the end of its answer.",
+        ["method", "path"], merged(lambda kind: (kind.method, kind.path), lambda series: series.whole),
+    )  # fmt: skip
+    yield histogram_family(
+        "slime_time_to_worker_seconds", "Time from the head of a request to the first attempt at a worker.",
+        ["path"], merged(lambda kind: (kind.path,) if kind.worker else ("",), lambda series: series.to_worker),
+    )  # fmt: skip
+    yield histogram_family(
+        "smg_router_ttft_seconds", "Time from the head of a request to the first byte of its streamed answer.",
+        ["endpoint"],
+        merged(lambda kind: (ENDPOINTS.get(kind.path, OTHER),), lambda series: series.to_first_byte),
+    )  # fmt: skip
+    yield histogram_family(
+        "slime_worker_duration_seconds", "Time from the last attempt at a worker to the end of the answer.",
+        ["worker"], merged(lambda kind: (kind.worker,), lambda series: series.at_worker),
+    )  # fmt: skip
+
+
+def _counter(name: str, help: str, labels: list[str], numbers: Counter[_Labels]) -> CounterMetricFamily:
+    family = CounterMetricFamily(name, help, labels=labels)
+    for values, number in numbers.items():
+        family.add_metric(values, number)
+    return family
+
+
+def _counted(counts: Counts, labels: Callable[[Kind], _Labels]) -> Counter[_Labels]:
+    found: Counter[_Labels] = Counter()
+    for kind, series in counts.series.items():
+        found[labels(kind)] += series.whole.count
+    return found
+
+
+def _responses(counts: Counts) -> Counter[_Labels]:
+    """Count answers. Those without an error have no code."""
+    found = _counted(counts, lambda kind: (str(kind.status), ""))
+    for (status, code), number in counts.errors.items():
+        found[str(status), code] += number
+        found[str(status), ""] -= number
+    return +found
+
+
+def _merged(
+    counts: Counts, labels: Callable[[Kind], _Labels], which: Callable[[Series], Histogram]
+) -> dict[_Labels, Histogram]:
+    found: dict[_Labels, Histogram] = {}
+    for kind, series in counts.series.items():
+        histogram = which(series)
+        key = labels(kind)
+        if not (key[0] and histogram.count):  # no worker was asked
+            continue
+        if key not in found:
+            found[key] = Histogram(histogram.bounds)
+        found[key].add(histogram)
+    return found

@@ -1,0 +1,71 @@
+"""The metrics of the cache."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from slime_radix_cache.index.trajectories import Trajectories
+from slime_radix_cache.tally import Tally
+
+if TYPE_CHECKING:
+    from slime_metrics.contracts import Metrics
+
+__all__ = ["offer_metrics"]
+
+
+def offer_metrics(metrics: Metrics | None, tally: Tally, kept: Trajectories) -> None:
+    """Offer the counts of ``tally`` and the sizes of ``kept`` as metrics, if there are metrics."""
+    if metrics is None:
+        return
+    metrics.counter(
+        "smg_router_tokens_total", "Tokens of generations that the cache records: of prompts, and sampled.",
+        lambda: {"input": tally.tokens_reused + tally.tokens_encoded, "output": tally.tokens_sampled}, ["token_type"],
+    )  # fmt: skip
+    metrics.counter(
+        "slime_prompt_tokens_total", "Tokens of prompts: known from the conversation before, or new.",
+        lambda: {"reused": tally.tokens_reused, "encoded": tally.tokens_encoded}, ["source"],
+    )  # fmt: skip
+    metrics.counter(
+        "slime_cache_prompts_total", "Prompts by whether some of their tokens were known.",
+        lambda: {"hit": tally.hits, "miss": tally.prompts - tally.hits}, ["result"],
+    )  # fmt: skip
+    metrics.gauge(
+        "slime_cache_hit_rate", "Share of prompts with known tokens, since the start.",
+        lambda: tally.hits / tally.prompts if tally.prompts else None,
+    )  # fmt: skip
+    metrics.counter(
+        "slime_retrieved_answers_total", "Answers to /retrieve_from_... by the reason why they are not exact.",
+        lambda: _by_kind(tally.answers), ["reason"],
+    )  # fmt: skip
+    metrics.counter(
+        "slime_untouched_generations_total", "Generations that were passed on without their tokens, by reason or path.",
+        lambda: _by_kind(tally.untouched_by_reason), ["reason"],
+    )  # fmt: skip
+    metrics.counter(
+        "slime_unrecorded_answers_total", "Failures to record a prompt or an answer.",
+        lambda: _by_kind(tally.unrecorded_by_kind), ["kind"],
+    )  # fmt: skip
+    metrics.counter(
+        "slime_engine_contradictions_total", "Answers in which an engine contradicts itself, by field.",
+        lambda: _by_kind(tally.contradictions), ["field"],
+    )  # fmt: skip
+    metrics.counter(
+        "slime_engine_aborts_total", "Generations that an engine aborted, by what became of them.",
+        lambda: tally.aborts, ["outcome"],
+    )  # fmt: skip
+    metrics.gauge("slime_cache_segments", "Recorded segments.", lambda: kept.segments)
+    metrics.gauge("slime_cache_tokens", "Recorded tokens.", lambda: kept.tokens)
+    metrics.gauge("slime_cache_bytes", "Memory of the recorded segments.", lambda: kept.size_bytes)
+    metrics.counter(
+        "slime_cache_evictions_total", "Segments evicted, by reason.", lambda: kept.evicted, ["reason"]
+    )
+
+
+def _by_kind(counts: Mapping[str, int]) -> Counter[str]:
+    """Return ``counts`` without the names that clients chose: those behind a colon."""
+    found: Counter[str] = Counter()
+    for reason, count in counts.items():
+        found[reason.partition(":")[0]] += count
+    return found
