@@ -93,8 +93,7 @@ LINES = {
   --enable-trace --otlp-traces-endpoint localhost:4317 \\
   --request-id-headers x-request-id x-trace-id x-correlation-id \\
   --log-level debug --log-dir ./router_logs""",
-        [
-        ],
+        [],
     ),
     "prefill and decode": (
         f"python -m sglang_router.launch_router {PAIRS} --policy cache_aware",
