@@ -18,7 +18,7 @@ __all__ = ["FORMATS", "JsonLines", "TextLines"]
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _CONTROL = {code: repr(chr(code))[1:-1] for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)}
 #: A value that needs no quotes in text.
-_BARE = re.compile(r"[^\s\"=\\\x00-\x20\x7f-\x9f]+")
+_BARE = re.compile(r"[!#-<>-\[\]-~]+")
 
 
 class TextLines(logging.Formatter):
@@ -31,7 +31,7 @@ class TextLines(logging.Formatter):
         line = super().formatMessage(record)
         if fields := getattr(record, "fields", None):
             line = f"{line} {_pairs(fields)}"
-        return line.translate(_CONTROL)
+        return line if line.isprintable() else line.translate(_CONTROL)  # it takes longer than all the rest
 
     def formatException(self, ei: logging._SysExcInfoType) -> str:  # logging's name
         return super().formatException(ei).translate(_CONTROL | {ord("\n"): "\n  "})
@@ -70,5 +70,7 @@ def _pairs(fields: Mapping[str, Any]) -> str:
 def _value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, int | float):
+        return str(value)
     text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
     return text if _BARE.fullmatch(text) else json.dumps(text)
