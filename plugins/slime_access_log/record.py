@@ -22,6 +22,7 @@ _MAX_CHARS = 1024
 _MAX_FAILED = 10
 #: Seconds that a client may take for its answer without being called slow.
 _CLIENT_S = 0.001
+_TRACE_PARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-")
 _CODE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -84,6 +85,7 @@ class Record:
         scope, now = self.scope, perf_counter()
         found: dict[str, Any] = {
             "id": request_id_of(scope),
+            "trace_id": _trace_id(scope),
             "client": _address(scope),
             "caller": self.caller,
             "method": scope["method"],
@@ -125,6 +127,14 @@ class Record:
 def _address(scope: Scope) -> str | None:
     host, port = scope.get("client") or (None, 0)
     return f"[{host}]:{port}" if host and ":" in host else f"{host}:{port}" if host else None
+
+
+def _trace_id(scope: Scope) -> str | None:
+    """Return the trace of the request's ``traceparent`` (W3C Trace Context), if it has one."""
+    for name, value in scope["headers"]:
+        if name == b"traceparent" and (found := _TRACE_PARENT.match(value)) is not None:
+            return found[1].decode()
+    return None
 
 
 def _code(error: bytes) -> str | None:

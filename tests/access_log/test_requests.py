@@ -78,9 +78,12 @@ async def test_line_of_a_chat_has_the_tokens_of_all_its_answers(
 async def test_engine_gets_the_id_that_the_line_has(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     engine = FakeEngine()
     engine.rest = lambda _: output("a")
+    given = {"x-trace-id": "of mine", "traceparent": f"00-{'a' * 32}-{'b' * 16}-01"}
     async with before(start, engine) as (_, client):
-        answer = await client.post("/generate", json={"text": "a"}, headers={"x-trace-id": "of mine"})
-    (line,) = fields_of(caplog)
+        answer = await client.post("/generate", json={"text": "a"}, headers=given)
+        await client.get("/health", headers={"traceparent": "nonsense"})
+    line, other = fields_of(caplog)
+    assert (line["trace_id"], "trace_id" in other) == ("a" * 32, False)
     assert line["id"] == answer.headers["x-request-id"] == engine.headers[0]["x-trace-id"] == "of mine"
 
 
@@ -250,3 +253,16 @@ async def test_json_log_of_a_process_tells_the_story_of_an_operator(tmp_path: Pa
     (line,) = [line for line in lines if line.get("path") == "/generate"]
     assert (line["message"], line["level"], line["completion_tokens"]) == ("request", "INFO", 8)
     assert {each["logger"] for each in lines if each["level"] == "INFO"} == {"slime_access_log"}
+
+
+async def test_both_workers_of_a_pair_are_told(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    prefill, decode = FakeEngine(), FakeEngine()
+    for engine in (prefill, decode):
+        engine.rest = lambda _: output("a", prompt_tokens=3, completion_tokens=1)
+    async with serving(prefill.app) as first, serving(decode.app) as second:
+        pair = ("--pd-disaggregation", "--prefill", first, "none", "--decode", second)
+        async with start("--access-log", "--disable-health-check", *pair) as running:
+            assert (await running.client.post("/generate", json={"text": "a"})).status_code == 200
+    (line,) = fields_of(caplog)
+    assert set(line["workers"]) == {first, second}
+    assert (line["attempts"], line["prompt_tokens"], line["completion_tokens"]) == (2, 3, 1)

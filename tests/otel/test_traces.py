@@ -12,6 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
+from access_log.lines import fields_of
 from chat.scripted import scripted
 from deadlines import until
 from otel.collector import Collector, traced
@@ -267,3 +268,26 @@ def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     monkeypatch.setattr(builtins, "__import__", without)
     assert main(["--enable-trace"]) == 2
     assert "--enable-trace needs OpenTelemetry: pip install 'slime-router[otel]'" in capsys.readouterr().err
+
+
+async def test_request_log_has_the_trace(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    async with traced(start, "--access-log") as (running, collector):
+        await running.client.get("/workers")
+        await running.client.get("/workers", headers=CONTEXT)
+    assert [line["trace_id"] for line in fields_of(caplog)] == [span.trace_id for span in collector.spans]
+    assert collector.spans[1].trace_id == TRACE
+
+
+async def test_each_worker_of_a_pair_has_a_span_of_its_own(start: Start) -> None:
+    prefill, decode = FakeEngine(), FakeEngine()
+    for engine in (prefill, decode):
+        engine.rest = lambda _: output("a", prompt_tokens=3, completion_tokens=1)
+    async with serving(prefill.app) as first, serving(decode.app) as second:
+        pair = ("--pd-disaggregation", "--prefill", first, "none", "--decode", second)
+        async with traced(start, "--disable-health-check", *pair) as (running, collector):
+            assert (await running.client.post("/generate", json={"text": "a"})).status_code == 200
+    spans = {span.attributes["slime.worker"]: span for span in collector.of_kind("client")}
+    assert spans.keys() == {first, second}
+    told = {first: prefill, second: decode}
+    for url, span in spans.items():
+        assert parent_of(told[url].headers[0]) == (span.trace_id, span.span_id)
