@@ -212,7 +212,7 @@ def test_verl_finds_both_where_it_looks() -> None:
     ("args", "why"),
     [
         (RouterArgs(backend="openai", host="192.0.2.1"), "--backend is not supported"),
-        (argparse.Namespace(policy="nonsense", host="192.0.2.1"), "--policy: invalid choice: 'nonsense'"),
+        (argparse.Namespace(policy="nonsense", host="192.0.2.1"), "--policy: no such value 'nonsense'"),
     ],
     ids=["refused", "unknown"],
 )
