@@ -279,7 +279,7 @@ async def test_the_log_has_a_line_for_each_change_and_none_for_each_probe(
         f"worker {url}: added, it has not answered yet",
         f"worker {url} is ready",
         f"worker {url} gets no new requests after 3 failures in a row, the last: it answered /health with 503",
-        f"worker {url}: quarantined",
+        f"worker {url}: quarantined, it answered /health with 503",
         f"worker {url}: readmitted",
     ]
 
