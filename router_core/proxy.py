@@ -18,11 +18,13 @@ from router_core.workers import Worker, least_in_flight
 from slime_http.limits import Limits
 from slime_http.upstream import Upstream
 
-__all__ = ["Proxy", "relay"]
+__all__ = ["SENT_AT", "WORKER", "Proxy", "relay"]
 
 SelectWorker = Callable[[Exchange, Sequence[Worker]], Worker | None]
 
 _NO_BODY = (204, 304)
+#: Keys of the ASGI state of a client's request: the worker asked last, and when it got the request (loop time).
+WORKER, SENT_AT = "slime_router.worker", "slime_router.sent_at"
 
 
 class Proxy:
@@ -90,6 +92,9 @@ class Proxy:
         upstream = self._upstreams.get(worker.url)
         if upstream is None:
             upstream = self._upstreams[worker.url] = self._connector(worker)
+        state = exchange.scope.get("state") if exchange.scope is not None else None
+        if state is not None:
+            state[WORKER] = worker
         try:
             answer = await upstream.request(
                 request.method, request.target, request.headers, request.body if body is None else body
@@ -100,6 +105,8 @@ class Proxy:
         except asyncio.CancelledError:
             self._on_failure(worker, request, None)
             raise
+        if state is not None:
+            state[SENT_AT] = answer.sent_at
         if answer.complete:
             # An answer without a Content-Length stays a stream: the client gets it without one too.
             return Reply(answer.status, answer.headers, answer.take() if answer.sized else answer)

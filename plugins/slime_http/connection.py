@@ -78,7 +78,7 @@ class Connection(Source):
         self._reset(method)
         pool = self._pool
         self._reply = reply = UpstreamReply(self, pool.loop)
-        self.deadline = pool.loop.time() + pool.limits.first_byte_s
+        self.deadline = reply.sent_at + pool.limits.first_byte_s
         if len(body) <= _SLICE:
             transport.write(head + body if body else head)
         else:

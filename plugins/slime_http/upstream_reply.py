@@ -36,6 +36,7 @@ class UpstreamReply:
     """A worker's reply, whose body comes piece by piece. Hop-by-hop headers are left out.
 
     ``sized``: it has a Content-Length and is no event stream. ``complete``: all of it has come.
+    ``sent_at``: when the request was sent (loop time).
     """
 
     __slots__ = (
@@ -49,12 +50,14 @@ class UpstreamReply:
         "_waiter",
         "complete",
         "headers",
+        "sent_at",
         "sized",
         "status",
     )
 
     def __init__(self, source: Source, loop: asyncio.AbstractEventLoop) -> None:
         self.status = 0
+        self.sent_at = loop.time()
         self.headers: Headers = []
         self.complete = self.sized = False
         self._on_failure: OnFailure | None = None

@@ -35,9 +35,9 @@ class Series:
     ``whole``: durations from the head of the request to the end of the answer. ``to_first_byte``: to the first byte of
     a stream. ``incomplete``: answers that broke off.
 
-    Of requests that waited longer than ``QUICK_S`` for their last worker: ``waiting``, the time to the first attempt at
-    a worker; ``asking``, from the last attempt to the end; and ``both``, all of it. The others, which ``whole`` has
-    beside those of ``both``, count as not waiting.
+    Of requests that waited longer than ``QUICK_S`` for the worker that answered: ``waiting``, the time until it got the
+    request; ``asking``, from then to the end; and ``both``, all of it. The others, which ``whole`` has beside those of
+    ``both``, count as not waiting.
     """
 
     __slots__ = ("asking", "both", "incomplete", "to_first_byte", "waiting", "whole")
@@ -50,15 +50,15 @@ class Series:
         self.both = Histogram(bounds)
         self.incomplete = 0
 
-    def waited(self, whole_s: float, to_first_s: float, to_last_s: float) -> None:
-        """Count a request whose last attempt began ``to_last_s`` after its head, the first one ``to_first_s`` after."""
-        self.waiting.observe(to_first_s)
-        self.asking.observe(whole_s - to_last_s)
+    def waited(self, whole_s: float, waited_s: float) -> None:
+        """Count a request that its worker got ``waited_s`` after its head."""
+        self.waiting.observe(waited_s)
+        self.asking.observe(whole_s - waited_s)
         self.both.observe(whole_s)
 
     @property
     def to_worker(self) -> Histogram:
-        """Times to the first attempt at a worker."""
+        """Times until the worker that answered got the request."""
         found = Histogram(self.whole.bounds)
         found.add(self.waiting)
         found.counts[0] += self.whole.count - self.both.count
@@ -66,7 +66,7 @@ class Series:
 
     @property
     def at_worker(self) -> Histogram:
-        """Times from the last attempt to the end."""
+        """Times from then to the end."""
         found = Histogram(self.whole.bounds)
         found.add(self.whole)
         found.add(self.both, -1)

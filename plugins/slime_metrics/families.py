@@ -50,7 +50,7 @@ def request_families(counts: Counts) -> Iterator[Metric]:
         ["method", "path"], merged(lambda kind: (kind.method, kind.path), lambda series: series.whole),
     )  # fmt: skip
     yield histogram_family(
-        "slime_time_to_worker_seconds", "Time from the head of a request to the first attempt at a worker.",
+        "slime_time_to_worker_seconds", "Time from the head of a request until the worker that answered got it.",
         ["path"], merged(lambda kind: (kind.path,) if kind.worker else ("",), lambda series: series.to_worker),
     )  # fmt: skip
     yield histogram_family(
@@ -59,7 +59,7 @@ def request_families(counts: Counts) -> Iterator[Metric]:
         merged(lambda kind: (ENDPOINTS.get(kind.path, OTHER),), lambda series: series.to_first_byte),
     )  # fmt: skip
     yield histogram_family(
-        "slime_worker_duration_seconds", "Time from the last attempt at a worker to the end of the answer.",
+        "slime_worker_duration_seconds", "Time from when a worker got a request to the end of its answer.",
         ["worker"], merged(lambda kind: (kind.worker,), lambda series: series.at_worker),
     )  # fmt: skip
 

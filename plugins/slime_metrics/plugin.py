@@ -16,7 +16,6 @@ from router_core import WeightUpdate, Worker, hookimpl
 from router_core.errors import HTTPError
 from router_core.flags import add_flags
 from router_core.router import Router
-from router_core.sender import Sender
 from router_core.types import ASGIApp
 from router_core.workers import WorkerChange
 from slime_metrics.counts import Counts
@@ -27,7 +26,7 @@ from slime_metrics.fleet import Fleet
 from slime_metrics.histogram import Histogram, histogram_family
 from slime_metrics.labels import Labels
 from slime_metrics.registry import Metrics
-from slime_metrics.requests import Measured, MeasuringSender
+from slime_metrics.requests import Measured
 from slime_metrics.settings import Settings
 
 __all__ = ["MetricsPlugin", "add_options", "make_plugin"]
@@ -75,15 +74,10 @@ class MetricsPlugin:
         self._measured = Measured(app, self._counts)
         return self._measured
 
-    @hookimpl(trylast=True)  # innermost: it sees each attempt, and its worker
-    def sender(self, inner: Sender) -> Sender:
-        self._sender = MeasuringSender(inner)
-        return self._sender
-
     @hookimpl
     @asynccontextmanager
     async def lifespan(self, router: Router) -> AsyncIterator[None]:
-        self._measured.time = self._sender.time = asyncio.get_running_loop().time
+        self._measured.time = asyncio.get_running_loop().time
         router.tasks.start_soon(watch_lag, self._lag)
         async with AsyncExitStack() as stack:
             if self.settings.port is not None:

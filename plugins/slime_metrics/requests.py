@@ -1,4 +1,4 @@
-"""Measures each request: ASGI middleware around the application, and a layer around the proxy.
+"""Measures each request by ASGI middleware around the application.
 
 The cost of a request counts here: what could be a method or a coroutine is written out, see ``benchmarks/metrics.py``.
 """
@@ -6,28 +6,23 @@ The cost of a request counts here: what could be a method or a coroutine is writ
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from time import monotonic
 from typing import Any
 
-from router_core import Exchange
-from router_core.reply import Reply
-from router_core.request import Request
-from router_core.sender import Sender
+from router_core.proxy import SENT_AT, WORKER
 from router_core.types import ASGIApp, Message, Receive, Scope, Send
 from slime_http.server_request import ServerRequest
 from slime_metrics.counts import QUICK_S, Counts, Series
 
-__all__ = ["Answer", "Measured", "MeasuringSender"]
+__all__ = ["Answer", "Measured"]
 
 #: Bytes of an error's body that are searched for its code.
 _MAX_ERROR_BYTES = 4096
 _SendNow = Callable[[Any, Iterable[Callable[[bytes], object]]], bool]
 
-#: Keys of a scope. Times are the event loop's: reading those costs least, and uvloop's are of the turn of the loop.
-_BEGAN, _WORKER, _FIRST_SENT, _SENT = (
-    f"slime_metrics.{name}" for name in ("began", "worker", "first_sent", "sent")
-)
+#: Key of a scope: the time of the event loop, which costs least to read. uvloop's is that of the turn of the loop.
+_BEGAN = "slime_metrics.began"
 
 
 class Answer:
@@ -101,7 +96,8 @@ class Measured:
             answer.on_end = self._on_end
             scope[_BEGAN] = self.time()
             return self._app(scope, receive, send)
-        return self._watched({**scope, _BEGAN: self.time()}, receive, send)
+        own = {**scope, "state": dict(scope.get("state") or {}), _BEGAN: self.time()}
+        return self._watched(own, receive, send)
 
     async def _watched(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = Answer(send, scope, self.time)
@@ -111,21 +107,21 @@ class Measured:
             self._end(answer)
 
     def _end(self, answer: Answer | ServerRequest) -> None:
-        scope, status, worker = answer.scope, answer.status, ""
-        if _WORKER in scope:
-            worker = scope[_WORKER]
-        method, path = scope["method"], scope["path"]
-        series = self._series.get((method, path, status, worker))
+        scope, status = answer.scope, answer.status
+        state = scope["state"]
+        worker = state[WORKER].url if WORKER in state else ""
+        series = self._series.get((scope["method"], scope["path"], status, worker))
         if series is None:
-            series = self._counts.of(method, path, status, worker)
-        whole_s = self.time() - scope[_BEGAN]
+            series = self._counts.of(scope["method"], scope["path"], status, worker)
+        began = scope[_BEGAN]
+        whole_s = self.time() - began
         whole = series.whole
         whole.counts[bisect_left(whole.bounds, whole_s)] += 1
         whole.total_s += whole_s
-        if _SENT in scope:
-            series.waited(whole_s, scope[_FIRST_SENT] - scope[_BEGAN], scope[_SENT] - scope[_BEGAN])
+        if SENT_AT in state and state[SENT_AT] - began > QUICK_S:
+            series.waited(whole_s, state[SENT_AT] - began)
         if status != 200 or answer.streamed_at or not answer.complete:
-            self._note_unusual(series, answer, scope[_BEGAN])
+            self._note_unusual(series, answer, began)
 
     def _note_unusual(self, series: Series, answer: Answer | ServerRequest, began: float) -> None:
         if answer.streamed_at:
@@ -134,28 +130,3 @@ class Measured:
             series.incomplete += 1
         if answer.status >= 400:
             self._counts.error(answer.status, answer.error)
-
-
-class MeasuringSender:
-    """A Sender that notes when a request goes to a worker, and to which. The proxy chooses."""
-
-    choose: Callable[..., None]
-
-    def __init__(self, inner: Sender) -> None:
-        self._inner = inner
-        self._inner_send = inner.send
-        self.choose = inner.choose
-        self.time: Callable[[], float] = monotonic  # until the event loop is there
-
-    def send(
-        self, exchange: Exchange, request: Request, body: bytes | None = None
-    ) -> Coroutine[Any, Any, Reply]:
-        """Send ``request``."""
-        scope, worker = exchange.scope, exchange.worker
-        if scope is not None and worker is not None and _BEGAN in scope:
-            scope[_WORKER] = worker.server.url
-            now = self.time()
-            if now - scope[_BEGAN] > QUICK_S:
-                scope[_SENT] = now
-                scope.setdefault(_FIRST_SENT, now)
-        return self._inner_send(exchange, request, body)
