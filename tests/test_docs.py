@@ -279,14 +279,8 @@ async def test_each_documented_route_answers_as_documented(start: Start) -> None
     """With a status and fields that its section names, and without asking a worker, which would answer anything."""
     worker = Recording()
     with_routes = [
-        "--plugin",
-        "engine",
-        "--engine-workers",
-        "1",
-        "--plugin",
-        "radix_cache",
-        "--plugin",
-        "sessions",
+        *("--plugin", "engine", "--engine-workers", "1"),
+        *("--plugin", "radix_cache", "--plugin", "sessions", "--plugin", "metrics"),
     ]
     answers: list[tuple[str, str, httpx.Response]] = []
     async with serving(worker) as url, start(*BARE, *with_routes) as running:
