@@ -113,6 +113,8 @@ class AccessLog:
         return found if found is not None and found.counts(exchange) is not None else None
 
     def _note_tokens(self, record: Record, exchange: Exchange) -> None:
+        if exchange.reply is None or exchange.reply.status != 200:
+            return  # an error has no tokens
         recorded = self._of(exchange)
         counts = recorded.counts(exchange) if recorded is not None else None
         if recorded is not None and counts is not None:

@@ -21,7 +21,7 @@ _MAX_CHARS = 1024
 #: Attempts that are listed.
 _MAX_FAILED = 10
 #: Seconds that a client may take for its answer without being called slow.
-_CLIENT_S = 0.001
+_CLIENT_S = 0.01
 _TRACE_PARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-")
 _CODE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 

@@ -108,7 +108,8 @@ class Tracing:
         if attempt is None or not attempt.span.is_recording():
             return
         span, recorded = attempt.span, self._recorded
-        counts = recorded.counts(exchange) if recorded is not None else None
+        is_answered = exchange.reply is not None and exchange.reply.status == 200
+        counts = recorded.counts(exchange) if recorded is not None and is_answered else None
         span.set_attributes(usage_attributes(attempt.tokens if counts is None else counts._asdict()))
         if recorded is not None and counts is not None:
             reasons = recorded.of(exchange)

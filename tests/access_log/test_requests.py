@@ -119,7 +119,10 @@ async def test_answer_that_is_not_exact_has_the_reason(
         engine.answers["/v1/messages"] = (200, b'{"usage": {"input_tokens": 7, "output_tokens": 2}}')
         await running.client.post("/generate", json={"text": "Hello"})
         await running.client.post("/v1/messages", json={})
-    recorded, untouched = fields_of(caplog)
+        engine.script.append((400, b'{"error":{"message":"no"}}'))
+        await running.client.post("/generate", json={"text": "Hello"})
+    recorded, untouched, failed = fields_of(caplog)
+    assert not {"exact", "inexact_reason", "prompt_tokens"} & failed.keys()
     assert (recorded["exact"], recorded["inexact_reason"]) == (False, "engine_contradicts_itself")
     assert (untouched["exact"], untouched["prompt_tokens"], untouched["completion_tokens"]) == (False, 7, 2)
 
