@@ -23,7 +23,7 @@ NOT_TOLD = "not_told"
 MIS_SIZED = "mis_sized"
 #: The client asked for later rows only (``routed_experts_start_len``).
 STARTS_LATER = "starts_later"
-#: The only rows of these tokens were computed under other weights than those that sampled them.
+#: The only rows of these tokens were, or may have been, computed under other weights than those that sampled them.
 OTHER_VERSION = "other_weight_version"
 #: Turns of the context were sampled with several LoRA adapters, of which each routes differently.
 OTHER_ADAPTER = "other_adapter"

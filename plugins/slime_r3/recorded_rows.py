@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from slime_r3 import reasons
 from slime_r3.turn_rows import TurnRows
-from slime_sglang.token_arrays import IntArray, array_in
+from slime_sglang.token_arrays import IntArray, array_in, may_be_recomputed
 
 if TYPE_CHECKING:
     from slime_radix_cache.contracts import ConsumedTurn
@@ -54,6 +54,9 @@ class RecordedRows:
         end = new.start + new.length - 1
         if value is None or (value == "" and told != end):
             self._miss(new, reasons.NOT_TOLD)
+            return
+        if may_be_recomputed(meta, {version for version, _ in new.versions}):
+            self._miss(new, reasons.OTHER_VERSION)
             return
         try:
             found = self._matrix(value, end, told, start)

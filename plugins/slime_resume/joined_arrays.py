@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from slime_sglang.token_arrays import TOKEN_ARRAYS, IntArray, TokenArray, array_in
+from slime_sglang.token_arrays import TOKEN_ARRAYS, IntArray, TokenArray, array_in, may_be_recomputed
 
 __all__ = ["JoinedArrays"]
 
@@ -47,11 +47,15 @@ class JoinedArrays:
         Versions that are not told may differ.
         """
         version = meta.get("weight_version")
-        is_same = version is not None and {version} == {*versions} and not meta.get("weight_versions")
+        spans = meta.get("weight_versions")
+        is_same = version is not None and {version} == {*versions} and not spans
         needed = 0 if is_same or not kept else self._prompt + kept - 1
+        is_doubtful = may_be_recomputed(meta, spans if isinstance(spans, list) and spans else (version,))
         for name in TOKEN_ARRAYS:
             value = meta.get(name)
-            if value and name not in self._broken:
+            if value and is_doubtful:
+                self._broken.add(name)
+            elif value and name not in self._broken:
                 try:
                     self._add(name, value, meta.get(f"{name}_start_len"), self._prompt + sampled - 1, needed)
                 except ValueError:

@@ -6,6 +6,7 @@ before the parser, and is decoded in pieces to the narrowest type that holds its
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from io import BytesIO
 from typing import Any
 
@@ -22,6 +23,7 @@ __all__ = [
     "array_in",
     "dumped",
     "encoded",
+    "may_be_recomputed",
     "parsed_with_arrays",
 ]
 
@@ -143,6 +145,18 @@ def array_in(value: Any) -> TokenArray | None:
     array = TokenArray(len(value) * _UNIT_VALUES // _UNIT)
     array.feed(value.encode())
     return array
+
+
+def may_be_recomputed(meta: Mapping[str, Any], versions: Collection[object]) -> bool:
+    """Return True if the rows in ``meta`` may be of other weights than those that sampled its tokens.
+
+    ``versions`` sampled them. An engine that retracts a sequence computes all its tokens again later. SGLang then has
+    only the later rows (``RoutedExpertsCapturer``: by the place in the KV cache), and counts ``num_retractions``.
+    """
+    retractions = meta.get("num_retractions")
+    if type(retractions) is int and not retractions:
+        return False
+    return len(versions) > 1 or (None in versions and retractions is not None)
 
 
 def encoded(values: IntArray) -> str:

@@ -23,7 +23,7 @@ from slime_engine.settings import Settings
 from slime_http.serving import serving
 from slime_testing import Running
 
-__all__ = ["PROMPT", "SAMPLING", "SHAPE", "Replay", "replaying", "rows_in", "stream_of"]
+__all__ = ["MOE", "PROMPT", "SAMPLING", "SHAPE", "Replay", "replaying", "rows_in", "stream_of"]
 
 PROMPT = "<|im_start|>user\nTell me a short story.<|im_end|>\n<|im_start|>assistant\n"
 SHAPE = (3, 2)
@@ -52,9 +52,14 @@ class Replay:
 
     async def abort_at_engines(self) -> None:
         """Abort everything without the router's knowledge."""
-        async with httpx.AsyncClient(trust_env=False) as client:
+        await self.at_engines("/abort_request", abort_all=True)
+
+    async def at_engines(self, path: str, **body: Any) -> None:
+        """Call all engines without the router's knowledge."""
+        async with httpx.AsyncClient(trust_env=False, verify=False) as client:  # no TLS: its set-up is slow
             for url in self.urls:
-                await client.post(f"{url}/abort_request", json={"abort_all": True})
+                answer = await client.post(url + path, json=body)
+                assert answer.status_code == 200, answer.text
 
     def journal(self, rid: str) -> list[dict[str, Any]]:
         return [entry.as_json() for host in self.hosts for entry in host.engine.journal.entries(rid)]

@@ -130,6 +130,24 @@ async def test_rows_fill_a_gap_if_one_version_sampled_both_turns(
         assert leaf["routed_experts_reason"] == (None if versions == ["1"] else "not_told")
 
 
+@pytest.mark.parametrize("retractions", [None, 0, 1])
+@pytest.mark.parametrize("spans", [["1", "2"], [None], ["2"]])
+async def test_rows_of_several_versions_need_proof_that_the_sequence_was_not_retracted(
+    start: Start, model: NgramModel, checkpoint: str, spans: list[str | None], retractions: int | None
+) -> None:
+    async with telling(start, checkpoint, model, "--r3-shape", "3", "2") as (client, _):
+        meta: dict[str, Any] = {"routed_experts": zeros(9 * 6), "weight_version": spans[-1]}
+        if len(spans) > 1:
+            meta["weight_versions"] = [
+                {"version": one, "start": place, "end": place + 1} for place, one in enumerate(spans)
+            ]
+        if retractions is not None:
+            meta["num_retractions"] = retractions
+        leaf = await turn(client, 10, meta, "s")
+        is_known = spans == ["2"] or retractions == 0 or (spans == [None] and retractions is None)
+        assert leaf["routed_experts_reason"] == (None if is_known else "other_weight_version")
+
+
 @pytest.mark.parametrize(
     ("meta", "reason"),
     [
