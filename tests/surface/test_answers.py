@@ -219,7 +219,15 @@ async def test_each_status_of_each_route_comes_as_described(start: Start) -> Non
             await ask("DELETE", session, 204, f"/sessions/{name}")
         for method, path in (("GET", session), ("DELETE", session), ("POST", samples)):
             await ask(method, path, 404, path.replace("{session}", "c"))
-        for path in ("/list_workers", "/workers", "/health", "/liveness", "/readiness", "/weight_version"):
+        for path in (
+            "/list_workers",
+            "/workers",
+            "/health",
+            "/liveness",
+            "/metrics",
+            "/readiness",
+            "/weight_version",
+        ):
             await ask("GET", path, 200)
         for version in ("7", 8):
             await ask("POST", "/weight_version", 200, json={"weight_version": version})
