@@ -219,7 +219,10 @@ async def test_a_failure_of_the_cache_changes_no_answer_and_is_told_once(
             "--hf-checkpoint /no/such/model: no such directory; wanted a ",
         ),
         ([], "radix_cache needs --hf-checkpoint PATH, or --plugin engine"),
-        (["--radix-tree-max-size", "-1"], "--radix-tree-max-size: wanted 0 or more, got -1"),
+        (
+            ["--plugin", "engine", "--radix-tree-max-size", "-1"],
+            "--radix-tree-max-size: wanted 0 or more, got -1",
+        ),
     ],
 )
 def test_a_start_that_cannot_work_ends_with_one_line(flags: list[str], told: str) -> None:
