@@ -5,14 +5,14 @@ One contract suite tests all implementations: ``tests/engine/backends``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from slime_engine.language import FloatArray, ModelTokenizer
+from slime_engine.language import FloatArray, Vocabulary
 
 __all__ = ["Backend", "ExpertsArray", "Query", "Run", "WeightsRefused"]
 
@@ -43,22 +43,11 @@ class Query:
     count: int = 1
 
 
-class Backend(Protocol):
+class Backend(Vocabulary, Protocol):
     """A model that the scheduler drives. One engine owns it; all methods are called on the engine's event loop.
 
     The exception is ``routed_experts``, which a thread may call.
     """
-
-    @property
-    def tokenizer(self) -> ModelTokenizer: ...
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def obeys(self) -> Collection[str]:
-        """Sampling parameters, such as ``json_schema``, that the model honours without the sampler's help."""
-        ...
 
     @property
     def context_length(self) -> int | None:

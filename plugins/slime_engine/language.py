@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from router_core.types import Tokenizer
 
-__all__ = ["FloatArray", "LanguageModel", "ModelTokenizer"]
+__all__ = ["FloatArray", "LanguageModel", "ModelTokenizer", "Vocabulary"]
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -51,8 +51,8 @@ class ModelTokenizer(Tokenizer, Protocol):
         ...
 
 
-class LanguageModel(Protocol):
-    """Logits of the next token, a function of the tokens before it and of the weights' version."""
+class Vocabulary(Protocol):
+    """The tokens that a model samples from, and how."""
 
     @property
     def tokenizer(self) -> ModelTokenizer: ...
@@ -64,6 +64,10 @@ class LanguageModel(Protocol):
     def obeys(self) -> Collection[str]:
         """Sampling parameters, such as ``json_schema``, that the model honours without the sampler's help."""
         ...
+
+
+class LanguageModel(Vocabulary, Protocol):
+    """Logits of the next token, a function of the tokens before it and of the weights' version."""
 
     def next_logits(self, context: Sequence[int], version: str, end: int | None = None) -> FloatArray:
         """Return finite logits, shape ``[vocab_size]``, after ``context[:end]``; the caller owns the array."""
