@@ -98,7 +98,7 @@ class TurnRows:
             if not self._is_complete(stretch) and start < stretch.end:
                 if stretch.turn.adapter != new.turn.adapter:
                     self.miss(stretch.turn.response, reasons.OTHER_ADAPTER)
-                elif _version_of(stretch.turn) == version is not None:
+                elif version is not None and _version_of(stretch.turn) == version:
                     self._fill(stretch, rows, start)
                 else:
                     self.miss(stretch.turn.response, reasons.OTHER_VERSION)
