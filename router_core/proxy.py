@@ -15,6 +15,7 @@ from router_core.reply import Reply
 from router_core.request import Request
 from router_core.types import Send
 from router_core.workers import Worker, least_in_flight
+from slime_http.asgi import send_now_of
 from slime_http.limits import Limits
 from slime_http.upstream import Upstream
 
@@ -182,7 +183,7 @@ async def relay(reply: Reply, method: str, send: Send, before_last: Callable[[],
         return
     # A server sends the head only with the first event of the body.
     await send({"type": "http.response.body", "body": b"", "more_body": True})
-    send_now = getattr(getattr(send, "__self__", None), "send_now", None)  # None: wrapped, or another server
+    send_now = send_now_of(send)
     last = False
     while not last:
         if send_now is not None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from typing import Any
 from uuid import uuid4
 
 from router_core.errors import SettingsError
 from router_core.types import ASGIApp, Message, Receive, Scope, Send
+from slime_http.asgi import send_now_of
 
 __all__ = [
     "DEFAULT_HEADERS",
@@ -90,7 +91,7 @@ class _Named:
     def __init__(self, send: Send, request_id: bytes) -> None:
         self._send = send
         self._id = request_id
-        self.send_now: Callable[..., bool] | None = getattr(getattr(send, "__self__", None), "send_now", None)
+        self.send_now = send_now_of(send)
 
     def send(self, message: Message) -> Awaitable[Any]:
         if message["type"] == "http.response.start":

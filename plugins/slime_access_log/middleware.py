@@ -15,6 +15,7 @@ from router_core.request import Request
 from router_core.sender import Sender
 from router_core.types import ASGIApp, Message, Receive, Scope, Send
 from slime_access_log.record import Record
+from slime_http.asgi import send_now_of
 
 __all__ = ["Current", "Logged", "NotingSender", "logger"]
 
@@ -63,7 +64,7 @@ class _Answer:
         self._send = send
         self._record = record
         self._counts = (self._count,)
-        inner: Callable[..., bool] | None = getattr(getattr(send, "__self__", None), "send_now", None)
+        inner = send_now_of(send)
         self._inner_now = inner
         self.send_now = None if inner is None else self._now
 

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
-__all__ = ["ASGIApp", "Headers", "Message", "Receive", "Scope", "Send"]
+__all__ = ["ASGIApp", "Headers", "Message", "Receive", "Scope", "Send", "SendNow", "send_now_of"]
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+#: Takes a piece of a streamed body at once, if it can: see ``ServerRequest.send_now``.
+SendNow = Callable[[Any, Iterable[Callable[[bytes], object]]], bool]
 
 #: Header names (lower case) and values as they stood on the wire, in order, duplicates kept.
 Headers = list[tuple[bytes, bytes]]
+
+
+def send_now_of(send: Send) -> SendNow | None:
+    """Return the ``send_now`` of the object whose method ``send`` is; None: it has none, or ``send`` is a function."""
+    found: SendNow | None = getattr(getattr(send, "__self__", None), "send_now", None)
+    return found

@@ -12,6 +12,7 @@ from typing import Any
 
 from router_core.proxy import SENT_AT, WORKER
 from router_core.types import ASGIApp, Message, Receive, Scope, Send
+from slime_http.asgi import SendNow, send_now_of
 from slime_http.server_request import ServerRequest
 from slime_metrics.counts import QUICK_S, Counts, Series
 
@@ -19,7 +20,6 @@ __all__ = ["Answer", "Measured"]
 
 #: Bytes of an error's body that are searched for its code.
 _MAX_ERROR_BYTES = 4096
-_SendNow = Callable[[Any, Iterable[Callable[[bytes], object]]], bool]
 
 #: Key of a scope: the time of the event loop, which costs least to read. uvloop's is that of the turn of the loop.
 _BEGAN = "slime_metrics.began"
@@ -64,9 +64,9 @@ class Answer:
         return self._inner(message)
 
     @property
-    def send_now(self) -> _SendNow | None:
+    def send_now(self) -> SendNow | None:
         """The server's way to take pieces of a stream without waking a task, if it has one."""
-        inner: _SendNow | None = getattr(getattr(self._inner, "__self__", None), "send_now", None)
+        inner = send_now_of(self._inner)
         if inner is None:
             return None
         self._inner_now = inner

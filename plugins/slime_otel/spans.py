@@ -19,6 +19,7 @@ from router_core.reply import Reply
 from router_core.request import Request
 from router_core.sender import Sender
 from router_core.types import ASGIApp, Headers, Message, Receive, Scope, Send
+from slime_http.asgi import send_now_of
 from slime_otel.gen_ai import Attributes, span_name
 from slime_sglang.generation import GENERATION_PATHS
 
@@ -107,7 +108,7 @@ class _Answer:
     def __init__(self, send: Send) -> None:
         self._send = send
         self.status = 0
-        self.send_now: Callable[..., bool] | None = getattr(getattr(send, "__self__", None), "send_now", None)
+        self.send_now = send_now_of(send)
 
     async def send(self, message: Message) -> None:
         """Pass ``message`` on."""
