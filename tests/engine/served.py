@@ -40,6 +40,22 @@ class Served:
         assert answer.status_code == expect, answer.text
         return answer.json()
 
+    @asynccontextmanager
+    async def asking(self, **body: Any) -> AsyncIterator[list[JSONDict]]:
+        """Ask ``/generate`` while the block runs. The list has the answer after it."""
+        answers: list[JSONDict] = []
+        done = anyio.Event()
+
+        async def ask() -> None:
+            answers.append(await self.generate(**body))
+            done.set()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            yield answers
+            with anyio.fail_after(HANG_S):
+                await done.wait()
+
     async def stream(self, **body: Any) -> list[JSONDict]:
         """All events of a streamed ``/generate``; the last one must be ``[DONE]``."""
         return [event async for event in self.events("/generate", **body)]

@@ -171,18 +171,10 @@ async def test_a_running_sequence_shares_its_prefix(kind: Kind) -> None:
 
 
 async def test_an_abort_returns_the_tokens_so_far(kind: Kind) -> None:
-    async with kind.serve() as engine, anyio.create_task_group() as tasks:
-        answers = []
-
-        async def ask() -> None:
-            answers.append(await engine.generate(**body() | {"sampling_params": ENDLESS, "rid": "a"}))
-
-        tasks.start_soon(ask)
-        await engine.until(lambda s: "a" in s.running and s.running["a"].completion_tokens > 4)
-        await engine.post("/abort_request", rid="a")
-        with anyio.fail_after(HANG_S):
-            while not answers:  # noqa: ASYNC110
-                await anyio.sleep(0.002)
+    async with kind.serve() as engine:
+        async with engine.asking(**body() | {"sampling_params": ENDLESS, "rid": "a"}) as answers:
+            await engine.until(lambda s: "a" in s.running and s.running["a"].completion_tokens > 4)
+            await engine.post("/abort_request", rid="a")
         (answer,) = answers
         assert answer["meta_info"]["finish_reason"]["type"] == "abort"
         assert len(answer["output_ids"]) > 4
@@ -202,48 +194,32 @@ async def test_an_abort_returns_the_tokens_so_far(kind: Kind) -> None:
 
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
 async def test_a_pause_changes_no_sample(kind: Kind, mode: str) -> None:
-    async with kind.serve(tokens_per_second=200) as engine, anyio.create_task_group() as tasks:
+    async with kind.serve(tokens_per_second=200) as engine:
         wanted = await engine.generate(**body(PROMPT, 40, sampling_seed=5))
-        answers = []
-
-        async def ask() -> None:
-            answers.append(await engine.generate(**body(PROMPT, 40, sampling_seed=5), rid="a"))
-
-        tasks.start_soon(ask)
-        for count in (2, 12, 25):
-            await engine.until(lambda s: "a" in s.running and s.running["a"].completion_tokens > count)  # noqa: B023
-            await engine.post("/pause_generation", mode=mode)
-            sampled = (await engine.journal("a"))[0]["output_ids"]
-            await anyio.sleep(0.02)
-            assert (await engine.journal("a"))[0]["output_ids"] == sampled
-            await engine.post("/continue_generation")
-        with anyio.fail_after(HANG_S):
-            while not answers:  # noqa: ASYNC110
-                await anyio.sleep(0.002)
+        async with engine.asking(**body(PROMPT, 40, sampling_seed=5), rid="a") as answers:
+            for count in (2, 12, 25):
+                await engine.until(lambda s: "a" in s.running and s.running["a"].completion_tokens > count)  # noqa: B023
+                await engine.post("/pause_generation", mode=mode)
+                sampled = (await engine.journal("a"))[0]["output_ids"]
+                await anyio.sleep(0.02)
+                assert (await engine.journal("a"))[0]["output_ids"] == sampled
+                await engine.post("/continue_generation")
         same(kind, wanted, answers[0])
 
 
 async def test_released_keys_and_values_are_computed_again(kind: Kind) -> None:
     """Of a sequence that runs, and of one that has ended."""
-    async with kind.serve(tokens_per_second=200) as engine, anyio.create_task_group() as tasks:
+    async with kind.serve(tokens_per_second=200) as engine:
         wanted = await engine.generate(**body(PROMPT, 40, sampling_seed=5))
-        answers = []
-
-        async def ask() -> None:
-            answers.append(await engine.generate(**body(PROMPT, 40, sampling_seed=5), rid="a"))
-
-        tasks.start_soon(ask)
-        await engine.until(lambda s: "a" in s.running and s.running["a"].completion_tokens > 8)
-        await engine.post("/release_memory_occupation")
-        sampled = (await engine.journal("a"))[0]["output_ids"]
-        for tag in ("weights", "cuda_graph"):
-            await engine.post("/resume_memory_occupation", tags=[tag])
-        await anyio.sleep(0.02)
-        assert (await engine.journal("a"))[0]["output_ids"] == sampled
-        await engine.post("/resume_memory_occupation", tags=["kv_cache"])
-        with anyio.fail_after(HANG_S):
-            while not answers:  # noqa: ASYNC110
-                await anyio.sleep(0.002)
+        async with engine.asking(**body(PROMPT, 40, sampling_seed=5), rid="a") as answers:
+            await engine.until(lambda s: "a" in s.running and s.running["a"].completion_tokens > 8)
+            await engine.post("/release_memory_occupation")
+            sampled = (await engine.journal("a"))[0]["output_ids"]
+            for tag in ("weights", "cuda_graph"):
+                await engine.post("/resume_memory_occupation", tags=[tag])
+            await anyio.sleep(0.02)
+            assert (await engine.journal("a"))[0]["output_ids"] == sampled
+            await engine.post("/resume_memory_occupation", tags=["kv_cache"])
         same(kind, wanted, answers[0])
         await is_true(kind, engine, answers[0])
         for released, found in ((["weights"], len(PROMPT) - 1), (["kv_cache"], 0), (None, 0)):
@@ -270,20 +246,12 @@ async def test_an_update_changes_the_weights_and_the_version(kind: Kind) -> None
 
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
 async def test_a_sequence_goes_on_under_new_weights(kind: Kind, mode: str) -> None:
-    async with kind.serve(tokens_per_second=200) as engine, anyio.create_task_group() as tasks:
-        answers = []
-
-        async def ask() -> None:
-            answers.append(await engine.generate(**body(PROMPT, 40, sampling_seed=5), rid="a"))
-
-        tasks.start_soon(ask)
-        await engine.until(lambda s: "a" in s.running and s.running["a"].completion_tokens > 10)
-        await engine.post("/pause_generation", mode=mode)
-        await engine.post("/update_weights_from_disk", **kind.update)
-        await engine.post("/continue_generation")
-        with anyio.fail_after(HANG_S):
-            while not answers:  # noqa: ASYNC110
-                await anyio.sleep(0.002)
+    async with kind.serve(tokens_per_second=200) as engine:
+        async with engine.asking(**body(PROMPT, 40, sampling_seed=5), rid="a") as answers:
+            await engine.until(lambda s: "a" in s.running and s.running["a"].completion_tokens > 10)
+            await engine.post("/pause_generation", mode=mode)
+            await engine.post("/update_weights_from_disk", **kind.update)
+            await engine.post("/continue_generation")
         (answer,) = answers
         spans = answer["meta_info"]["weight_versions"]
         assert [span["version"] for span in spans] == ["1", "2"]

@@ -6,12 +6,10 @@ import base64
 from pathlib import Path
 from typing import Any
 
-import anyio
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from deadlines import HANG_S
 from engine.backends.kinds import Kind
 from engine.served import JSONDict
 from slime_engine.backend import ExpertsArray
@@ -92,20 +90,12 @@ async def test_a_prompt_is_routed_without_a_token_to_sample(moe: Kind) -> None:
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
 async def test_experts_are_of_the_pass_that_a_token_was_sampled_from(moe: Kind, mode: str) -> None:
     assert moe.checkpoint is not None
-    async with moe.serve(tokens_per_second=200) as engine, anyio.create_task_group() as tasks:
-        answers: list[JSONDict] = []
-
-        async def ask() -> None:
-            answers.append(await engine.generate(**body(PROMPT, 30), rid="a"))
-
-        tasks.start_soon(ask)
-        await engine.until(lambda s: "a" in s.running and s.running["a"].completion_tokens > 8)
-        await engine.post("/pause_generation", mode=mode)
-        await engine.post("/update_weights_from_disk", **moe.update)
-        await engine.post("/continue_generation")
-        with anyio.fail_after(HANG_S):
-            while not answers:  # noqa: ASYNC110
-                await anyio.sleep(0.002)
+    async with moe.serve(tokens_per_second=200) as engine:
+        async with engine.asking(**body(PROMPT, 30), rid="a") as answers:
+            await engine.until(lambda s: "a" in s.running and s.running["a"].completion_tokens > 8)
+            await engine.post("/pause_generation", mode=mode)
+            await engine.post("/update_weights_from_disk", **moe.update)
+            await engine.post("/continue_generation")
         later = await engine.generate(**body())
     (answer,) = answers
     new = Path(moe.update["model_path"])
@@ -120,19 +110,11 @@ async def test_experts_are_of_the_pass_that_a_token_was_sampled_from(moe: Kind, 
 
 
 async def test_a_sequence_without_a_pass_has_no_experts(moe: Kind) -> None:
-    async with moe.serve() as engine, anyio.create_task_group() as tasks:
+    async with moe.serve() as engine:
         await engine.post("/pause_generation", mode="in_place")
-        answers: list[JSONDict] = []
-
-        async def ask() -> None:
-            answers.append(await engine.generate(**body(), rid="a"))
-
-        tasks.start_soon(ask)
-        await engine.until(lambda s: "a" in s.waiting)
-        await engine.post("/abort_request", rid="a")
-        with anyio.fail_after(HANG_S):
-            while not answers:  # noqa: ASYNC110
-                await anyio.sleep(0.002)
+        async with engine.asking(**body(), rid="a") as answers:
+            await engine.until(lambda s: "a" in s.waiting)
+            await engine.post("/abort_request", rid="a")
     assert "routed_experts" not in answers[0]["meta_info"]
 
 
