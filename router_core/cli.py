@@ -113,10 +113,10 @@ class _Wanted:
     def banner(self, router: Router, url: str) -> list[str]:
         """Return the lines that tell what has started."""
         abouts = {source.name: source.about for source in self.loaded.sources}
-        hooks, policy = router.hooks, getattr(self.options, "policy", "")
-        policies = [policy if name == "policies" else f"plugin {name}" for name in hooks.choosers]
-        plugins = {name: abouts[name] for name in hooks.plugins}
-        return banner(url, plugins, policies, [worker.url for worker in router.pool])
+        policy, pages = getattr(self.options, "policy", ""), router.components.find("pages")
+        policies = [policy if name == "policies" else f"plugin {name}" for name in router.hooks.choosers]
+        plugins = {name: abouts[name] for name in router.hooks.plugins}
+        return banner(url, plugins, policies, [worker.url for worker in router.pool], pages)
 
 
 def build(arguments: Sequence[str]) -> tuple[Router, ASGIApp]:

@@ -280,7 +280,7 @@ async def test_each_documented_route_answers_as_documented(start: Start) -> None
     worker = Recording()
     with_routes = [
         *("--plugin", "engine", "--engine-workers", "1"),
-        *("--plugin", "radix_cache", "--plugin", "sessions", "--plugin", "metrics"),
+        *("--plugin", "radix_cache", "--plugin", "sessions", "--plugin", "metrics", "--plugin", "dashboard"),
     ]
     answers: list[tuple[str, str, httpx.Response]] = []
     async with serving(worker) as url, start(*BARE, *with_routes) as running:
@@ -292,12 +292,16 @@ async def test_each_documented_route_answers_as_documented(start: Start) -> None
         for method, path in documented_routes():
             registered, _ = await running.router.add_worker(url)
             body = wanted if method == "POST" else None
-            filled = path.replace("{worker_id}", registered.id).replace("{session}", "s")
+            filled = (
+                path.replace("{worker_id}", registered.id)
+                .replace("{session}", "s")
+                .replace("{name}", "style.css")
+            )
             answers.append((method, path, await running.client.request(method, filled, json=body)))
     assert worker.requests == []
     for method, path, answer in answers:
         told = section_of(method, path)
-        assert answer.is_success, f"{method} {path}: {answer.text}"
+        assert not answer.is_error, f"{method} {path}: {answer.text}"
         assert re.search(rf"\b{answer.status_code}\b", told), f"{method} {path}: {answer.status_code}"
         if answer.headers.get("content-type") != "application/json":
             continue

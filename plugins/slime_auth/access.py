@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import hmac
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple, Protocol
@@ -169,15 +169,20 @@ class Guard:
     """Authenticates the caller of each request, and compares its level with the level that the request needs.
 
     ``own``: pattern and is-control flag of each path that the router answers itself, in the order of its routes.
-    ``tokens``: authenticates callers by tokens, beside the keys.
+    ``tokens``: authenticates callers by tokens, beside the keys. ``public``: those of ``own`` that anybody may read.
     """
 
     def __init__(
-        self, keys: Keys, own: Iterable[tuple[re.Pattern[str], bool]], tokens: Authenticator | None = None
+        self,
+        keys: Keys,
+        own: Iterable[tuple[re.Pattern[str], bool]],
+        tokens: Authenticator | None = None,
+        public: Collection[str] = (),
     ) -> None:
         self._keys = keys
         self._own = list(own)
         self._tokens = tokens
+        self._public = public
 
     async def authorize(self, scope: Scope) -> AuthDecision:
         """Authorize the request of ``scope``, and remove the router's keys and tokens from its headers."""
@@ -200,6 +205,8 @@ class Guard:
         path: str = scope["path"]
         for pattern, is_control in self._own:
             if pattern.fullmatch(path):  # with match, its $ would let a line break follow
+                if path in self._public and scope["method"] in _READING:
+                    return Level.OPEN
                 return _for_control(path, scope["method"]) if is_control else Level.TRAFFIC
         return Level.TRAFFIC if _OPENAI.fullmatch(raw) else Level.ADMIN
 

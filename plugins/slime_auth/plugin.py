@@ -31,10 +31,15 @@ def make_plugin(options: argparse.Namespace) -> Auth:
 
 
 class Auth:
-    """Authorizes requests, and checks the addresses of workers (component ``"worker_addresses"``)."""
+    """Authorizes requests, and checks the addresses of workers (component ``"worker_addresses"``).
+
+    The component ``"public_paths"`` is a set. A plugin adds the paths of its routes to it that show nothing secret:
+    anybody may GET these.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self._public: set[str] = set()
 
     @hookimpl(tryfirst=True)  # other plugins check their workers' addresses in their setup
     def setup(self, router: Router) -> None:
@@ -46,6 +51,7 @@ class Auth:
         except BadRequest as error:
             raise SettingsError(f"--worker-urls: {error}") from None
         router.components.register("worker_addresses", addresses)
+        router.components.register("public_paths", self._public)
         if not self.settings.locked and not is_loopback(core.host):
             logger.warning(
                 "the router listens on %s and no key is set: anybody who reaches it controls workers and engines"
@@ -59,7 +65,7 @@ class Auth:
         if not settings.locked:
             needed = Guard(Keys(None, None), router.own_paths).needed
             app = KeptFromPages(app, Pages(needed, core.host, core.cors_allowed_origins), refusals)
-        guard = settings.guard(router.own_paths)
+        guard = settings.guard(router.own_paths, self._public)
         if guard is None:
             return app
         log = router.components.find("request_log")

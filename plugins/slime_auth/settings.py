@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from router_core.settings import Secret
@@ -38,8 +38,8 @@ class Settings:
         """True when anything needs a key or a token."""
         return self.api_key is not None or self.admin_api_key is not None or self.control_plane.closed
 
-    def guard(self, own: Iterable[tuple[re.Pattern[str], bool]]) -> Guard | None:
-        """Return the guard of all requests, or None when no key, provider or audit log is set. ``own``: see Guard.
+    def guard(self, own: Iterable[tuple[re.Pattern[str], bool]], public: Collection[str]) -> Guard | None:
+        """Return the guard of all requests, or None when no key, provider or audit log is set. Arguments: see Guard.
 
         Raises SettingsError.
         """
@@ -47,7 +47,7 @@ class Settings:
         if not self.locked and not control.audited:
             return None
         keys = Keys(self.api_key, self.admin_api_key, control.keys, closed=control.provider is not None)
-        return Guard(keys, own, control.tokens())
+        return Guard(keys, own, control.tokens(), public)
 
 
 def add_auth_options(parser: argparse.ArgumentParser) -> None:

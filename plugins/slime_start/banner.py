@@ -14,11 +14,16 @@ _SHOWN = 8
 
 
 def banner(
-    url: str, plugins: Mapping[str, str], policies: Sequence[str], workers: Sequence[str]
+    url: str,
+    plugins: Mapping[str, str],
+    policies: Sequence[str],
+    workers: Sequence[str],
+    pages: Mapping[str, str] | None = None,
 ) -> list[str]:
     """Return the lines for a router that listens on ``url``.
 
-    ``plugins`` has what each does; ``policies`` are asked for a worker one after the other.
+    ``plugins`` has what each does; ``policies`` are asked for a worker one after the other. ``pages``: the paths of
+    pages for browsers, by their names.
     """
     more = f" and {len(workers) - _SHOWN} more" if len(workers) > _SHOWN else ""
     add = f"none yet; add one: curl -X POST '{url}/add_worker?url=http://HOST:PORT'"
@@ -26,5 +31,6 @@ def banner(
         *((f"plugin {name}", text) for name, text in plugins.items()),
         ("policy", ", then ".join(policies) or "least requests in flight"),
         ("workers", ", ".join(workers[:_SHOWN]) + more or add),
+        *((name, f"{url}{path}") for name, path in (pages or {}).items()),
     ]
     return [f"slime-router {release()}", *(f"  {line}" for line in table(rows))]

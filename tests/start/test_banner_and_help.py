@@ -40,9 +40,10 @@ def test_banner_tells_version_plugins_policy_and_the_next_step(
     assert any(line.startswith("plugin r3 Routed experts") for line in plain)
     assert not any(line.startswith("plugin pd ") for line in plain)  # it has nothing to do
     assert "policy random" in plain
-    assert plain[-1] == (
-        "workers none yet; add one: curl -X POST 'http://127.0.0.1:30000/add_worker?url=http://HOST:PORT'"
-    )
+    assert plain[-2:] == [
+        "workers none yet; add one: curl -X POST 'http://127.0.0.1:30000/add_worker?url=http://HOST:PORT'",
+        "dashboard http://127.0.0.1:30000/ui",
+    ]
 
 
 def test_banner_names_the_policy_of_a_plugin_first(

@@ -1,0 +1,38 @@
+"""The flags of the dashboard."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from dataclasses import dataclass
+
+from router_core import SettingsError
+
+__all__ = ["Settings", "add_dashboard_options"]
+
+#: One or more segments of letters, digits, ``-``, ``_`` and ``.``.
+_PATH = re.compile(r"(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Settings of the plugin. ``path``: that of the first page; all other paths begin with it."""
+
+    path: str
+
+    @classmethod
+    def from_options(cls, options: argparse.Namespace) -> Settings:
+        """Check the parsed command line. Raises SettingsError."""
+        path: str = options.dashboard_path
+        if not _PATH.fullmatch(path):
+            raise SettingsError(f"--dashboard-path: wanted a path such as /ui, got {path!r}")
+        return cls(path)
+
+
+def add_dashboard_options(parser: argparse.ArgumentParser) -> None:
+    """Add the flags to ``parser``."""
+    parser.add_argument(
+        "--dashboard-path", default="/ui", metavar="PATH",
+        help="path of the dashboard, if workers use /ui themselves (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--no-dashboard", action="store_true", help="serve no dashboard")
