@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 #: Loaded in this order, before the plugins of ``--plugin``, unless ``--no-default-plugins`` is given.
 DEFAULT_PLUGINS = (
-    "otel", "access_log", "auth", "dashboard",
+    "otel", "access_log", "auth", "dashboard", "openapi",
     "sglang",
     "health", "policies", "control", "retries", "models", "limits", "pd", "kubernetes", "sessions", "metrics",
 )  # fmt: skip

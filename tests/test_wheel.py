@@ -51,6 +51,10 @@ def test_the_wheel_holds_the_core_and_every_plugin_with_all_their_files(names: s
         assert files <= names, f"missing: {sorted(files - names)}"
 
 
+def test_the_description_of_the_routes_is_in_the_wheel(wheel: zipfile.ZipFile) -> None:
+    assert wheel.read("slime_openapi/openapi.yaml") == (ROOT / "docs" / "openapi.yaml").read_bytes()
+
+
 def test_each_package_says_that_it_is_typed(names: set[str]) -> None:
     missing = [package.name for package in packages() if f"{package.name}/py.typed" not in names]
     assert missing == []

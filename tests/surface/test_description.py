@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 SCHEMAS: dict[str, Any] = DOCUMENT["components"]["schemas"]
 ROUTER = [
     part
-    for name in ("engine", "radix_cache", "openai", "control", "sessions", "metrics")
+    for name in ("engine", "radix_cache", "openai", "control", "sessions", "metrics", "openapi")
     for part in ("--plugin", name)
 ]
 #: Answered before any route is looked for.
