@@ -319,7 +319,7 @@ def test_the_architecture_diagram_has_each_package_and_module() -> None:
     assert set(re.findall(r"\bslime_\w+", text)) == packages
     modules = {path.stem for path in (ROOT / "router_core").rglob("*.py")} - {"__init__", "__main__"}
     assert {module for module in modules if not re.search(rf"\b{module}\b", text)} == set()
-    default = text.partition("subgraph default")[2].partition("end")[0]
+    default = text.partition("subgraph by_default")[2].partition("end")[0]
     assert set(re.findall(r"slime_(\w+)", default)) == set(DEFAULT_PLUGINS) - {"sglang"}
 
 
