@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from importlib.metadata import entry_points
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
@@ -144,6 +145,42 @@ def test_each_link_leads_somewhere(source: Path, target: str) -> None:
     assert destination.exists()
     if anchor:
         assert anchor in anchors(destination.read_text())
+
+
+# the site
+
+
+def pages_of_the_site() -> list[str]:
+    return [
+        path.relative_to(ROOT / "docs").as_posix() for path in PAGES if path.is_relative_to(ROOT / "docs")
+    ]
+
+
+def test_each_page_is_once_in_the_navigation_of_the_site() -> None:
+    listed = re.findall(r"^ +- [^:\n]+: (\S+\.md)$", page("mkdocs.yml"), re.MULTILINE)
+    assert len(listed) == len(set(listed))
+    assert [name for name in pages_of_the_site() if name not in listed] == []
+
+
+@pytest.mark.parametrize("source", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_each_page_begins_with_its_only_title(source: Path) -> None:
+    text = _BLOCK.sub("", source.read_text())
+    assert text.startswith("# ")
+    assert len(re.findall(r"^# ", text, re.MULTILINE)) == 1
+
+
+@pytest.mark.parametrize("source", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_lists_and_tables_are_read_alike_by_the_site(source: Path) -> None:
+    """Its Markdown wants an empty line before a list or a table, and four spaces before an inner list."""
+    lines = _BLOCK.sub("", source.read_text()).splitlines()
+    item = re.compile(r"(?:[-*]|\d+\.) |\|")
+    wrong = [
+        line
+        for before, line in pairwise(lines)
+        if item.match(line) and before.strip() and not before.startswith(" ") and not item.match(before)
+    ]
+    wrong += [line for line in lines if re.match(r" {1,3}(?:[-*]|\d+\.) ", line)]
+    assert wrong == []
 
 
 # command lines
