@@ -16,7 +16,7 @@ from router_core import Exchange, Worker
 from router_core.request import Request
 from slime_policies import Settings
 from slime_policies.plugin import POLICIES
-from slime_policies.prefixes import Prompt, Seen
+from slime_policies.prefixes import Prefixes, Prompt
 
 _SIZES = (512, 8 << 10, 64 << 10)
 _WORKERS = (8, 64)
@@ -50,12 +50,12 @@ def _cost_us(options: Options, name: str, workers: Sequence[Worker], prompts: Se
 
 
 def _memory_mb(size: int, part: int) -> float:
-    """Return the memory for one worker's full limit of prompts of ``size`` bytes, measured at a ``part``-th of it."""
-    seen = Seen(Settings().max_tree_size // part)
+    """Return the memory for a full map of prompts of ``size`` bytes, measured at a ``part``-th of the limit."""
+    seen = Prefixes(Settings().max_tree_size // part)
     tracemalloc.start()
     number = 0
-    while seen.size < Settings().max_tree_size // part - size:
-        seen.add(Prompt.of(b'"text":%d%s' % (number, b"x" * size)))
+    while seen.size < Settings().max_tree_size // part - max(size, 2048):
+        seen.add(Prompt.of(b'"text":%d%s' % (number, b"x" * size)), 1 << number % 64)
         number += 1
     used, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -83,7 +83,7 @@ def main() -> int:
     for size in (128, 256, *_SIZES) if options.wants(_MEMORY) else ():
         report.add(_MEMORY, f"{size:,} bytes", mb=_memory_mb(size, options.pick(16, tiny=256)))
     report.show(_CHOICES, (Column("own", "own prompts us", 1), Column("common", "half in common us", 1)))
-    report.show(_MEMORY, (Column("mb", "MB for each worker at most"),))
+    report.show(_MEMORY, (Column("mb", "MB at most"),))
     return report.finish(options)
 
 

@@ -1,77 +1,151 @@
-"""Policy that prefers the worker with most of the prompt in its cache, while the loads are balanced."""
+"""Policy that weighs what a worker has of a prompt in its cache against what it has to do."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 from router_core import Exchange, Worker
 from router_core.workers import least_in_flight
-from slime_policies.prefixes import Prompt, Seen
+from slime_policies.prefixes import Prefixes, Prompt
 from slime_policies.settings import Settings, unbalanced
 
 __all__ = ["CacheAware"]
 
+#: A request in flight costs as much as so many tokens of a prompt.
+_REQUEST = 240.0
+#: A token that a worker lacks costs as much as so many tokens that it has to prefill for others: while it computes
+#: them, all its other requests wait.
+_MISSING = 3.0
+#: From about this many requests with the same prefix on, a further copy of its keys and values pays for itself, so a
+#: missing prefix costs less. Groups of samples of one prompt are rarely larger.
+_GROUP = 16.0
+#: Tokens that a worker prefills in a second, roughly; with a quarter or four times as many, choices are hardly worse.
+_PREFILL_PER_S = 16_000.0
+#: The weight of tokens that a worker probably has to prefill yet.
+_WAITING = 0.5
+#: Bits of workers in use. A worker that comes back gets a new bit; with so many, all is forgotten.
+_MAX_BITS = 4096
+
+
+class _State:
+    """State of one worker. ``waiting``: tokens that it had to prefill at ``at``, a time in seconds."""
+
+    __slots__ = ("at", "bit", "chosen", "waiting")
+
+    def __init__(self, bit: int) -> None:
+        self.bit = bit
+        self.chosen = 0
+        self.waiting = 0.0
+        self.at = 0.0
+
 
 class CacheAware:
-    """``--policy cache_aware`` of the SGLang gateway, with :mod:`slime_policies.prefixes` for its tree.
+    """Chooses the worker with the least cost; of equal ones, the one that was chosen longest ago.
 
-    - If the loads differ by more than ``balance_abs_threshold`` requests and by more than a factor of
-      ``balance_rel_threshold``, or the prompt has less than 128 bytes: the worker with the fewest requests in flight.
-    - Else, if a worker has seen more than ``cache_threshold`` of the prompt: the worker that has seen most.
-    - Else the worker with the fewest in flight, and of several, the one that has seen the fewest bytes of prompts. (By
-      bytes alone, as in early gateways, one worker would get a whole burst of new prompts.)
+    The cost of a worker, in tokens: 240 for each request in flight; half of the tokens of other prompts that it
+    probably has to prefill yet; 3 for each token of this prompt that it lacks. A prefix that many requests have had
+    counts for less: ``3 / (1 + (requests / 16) ** 2)``, so it is copied to more workers as their loads ask for it. What
+    all workers have, or none, makes no difference. ``benchmarks/scheduling`` has chosen these numbers.
 
-    Ties are broken at random.
+    The gateway's rules come on top where their flags are given. ``balance_abs_threshold``: if the loads differ by more
+    requests, and by more than a factor of ``balance_rel_threshold``, the worker with the fewest in flight is chosen.
+    ``cache_threshold``: a worker that has not seen more than this part of the prompt counts as having none of it.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
-        self._seen: dict[str, Seen] = {}
+        self._clock = clock
+        self._prefixes = Prefixes(settings.max_tree_size)
+        self._states: dict[str, _State] = {}
+        self._bits = self._choices = 0
+        self._has_thresholds = settings.has_balance_thresholds
 
     def __call__(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker:
         prompt = Prompt.of(exchange.request.body)
         if not prompt.parts:
             return least_in_flight(workers)
-        chosen = self._choose(prompt, workers)
-        seen = self._seen.get(chosen.id)
-        if seen is None:
-            seen = self._seen[chosen.id] = Seen(self._settings.max_tree_size)
-        seen.add(prompt)
-        return chosen
+        now = self._clock()
+        states = [self._state(worker, now) for worker in workers]
+        costs, seen = self._match(prompt, states)
+        if self._has_thresholds and unbalanced(workers, self._settings):
+            chosen = workers.index(least_in_flight(workers))
+        else:
+            chosen = min(
+                range(len(workers)),
+                key=lambda each: (
+                    _REQUEST * workers[each].in_flight
+                    + _WAITING * states[each].waiting
+                    + costs[states[each].bit],
+                    states[each].chosen,
+                ),
+            )
+        state = states[chosen]
+        self._choices += 1
+        state.chosen = self._choices
+        state.waiting += (prompt.size - seen[state.bit]) / prompt.per_token
+        self._prefixes.add(prompt, state.bit)
+        return workers[chosen]
 
-    def _choose(self, prompt: Prompt, workers: Sequence[Worker]) -> Worker:
-        if unbalanced(workers, self._settings):
-            return least_in_flight(workers)
-        return least_in_flight(self._knowing(prompt, workers) or self._empty(workers))
+    def _state(self, worker: Worker, now: float) -> _State:
+        state = self._states.get(worker.id)
+        if state is None:
+            state = self._states[worker.id] = self._new_state()
+        elapsed, state.at = now - state.at, now
+        if state.waiting:
+            left = state.waiting - elapsed * _PREFILL_PER_S
+            state.waiting = left if left > 0 and worker.in_flight else 0.0
+        return state
 
-    def _knowing(self, prompt: Prompt, workers: Sequence[Worker]) -> Sequence[Worker]:
-        """Return the workers that have seen most of ``prompt``; none when that is too little."""
-        knowing = [(worker, seen) for worker in workers if (seen := self._seen.get(worker.id))]
-        matched = 0
-        for digest, size in prompt.parts:
-            further = [pair for pair in knowing if digest in pair[1]]
-            if not further:
+    def _new_state(self) -> _State:
+        if self._bits == _MAX_BITS:
+            self.forget_all()
+        self._bits += 1
+        return _State(1 << (self._bits - 1))
+
+    def _match(self, prompt: Prompt, states: Sequence[_State]) -> tuple[dict[int, float], dict[int, int]]:
+        """Return, for the bit of each worker, the cost of what it lacks of ``prompt``, and the bytes that it has."""
+        having = 0
+        for state in states:
+            having |= state.bit
+        weight = _MISSING / prompt.per_token
+        cost = 0.0  # of the parts so far, for a worker that has none of them
+        ends: list[
+            tuple[int, float, int]
+        ] = []  # workers that have no more than the parts before, these, their bytes
+        size = 0
+        for digest, more in prompt.parts:
+            known = self._prefixes.get(digest)
+            if known is None:
                 break
-            knowing = further
-            matched += size
-        if matched <= prompt.size * self._settings.cache_threshold:
-            return ()
-        return [worker for worker, _ in knowing]
-
-    def _empty(self, workers: Sequence[Worker]) -> Sequence[Worker]:
-        """Return the workers with the fewest requests in flight; of these, those that have seen the fewest bytes."""
-        fewest = min(worker.in_flight for worker in workers)
-        sizes = {
-            worker: seen.size if (seen := self._seen.get(worker.id)) else 0
-            for worker in workers
-            if worker.in_flight == fewest
-        }
-        least = min(sizes.values())
-        return [worker for worker, size in sizes.items() if size == least]
+            if lacking := having & ~known.workers:
+                ends.append((lacking, cost, size))
+                having &= known.workers
+            size += more
+            cost += more * weight / (1.0 + (known.visits / _GROUP) ** 2)
+        ends.append((having, cost, size))
+        whole = cost + (prompt.size - size) * weight
+        least = prompt.size * (self._settings.cache_threshold or 0.0)
+        costs, seen = {}, {}
+        for bits, before, matched in ends:
+            if matched <= least:
+                before, matched = 0.0, 0
+            while bits:
+                bit = bits & -bits
+                bits ^= bit
+                costs[bit] = whole - before
+                seen[bit] = matched
+        return costs, seen
 
     def forget(self, worker: Worker) -> None:
+        """Forget what ``worker`` has in its cache. It keeps its turn among equal workers."""
         for choice in worker.choices:
-            self._seen.pop(choice.id, None)
+            if (state := self._states.pop(choice.id, None)) is not None:
+                new = self._states[choice.id] = self._new_state()
+                new.chosen = state.chosen
 
     def forget_all(self) -> None:
-        self._seen.clear()
+        """Forget what all workers have in their caches."""
+        self._prefixes.clear()
+        self._states.clear()
+        self._bits = 0

@@ -8,7 +8,7 @@ from itertools import count
 from router_core.exchange import Exchange
 from router_core.request import Request
 from router_core.workers import Worker
-from slime_policies.policy import Policy
+from slime_policies.policy import Policy, Remembering
 
 __all__ = ["check_policy"]
 
@@ -17,11 +17,11 @@ def check_policy(make: Callable[[], Policy]) -> None:
     """Raise AssertionError when a policy made by ``make`` breaks the contract."""
     numbers = count()
 
-    def ask(policy: Policy, workers: list[Worker]) -> Worker:
+    def ask(policy: Policy, workers: list[Worker], *, beginning: bytes = b"") -> Worker:
         """Choose a worker for a request of a new session, with a prompt that no worker has seen."""
         number = next(numbers)
         headers = [(b"content-type", b"application/json"), (b"x-session-id", b"%d" % number)]
-        body = b'{"text": "%d, %s"}' % (number, b"and more " * 50)
+        body = b'{"text": "%s%d, %s"}' % (beginning, number, b"and more " * 50)
         return policy(Exchange(Request("POST", b"/generate", headers, body)), workers)
 
     workers = [Worker(f"http://127.0.0.1:{port}") for port in range(1, 5)]
@@ -49,6 +49,28 @@ def check_policy(make: Callable[[], Policy]) -> None:
     newcomer = Worker("http://127.0.0.1:9")
     crowd = [*workers, newcomer]
     assert any(ask(policy, crowd) is newcomer for _ in range(400)), "a worker that joins must get its share"
+
+    for _ in range(50):  # one that comes and goes, with what is kept of it
+        if isinstance(policy, Remembering):
+            policy.forget(newcomer)
+        ask(policy, crowd)
+    assert any(ask(policy, crowd) is not newcomer for _ in range(1000)), (
+        "others must not lose their share to it"
+    )
+
+    many = [Worker(f"http://10.0.0.1:{port}") for port in range(1, 257)]
+    cold = make()
+    used = {ask(cold, many).url for _ in range(1024)}
+    assert len(used) > 128, f"most of 256 idle workers must be used, {len(used)} were"
+
+    hot = make()
+    system = b"You are a helpful assistant. " * 1000
+    for _ in range(64):  # none of these ends
+        ask(hot, workers, beginning=system).in_flight += 1
+    loads = [worker.in_flight for worker in workers]
+    assert max(loads) <= 48, f"one hot prefix must not send all to one worker, got {loads}"
+    for worker in workers:
+        worker.in_flight = 0
 
     first, second = make(), make()
     for _ in range(3):

@@ -1,8 +1,9 @@
-"""Beginnings of prompts that a worker has seen, and probably has in its cache: a few digests a prompt.
+"""Prefixes of prompts, and the workers that have seen them, so probably have their keys and values in a cache.
 
 A tree of characters, as in the SGLang gateway, would take Python longer than the rest of a request. Here a prompt is
-the bytes of the body from the prompt's key on, and nothing is parsed. Each of its beginnings of 128, 192, 256, 384,
-512, 768 ... bytes has a digest. So the length of a match is known to within a third, with 19 digests for 64 kB.
+the bytes of the body from the prompt's key on, and nothing is parsed. Some of its prefixes have a digest: those of 16,
+32, 64, 128 and 256 bytes, then one every 256 bytes up to 8 kB, every 512 up to 64 kB, every 4,096 up to 1 MiB. One map
+holds for each digest the workers as bits of one number, so a lookup does not take longer with more workers.
 """
 
 from __future__ import annotations
@@ -12,21 +13,24 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["Prompt", "Seen"]
+__all__ = ["Known", "Prefixes", "Prompt"]
 
 #: The prompt's key, after which the prompt begins; used if it is near the beginning of the body.
-_KEY = re.compile(rb'"(?:text|input_ids|messages|prompt)"\s*:\s*')
+_KEY = re.compile(rb'"(text|input_ids|messages|prompt)"\s*:\s*')
 _KEY_WITHIN = 4096
 #: Of a longer prompt, only this many bytes are hashed, which takes 0.2 ms.
 _MAX_BYTES = 1 << 20
+#: Bytes of a token: of English text, on average; of an id, written in decimal with a comma.
+_TEXT, _IDS = 4, 6
+#: A shorter part counts as this many bytes against the limit of the map, for the memory that its entry takes.
+_LEAST_BYTES = 256
 
 
 def _cuts() -> Iterator[int]:
-    size = 128
-    while size < _MAX_BYTES:
-        yield from (size, size + size // 2)
-        size *= 2
-    yield _MAX_BYTES
+    yield from (16, 32, 64, 128)
+    yield from range(256, 8 << 10, 256)
+    yield from range(8 << 10, 64 << 10, 512)
+    yield from range(64 << 10, _MAX_BYTES + 1, 4096)
 
 
 _CUTS = tuple(_cuts())
@@ -34,18 +38,19 @@ _CUTS = tuple(_cuts())
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The beginnings of one prompt, the shortest first.
+    """Prefixes of one prompt, the shortest first.
 
-    ``parts``: for each beginning, its digest and the bytes by which it is longer than the beginning before.
-    ``size``: bytes of the prompt, 1 MiB at most. A prompt of less than 128 bytes has no parts.
+    ``parts``: for each prefix, its digest and the bytes by which it is longer than the prefix before. ``size``: bytes
+    of the prompt, 1 MiB at most; what follows the prompt in the body is counted too. ``per_token``: bytes of a token.
     """
 
     parts: tuple[tuple[int, int], ...]
     size: int
+    per_token: int
 
     @classmethod
     def of(cls, body: bytes) -> Prompt:
-        """Return the prompt in the ``body`` of a request. O(size), at 6 GB/s."""
+        """Return the prompt in the ``body`` of a request. O(size), at 6 GB/s; up to 0.5 us for each prefix."""
         key = _KEY.search(body, 0, _KEY_WITHIN)
         # Without a key, the prompt begins after the first comma: the first field may be the request's own id.
         start = key.end() if key else body.find(b",", 0, _KEY_WITHIN) + 1
@@ -58,34 +63,56 @@ class Prompt:
             digest = hash((digest, body[start + begin : start + cut]))  # SipHash, keyed anew in each process
             parts.append((digest, cut - begin))
             begin = cut
-        return cls(tuple(parts), size)
+        if begin < size < 2 * _CUTS[3]:  # of a short prompt the end counts too
+            parts.append((hash((digest, body[start + begin :])), size - begin))
+        return cls(tuple(parts), size, _IDS if key and key[1] == b"input_ids" else _TEXT)
 
 
-class Seen:
-    """Prompts that one worker was sent, at most ``limit`` bytes of them; the least recently used are evicted first.
+@dataclass(slots=True)
+class Known:
+    """The state of one prefix. ``workers``: those that were sent it, as bits. ``visits``: requests that had it."""
 
-    A digest stands for 64 bytes of a prompt or more, and takes about 150 bytes of memory.
+    workers: int
+    visits: int
+
+
+class Prefixes:
+    """Prefixes of prompts that workers were sent, at most ``limit`` bytes of them in all.
+
+    The least recently used are evicted first. An entry stands for 256 bytes of prompts or more, and takes about
+    250 bytes of memory.
     """
 
     __slots__ = ("_known", "_limit", "size")
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._known: OrderedDict[int, int] = OrderedDict()
+        self._known: OrderedDict[int, tuple[Known, int]] = OrderedDict()
         self.size = 0
 
-    def __contains__(self, digest: int) -> bool:
-        return digest in self._known
+    def get(self, digest: int) -> Known | None:
+        """Return what is known of a prefix."""
+        entry = self._known.get(digest)
+        return None if entry is None else entry[0]
 
-    def add(self, prompt: Prompt) -> None:
-        """Record that the worker gets ``prompt``."""
+    def add(self, prompt: Prompt, worker: int) -> None:
+        """Record that a worker, given as a bit, gets ``prompt``."""
         known = self._known
-        # Longest first, so that long beginnings are evicted before the short ones, with which each search starts.
+        # Longest first, so that long prefixes are evicted before the short ones, with which each search starts.
         for digest, size in reversed(prompt.parts):
-            if digest in known:
-                known.move_to_end(digest)
-            else:
-                known[digest] = size
+            entry = known.get(digest)
+            if entry is None:
+                size = max(size, _LEAST_BYTES)
+                known[digest] = Known(worker, 1), size
                 self.size += size
+            else:
+                known.move_to_end(digest)
+                entry[0].workers |= worker
+                entry[0].visits += 1
         while self.size > self._limit:
-            self.size -= known.popitem(last=False)[1]
+            self.size -= known.popitem(last=False)[1][1]
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._known.clear()
+        self.size = 0

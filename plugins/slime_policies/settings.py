@@ -17,6 +17,9 @@ logger = logging.getLogger(__name__)
 ASSIGNMENT_MODES = ("random", "min_load", "min_group")
 _POLICY_FLAGS = ("--policy", "--prefill-policy", "--decode-policy")
 
+#: Defaults of the SGLang gateway for unbalanced loads: requests, and a factor.
+_ABS, _REL = 64, 1.5
+
 #: The policies that each flag is for.
 _FOR = {
     "cache_threshold": ("cache_aware",),
@@ -46,22 +49,25 @@ class Settings:
         "--bucket-adjust-interval-secs", default=5.0, above=0, finite=False, metavar="S",
         help="bucket: time between two adjustments of the length ranges (default: %(default)g)",
     )  # fmt: skip
-    cache_threshold: float = flag(
-        "--cache-threshold", default=0.3, at_least=0, at_most=1, metavar="RATIO",
-        help="cache_aware: share of the prompt, 0 to 1, that a worker must have seen to be preferred",
+    cache_threshold: float | None = flag(
+        "--cache-threshold", at_least=0, at_most=1, type=float, metavar="RATIO",
+        help="cache_aware: share of the prompt, 0 to 1, that a worker must have seen for it to count"
+        " (default: any part counts)",
     )  # fmt: skip
-    balance_abs_threshold: int = flag(
-        "--balance-abs-threshold", default=64, at_least=0, metavar="N",
+    balance_abs_threshold: int | None = flag(
+        "--balance-abs-threshold", at_least=0, type=int, metavar="N",
         help="cache_aware, bucket: loads are unbalanced when they differ by more than N requests and"
-        " by more than --balance-rel-threshold",
+        " by more than --balance-rel-threshold; then the prompt does not matter"
+        " (default: cache_aware weighs loads in each choice, bucket: 64)",
     )  # fmt: skip
-    balance_rel_threshold: float = flag(
-        "--balance-rel-threshold", default=1.5, at_least=1, metavar="FACTOR",
-        help="cache_aware, bucket: factor by which loads must differ, too; see --balance-abs-threshold",
+    balance_rel_threshold: float | None = flag(
+        "--balance-rel-threshold", at_least=1, type=float, metavar="FACTOR",
+        help="cache_aware, bucket: factor by which loads must differ, too; see --balance-abs-threshold"
+        " (default: 1.5, where that flag applies)",
     )  # fmt: skip
     max_tree_size: int = flag(
         "--max-tree-size", default=1 << 26, at_least=1, metavar="BYTES",
-        help="cache_aware: size of the prompts that are remembered for each worker",
+        help="cache_aware: size of the prefixes that are remembered, each once for all workers",
     )  # fmt: skip
     assignment_mode: str = flag(
         "--assignment-mode", choices=ASSIGNMENT_MODES, default="random",
@@ -79,6 +85,11 @@ class Settings:
         "--prefix-hash-load-factor", default=1.25, at_least=1, metavar="FACTOR",
         help="prefix_hash: largest load of the chosen worker, as a multiple of the mean load",
     )  # fmt: skip
+
+    @property
+    def has_balance_thresholds(self) -> bool:
+        """True when one of the thresholds of unbalanced loads is given."""
+        return self.balance_abs_threshold is not None or self.balance_rel_threshold is not None
 
     @classmethod
     def from_options(cls, options: argparse.Namespace) -> Settings:
@@ -107,10 +118,11 @@ class Settings:
 
 
 def unbalanced(workers: Sequence[Worker], settings: Settings) -> bool:
-    """Return True when the loads of ``workers`` differ by more than both thresholds."""
+    """Return True when the loads of ``workers`` differ by more than both thresholds: the gateway's, if not given."""
     loads = [worker.in_flight for worker in workers]
     most, fewest = max(loads), min(loads)
-    return most - fewest > settings.balance_abs_threshold and most > fewest * settings.balance_rel_threshold
+    by, times = settings.balance_abs_threshold, settings.balance_rel_threshold
+    return most - fewest > (_ABS if by is None else by) and most > fewest * (_REL if times is None else times)
 
 
 def add_policy_options(parser: argparse.ArgumentParser, policies: list[str], for_prefill: list[str]) -> None:

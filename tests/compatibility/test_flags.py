@@ -27,6 +27,9 @@ OTHER_DEFAULTS = {
     "--reasoning-parser": "auto",
     "--tool-call-parser": "auto",
     "--prometheus-port": None,
+    "--cache-threshold": None,
+    "--balance-abs-threshold": None,
+    "--balance-rel-threshold": None,
 }
 
 IDLE = {flag.name for flag in FLAGS if not flag.refused}

@@ -19,6 +19,15 @@ from slime_testing import Running
 ALPHABET = "abcdefghijklmnopqrstuvwxyz "
 
 
+class Clock:
+    """Seconds that pass only when a test says so."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 def words(seed: int, size: int = 2000) -> str:
     return "".join(random.Random(seed).choices(ALPHABET, k=size))
 
@@ -38,11 +47,12 @@ def test_a_conversation_goes_on_where_it_began() -> None:
             assert policy(generate(history), workers) is first
 
 
-def test_new_prompts_go_to_the_smallest_cache_at_equal_load() -> None:
-    one, two = ready(0, 0)
+def test_of_equal_workers_the_one_chosen_longest_ago_gets_a_new_prompt() -> None:
+    workers = ready(0, 0, 0)
     policy = CacheAware(Settings())
-    policy(generate(words(1, 40_000)), [one])
-    assert [policy(generate(words(seed)), [one, two]) for seed in range(2, 12)] == [two] * 10
+    chosen = [policy(generate(words(seed)), workers) for seed in range(9)]
+    assert chosen == chosen[:3] * 3
+    assert {*chosen} == {*workers}
 
 
 def test_new_prompts_go_to_the_fewest_in_flight_whatever_these_know() -> None:
@@ -59,16 +69,63 @@ def test_prompts_spread_over_equal_workers() -> None:
     assert {chosen.count(worker) for worker in workers} == {10}
 
 
+@pytest.mark.parametrize(("ahead", "kept"), [(1, True), (5, True), (6, False)])
+def test_loads_outweigh_a_known_prefix_from_some_requests_on(ahead: int, kept: bool) -> None:
+    """The 1,792 bytes of the longest prefix are 448 tokens, each counts as 3; a request counts as 240."""
+    busy, calm = workers = ready(20 + ahead, 20)
+    clock = Clock()
+    policy = CacheAware(Settings(), clock)
+    policy(generate(words(1)), [busy])
+    clock.now += 1  # the prompt has been computed
+    assert policy(generate(words(1)), workers) is (busy if kept else calm)
+
+
+def test_prompts_that_wait_for_their_computation_count_as_load() -> None:
+    one, two = workers = ready(0, 1)
+    clock = Clock()
+    policy = CacheAware(Settings(), clock)
+    one.in_flight = 1
+    policy(generate(words(1, 64_000)), [one])  # 16,000 tokens: a second
+    assert {policy(generate(words(seed, 400)), workers) for seed in range(2, 8)} == {two}
+    clock.now += 2
+    assert policy(generate(words(9, 400)), workers) is one
+
+
+def test_a_hot_prefix_is_copied_to_all_workers_before_one_has_too_much() -> None:
+    workers = ready(*[0] * 8)
+    policy = CacheAware(Settings(), Clock())
+    system = words(1, 33_000)
+    for number in range(160):  # none of them ends
+        policy(generate(system + words(number, 400)), workers).in_flight += 1
+    loads = [worker.in_flight for worker in workers]
+    assert max(loads) <= 1.5 * min(loads), loads
+
+
+def test_a_group_of_samples_stays_on_one_worker_beside_other_groups() -> None:
+    workers = ready(*[0] * 8)
+    clock = Clock()
+    policy = CacheAware(Settings(), clock)
+    for group in range(64):
+        prompt = words(group, 4000)
+        chosen = set()
+        for _ in range(8):
+            worker = policy(generate(prompt), workers)
+            worker.in_flight += 1
+            chosen.add(worker)
+        clock.now += 1
+        assert len(chosen) == 1
+    loads = [worker.in_flight for worker in workers]
+    assert max(loads) <= 1.5 * min(loads), loads
+
+
 @pytest.mark.parametrize(("loads", "kept"), [((65, 0), False), ((64, 0), True), ((200, 135), True)])
-def test_a_worker_that_has_too_much_to_do_loses_what_it_knows(loads: tuple[int, int], kept: bool) -> None:
+def test_a_given_threshold_of_the_gateway_outweighs_the_prefix(loads: tuple[int, int], kept: bool) -> None:
     """Too much: by more than 64 requests and by more than half, both."""
     busy, calm = workers = ready(*loads)
-    policy = CacheAware(Settings())
-    policy(generate(words(1)), [busy])
-    assert policy(generate(words(1)), workers) is (busy if kept else calm)
-    busy.in_flight = calm.in_flight
-    if not kept:  # what was sent there in need is known there from now on
-        assert {policy(generate(words(1)), workers) for _ in range(50)} == {busy, calm}
+    policy = CacheAware(Settings(balance_abs_threshold=64))
+    long = words(1, 800_000)
+    policy(generate(long), [busy])
+    assert policy(generate(long), workers) is (busy if kept else calm)
 
 
 def test_the_thresholds_of_the_balance_are_the_settings() -> None:
@@ -90,14 +147,6 @@ def test_a_shared_beginning_counts_from_the_threshold_on(threshold: float, known
     system = words(1, 3000)
     policy(generate(system + words(2)), [one])
     assert policy(generate(system + words(3)), [one, two]) is (one if known else two)
-
-
-def test_a_short_common_beginning_is_not_followed() -> None:
-    one, two = ready(0, 0)
-    policy = CacheAware(Settings())
-    system = words(1, 300)
-    policy(generate(system + words(2)), [one])
-    assert policy(generate(system + words(3)), [one, two]) is two
 
 
 def test_the_longest_known_beginning_wins() -> None:
@@ -147,10 +196,25 @@ def test_the_tokens_of_a_plugin_are_a_prompt_as_well() -> None:
     assert asked.request.body is asked.request.body
 
 
-def test_of_short_prompts_nothing_is_kept_and_the_idle_worker_gets_them() -> None:
-    one, two = ready(1, 0)
+def test_a_short_prompt_goes_to_the_idle_worker_that_has_it() -> None:
+    workers = ready(0, 0, 0, 0)
     policy = CacheAware(Settings())
-    assert [policy(generate("2 + 2 ="), [one, two]) for _ in range(5)] == [two] * 5
+    first = policy(generate("2 + 2 ="), workers)
+    policy(generate("one, two,"), workers)
+    assert [policy(generate("2 + 2 ="), workers) for _ in range(5)] == [first] * 5
+    first.in_flight = 1
+    assert policy(generate("2 + 2 ="), workers) is not first
+
+
+def test_a_worker_that_comes_and_goes_is_like_a_new_one_each_time() -> None:
+    steady, flapping = workers = ready(0, 0)
+    policy = CacheAware(Settings())
+    text = words(1)
+    for _ in range(5000):  # more often than there are bits
+        policy(generate(text), [flapping])
+        policy.forget(flapping)
+    policy(generate(text), [steady])
+    assert [policy(generate(text), workers) for _ in range(5)] == [steady] * 5
 
 
 def test_a_worker_of_which_nothing_is_known_any_more_is_as_good_as_new() -> None:
