@@ -19,31 +19,17 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from deadlines import HANG_S
+from installing import install
 from ports import free_port
 from slime_http.serving import serving
-from wheels import ROOT, build_wheel
+from wheels import ROOT
 
 EXAMPLE = ROOT / "examples" / "third_party_plugin"
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A fresh directory that holds the example, and nothing else, as pip installs it."""
-    wheel = build_wheel(EXAMPLE, tmp_path_factory.mktemp("wheel"))
-    site = tmp_path_factory.mktemp("site")
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--no-index",
-        "--no-deps",
-        "--target",
-        str(site),
-        str(wheel),
-    ]
-    subprocess.run(pip, check=True, capture_output=True, timeout=120)
-    return site
+    return install(EXAMPLE, tmp_path_factory.mktemp("turns"))
 
 
 def seeing(*places: Path) -> dict[str, str]:

@@ -11,6 +11,7 @@ from router_core.workers import WorkerType
 from slime_policies.bucket import Bucket
 from slime_policies.cache_aware import CacheAware
 from slime_policies.consistent_hashing import ConsistentHashing
+from slime_policies.installed import installed_policies
 from slime_policies.least_inflight import LeastInflight
 from slime_policies.manual import Manual
 from slime_policies.policy import Policy, Remembering
@@ -39,20 +40,26 @@ _FOR_PREFILL: dict[str, Callable[[Settings], Policy]] = {"bucket": Bucket}
 
 @hookimpl
 def add_options(parser: argparse.ArgumentParser) -> None:
-    add_policy_options(parser, list(POLICIES), list(_FOR_PREFILL))
+    add_policy_options(parser, list(_known()), list(_FOR_PREFILL))
 
 
 def make_plugin(options: argparse.Namespace) -> Policies | PairPolicies:
     """Make the plugin with the policy of ``--policy``, or with those of prefill/decode pairs. Raises SettingsError."""
     settings = Settings.from_options(options)
-    policy = POLICIES[settings.policy](settings)
+    known = _known()
+    policy = known[settings.policy](settings)
     if not settings.pairs:
         return Policies(policy)
     prefill, decode = (
-        (POLICIES | _FOR_PREFILL)[name or settings.policy](settings)
+        (known | _FOR_PREFILL)[name or settings.policy](settings)
         for name in (settings.prefill_policy, settings.decode_policy)
     )
     return PairPolicies({"regular": policy, "prefill": prefill, "decode": decode})
+
+
+def _known() -> dict[str, Callable[[Settings], Policy]]:
+    """Return all policies by name, those of other packages last. None of them can replace one of ours."""
+    return {**POLICIES, **{name: make for name, make in installed_policies().items() if name not in POLICIES}}
 
 
 class Policies:
