@@ -39,7 +39,8 @@ PAGES = [
     *sorted((ROOT / "shims").rglob("*.md")),
 ]
 EXAMPLE = ROOT / "examples" / "third_party_plugin"
-
+#: Names that packages in ``examples/`` add to the command line, and the modules of those that are plugins.
+_EXAMPLE_PLUGINS = {"turns": "slime_turns", "off_policy": "off_policy_metrics", "weighted": ""}
 
 #: The plugins of this distribution, whatever else is installed.
 PLUGINS = [
@@ -219,15 +220,17 @@ def test_each_command_line_can_be_parsed(
     source: str, arguments: str, help_of_commands: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(EXAMPLE)
+    monkeypatch.syspath_prepend(ROOT / "examples" / "metrics_plugin")
     words = shlex.split(arguments, comments=True)
     if words and not words[0].startswith("-"):
         assert words[0] in help_of_commands, f"{source}: no such command"
         wanted = {word for word in words if word.startswith("--")}
         assert wanted <= mentioned(help_of_commands[words[0]])
         return
-    if "turns" in words:  # as the example's own distribution would have it
-        at = words.index("turns")
-        words[at - 1 : at + 1] = ["--middleware-paths", "slime_turns"]
+    for name, module in _EXAMPLE_PLUGINS.items():  # as the example's own distribution would have it
+        if name in words:
+            at = words.index(name)
+            words[at - 1 : at + 1] = ["--middleware-paths", module] if module else []
     parser, _ = command_line(words)
     if not {"--help", "--version"} & set(words):
         _, unknown = parser.parse_known_args(words)

@@ -31,6 +31,8 @@ from slime_metrics.settings import Settings
 
 __all__ = ["MetricsPlugin", "add_options", "make_plugin"]
 
+provides = ("metrics",)
+
 
 @hookimpl
 def add_options(parser: argparse.ArgumentParser) -> None:
