@@ -23,7 +23,9 @@ def docstrings(path: Path) -> Iterator[tuple[int, str]]:
                 yield getattr(node, "lineno", 1), text
 
 
-@pytest.mark.parametrize("directory", ["router_core", "plugins", "tests", "benchmarks", "examples", "shims"])
+@pytest.mark.parametrize(
+    "directory", ["router_core", "plugins", "tests", "benchmarks", "examples", "release", "shims"]
+)
 def test_docstrings_say_what_a_thing_is(directory: str) -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line}: {text.splitlines()[0]}"
