@@ -1,11 +1,11 @@
-"""The component that this plugin offers to others."""
+"""The components that this plugin offers to others."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
-__all__ = ["Metrics", "Read"]
+__all__ = ["Metrics", "Read", "Totals", "Traffic"]
 
 #: Returns the number; or, of a metric with labels, the number of each combination of their values: a string for one
 #: label, a pair for two. None: there is no number now.
@@ -25,4 +25,34 @@ class Metrics(Protocol):
 
     def counter(self, name: str, help: str, read: Read, labels: Sequence[str] = ()) -> None:
         """Add a number that only rises; its ``name`` ends in ``_total``. Raises PluginError, as :meth:`gauge`."""
+        ...
+
+    def numbers(self, name: str) -> float | Mapping[str, float] | Mapping[tuple[str, str], float] | None:
+        """Return the numbers of now of a metric that :meth:`gauge` or :meth:`counter` added; None: there are none.
+
+        Call this on the event loop.
+        """
+        ...
+
+
+class Totals(NamedTuple):
+    """Generations that have ended since the start, of all paths and workers.
+
+    ``by_class``: by the first digit of the status. ``incomplete``: answers that broke off. ``bounds``: upper bounds of
+    durations in seconds. ``whole``, ``first_byte``: numbers of durations by bound, with one more for longer ones; to
+    the end of the answer, and to the first byte of a stream.
+    """
+
+    by_class: Mapping[int, int]
+    incomplete: int
+    bounds: Sequence[float]
+    whole: Sequence[int]
+    first_byte: Sequence[int]
+
+
+class Traffic(Protocol):
+    """The traffic of the router; the component ``"traffic"``."""
+
+    def totals(self) -> Totals:
+        """Return the totals of now. O(combinations of labels). Call this on the event loop."""
         ...

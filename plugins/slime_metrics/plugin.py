@@ -28,6 +28,7 @@ from slime_metrics.labels import Labels
 from slime_metrics.registry import Metrics
 from slime_metrics.requests import Measured
 from slime_metrics.settings import Settings
+from slime_metrics.traffic import GenerationTraffic
 
 __all__ = ["MetricsPlugin", "add_options", "make_plugin"]
 
@@ -59,6 +60,7 @@ class MetricsPlugin:
     @hookimpl(tryfirst=True)  # other plugins add their metrics in their setup
     def setup(self, router: Router) -> None:
         router.components.register("metrics", self.metrics)
+        router.components.register("traffic", GenerationTraffic(self._counts))
         self._fleet = Fleet(router)
         self._fleet.offer(self.metrics)
         self.metrics.gauge(

@@ -76,6 +76,11 @@ class Metrics:
             raise PluginError(f"metric {name!r}: the name of a counter ends in _total")
         self._add(_Offered(CounterMetricFamily, name, help, tuple(labels), read))
 
+    def numbers(self, name: str) -> float | Mapping[str, float] | Mapping[tuple[str, str], float] | None:
+        """See :class:`slime_metrics.contracts.Metrics`."""
+        offered = self._offered.get(name)
+        return None if offered is None else offered.read()
+
     def _add(self, offered: _Offered) -> None:
         if not _NAME.fullmatch(offered.name):
             raise PluginError(f"metric {offered.name!r}: wanted lower-case letters, digits and underscores")
