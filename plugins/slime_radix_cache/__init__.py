@@ -37,6 +37,7 @@ provides = (
     "lost_sessions",
     "trajectories",
     "session_turns",
+    "session_list",
 )
 
 

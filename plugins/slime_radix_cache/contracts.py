@@ -11,7 +11,16 @@ if TYPE_CHECKING:
 
     from router_core.exchange import Exchange
 
-__all__ = ["ConsumedTurn", "RecordedTokens", "TextEncoder", "TokenCounts", "TokenRows"]
+__all__ = [
+    "ConsumedTurn",
+    "RecordedTokens",
+    "SessionList",
+    "SessionPage",
+    "SessionSummary",
+    "TextEncoder",
+    "TokenCounts",
+    "TokenRows",
+]
 
 
 class TextEncoder(Protocol):
@@ -71,6 +80,42 @@ class RecordedTokens(Protocol):
 
     def of(self, exchange: Exchange) -> Sequence[str | None]:
         """Return, for each sequence, the reason why its tokens are not exact; None if they are."""
+        ...
+
+
+class SessionSummary(NamedTuple):
+    """A session in a list. ``responses``: kept ones; ``tokens``: sampled ones in them.
+
+    ``weight_versions``: of the tokens, in order, without repetitions in a row. ``is_complete``: nothing of it is lost.
+    """
+
+    name: str
+    responses: int
+    tokens: int
+    weight_versions: tuple[str | None, ...]
+    is_complete: bool
+
+
+class SessionPage(NamedTuple):
+    """A part of the list of sessions. ``has_more``: sessions follow. ``is_cut``: older ones were not searched."""
+
+    sessions: Sequence[SessionSummary]
+    has_more: bool
+    is_cut: bool
+
+
+class SessionList(Protocol):
+    """The recorded sessions; the component ``"session_list"``."""
+
+    def __len__(self) -> int:
+        """Return the number of sessions with a kept response."""
+        ...
+
+    def page(self, search: str, offset: int, limit: int) -> SessionPage:
+        """Return sessions whose names contain ``search``, newest first, without the first ``offset`` of them.
+
+        O(offset and the responses of the returned ones); with ``search`` at most 100,000 names are compared.
+        """
         ...
 
 

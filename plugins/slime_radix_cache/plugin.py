@@ -38,6 +38,7 @@ from slime_radix_cache.index.trajectories import Limits, Trajectories
 from slime_radix_cache.journal.trajectory_log import TrajectoryLog
 from slime_radix_cache.metrics import offer_metrics
 from slime_radix_cache.retrieval.routes import Retrieval
+from slime_radix_cache.retrieval.session_list import RecordedSessions
 from slime_radix_cache.retrieval.session_turns import SessionTurns
 from slime_radix_cache.retrieval.templates import ChatTemplate
 from slime_radix_cache.retrieval.verdicts import NOTE, Verdicts
@@ -132,6 +133,7 @@ class RadixCache:
         router.components.register("trajectories", self.retrieval)
         session_turns = SessionTurns(self._trajectories, spelling.text_of, self._turns.rows)
         router.components.register("session_turns", session_turns)
+        router.components.register("session_list", RecordedSessions(self._trajectories))
         self._aborts = Aborts(
             router=router,
             interruptions=self._interruptions,

@@ -42,6 +42,10 @@ class Sessions:
         """Return True if a response of ``session`` is kept."""
         return session in self._responses
 
+    def newest(self) -> Iterator[str]:
+        """Yield the names of the sessions, the one whose first kept response is the latest first."""
+        return reversed(self._responses)
+
     def of(self, session: str) -> list[Response]:
         """Return the kept responses of ``session``, oldest first."""
         known = self._responses.get(session)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from router_core.weights import WeightVersions
@@ -78,6 +79,15 @@ class Trajectories(SegmentStore):
     def responses_of(self, session: str) -> list[Response]:
         """Return the kept responses of ``session``, oldest first."""
         return self._sessions.of(session)
+
+    @property
+    def session_count(self) -> int:
+        """The number of sessions with a kept response."""
+        return len(self._sessions)
+
+    def newest_sessions(self) -> Iterator[str]:
+        """See :meth:`Sessions.newest`."""
+        return self._sessions.newest()
 
     def longer_of(self, session: str) -> dict[Response, Response]:
         """See :meth:`Sessions.longer`."""

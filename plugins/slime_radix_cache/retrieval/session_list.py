@@ -1,0 +1,44 @@
+"""The list of recorded sessions, newest first."""
+
+from __future__ import annotations
+
+from itertools import groupby, islice
+
+from slime_radix_cache.contracts import SessionPage, SessionSummary
+from slime_radix_cache.index.trajectories import Trajectories
+
+__all__ = ["RecordedSessions"]
+
+#: Names that one search compares: some milliseconds.
+_MAX_SEARCHED = 100_000
+
+
+class RecordedSessions:
+    """The component ``"session_list"``; reading it changes nothing. See ``slime_radix_cache.contracts``."""
+
+    def __init__(self, trajectories: Trajectories) -> None:
+        self._trajectories = trajectories
+
+    def __len__(self) -> int:
+        return self._trajectories.session_count
+
+    def page(self, search: str, offset: int, limit: int) -> SessionPage:
+        """Return a part of the sessions whose names contain ``search``."""
+        names = self._trajectories.newest_sessions()
+        if search:
+            names = (name for name in islice(names, _MAX_SEARCHED) if search in name)
+        found = list(islice(names, offset, offset + limit + 1))
+        has_more = len(found) > limit
+        is_cut = bool(search) and not has_more and len(self) > _MAX_SEARCHED
+        return SessionPage([self._summary(name) for name in found[:limit]], has_more, is_cut)
+
+    def _summary(self, name: str) -> SessionSummary:
+        responses = self._trajectories.responses_of(name)
+        versions = (version for response in responses for version, _ in response.versions)
+        return SessionSummary(
+            name,
+            len(responses),
+            sum(map(len, responses)),
+            tuple(version for version, _ in groupby(versions)),
+            not self._trajectories.has_lost(name),
+        )
