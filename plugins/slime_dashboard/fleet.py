@@ -1,7 +1,8 @@
-"""The workers and their weights, as the dashboard shows them."""
+"""The workers, as the dashboard shows them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from router_core.router import Router
@@ -11,25 +12,31 @@ __all__ = ["fleet"]
 
 #: Workers that are shown; of a larger fleet those that get no requests come first.
 _MAX_WORKERS = 200
+#: Values of the metric ``smg_worker_cb_state``.
+_BREAKERS = {0: "closed", 1: "open", 2: "half-open"}
 
 
-def fleet(router: Router) -> dict[str, Any]:
-    """Return the workers, ready for JSON: at most 200 of them, and the number of all."""
+def fleet(router: Router, breakers: Mapping[str, float] | None) -> dict[str, Any]:
+    """Return the workers, ready for JSON: at most 200 of them, and the number of all.
+
+    ``breakers``: states of the circuit breakers by worker; None: they are not known.
+    """
     workers = sorted(router.pool, key=lambda worker: worker.is_healthy)
     return {
         "total": len(workers),
         "ready": router.pool.healthy,
-        "weight_version": router.weights.current,
-        "workers": [_shown(worker) for worker in workers[:_MAX_WORKERS]],
+        "passthrough": router.pool.passthrough,
+        "workers": [_shown(worker, breakers) for worker in workers[:_MAX_WORKERS]],
     }
 
 
-def _shown(worker: Worker) -> dict[str, Any]:
+def _shown(worker: Worker, breakers: Mapping[str, float] | None) -> dict[str, Any]:
     return {
         "url": worker.url,
         "type": worker.worker_type,
         "state": worker.state,
-        "holds": {owner: hold.reason for owner, hold in worker.holds.items()},
+        "holds": [[owner, hold.reason] for owner, hold in worker.holds.items()],
         "load": worker.load,
         "weight_version": worker.weight_version,
+        "breaker": None if breakers is None else _BREAKERS[int(breakers.get(worker.url, 0))],
     }

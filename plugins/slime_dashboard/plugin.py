@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
-from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from router_core import hookimpl
+from router_core import WeightUpdate, hookimpl
 from router_core.router import Router
-from router_core.routes import JSON, ControlRoute
-from slime_dashboard.fleet import fleet
+from slime_dashboard.overview import Overview
 from slime_dashboard.pages import Pages
 from slime_dashboard.settings import Settings, add_dashboard_options
 
@@ -33,13 +31,15 @@ def make_plugin(options: argparse.Namespace) -> Dashboard | None:
 class Dashboard:
     """Serves the pages, and the data that they show."""
 
+    _overview: Overview  # from setup on
+
     def __init__(self, settings: Settings) -> None:
         self._path = settings.path
         self._pages = Pages(settings.path)
 
     @hookimpl
     def setup(self, router: Router) -> None:
-        self._router = router
+        self._overview = Overview(router)
         router.components.register("pages", {"dashboard": self._path})  # for the banner
         public: set[str] | None = router.components.find("public_paths")
         if public is not None:
@@ -47,8 +47,15 @@ class Dashboard:
 
     @hookimpl
     def routes(self) -> Sequence[BaseRoute]:
-        data = f"{self._path}/data"
-        return [*self._pages.routes(), ControlRoute(f"{data}/overview", self._overview, methods=["GET"])]
+        return [*self._pages.routes(), *self._overview.routes(f"{self._path}/data")]
 
-    async def _overview(self, _: Request) -> Response:
-        return JSON({"fleet": fleet(self._router)}, headers={"cache-control": "no-store"})
+    @hookimpl
+    @asynccontextmanager
+    async def lifespan(self, router: Router) -> AsyncIterator[None]:
+        self._overview.begin()
+        router.tasks.start_soon(self._overview.watch)
+        yield
+
+    @hookimpl
+    async def on_weight_update(self, update: WeightUpdate) -> None:
+        self._overview.updated(update)

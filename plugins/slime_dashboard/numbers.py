@@ -1,0 +1,79 @@
+"""Numbers of the router, read from the metrics that plugins offer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from router_core.router import Router
+
+if TYPE_CHECKING:
+    from slime_metrics.contracts import Metrics, Traffic
+
+__all__ = ["Cumulative", "Numbers"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cumulative:
+    """Totals since the start. ``failed``: 5xx, and answers that broke off; ``refused``: 4xx.
+
+    Token and prompt counts are None without the plugin that counts them. For ``bounds``, ``whole`` and ``first_byte``
+    see ``slime_metrics.contracts.Totals``.
+    """
+
+    succeeded: int
+    refused: int
+    failed: int
+    bounds: tuple[float, ...]
+    whole: tuple[int, ...]
+    first_byte: tuple[int, ...]
+    prompt_tokens: float | None = None
+    sampled_tokens: float | None = None
+    hits: float | None = None
+    prompts: float | None = None
+
+
+class Numbers:
+    """Reads numbers by the names of metrics. Without the plugin ``metrics`` there are none."""
+
+    def __init__(self, router: Router) -> None:
+        self._metrics: Metrics | None = router.components.find("metrics")
+        self._traffic: Traffic | None = router.components.find("traffic")
+
+    def one(self, name: str) -> float | None:
+        """Return the metric ``name``, which has no labels; None: there is no number."""
+        found = self._metrics.numbers(name) if self._metrics is not None else None
+        return None if isinstance(found, Mapping) else found
+
+    def by_label(self, name: str) -> dict[str, float] | None:
+        """Return the metric ``name``, which has one label, by its value; None: there is no such metric."""
+        found = self._metrics.numbers(name) if self._metrics is not None else None
+        if not isinstance(found, Mapping):
+            return None
+        return {str(value): number for value, number in found.items()}
+
+    @property
+    def has_traffic(self) -> bool:
+        """True with the plugin ``metrics``."""
+        return self._traffic is not None
+
+    def cumulative(self) -> Cumulative:
+        """Return the totals of now. Only with :attr:`has_traffic`."""
+        assert self._traffic is not None  # see above
+        totals = self._traffic.totals()
+        tokens = self.by_label("smg_router_tokens_total") or {}
+        prompts = self.by_label("slime_cache_prompts_total")
+        failed = totals.by_class.get(5, 0) + totals.incomplete
+        return Cumulative(
+            max(0, totals.by_class.get(2, 0) - totals.incomplete),
+            totals.by_class.get(4, 0),
+            failed,
+            tuple(totals.bounds),
+            tuple(totals.whole),
+            tuple(totals.first_byte),
+            tokens.get("input"),
+            tokens.get("output"),
+            None if prompts is None else prompts.get("hit", 0),
+            None if prompts is None else sum(prompts.values()),
+        )
