@@ -1,0 +1,96 @@
+"""Comparison of recorded tokens with the tokens that the tokenizer makes of their text."""
+
+from __future__ import annotations
+
+import codecs
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from slime_dashboard.trajectory_pieces import Piece
+
+__all__ = ["Comparison", "Place", "compared"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Recorded tokens ``start`` to ``end``, and the tokens ``again`` that the tokenizer makes of the same text."""
+
+    start: int
+    end: int
+    again: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The places that differ, in order. ``changed``: recorded tokens in them. ``again``: length of the new sequence."""
+
+    places: tuple[Place, ...]
+    changed: int
+    again: int
+
+
+def compared(
+    recorded: Sequence[int], again: Sequence[int], piece: Callable[[int], Piece]
+) -> Comparison | None:
+    """Compare two sequences of tokens of one text. O(tokens).
+
+    Both are cut wherever both have a token boundary after the same number of characters. What is between two such
+    boundaries differs as a whole, or not at all. None: the bytes of a token are not known, or the texts differ.
+    """
+    left, right = _boundaries(recorded, piece), _boundaries(again, piece)
+    if left is None or right is None or left.characters != right.characters:
+        return None
+    places: list[Place] = []
+    start = first = i = j = 0  # tokens up to the last common boundary, and the next boundary of each
+    while i < len(left.found) and j < len(right.found):
+        (end, mine), (last, its) = left.found[i], right.found[j]
+        if mine == its:
+            places += _differing(recorded, again, (start, end), (first, last))
+            start, first = end, last
+        i, j = i + (mine <= its), j + (its <= mine)
+    places += _differing(recorded, again, (start, len(recorded)), (first, len(again)))
+    return Comparison(tuple(places), sum(place.end - place.start for place in places), len(again))
+
+
+def _differing(
+    recorded: Sequence[int], again: Sequence[int], mine: tuple[int, int], its: tuple[int, int]
+) -> list[Place]:
+    """Return the place of two ranges of tokens, without equal tokens at its ends; none if all are equal."""
+    (start, end), (first, last) = mine, its
+    while start < end and first < last and recorded[start] == again[first]:
+        start, first = start + 1, first + 1
+    while start < end and first < last and recorded[end - 1] == again[last - 1]:
+        end, last = end - 1, last - 1
+    return [Place(start, end, tuple(again[first:last]))] if start < end or first < last else []
+
+
+class _Boundaries(NamedTuple):
+    """``found``: ``(tokens, characters)`` after each token that ends a character. ``characters``: all of them."""
+
+    found: list[tuple[int, int]]
+    characters: int
+
+
+def _boundaries(ids: Sequence[int], piece: Callable[[int], Piece]) -> _Boundaries | None:
+    """Return the boundaries of tokens between characters; None if the bytes of a token are not known.
+
+    Characters are counted decomposed, since a tokenizer may compose them.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    found = []
+    characters = before = 0
+    for place, token in enumerate(ids, 1):
+        raw = piece(token).raw
+        if raw is None:
+            return None
+        characters += _length(decoder.decode(raw, place == len(ids)))
+        if characters > before and not decoder.getstate()[0]:
+            found.append((place, characters))
+            before = characters
+    return _Boundaries(found, characters)
+
+
+def _length(text: str) -> int:
+    return len(text) if text.isascii() else len(unicodedata.normalize("NFD", text))
