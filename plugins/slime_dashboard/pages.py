@@ -59,7 +59,10 @@ class Page:
 
 
 #: The first one is at ``/ui``, the others at ``/ui/NAME``.
-PAGES: tuple[Page, ...] = (Page("overview", "Overview", ("uPlot.iife.min.js",), ("uPlot.min.css",)),)
+PAGES: tuple[Page, ...] = (
+    Page("overview", "Overview", ("uPlot.iife.min.js",), ("uPlot.min.css",)),
+    Page("trajectory", "Trajectory"),
+)
 
 
 class Pages:

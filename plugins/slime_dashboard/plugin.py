@@ -13,6 +13,7 @@ from router_core.router import Router
 from slime_dashboard.overview import Overview
 from slime_dashboard.pages import Pages
 from slime_dashboard.settings import Settings, add_dashboard_options
+from slime_dashboard.trajectory import TrajectoryData
 
 __all__ = ["Dashboard", "add_options", "make_plugin"]
 
@@ -32,6 +33,7 @@ class Dashboard:
     """Serves the pages, and the data that they show."""
 
     _overview: Overview  # from setup on
+    _trajectory: TrajectoryData
 
     def __init__(self, settings: Settings) -> None:
         self._path = settings.path
@@ -40,6 +42,7 @@ class Dashboard:
     @hookimpl
     def setup(self, router: Router) -> None:
         self._overview = Overview(router)
+        self._trajectory = TrajectoryData(router)
         router.components.register("pages", {"dashboard": self._path})  # for the banner
         public: set[str] | None = router.components.find("public_paths")
         if public is not None:
@@ -47,7 +50,8 @@ class Dashboard:
 
     @hookimpl
     def routes(self) -> Sequence[BaseRoute]:
-        return [*self._pages.routes(), *self._overview.routes(f"{self._path}/data")]
+        data = f"{self._path}/data"
+        return [*self._pages.routes(), *self._overview.routes(data), *self._trajectory.routes(data)]
 
     @hookimpl
     @asynccontextmanager

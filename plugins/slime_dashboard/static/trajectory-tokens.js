@@ -1,0 +1,381 @@
+// The tokens of one branch. Only those near the visible part of the page are in the document.
+
+import { element } from "./shell.js";
+import { writeToken } from "./trajectory-text.js";
+
+const CHUNK = 512; // tokens in one list, of which each is drawn and removed as a whole
+const PAGE = 4096; // tokens of one request
+const NEAR = "1200px"; // lists this near to the window are drawn
+const BOUNDS = [0.9, 0.5, 0.2, 0.05, 0.01]; // probabilities between two colours
+const MOST_BELOW = 24; // tokens of a place that is drawn with both sequences, one below the other
+
+/** Return the number of the colour of a probability, 0 for the most likely. */
+export function binOf(logprob) {
+  const probability = Math.exp(logprob);
+  const found = BOUNDS.findIndex((bound) => probability >= bound);
+  return found < 0 ? BOUNDS.length : found;
+}
+
+/** Names of the colours of probabilities, most likely first. */
+export const BINS = ["90 % or more", "50 to 90 %", "20 to 50 %", "5 to 20 %", "1 to 5 %", "below 1 %"];
+
+/**
+ * Shows the tokens of `branch` in `parent`. `load(start, limit)` returns a page of tokens. `colours`: the number of
+ * each weight version. `show(element, index)` and `hide()` are called when a token gets and loses the attention.
+ */
+export class Tokens {
+  constructor(parent, branch, colours, { load, show, hide, fail }) {
+    Object.assign(this, { parent, branch, colours, load, show, hide, fail });
+    this.pages = new Map();
+    this.read = new Map(); // pages that have come
+    this.chunks = [];
+    this.places = []; // of comparison, in order
+    this.current = null;
+    this.observer = new IntersectionObserver((entries) => entries.forEach((entry) => this.#seen(entry)), { rootMargin: NEAR });
+    parent.replaceChildren(...sectionsOf(branch.spans).map((section) => this.#section(section)));
+    this.listeners = new AbortController();
+    const on = (kind, listener) => parent.addEventListener(kind, listener, { signal: this.listeners.signal });
+    on("keydown", (event) => this.#key(event));
+    on("pointerover", (event) => this.#attend(event.target));
+    on("pointerleave", () => this.#leave());
+    on("focusin", (event) => this.#attend(event.target));
+    on("focusout", () => this.hide());
+    on("click", (event) => tokenOf(event.target)?.focus());
+  }
+
+  /** Stop observing: another branch takes the place of this one. */
+  close() {
+    this.observer.disconnect();
+    this.listeners.abort();
+  }
+
+  /** Mark `places`, and draw their new tokens. */
+  compare(places) {
+    this.places = places;
+    for (const chunk of this.chunks) if (chunk.isDrawn) this.#draw(chunk);
+  }
+
+  /** Return what is known of the token `index`: its id, text, bytes, logprob, span and place; null until it has come. */
+  about(index) {
+    const page = this.read.get(Math.floor(index / PAGE));
+    if (!page) return null;
+    const at = index - page.start;
+    return {
+      index,
+      id: page.ids[at],
+      text: page.texts[at],
+      bytes: page.bytes[at] ?? null,
+      logprob: page.logprobs[at],
+      span: this.#spanOf(index),
+      place: this.places[placeAt(this.places, index)] ?? null,
+      character: page.texts[at] === null ? characterAt(page, at) : null,
+    };
+  }
+
+  /** Move the focus to the token `index`, wherever it is. */
+  async focus(index) {
+    if (index < 0 || index >= this.branch.tokens) return;
+    const chunk = this.chunks.find((one) => index < one.end);
+    if (!chunk.isDrawn && !(await this.#drawn(chunk))) return; // without a pause if it is: a held key repeats fast
+    this.#setCurrent(index);
+    const token = this.#token(index);
+    token.focus({ preventScroll: true });
+    token.scrollIntoView({ block: "nearest" });
+  }
+
+  #section({ role, turn, start, end, spans }) {
+    const title = `section-${start}`;
+    const { name, meta } = this.#headline(role, turn, start, end, spans);
+    const section = element(
+      "section",
+      { class: "part", dataset: { role }, "aria-labelledby": title },
+      element("h3", { id: title }, element("span", { class: "part-name" }, name), element("span", { class: "part-meta" }, meta)),
+    );
+    for (let from = start; from < end; from += CHUNK) {
+      const until = Math.min(from + CHUNK, end);
+      const list = element("div", { class: "chunk", role: "listbox", "aria-labelledby": title, "aria-describedby": "keys-help", "aria-orientation": "horizontal", "aria-busy": "true" });
+      list.style.minHeight = `${Math.ceil((until - from) / 14) * 2.1}rem`; // until it is drawn
+      const chunk = { start: from, end: until, list, isDrawn: false, role };
+      list.chunk = chunk;
+      this.chunks.push(chunk);
+      this.observer.observe(list);
+      section.append(list);
+    }
+    return section;
+  }
+
+  #headline(role, turn, start, end, spans) {
+    const size = `${start.toLocaleString("en")}–${(end - 1).toLocaleString("en")} · ${(end - start).toLocaleString("en")} token${end - start === 1 ? "" : "s"}`;
+    if (role === "prompt") return { name: `Prompt of turn ${turn}`, meta: size };
+    const versions = [...new Set(spans.map((span) => span.version))].map((version) => version ?? "no version");
+    const whose = turn === null ? "Answer of another session" : `Answer of turn ${turn}`;
+    const trained = spans.every((span) => span.mask) ? "" : " · loss mask 0";
+    const weights = spans.some((span) => span.mask) ? ` · weights ${versions.slice(0, 4).join(", ")}` : "";
+    return { name: role === "reused" ? `${whose}, re-used` : whose, meta: `${size}${weights}${trained}` };
+  }
+
+  #seen({ isIntersecting, target }) {
+    const { chunk } = target;
+    if (isIntersecting) this.#drawn(chunk);
+    else if (chunk.isDrawn && !target.contains(document.activeElement)) this.#remove(chunk);
+  }
+
+  #remove(chunk) {
+    chunk.list.style.minHeight = `${chunk.list.offsetHeight}px`;
+    chunk.list.replaceChildren();
+    chunk.list.setAttribute("aria-busy", "true");
+    chunk.isDrawn = false;
+  }
+
+  /** Load and draw `chunk`. Returns false if that fails. */
+  async #drawn(chunk) {
+    try {
+      const first = Math.floor(chunk.start / PAGE);
+      const last = Math.floor((chunk.end - 1) / PAGE);
+      for (let page = first; page <= last; page += 1) await this.#page(page);
+    } catch (error) {
+      this.fail(error);
+      return false;
+    }
+    if (!chunk.isDrawn) this.#draw(chunk);
+    return true;
+  }
+
+  #page(number) {
+    if (!this.pages.has(number)) {
+      const wanted = this.load(number * PAGE, PAGE).then((page) => {
+        if (page.total !== this.branch.tokens) throw new Error("The session has changed: load the page again");
+        this.read.set(number, page);
+      });
+      wanted.catch(() => this.pages.delete(number));
+      this.pages.set(number, wanted);
+    }
+    return this.pages.get(number);
+  }
+
+  #draw(chunk) {
+    const { list, start, end } = chunk;
+    const had = list.contains(document.activeElement);
+    const made = document.createDocumentFragment();
+    let at = placeFrom(this.places, start);
+    for (let index = start; index < end; ) {
+      const place = this.places[at];
+      if (place && place.start <= index && place.end > index) {
+        const until = Math.min(place.end, end);
+        made.append(this.#place(place, index, until));
+        index = until;
+        if (until === place.end) at += 1;
+      } else if (place && place.start === index && place.end === index) {
+        made.append(this.#place(place, index, index));
+        at += 1;
+      } else {
+        made.append(this.#made(index));
+        index += 1;
+      }
+    }
+    list.replaceChildren(made);
+    withoutLastBreak(list);
+    list.style.minHeight = "";
+    list.removeAttribute("aria-busy");
+    chunk.isDrawn = true;
+    if (this.current !== null && this.current >= start && this.current < end) this.#setCurrent(this.current);
+    else list.querySelector(".token")?.setAttribute("tabindex", "0");
+    if (had) this.#token(this.current)?.focus({ preventScroll: true });
+  }
+
+  #place(place, from, until) {
+    const group = element("span", { class: "place", role: "presentation" });
+    const above = element("span", { class: "recorded", role: "presentation" });
+    let isShort = place.end - place.start <= MOST_BELOW && place.again.length <= MOST_BELOW && place.again_count === place.again.length;
+    for (let index = from; index < until; index += 1) {
+      above.append(this.#made(index));
+      if (this.about(index).text?.includes("\n")) isShort = false;
+    }
+    group.append(above);
+    if (place.again.some((one) => one.text?.includes("\n")) || from !== place.start) isShort = false;
+    if (!isShort) {
+      group.classList.add("long");
+      return group;
+    }
+    const below = element("span", { class: "below", "aria-hidden": "true" });
+    for (const one of place.again) {
+      const token = element("span", { class: "new" });
+      writeToken(token, one, true);
+      below.append(token);
+    }
+    group.append(below);
+    return group;
+  }
+
+  #made(index) {
+    const about = this.about(index);
+    const { span } = about;
+    const token = document.createElement("span");
+    token.className = "token";
+    token.setAttribute("role", "option");
+    token.tabIndex = -1;
+    const { dataset } = token;
+    dataset.index = index;
+    dataset.role = span.role;
+    if (!span.mask) dataset.mask = "0";
+    if (about.logprob !== null) dataset.bin = binOf(about.logprob);
+    if (span.mask) {
+      dataset.version = this.colours.get(span.version) % 8;
+      if (index === span.start) dataset.begins = span.version ?? "no version";
+    }
+    if (about.place) dataset.differs = "";
+    writeToken(token, about);
+    return token;
+  }
+
+  #spanOf(index) {
+    const { spans } = this.branch;
+    let low = 0;
+    let high = spans.length - 1;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (spans[middle].end <= index) low = middle + 1;
+      else high = middle;
+    }
+    return spans[low];
+  }
+
+  #token(index) {
+    return this.parent.querySelector(`.token[data-index="${index}"]`);
+  }
+
+  #setCurrent(index) {
+    const token = this.#token(index);
+    if (!token) return;
+    const list = token.closest(".chunk");
+    for (const other of list.querySelectorAll('.token[tabindex="0"]')) other.tabIndex = -1;
+    this.parent.querySelector('[aria-selected="true"]')?.removeAttribute("aria-selected");
+    token.tabIndex = 0;
+    token.setAttribute("aria-selected", "true");
+    this.current = index;
+  }
+
+  #attend(target) {
+    const token = tokenOf(target);
+    if (!token) {
+      this.#leave();
+      return;
+    }
+    const index = Number(token.dataset.index);
+    if (document.activeElement === token) this.#setCurrent(index);
+    this.show(token, index);
+  }
+
+  #leave() {
+    const focused = tokenOf(document.activeElement);
+    if (focused) this.show(focused, Number(focused.dataset.index));
+    else this.hide();
+  }
+
+  #key(event) {
+    const token = tokenOf(event.target);
+    if (!token || event.ctrlKey || event.metaKey || event.altKey) return;
+    const index = Number(token.dataset.index);
+    const chunk = token.closest(".chunk").chunk;
+    const section = token.closest(".part").querySelectorAll(".chunk");
+    const moves = {
+      ArrowRight: () => this.focus(index + 1),
+      ArrowLeft: () => this.focus(index - 1),
+      ArrowDown: () => this.#toLine(token, chunk, 1),
+      ArrowUp: () => this.#toLine(token, chunk, -1),
+      Home: () => this.focus(section[0].chunk.start),
+      End: () => this.focus(section[section.length - 1].chunk.end - 1),
+      Escape: () => this.hide(),
+    };
+    if (!moves[event.key]) return;
+    event.preventDefault();
+    moves[event.key]();
+  }
+
+  /** Move the focus to the nearest token of the next line (`step` 1), or of the line before (-1). */
+  async #toLine(token, chunk, step) {
+    const from = token.getClientRects()[0];
+    const middle = from.left + Math.min(from.width, 40) / 2;
+    let best = null;
+    let line = null;
+    for (let index = Number(token.dataset.index) + step; index >= 0 && index < this.branch.tokens; index += step) {
+      let other = this.#token(index);
+      if (!other) {
+        if (best) break;
+        const beyond = this.chunks.find((one) => index < one.end);
+        if (!(await this.#drawn(beyond))) return;
+        other = this.#token(index);
+      }
+      const box = other.getClientRects()[0];
+      if (!box || Math.abs(box.top - from.top) < from.height / 2) continue;
+      line ??= box;
+      if (Math.abs(box.top - line.top) > line.height / 2) break;
+      const distance = Math.abs(box.left + box.width / 2 - middle);
+      if (best === null || distance < best.distance) best = { index, distance };
+    }
+    if (best) this.focus(best.index);
+  }
+}
+
+/** Return the parts of a branch: runs of spans with one role and one turn. */
+function sectionsOf(spans) {
+  const sections = [];
+  for (const span of spans) {
+    const last = sections.at(-1);
+    if (last && last.role === span.role && last.turn === span.turn) {
+      last.end = span.end;
+      last.spans.push(span);
+    } else {
+      sections.push({ role: span.role, turn: span.turn, start: span.start, end: span.end, spans: [span] });
+    }
+  }
+  return sections;
+}
+
+function tokenOf(target) {
+  return target instanceof Element ? target.closest(".token") : null;
+}
+
+/** Remove the line end of the last token: the list ends there anyway. Its sign stays. */
+function withoutLastBreak(list) {
+  let last = list.lastChild;
+  while (last instanceof Element) last = last.lastChild;
+  if (last?.data === "\n") last.remove();
+}
+
+/** Return the place of the first of `places` that does not end before `index`. */
+function placeFrom(places, index) {
+  let low = 0;
+  let high = places.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (places[middle].end < index || (places[middle].end === index && places[middle].start < index)) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+function placeAt(places, index) {
+  for (let at = placeFrom(places, index); at < places.length && places[at].start <= index; at += 1) {
+    if (places[at].end > index) return at;
+  }
+  return -1;
+}
+
+/** Return the character that the bytes of the token at `at` and of its neighbours make, or null. */
+function characterAt(page, at) {
+  for (let start = at; start >= Math.max(0, at - 3) && page.bytes[start]; start -= 1) {
+    let hex = "";
+    for (let end = start; end < start + 4 && page.bytes[end]; end += 1) {
+      hex += page.bytes[end];
+      if (end < at) continue;
+      try {
+        const bytes = Uint8Array.from(hex.match(/../g), (one) => parseInt(one, 16));
+        return new TextDecoder("utf-8", { fatal: true }).decode(bytes);
+      } catch {
+        // Not a whole character yet.
+      }
+    }
+  }
+  return null;
+}

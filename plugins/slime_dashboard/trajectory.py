@@ -1,0 +1,204 @@
+"""The data of the trajectory viewer: one session, the tokens of a branch, and their text tokenised again."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from router_core.errors import BadRequest, HTTPError
+from router_core.router import Router
+from router_core.routes import JSON, ControlRoute
+from slime_dashboard.trajectory_pieces import Pieces
+from slime_dashboard.trajectory_retokenised import compared
+from slime_dashboard.trajectory_source import Source, Turn
+from slime_dashboard.trajectory_view import branch_of, page_of, tree_of
+
+__all__ = ["TrajectoryData"]
+
+#: Tokens of one page.
+_PAGE_TOKENS = 4096
+#: Newest turns that the tree has.
+_MOST_TURNS = 500
+#: Longest branch whose text is tokenised again: about half a second of work.
+_MOST_COMPARED = 1 << 18
+#: Places that are listed, and tokens of each.
+_MOST_PLACES = 2000
+_MOST_LISTED = 256
+
+
+class SessionNotFound(HTTPError):
+    """Nothing is recorded of a session, or it has no such turn."""
+
+    status, type, code = 404, "not_found_error", "SESSION_NOT_FOUND"
+
+
+class NothingRecorded(HTTPError):
+    """No plugin records sessions."""
+
+    status, type, code = 501, "not_implemented_error", "NOTHING_RECORDED"
+
+
+class _Encoder(Protocol):
+    """The component ``"encoder"`` of ``radix_cache``."""
+
+    async def encode(self, text: str, *, begins: bool, client: str | None = None) -> bytes: ...
+
+
+class TrajectoryData:
+    """Answers requests for the data of one session."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._pieces: Pieces | None = None
+
+    def routes(self, path: str) -> list[ControlRoute]:
+        """Return the routes. ``path``: that of the data of all pages."""
+        path = f"{path}/trajectory"
+        return [
+            ControlRoute(path, self._session, methods=["GET"]),
+            ControlRoute(f"{path}/tokens", self._tokens, methods=["GET"]),
+            ControlRoute(f"{path}/retokenised", self._retokenised, methods=["GET"]),
+        ]
+
+    async def _session(self, request: Request) -> Response:
+        session, source, turns = self._find(request)
+        turn = _turn(request, turns)
+        is_complete = not source.has_lost(session)
+
+        def read() -> dict[str, Any]:
+            branch = branch_of(source, turn, source.context(turn, turns))
+            tree = tree_of(source, turns, _MOST_TURNS)
+            return {"session": session, "complete": is_complete, **tree, "branch": branch}
+
+        return await self._answer(request, read)
+
+    async def _tokens(self, request: Request) -> Response:
+        _, source, turns = self._find(request)
+        turn = _turn(request, turns)
+        start = _number(request, "start", 0)
+        end = start + min(_number(request, "limit", _PAGE_TOKENS), _PAGE_TOKENS)
+
+        def read() -> dict[str, Any]:
+            pieces = self._read_pieces(source)
+            return page_of(source.context(turn, turns), start, end, pieces.of if pieces is not None else None)
+
+        return await self._answer(request, read)
+
+    async def _retokenised(self, request: Request) -> Response:
+        _, source, turns = self._find(request)
+        turn = _turn(request, turns)
+        encoder: _Encoder | None = self._router.components.find("encoder")
+        context = source.context(turn, turns)
+        ids = context.record.tokens
+        if encoder is None or len(ids) > _MOST_COMPARED:
+            why = (
+                "no plugin offers a tokenizer"
+                if encoder is None
+                else f"the branch has more than {_MOST_COMPARED:,} tokens"
+            )
+            return _answer_of({"compared": False, "why": why})
+        client = _address(request)
+        text = await self._router.threads.run(lambda: source.spell(ids.tolist()), client)
+        try:
+            packed = await encoder.encode(text, begins=True, client=client)
+        except BadRequest as error:
+            return _answer_of({"compared": False, "why": str(error)})
+        again = array("i", packed)
+
+        def read() -> dict[str, Any]:
+            pieces = self._read_pieces(source)
+            found = compared(ids.tolist(), again, pieces.of) if pieces is not None else None
+            if pieces is None or found is None:
+                return {"compared": False, "why": "the tokenizer does not tell the bytes of each token"}
+            mask = context.record.loss_mask
+            return {
+                "compared": True,
+                "tokens": len(ids),
+                "again": found.again,
+                "changed": found.changed,
+                "changed_trained": sum(int(mask[one.start : one.end].sum()) for one in found.places),
+                "place_count": len(found.places),
+                "places": [
+                    {
+                        "start": one.start,
+                        "end": one.end,
+                        "again_count": len(one.again),
+                        "recorded": _spelt(ids[one.start : one.end].tolist(), pieces),
+                        "again": _spelt(one.again, pieces),
+                    }
+                    for one in found.places[:_MOST_PLACES]
+                ],
+            }
+
+        return await self._answer(request, read)
+
+    async def _answer(self, request: Request, read: Callable[[], dict[str, Any]]) -> Response:
+        return _answer_of(await self._router.threads.run(read, _address(request)))
+
+    def _read_pieces(self, source: Source) -> Pieces | None:
+        """Return the pieces of the tokenizer's tokens; None without a tokenizer. The first call reads it."""
+        if self._pieces is None:
+            tokenizer = self._router.components.find("tokenizer")
+            if tokenizer is not None:
+                self._pieces = Pieces(source.spell, tokenizer)
+        return self._pieces
+
+    def _find(self, request: Request) -> tuple[str, Source, Sequence[Turn]]:
+        """Return the session's name, the recorded sessions, and its turns. Raises HTTPError."""
+        session = request.query_params.get("session")
+        if not session:
+            raise BadRequest("name a session: ?session=NAME")
+        source: Source | None = self._router.components.find("session_turns")
+        if source is None:
+            raise NothingRecorded("nothing is recorded without --plugin radix_cache")
+        turns = source.turns(session)
+        if not turns:
+            why = (
+                "its answers were evicted or not recorded (GET /cache_stats says why)"
+                if source.has_lost(session)
+                else "no answer is recorded under this name; check the name"
+            )
+            raise SessionNotFound(f"nothing is kept of session {session!r}: {why}")
+        return session, source, turns
+
+
+def _turn(request: Request, turns: Sequence[Turn]) -> Turn:
+    """Return the turn that is asked for; without one, the last. Raises HTTPError."""
+    number = _number(request, "turn", len(turns) - 1)
+    if number >= len(turns):
+        raise SessionNotFound(f"wanted a turn from 0 to {len(turns) - 1}, got {number}")
+    return turns[number]
+
+
+def _spelt(ids: Sequence[int], pieces: Pieces) -> list[dict[str, Any]]:
+    """Return the first ``ids`` with their texts, and bytes where these are no UTF-8."""
+    shown = [(one, pieces.of(one)) for one in ids[:_MOST_LISTED]]
+    return [
+        {
+            "id": one,
+            "text": piece.text,
+            "bytes": piece.raw.hex() if piece.text is None and piece.raw else None,
+        }
+        for one, piece in shown
+    ]
+
+
+def _answer_of(document: dict[str, Any]) -> Response:
+    return JSON(document, headers={"cache-control": "no-store"})
+
+
+def _number(request: Request, name: str, default: int) -> int:
+    value = request.query_params.get(name)
+    if value is None:
+        return default
+    if not (value.isascii() and value.isdigit() and len(value) < 10):
+        raise BadRequest(f"{name}: wanted a number, got {value[:80]!r}")
+    return int(value)
+
+
+def _address(request: Request) -> str | None:
+    return request.client.host if request.client is not None else None
