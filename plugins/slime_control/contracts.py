@@ -9,24 +9,34 @@ from router_core.exchange import Exchange
 from router_core.request import Request
 from router_core.workers import Worker
 
-__all__ = ["ControlEvents", "OnAbort", "OnPause", "PendingAborts", "QuietPeriod"]
+__all__ = ["ControlEvents", "OnAbort", "OnFlush", "OnPause", "PendingAborts", "QuietPeriod"]
 
 #: Called with the prefix of the rids to abort; ``""``: all.
 OnAbort = Callable[[str], None]
 #: Called with True when the engines pause, with False when they continue.
 OnPause = Callable[[bool], None]
+#: Called after the engines were told to drop their KV caches.
+OnFlush = Callable[[], None]
 
 
 class ControlEvents(Protocol):
-    """Pauses and aborts on their way through the router; the component ``"control_events"``.
+    """Pauses, aborts and flushes on their way through the router; the component ``"control_events"``.
 
     ``paused``: new generations wait, since a pause was sent to the engines.
     """
 
     paused: bool
 
-    def subscribe(self, on_abort: OnAbort, on_pause: OnPause | None = None) -> None:
-        """Call ``on_abort`` before an abort is sent, and ``on_pause`` when new generations begin to wait, or go on."""
+    def subscribe(
+        self,
+        on_abort: OnAbort | None = None,
+        on_pause: OnPause | None = None,
+        on_flush: OnFlush | None = None,
+    ) -> None:
+        """Call ``on_abort`` before an abort is sent, and ``on_pause`` when new generations begin to wait, or go on.
+
+        ``on_flush`` is called after the engines were told to drop their KV caches, or their memory, and have answered.
+        """
         ...
 
 

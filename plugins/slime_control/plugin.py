@@ -41,6 +41,7 @@ __all__ = ["Control", "add_options", "make_plugin"]
 logger = logging.getLogger(__name__)
 
 _READING = ("GET", "HEAD")
+_DROPS_CACHES = ("/flush_cache", "/release_memory_occupation")
 
 
 @hookimpl
@@ -278,6 +279,8 @@ class Control:
                 logger.exception("%s failed", call.path)
                 outcome = error
             finally:
+                if call.path in _DROPS_CACHES:
+                    self.events.flush()
                 done.set()
 
         router.tasks.start_soon(run)

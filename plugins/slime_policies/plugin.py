@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 from router_core import Exchange, Worker, hookimpl
 from router_core.router import Router
@@ -20,6 +22,9 @@ from slime_policies.prefix_hash import PrefixHash
 from slime_policies.random_choice import RandomChoice
 from slime_policies.round_robin import RoundRobin
 from slime_policies.settings import Settings, add_policy_options
+
+if TYPE_CHECKING:
+    from slime_control.contracts import ControlEvents
 
 __all__ = ["POLICIES", "PairPolicies", "Policies", "add_options", "make_plugin"]
 
@@ -77,6 +82,12 @@ class Policies:
         return self.policy(exchange, workers)
 
     @hookimpl
+    @asynccontextmanager
+    async def lifespan(self, router: Router) -> AsyncIterator[None]:
+        _forget_on_flush(router, [self.policy])
+        yield
+
+    @hookimpl
     def worker_changed(self, worker: Worker) -> None:
         if isinstance(self.policy, Remembering):
             self.policy.forget(worker)
@@ -103,6 +114,12 @@ class PairPolicies:
         return self.policies[workers[0].server.worker_type](exchange, workers)
 
     @hookimpl
+    @asynccontextmanager
+    async def lifespan(self, router: Router) -> AsyncIterator[None]:
+        _forget_on_flush(router, self.policies.values())
+        yield
+
+    @hookimpl
     def worker_changed(self, worker: Worker) -> None:
         for policy in self._remembering():
             policy.forget(worker)
@@ -114,3 +131,11 @@ class PairPolicies:
 
     def _remembering(self) -> Iterator[Remembering]:
         return (policy for policy in self.policies.values() if isinstance(policy, Remembering))
+
+
+def _forget_on_flush(router: Router, policies: Iterable[Policy]) -> None:
+    """Let ``policies`` drop their state of caches when the engines are told to drop these."""
+    events: ControlEvents | None = router.components.find("control_events")
+    for policy in policies:
+        if events is not None and isinstance(policy, Remembering):
+            events.subscribe(on_flush=policy.forget_all)

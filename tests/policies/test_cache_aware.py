@@ -263,6 +263,15 @@ async def test_requests_follow_their_prompts_until_the_weights_are_new(start: St
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("path", ["/flush_cache", "/release_memory_occupation"])
+async def test_engines_that_drop_their_caches_are_equal_again(start: Start, path: str) -> None:
+    async with routed(start) as (running, _):
+        assert [await ask(running, words(seed)) for seed in (1, 2, 2)] == [0, 1, 1]
+        assert (await running.client.post(path, json={})).status_code == 200
+        assert await ask(running, words(2)) == 0  # of equal workers, the first
+
+
+@pytest.mark.anyio
 async def test_a_worker_that_registers_again_has_an_empty_cache(start: Start) -> None:
     async with routed(start) as (running, urls):
         first = await ask(running, words(1))

@@ -1,8 +1,8 @@
-"""Pauses and aborts that pass through the control plane, for other plugins to subscribe to."""
+"""Pauses, aborts and flushes that pass through the control plane, for other plugins to subscribe to."""
 
 from __future__ import annotations
 
-from slime_control.contracts import OnAbort, OnPause
+from slime_control.contracts import OnAbort, OnFlush, OnPause
 
 __all__ = ["ControlEvents"]
 
@@ -17,12 +17,21 @@ class ControlEvents:
         self.paused = False
         self._on_abort: list[OnAbort] = []
         self._on_pause: list[OnPause] = []
+        self._on_flush: list[OnFlush] = []
 
-    def subscribe(self, on_abort: OnAbort, on_pause: OnPause | None = None) -> None:
+    def subscribe(
+        self,
+        on_abort: OnAbort | None = None,
+        on_pause: OnPause | None = None,
+        on_flush: OnFlush | None = None,
+    ) -> None:
         """See :class:`slime_control.contracts.ControlEvents`."""
-        self._on_abort.append(on_abort)
+        if on_abort is not None:
+            self._on_abort.append(on_abort)
         if on_pause is not None:
             self._on_pause.append(on_pause)
+        if on_flush is not None:
+            self._on_flush.append(on_flush)
 
     def abort(self, prefix: str) -> None:
         """Notify subscribers of an abort of the rids that begin with ``prefix``."""
@@ -34,3 +43,8 @@ class ControlEvents:
         self.paused = paused
         for tell in self._on_pause:
             tell(paused)
+
+    def flush(self) -> None:
+        """Notify subscribers that the engines have dropped their KV caches."""
+        for tell in self._on_flush:
+            tell()

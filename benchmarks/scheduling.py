@@ -1,0 +1,112 @@
+"""Policies in a simulation of engines with KV caches: hit rate, time to the first token, makespan, balance.
+
+Nothing is timed, so a run depends only on its seeds. The gateway's policy is expressed again for the simulation.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+from benchmarks.options import flags, read
+from benchmarks.report import Column, Report
+from benchmarks.simulated.gateway import GatewayCacheAware
+from benchmarks.simulated.plot import drawn
+from benchmarks.simulated.simulation import simulate
+from benchmarks.simulated.workloads import WORKLOADS
+from slime_policies import CacheAware, Policy, Settings
+from slime_policies.plugin import POLICIES
+
+_CACHE_AWARE, _GATEWAY = "cache_aware", "gateway's cache_aware"
+_SVG = Path(__file__).resolve().parent.parent / "docs" / "images" / "scheduling.svg"
+
+
+def _made(name: str) -> Callable[[Callable[[], float]], Policy]:
+    return lambda clock: POLICIES[name](Settings())
+
+
+_POLICIES: dict[str, Callable[[Callable[[], float]], Policy]] = {
+    "round_robin": _made("round_robin"),
+    "least_inflight": _made("least_inflight"),
+    "power_of_two": _made("power_of_two"),
+    "prefix_hash": _made("prefix_hash"),
+    _GATEWAY: lambda clock: GatewayCacheAware(),
+    _CACHE_AWARE: lambda clock: CacheAware(Settings(), clock),
+}
+
+
+class _Gates:
+    """Conditions for ``cache_aware``, each told with the figures that decide it."""
+
+    def __init__(self, report: Report) -> None:
+        self._samples = report.samples
+
+    def show(self) -> None:
+        """Print each condition of the workloads that were run, and whether it holds."""
+        print("\ngates of cache_aware (medians of the seeds)")
+        for workload in self._samples:
+            for figure in ("ttft_ms", "makespan_s"):
+                self._at_most(workload, figure, "round_robin", 1.03)
+            self._tell(f"{workload}: busiest / mean", self._of(workload, _CACHE_AWARE, "imbalance"), 1.5)
+            if workload == "multi-turn, 128":
+                self._at_most(workload, "ttft_ms", _GATEWAY, 0.8)
+            elif workload.startswith("agents, ") and workload.endswith("128"):
+                self._at_most(workload, "ttft_ms", _GATEWAY, 0.5)
+            elif workload.startswith("GRPO 64"):
+                self._at_most(workload, "makespan_s", "least_inflight", 0.88)
+
+    def _at_most(self, workload: str, figure: str, other: str, factor: float) -> None:
+        ratio = self._of(workload, _CACHE_AWARE, figure) / self._of(workload, other, figure)
+        self._tell(f"{workload}: {figure} / that of {other}", ratio, factor)
+
+    def _of(self, workload: str, policy: str, figure: str) -> float:
+        return median(sample[figure] for sample in self._samples[workload][policy])
+
+    def _tell(self, text: str, found: float, most: float) -> None:
+        print(f"  {'held  ' if found <= most else 'MISSED'} {found:5.2f} (at most {most:.2f})  {text}")
+
+
+def main() -> int:
+    parser = flags(__doc__ or "", rounds=3)
+    parser.add_argument(
+        "--plot", type=Path, nargs="?", const=_SVG, metavar="FILE",
+        help="draw the figures into FILE (default: %(const)s)",
+    )  # fmt: skip
+    given = parser.parse_args()
+    options = read(given)
+    report = Report()
+    for workload in options.pick(WORKLOADS, tiny=WORKLOADS[-1:]):
+        if not options.wants(workload.name):
+            continue
+        for name, make in _POLICIES.items():
+            for seed in range(options.rounds):
+                random.seed(seed)
+                outcome = simulate(make, workload, seed=seed)
+                report.add(
+                    workload.name,
+                    name,
+                    hit=outcome.hit_rate,
+                    ttft_ms=outcome.ttft_p95_s * 1000,
+                    makespan_s=outcome.makespan_s,
+                    imbalance=outcome.imbalance,
+                )
+        report.show(
+            workload.name,
+            (
+                Column("hit", "hit rate", 2),
+                Column("ttft_ms", "TTFT p95 ms"),
+                Column("makespan_s", "makespan s", 1),
+                Column("imbalance", "busiest / mean", 2),
+            ),
+        )
+    _Gates(report).show()
+    if given.plot is not None:
+        given.plot.write_text(drawn(report.samples, list(_POLICIES)))
+    return report.finish(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""Prompts of the simulation: texts, and the blocks of a KV cache that they fill."""
+
+from __future__ import annotations
+
+import random
+import string
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import count
+
+__all__ = ["BLOCK", "Text"]
+
+#: Tokens of a block of the KV cache.
+BLOCK = 16
+#: Bytes of a token of English text, on average.
+_BYTES_PER_TOKEN = 4
+
+_LETTERS = "".join(random.Random(0).choices(string.ascii_letters, k=1 << 18)).encode()
+_numbers = count()
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text of some parts. No part begins like another.
+
+    ``parts``: for each part, its number and its tokens. ``tokens``: those of all. ``blocks``: a key for each full
+    block of tokens, which stands for the whole text up to the block's end. ``rest``: the same for what follows them.
+    """
+
+    parts: tuple[tuple[int, int], ...] = ()
+    tokens: int = 0
+    blocks: tuple[int, ...] = ()
+    rest: int = 0
+
+    def then(self, tokens: int) -> Text:
+        """Return this text with a new part of ``tokens`` tokens behind it."""
+        number = next(_numbers)
+        total = self.tokens + tokens
+        key = hash((self.blocks[-1] if self.blocks else 0, self.rest, number))
+        new = range(self.tokens // BLOCK, total // BLOCK)
+        blocks = (*self.blocks, *(hash((key, block)) for block in new))
+        return Text(
+            (*self.parts, (number, tokens)), total, blocks, hash((0 if new else self.rest, number, total))
+        )
+
+    def written(self) -> bytes:
+        """Return the text itself, four bytes a token."""
+        return b"".join(_written(number, tokens) for number, tokens in self.parts)
+
+
+@lru_cache(4096)
+def _written(number: int, tokens: int) -> bytes:
+    begin = number * 7919 % (len(_LETTERS) // 2)
+    size = tokens * _BYTES_PER_TOKEN
+    return (b"%x " % number + _LETTERS[begin : begin + size])[:size]

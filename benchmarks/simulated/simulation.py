@@ -1,0 +1,140 @@
+"""The simulation: clients send their requests through a policy to engines."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import count
+from statistics import mean, quantiles
+
+from benchmarks.simulated.engine import Costs, Engine, Generation
+from benchmarks.simulated.prompts import Text
+from benchmarks.simulated.workloads import Turn, Workload
+from router_core import Exchange, Worker
+from router_core.request import Request
+from slime_policies import Policy
+
+__all__ = ["Outcome", "simulate"]
+
+#: Clients begin this long after each other, in seconds.
+_APART_S = 0.000_2
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """``hit_rate``: cached tokens, as a part of all tokens of prompts. ``ttft_p95_s``: time to the first token.
+
+    ``makespan_s``: until the last answer. ``imbalance``: requests of the busiest engine, as a multiple of the mean.
+    """
+
+    hit_rate: float
+    ttft_p95_s: float
+    makespan_s: float
+    imbalance: float
+
+
+def simulate(
+    make: Callable[[Callable[[], float]], Policy],
+    workload: Workload,
+    *,
+    engines: int = 8,
+    costs: Costs = Costs(),  # noqa: B008  (frozen)
+    seed: int = 0,
+) -> Outcome:
+    """Run ``workload`` with the policy that ``make(clock)`` returns, and return what came of it."""
+    return _Simulation(make, workload, engines, costs, seed).run()
+
+
+class _Simulation:
+    def __init__(
+        self,
+        make: Callable[[Callable[[], float]], Policy],
+        workload: Workload,
+        engines: int,
+        costs: Costs,
+        seed: int,
+    ) -> None:
+        self._now = 0.0
+        self._events: list[tuple[float, int, Callable[[float], None]]] = []
+        self._order = count()
+        self._policy = make(lambda: self._now)
+        self._workload = workload
+        self._workers = tuple(Worker(f"http://10.0.0.{number}:30000") for number in range(1, engines + 1))
+        self._engines = {worker: Engine(costs, self.at) for worker in self._workers}
+        self._sent = dict.fromkeys(self._workers, 0)
+        self._random = random.Random(seed)
+        self._done: list[Generation] = []
+
+    def at(self, time: float, call: Callable[[float], None]) -> None:
+        """Call ``call(time)`` at ``time``."""
+        heapq.heappush(self._events, (time, next(self._order), call))
+
+    def run(self) -> Outcome:
+        for _ in range(self._workload.steps):
+            conversations = iter(self._workload.make(self._random))
+
+            def begin(now: float, left: Iterator[list[Turn]] = conversations) -> None:
+                turns = next(left, None)
+                if turns is not None:
+                    _Client(self, turns, begin).go_on(now, Text())
+
+            for number in range(self._workload.concurrent):
+                self.at(self._now + number * _APART_S, begin)
+            while self._events:
+                self._now, _, call = heapq.heappop(self._events)
+                call(self._now)
+        sent = self._sent.values()
+        return Outcome(
+            sum(each.cached for each in self._done) / sum(each.prompt.tokens for each in self._done),
+            quantiles((each.first_s - each.sent_s for each in self._done), n=20)[-1],
+            self._now,
+            max(sent) / mean(sent),
+        )
+
+    def ask(
+        self, now: float, prompt: Text, turn: Turn, kept: Worker | None, done: Callable[[Generation], None]
+    ) -> Worker | None:
+        """Send a request to ``kept``, or to the worker that the policy chooses. Returns the one to keep, if any."""
+        body = b'{"text": "%s", "sampling_params": {"max_new_tokens": %d}}'
+        request = Request("POST", b"/generate", [], body % (prompt.written(), turn.new_tokens))
+        worker = kept or self._policy(Exchange(request), self._workers)
+        worker.in_flight += 1
+        self._sent[worker] += 1
+
+        def ended(generation: Generation) -> None:
+            worker.in_flight -= 1
+            self._done.append(generation)
+            done(generation)
+
+        generation = Generation(prompt, turn.new_tokens, prompt.then(turn.new_tokens), now, ended)
+        self._engines[worker].send(generation, now)
+        return worker if self._workload.has_sessions else None
+
+
+class _Client:
+    """One conversation. ``over(time)`` is called at its end."""
+
+    def __init__(self, simulation: _Simulation, turns: list[Turn], over: Callable[[float], None]) -> None:
+        self._simulation = simulation
+        self._turns = iter(turns)
+        self._over = over
+        self._worker: Worker | None = None
+
+    def go_on(self, now: float, history: Text) -> None:
+        """Send the next request, after the time that it takes to think."""
+        turn = next(self._turns, None)
+        if turn is None:
+            self._over(now)
+        elif turn.think_s:
+            self._simulation.at(now + turn.think_s, lambda then: self._ask(then, turn, history))
+        else:
+            self._ask(now, turn, history)
+
+    def _ask(self, now: float, turn: Turn, history: Text) -> None:
+        prompt = turn.prompt or history.then(turn.added)
+        self._worker = self._simulation.ask(now, prompt, turn, self._worker, self._answered)
+
+    def _answered(self, generation: Generation) -> None:
+        self.go_on(generation.done_s, generation.answer)

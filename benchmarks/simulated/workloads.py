@@ -1,0 +1,115 @@
+"""Workloads of the simulation: the requests of clients, and the times between them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from benchmarks.simulated.prompts import Text
+
+__all__ = ["WORKLOADS", "Turn", "Workload"]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One request of a client, for ``new_tokens`` tokens.
+
+    ``prompt``: the whole prompt; None: the conversation so far and ``added`` tokens. ``think_s``: time since the answer
+    before.
+    """
+
+    prompt: Text | None
+    added: int
+    new_tokens: int
+    think_s: float = 0.0
+
+
+Conversation = list[Turn]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """``steps`` of conversations: a step begins when the one before has ended. In a step, ``concurrent`` run at once.
+
+    ``make(random)`` returns the conversations of a step. ``has_sessions``: each request names its conversation.
+    """
+
+    name: str
+    concurrent: int
+    steps: int
+    make: Callable[[random.Random], list[Conversation]]
+    has_sessions: bool = False
+
+
+def _length(rng: random.Random, mean: int, spread: float = 0.6) -> int:
+    """Return a number of tokens from a log-normal distribution."""
+    return max(4, min(16 * mean, round(rng.lognormvariate(0, spread) * mean)))
+
+
+def _conversation(rng: random.Random, prompt: Text, answer: int, added: int) -> Conversation:
+    """Return four to eight turns, with answers and later prompts of these mean lengths."""
+    later = [
+        Turn(None, _length(rng, added), _length(rng, answer), rng.expovariate(2))
+        for _ in range(rng.randint(3, 7))
+    ]
+    return [Turn(prompt, 0, _length(rng, answer)), *later]
+
+
+def _multi_turn(rng: random.Random) -> list[Conversation]:
+    return [_conversation(rng, Text().then(_length(rng, 400)), 150, 120) for _ in range(800)]
+
+
+def _agents(rng: random.Random, count: int = 640) -> list[Conversation]:
+    system = Text().then(8400)
+    return [_conversation(rng, system.then(_length(rng, 200)), 120, 200) for _ in range(count)]
+
+
+def _fewer_agents(rng: random.Random) -> list[Conversation]:
+    return _agents(rng, 240)
+
+
+def _questions(rng: random.Random) -> list[Conversation]:
+    system = Text().then(6000)
+    return [[Turn(system.then(_length(rng, 40)), 0, _length(rng, 100))] for _ in range(1600)]
+
+
+def _grpo(rng: random.Random) -> list[Conversation]:
+    prompts = [Text().then(_length(rng, 1000)) for _ in range(64)]
+    return [
+        [Turn(prompt, 0, 2000 if rng.random() < 0.03 else _length(rng, 300, 0.5))]
+        for prompt in prompts
+        for _ in range(8)
+    ]
+
+
+def _grpo_tools(rng: random.Random) -> list[Conversation]:
+    system = Text().then(1500)
+    made = []
+    for _ in range(32):
+        prompt = system.then(_length(rng, 500))
+        for _ in range(8):
+            calls = min(20, int(rng.expovariate(1 / 4)))
+            later = [
+                Turn(None, _length(rng, 150), _length(rng, 150), rng.expovariate(1 / 0.3))
+                for _ in range(calls)
+            ]
+            made.append([Turn(prompt, 0, _length(rng, 150)), *later])
+    return made
+
+
+def _unrelated(rng: random.Random) -> list[Conversation]:
+    return [[Turn(Text().then(_length(rng, 1500, 1.0)), 0, _length(rng, 150, 0.8))] for _ in range(1200)]
+
+
+WORKLOADS = (
+    Workload("multi-turn, 128", 128, 1, _multi_turn),
+    Workload("multi-turn with sessions, 128", 128, 1, _multi_turn, has_sessions=True),
+    Workload("agents, 8,400-token system prompt, 128", 128, 1, _agents),
+    Workload("agents, 8,400-token system prompt, 40", 40, 1, _fewer_agents),
+    Workload("agents with sessions, 128", 128, 1, _agents, has_sessions=True),
+    Workload("6,000-token system prompt, questions, 48", 48, 1, _questions),
+    Workload("GRPO 64 x 8, 256, stragglers", 256, 3, _grpo),
+    Workload("GRPO 32 x 8 with tools, 256", 256, 2, _grpo_tools),
+    Workload("unrelated prompts, 96", 96, 1, _unrelated),
+)
