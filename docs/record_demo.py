@@ -21,7 +21,7 @@ _PICTURE = Path(__file__).parent / "images" / "demo.svg"
 _COLUMNS = 72
 _RUNS = 40
 #: Rich's format without fonts from elsewhere; each piece of text has its width, so other fonts keep the columns.
-_FORMAT = re.sub(r" *@font-face \{\{.*?\}\}\n", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL).replace(
+SVG_FORMAT = re.sub(r" *@font-face \{\{.*?\}\}\n", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL).replace(
     "Fira Code, monospace", "ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace"
 )
 
@@ -48,7 +48,9 @@ def main() -> None:
     console.print(Text.assemble(("$ ", "bold green"), "slime-router demo"))
     console.print(Text.from_ansi(_readable().rstrip()))
     _PICTURE.parent.mkdir(exist_ok=True)
-    _PICTURE.write_text(console.export_svg(title="slime-router demo", code_format=_FORMAT, unique_id="demo"))
+    _PICTURE.write_text(
+        console.export_svg(title="slime-router demo", code_format=SVG_FORMAT, unique_id="demo")
+    )
 
 
 if __name__ == "__main__":
