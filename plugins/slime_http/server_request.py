@@ -65,7 +65,7 @@ class ServerRequest:
 
     __slots__ = (
         "_app", "_body", "_connection", "_event", "_has_news", "_head", "_is_chunked", "_is_head", "_left",
-        "_more_body", "_size", "begun", "complete", "disconnected", "error", "expects_continue",
+        "_more_body", "_size", "began", "begun", "complete", "disconnected", "error", "expects_continue",
         "keep_alive", "on_end", "scope", "started", "status", "streamed_at", "task", "written",
     )  # fmt: skip
 
@@ -86,7 +86,7 @@ class ServerRequest:
         self.begun = self.started = self.written = self.complete = self.disconnected = False
         self.expects_continue = expects_continue
         self.status = 0
-        self.streamed_at = 0.0
+        self.streamed_at = self.began = 0.0
         self.error = b""
         self.on_end: Callable[[ServerRequest], object] | None = None
         #: Parts of the body that ``receive`` has not returned yet, and whether it has something to return.

@@ -1,37 +1,74 @@
-"""Histograms of durations with fixed buckets, in plain numbers: an observation costs a fraction of a microsecond."""
+"""Histograms of durations with fixed buckets, in plain numbers: an observation is appended to a list."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.utils import floatToGoString
 
-__all__ = ["Histogram", "histogram_family"]
+__all__ = ["BATCH", "Histogram", "histogram_family"]
+
+
+#: Durations that wait to be counted: together they cost less than one by one.
+BATCH = 256
 
 
 class Histogram:
-    """Counts of durations by the first bucket whose upper bound is not smaller, and their sum in seconds."""
+    """Counts of durations by the first bucket whose upper bound is not smaller, and their sum in seconds.
 
-    __slots__ = ("bounds", "counts", "total_s")
+    ``new``: durations that are not counted yet. After an append, call ``settle`` if there are ``BATCH`` of them.
+    """
+
+    __slots__ = ("_counts", "_total_s", "bounds", "new")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.total_s = 0.0
+        self.new: list[float] = []
+        self._counts = [0] * (len(bounds) + 1)
+        self._total_s = 0.0
 
     def observe(self, duration_s: float) -> None:
         """Count a duration."""
-        self.counts[bisect_left(self.bounds, duration_s)] += 1
-        self.total_s += duration_s
+        self.new.append(duration_s)
+        if len(self.new) >= BATCH:
+            self.settle()
+
+    def settle(self) -> None:
+        """Count the durations in ``new``."""
+        new, counts, bounds = self.new, self._counts, self.bounds
+        if not new:
+            return
+        new.sort()
+        self._total_s += sum(new)
+        place = counted = 0
+        for place in range(bisect_left(bounds, new[0]), bisect_left(bounds, new[-1])):
+            until = bisect_right(new, bounds[place], counted)
+            counts[place] += until - counted
+            counted = until
+        counts[bisect_left(bounds, new[-1])] += len(new) - counted
+        new.clear()
 
     def add(self, other: Histogram, times: int = 1) -> None:
         """Add the counts of ``other``, which has the same bounds, or with -1 remove them."""
+        counts = self.counts
         for place, count in enumerate(other.counts):
-            self.counts[place] += times * count
-        self.total_s += times * other.total_s
+            counts[place] += times * count
+        self._total_s += times * other.total_s
+
+    @property
+    def counts(self) -> list[int]:
+        """The number of durations by bucket."""
+        self.settle()
+        return self._counts
+
+    @property
+    def total_s(self) -> float:
+        """The sum of the durations."""
+        self.settle()
+        return self._total_s
 
     @property
     def count(self) -> int:

@@ -76,7 +76,7 @@ class MetricsPlugin:
     def asgi_middleware(self, app: ASGIApp, router: Router) -> ASGIApp:
         self._counts.know(Labels(pattern for pattern, _ in router.own_paths))
         self._measured = Measured(app, self._counts)
-        return self._measured
+        return self._measured.serve
 
     @hookimpl
     @asynccontextmanager

@@ -5,7 +5,6 @@ The cost of a request counts here: what could be a method or a coroutine is writ
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterable
 from time import monotonic
 from typing import Any
@@ -15,14 +14,12 @@ from router_core.types import ASGIApp, Message, Receive, Scope, Send
 from slime_http.asgi import SendNow, send_now_of
 from slime_http.server_request import ServerRequest
 from slime_metrics.counts import QUICK_S, Counts, Series
+from slime_metrics.histogram import BATCH
 
 __all__ = ["Answer", "Measured"]
 
 #: Bytes of an error's body that are searched for its code.
 _MAX_ERROR_BYTES = 4096
-
-#: Key of a scope: the time of the event loop, which costs least to read. uvloop's is that of the turn of the loop.
-_BEGAN = "slime_metrics.began"
 
 
 class Answer:
@@ -33,6 +30,7 @@ class Answer:
         "_inner_now",
         "_streams",
         "_time",
+        "began",
         "complete",
         "error",
         "scope",
@@ -43,6 +41,7 @@ class Answer:
     def __init__(self, inner: Send, scope: Scope, time: Callable[[], float]) -> None:
         self._inner = inner
         self._time = time
+        self.began = time()
         self.scope = scope
         self.status = 0
         self.streamed_at = 0.0
@@ -79,7 +78,10 @@ class Answer:
 
 
 class Measured:
-    """ASGI middleware that measures all requests, also those that are refused or that the router answers itself."""
+    """ASGI middleware that measures all requests, also those that are refused or that the router answers itself.
+
+    The application to serve is the method ``serve``, since calling an object costs more.
+    """
 
     def __init__(self, app: ASGIApp, counts: Counts) -> None:
         self._app = app
@@ -88,16 +90,15 @@ class Measured:
         self._on_end = self._end
         self.time: Callable[[], float] = monotonic  # until the event loop is there
 
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        if scope["type"] != "http":
-            return self._app(scope, receive, send)
-        answer = getattr(send, "__self__", None)
-        if type(answer) is ServerRequest and answer.scope is scope:
+    def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Call the application, and note the time."""
+        if scope["type"] == "http":
+            answer = getattr(send, "__self__", None)
+            if type(answer) is not ServerRequest or answer.scope is not scope:
+                return self._watched({**scope, "state": dict(scope.get("state") or {})}, receive, send)
             answer.on_end = self._on_end
-            scope[_BEGAN] = self.time()
-            return self._app(scope, receive, send)
-        own = {**scope, "state": dict(scope.get("state") or {}), _BEGAN: self.time()}
-        return self._watched(own, receive, send)
+            answer.began = self.time()
+        return self._app(scope, receive, send)
 
     async def _watched(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = Answer(send, scope, self.time)
@@ -107,25 +108,29 @@ class Measured:
             self._end(answer)
 
     def _end(self, answer: Answer | ServerRequest) -> None:
-        scope, status = answer.scope, answer.status
+        scope, status, began = answer.scope, answer.status, answer.began
         state = scope["state"]
-        worker = state[WORKER].url if WORKER in state else ""
-        series = self._series.get((scope["method"], scope["path"], status, worker))
-        if series is None:
+        try:
+            waited_s, worker = state[SENT_AT] - began, state[WORKER].url
+        except KeyError:  # no worker has answered
+            waited_s, worker = 0.0, state[WORKER].url if WORKER in state else ""
+        try:
+            series = self._series[scope["method"], scope["path"], status, worker]
+        except KeyError:
             series = self._counts.of(scope["method"], scope["path"], status, worker)
-        began = scope[_BEGAN]
         whole_s = self.time() - began
-        whole = series.whole
-        whole.counts[bisect_left(whole.bounds, whole_s)] += 1
-        whole.total_s += whole_s
-        if SENT_AT in state and state[SENT_AT] - began > QUICK_S:
-            series.waited(whole_s, state[SENT_AT] - began)
+        new = series.whole.new
+        new.append(whole_s)
+        if len(new) >= BATCH:
+            series.whole.settle()
+        if waited_s > QUICK_S:
+            series.waited(whole_s, waited_s)
         if status != 200 or answer.streamed_at or not answer.complete:
-            self._note_unusual(series, answer, began)
+            self._note_unusual(series, answer)
 
-    def _note_unusual(self, series: Series, answer: Answer | ServerRequest, began: float) -> None:
+    def _note_unusual(self, series: Series, answer: Answer | ServerRequest) -> None:
         if answer.streamed_at:
-            series.to_first_byte.observe(answer.streamed_at - began)
+            series.to_first_byte.observe(answer.streamed_at - answer.began)
         if not answer.complete:
             series.incomplete += 1
         if answer.status >= 400:

@@ -125,7 +125,7 @@ async def test_ten_thousand_requests_add_no_series() -> None:
     async def send(_: Message) -> None:
         pass
 
-    measured = Measured(app, counts)
+    measured = Measured(app, counts).serve
     sizes = []
     for _ in range(2):
         for _ in range(5000):

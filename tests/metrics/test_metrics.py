@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from routers import BARE, Start, answering
 from slime_http.serving import serving
 from slime_metrics import Metrics
 from slime_metrics.counts import Counts
-from slime_metrics.histogram import Histogram
+from slime_metrics.histogram import BATCH, Histogram
 from slime_testing import FakeEngine
 
 pytestmark = pytest.mark.anyio
@@ -326,3 +327,17 @@ def test_histogram_counts_by_upper_bound() -> None:
     for duration_s in (0.05, 0.1, 0.2, 1.0, 5.0):
         histogram.observe(duration_s)
     assert (histogram.counts, histogram.count) == ([2, 2, 1], 5)
+
+
+def test_histogram_counts_many_durations_as_one_by_one() -> None:
+    bounds, chance = (0.1, 0.2, 0.5, 1.0), random.Random(3)
+    histogram, counts = Histogram(bounds), [0] * 5
+    durations = [chance.choice((0.0, 0.1, 0.15, 0.2, 0.3, 0.7, 1.0, 9.0)) for _ in range(3 * BATCH + 7)]
+    for duration_s in durations:
+        histogram.observe(duration_s)
+        counts[sum(bound < duration_s for bound in bounds)] += 1
+        assert len(histogram.new) < BATCH
+    assert histogram.counts == counts
+    assert histogram.total_s == pytest.approx(sum(durations))
+    histogram.observe(0.2)
+    assert (histogram.counts[1], histogram.count) == (counts[1] + 1, len(durations) + 1)
