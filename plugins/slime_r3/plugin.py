@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from router_core import BadRequest, Exchange, hookimpl
 from router_core.router import Router
+from slime_r3.metrics import offer_metrics
 from slime_r3.recorded_rows import RecordedRows, Shape
 from slime_r3.settings import ALWAYS, Settings
 from slime_sglang.facts import experts_shape
@@ -46,6 +47,7 @@ class R3:
         """Register the component for other plugins."""
         self._router = router
         self._pool = router.pool
+        offer_metrics(router.components.find("metrics"), self._rows)
         router.components.register("token_rows", self)
 
     @hookimpl

@@ -32,6 +32,8 @@ class RecordedRows:
     def __init__(self, name: str, max_bytes: int, shape: Callable[[], Shape | None], cure: str = "") -> None:
         self.turns = TurnRows(max_bytes)
         self.misses: dict[str, int] = {}
+        #: Rows of all answers so far.
+        self.rows_recorded = 0
         self._name = name
         self._shape = shape
         self._cure = cure
@@ -68,6 +70,7 @@ class RecordedRows:
             return
         layers = meta.get(f"{self._name}_num_layers")
         self._layers = layers if type(layers) is int and layers > 0 else self._layers
+        self.rows_recorded += len(found[0])
         self.turns.add(turns, *found)
 
     def read(self, turns: Sequence[ConsumedTurn], tokens: int) -> IntArray | str:

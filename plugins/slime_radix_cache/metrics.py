@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from slime_radix_cache.index.trajectories import Trajectories
 from slime_radix_cache.tally import Tally
+from slime_sglang.generation import GENERATION_PATHS
 
 if TYPE_CHECKING:
     from slime_metrics.contracts import Metrics
@@ -36,6 +37,11 @@ def offer_metrics(metrics: Metrics | None, tally: Tally, kept: Trajectories) -> 
         lambda: tally.hits / tally.prompts if tally.prompts else None,
     )  # fmt: skip
     metrics.counter(
+        "slime_generations_total",
+        "Sequences that engines sampled for clients, by path, and by the reason why their tokens are not exact.",
+        lambda: _by_path(tally.generated), ["path", "reason"],
+    )  # fmt: skip
+    metrics.counter(
         "slime_retrieved_answers_total", "Answers to /retrieve_from_... by the reason why they are not exact.",
         lambda: _by_kind(tally.answers), ["reason"],
     )  # fmt: skip
@@ -61,6 +67,15 @@ def offer_metrics(metrics: Metrics | None, tally: Tally, kept: Trajectories) -> 
     metrics.counter(
         "slime_cache_evictions_total", "Segments evicted, by reason.", lambda: kept.evicted, ["reason"]
     )
+
+
+def _by_path(counts: Mapping[tuple[str, str], int]) -> Counter[tuple[str, str]]:
+    """Return ``counts`` with paths of generations only, and without the names that clients chose."""
+    found: Counter[tuple[str, str]] = Counter()
+    for (path, reason), count in counts.items():
+        known = path if path.encode() in GENERATION_PATHS else "other"
+        found[known, reason.partition(":")[0]] += count
+    return found
 
 
 def _by_kind(counts: Mapping[str, int]) -> Counter[str]:

@@ -99,7 +99,8 @@ class RadixCache:
             threads=router.threads,
         )
         router.components.register("encoder", encoder)
-        router.components.register("verdicts", Verdicts())
+        self._verdicts = Verdicts()
+        router.components.register("verdicts", self._verdicts)
         spelling = Spelling(tokenizer, encoder.abilities.lead)
         router.components.register("decode", spelling.text_of)
         limits = Limits(settings.max_tokens, settings.max_bytes, settings.gc_threshold_k)
@@ -231,6 +232,7 @@ class RadixCache:
         # Clients that send tokens handle aborts; slime and miles end each rollout by aborting all engines.
         generation = None if handles_aborts(exchange, ask) else self._aborts.begin(exchange, body.get("rid"))
         exchange.notes[NOTE] = _Noted(ask, turns, generation)
+        exchange.on_close(partial(self._count, exchange))
 
     async def _begin(self, exchange: Exchange, ask: Ask) -> list[Turn]:
         turns: list[Turn] = []
@@ -252,6 +254,10 @@ class RadixCache:
     def _end(self, turns: Sequence[Turn]) -> None:
         for turn in turns:
             self._turns.end(turn)
+
+    def _count(self, exchange: Exchange) -> None:
+        if exchange.reply is not None and exchange.reply.status == 200:
+            self._tally.generation((exchange.parent or exchange).request.path, self._verdicts.of(exchange))
 
     @hookimpl
     async def post_response(self, exchange: Exchange) -> None:

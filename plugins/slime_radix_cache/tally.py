@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 __all__ = ["Tally"]
@@ -27,6 +28,8 @@ class Tally:
         self.untouched_by_reason: Counter[str] = Counter()
         self.unrecorded_by_kind: Counter[str] = Counter()
         self.contradictions: Counter[str] = Counter()
+        #: Sequences by the path of the client's request and the reason.
+        self.generated: Counter[tuple[str, str]] = Counter()
         self.answers: Counter[str] = Counter()
         self.aborts: Counter[str] = Counter()
 
@@ -86,6 +89,11 @@ class Tally:
         """Count an abort by an engine. ``outcome``: ``tried_again``, ``resumed``, ``completed`` (the answer was
         whole already), or ``passed_on`` to the client."""
         self.aborts[outcome] += 1
+
+    def generation(self, path: str, reasons: Iterable[str | None]) -> None:
+        """Count a generation for a client's request to ``path``. ``reasons``: see ``answered``, for each sequence."""
+        for reason in reasons:
+            self.generated[path, reason or "exact"] += 1
 
     def answered(self, reason: str | None) -> None:
         """Count a retrieved answer. ``reason``: why it is not exact; None if it is."""

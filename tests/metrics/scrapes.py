@@ -11,7 +11,8 @@ __all__ = ["EVERYTHING", "Numbers", "names_of", "scraped"]
 
 #: The command line of a router with all plugins that have metrics.
 EVERYTHING = (
-    "--plugin", "engine", "--engine-workers", "1", "--plugin", "radix_cache", "--max-concurrent-requests", "4",
+    "--plugin", "engine", "--engine-workers", "1", "--plugin", "radix_cache", "--plugin", "r3",
+    "--max-concurrent-requests", "4",
 )  # fmt: skip
 
 #: Samples by name and labels, the latter as in ``path=/generate status=200``.

@@ -1,0 +1,51 @@
+"""The metrics of routed experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from slime_r3.recorded_rows import RecordedRows
+
+if TYPE_CHECKING:
+    from slime_metrics.contracts import Metrics
+
+__all__ = ["offer_metrics"]
+
+
+def offer_metrics(metrics: Metrics | None, kinds: Mapping[str, RecordedRows]) -> None:
+    """Offer the sizes and counters of ``kinds``, rows by their name in answers, if there are metrics."""
+    if metrics is None:
+        return
+
+    def each(number: Callable[[RecordedRows], int]) -> Callable[[], dict[str, float]]:
+        return lambda: {name: number(rows) for name, rows in kinds.items()}
+
+    def missing() -> dict[tuple[str, str], float]:
+        return {
+            (name, reason): count for name, rows in kinds.items() for reason, count in rows.misses.items()
+        }
+
+    metrics.counter(
+        "slime_expert_rows_total", "Rows of answers that were recorded, one for each token.",
+        each(lambda rows: rows.rows_recorded), ["kind"],
+    )  # fmt: skip
+    metrics.gauge(
+        "slime_expert_bytes",
+        "Memory of the recorded rows.",
+        each(lambda rows: rows.turns.size_bytes),
+        ["kind"],
+    )
+    metrics.gauge(
+        "slime_expert_turns", "Answers whose rows are recorded.", each(lambda rows: len(rows.turns)), ["kind"]
+    )
+    metrics.counter(
+        "slime_expert_dropped_total", "Answers whose rows were dropped for want of memory.",
+        each(lambda rows: rows.turns.dropped), ["kind"],
+    )  # fmt: skip
+    metrics.counter(
+        "slime_expert_missing_total",
+        "Answers whose rows are not recorded, by reason.",
+        missing,
+        ["kind", "reason"],
+    )
