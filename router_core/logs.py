@@ -7,7 +7,7 @@ from pathlib import Path
 
 from router_core.errors import SettingsError
 from router_core.settings import Settings
-from slime_logging import FORMATS, daily_file
+from slime_logging import FORMATS, Lines, daily_file
 
 __all__ = ["start_logging"]
 
@@ -25,7 +25,6 @@ def start_logging(settings: Settings) -> None:
             raise SettingsError(
                 f"--log-dir: wanted a directory, got {directory}: {error.strerror or error}"
             ) from None
-    for handler in handlers:
-        handler.setFormatter(FORMATS[settings.log_format]())
-    logging.basicConfig(level=_LEVELS[settings.log_level], handlers=handlers)
+    lines = Lines(FORMATS[settings.log_format](), handlers)
+    logging.basicConfig(level=_LEVELS[settings.log_level], handlers=[lines])
     logging.getLogger("httpx").setLevel(logging.WARNING)  # else it logs a line for each health probe

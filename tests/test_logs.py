@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import re
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from deadlines import HANG_S
 from router_core.cli import main
 from router_core.logs import start_logging
 from router_core.settings import Settings
-from slime_logging import JsonLines, TextLines, daily_file
+from slime_logging import JsonLines, Lines, TextLines, daily_file
 
 FORGED = "2026-01-01 00:00:00,000 INFO router_core: worker added"
 
 
 def said(text: str) -> logging.LogRecord:
     return logging.LogRecord("router_core", logging.INFO, __file__, 1, text, None, None)
+
+
+def waiting(text: str) -> logging.LogRecord:
+    record = said(text)
+    record.may_wait = True
+    return record
 
 
 def with_fields(**fields: Any) -> logging.LogRecord:
@@ -111,3 +120,58 @@ def test_console_and_file_have_the_same_format(
     console, file = capsys.readouterr().err, (tmp_path / "slime-router.log").read_text()
     assert console == file
     assert json.loads(file)["message"] == "worker added"
+
+
+def test_lines_that_may_wait_keep_their_place_before_others() -> None:
+    streams = io.StringIO(), io.StringIO()
+    lines = Lines(TextLines("%(message)s"), [logging.StreamHandler(stream) for stream in streams])
+    try:
+        for number in range(3):
+            lines.handle(waiting(f"request {number}"))
+        assert streams[0].getvalue() == ""
+        lines.handle(said("worker added"))
+        assert streams[0].getvalue().split("\n") == [
+            "request 0",
+            "request 1",
+            "request 2",
+            "worker added",
+            "",
+        ]
+        lines.handle(waiting("request 3"))
+        deadline = time.monotonic() + HANG_S
+        while "request 3" not in streams[1].getvalue() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        lines.handle(waiting("request 4"))
+    finally:
+        lines.close()
+    lines.handle(waiting("request 5"))
+    for stream in streams:
+        assert stream.getvalue().split("\n")[3:] == [
+            "worker added",
+            "request 3",
+            "request 4",
+            "request 5",
+            "",
+        ]
+
+
+def test_lines_wait_in_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slime_logging.lines._MAX_WAITING", 10)
+    stream = io.StringIO()
+    lines = Lines(TextLines("%(message)s"), [logging.StreamHandler(stream)])
+    for number in range(11):
+        lines.handle(waiting(f"request {number}"))
+    assert stream.getvalue().count("\n") == 11
+    lines.close()
+
+
+def test_record_that_cannot_be_formatted_loses_no_other_line(capsys: pytest.CaptureFixture[str]) -> None:
+    stream = io.StringIO()
+    lines = Lines(TextLines("%(message)s"), [logging.StreamHandler(stream)])
+    broken = said("%d workers")
+    broken.args = ("many",)
+    lines.handle(waiting("request"))
+    lines.handle(broken)
+    lines.close()
+    assert stream.getvalue() == "request\n"
+    assert "%d format" in capsys.readouterr().err

@@ -54,7 +54,7 @@ class Logged:
             await self._app(scope, received, _Answer(send, record).send)
         finally:
             self._current.reset(token)
-            logger.info("request", extra={"fields": record.fields()})
+            logger.info("request", extra={"fields": record.fields(), "may_wait": True})
 
 
 class _Answer:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import logging
 import re
+import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
+
+import orjson
 
 __all__ = ["FORMATS", "JsonLines", "TextLines"]
 
@@ -26,6 +28,14 @@ class TextLines(logging.Formatter):
 
     def __init__(self, form: str = _TEXT) -> None:
         super().__init__(form)
+        self._second, self._time = -1, ""
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # logging's name
+        second = int(record.created)
+        if second != self._second:
+            self._time = time.strftime(self.default_time_format, time.localtime(second))
+            self._second = second
+        return f"{self._time},{int(record.msecs):03d}"
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # logging's name
         line = super().formatMessage(record)
@@ -43,20 +53,31 @@ class JsonLines(logging.Formatter):
     ``traceback`` is that of an error.
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._second, self._time = -1, ""
+
     def format(self, record: logging.LogRecord) -> str:
         """Return the line of ``record``."""
-        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        second = int(record.created)
+        if second != self._second:
+            self._time = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+            self._second = second
         line = {
-            "time": at.replace("+00:00", "Z"),
+            "time": f"{self._time}.{int(record.msecs):03d}Z",
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),
         }
         if fields := getattr(record, "fields", None):
-            line |= {name: value for name, value in fields.items() if name not in line}
+            line = {**line, **fields, **line}  # no field replaces one of these
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
+        try:
+            written = orjson.dumps(line, default=str)
+        except TypeError:  # a half of a surrogate pair
+            written = b"\xff"
+        return written.decode() if written.isascii() else json.dumps(line, default=str, separators=(",", ":"))
 
 
 #: The formats by their names for ``--log-format``.
@@ -68,9 +89,10 @@ def _pairs(fields: Mapping[str, Any]) -> str:
 
 
 def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
+    kind = type(value)
+    if kind is float or kind is int:
         return str(value)
-    text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    if kind is bool:
+        return "true" if value else "false"
+    text = value if kind is str else ",".join(map(str, value)) if kind in (list, tuple) else str(value)
     return text if _BARE.fullmatch(text) else json.dumps(text)

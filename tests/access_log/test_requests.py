@@ -252,8 +252,13 @@ async def test_json_log_of_a_process_tells_the_story_of_an_operator(tmp_path: Pa
     async with launched(words, tmp_path) as router:
         body = {"text": "Hello", "sampling_params": SAMPLING}
         assert (await router.client.post("/generate", json=body)).status_code == 200
+        for number in range(20):  # SIGTERM follows at once
+            await router.client.get(f"/workers/none-{number}")
     lines = [json.loads(line) for line in (tmp_path / "logs" / "slime-router.log").read_text().splitlines()]
     (line,) = [line for line in lines if line.get("path") == "/generate"]
+    assert [line["path"] for line in lines if line.get("status") == 404] == [
+        f"/workers/none-{number}" for number in range(20)
+    ]
     assert (line["message"], line["level"], line["completion_tokens"]) == ("request", "INFO", 8)
     assert {each["logger"] for each in lines if each["level"] == "INFO"} == {"slime_access_log"}
 
