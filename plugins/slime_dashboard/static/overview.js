@@ -199,7 +199,7 @@ function showExactness({ exactness }) {
 function showPlots() {
   const isMissing = overview.history === null;
   byId("no-history").hidden = !isMissing;
-  byId("plots").hidden = isMissing;
+  for (const id of ["plots", "period", "plots-note"]) byId(id).hidden = isMissing;
   if (isMissing) return;
   plots ??= PLOTS.map((plot) => new Plot(byId("plots"), plot));
   const to = columns.time.at(-1) ?? Date.now() / 1000;

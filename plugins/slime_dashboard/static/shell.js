@@ -146,6 +146,6 @@ function askForKey(message) {
   form.hidden = false;
   forget.hidden = true;
   setStatus("wait", "A key is needed");
-  document.getElementById("sign-in-error").textContent = hadKey ? message : "";
+  document.getElementById("sign-in-error").textContent = hadKey ? `The key is not accepted: ${message}` : "";
   document.getElementById("key").focus();
 }
