@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import shlex
 import subprocess
@@ -39,8 +40,8 @@ PAGES = [
     *sorted((ROOT / "shims").rglob("*.md")),
 ]
 EXAMPLE = ROOT / "examples" / "third_party_plugin"
-#: Names that packages in ``examples/`` add to the command line, and the modules of those that are plugins.
-_EXAMPLE_PLUGINS = {"turns": "slime_turns", "off_policy": "off_policy_metrics", "weighted": ""}
+#: Names that packages in ``examples/`` and one of a page add to the command line, and the modules of plugins.
+_EXAMPLE_PLUGINS = {"turns": "slime_turns", "off_policy": "off_policy_metrics", "weighted": "", "newest": ""}
 
 #: The plugins of this distribution, whatever else is installed.
 PLUGINS = [
@@ -118,6 +119,15 @@ def test_each_flag_of_the_core_is_in_the_operations_page() -> None:
 def test_each_flag_of_a_plugin_is_in_the_page_of_the_plugin(plugin: str) -> None:
     own = flags(plugin) - flags()
     assert own - mentioned(page(f"docs/plugins/{plugin}.md")) == set()
+
+
+# the README
+
+
+def test_the_readme_is_a_screen_and_a_half() -> None:
+    """Rows of 120 columns, as a browser wraps them: links without their targets."""
+    lines = re.sub(r"\]\([^)]*\)", "", page("README.md")).splitlines()
+    assert sum(max(1, math.ceil(len(line) / 120)) for line in lines) <= 95
 
 
 # links
