@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from router_core.hooks import hook_names
+
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "build" / "docs"
 SITE = ROOT / "build" / "site"
@@ -91,3 +93,52 @@ def test_search_works_without_a_server() -> None:
         "hooks.html",
         "plugins/auth.html",
     }
+
+
+# the reference
+
+
+def reference(name: str) -> str:
+    return (PAGES / "reference" / name).read_text()
+
+
+def test_the_reference_has_each_flag_that_the_plugin_pages_tell() -> None:
+    """Those pages have all flags, see test_docs.py."""
+    told = {
+        flag
+        for page in [*sorted((ROOT / "docs" / "plugins").glob("*.md")), ROOT / "docs" / "operations.md"]
+        for flag in re.findall(r"^\| `(--[a-z0-9-]+)", page.read_text(), re.MULTILINE)
+    }
+    assert len(told) > 60
+    assert [flag for flag in sorted(told) if not re.search(rf"{flag}(?![\w-])", reference("flags.md"))] == []
+
+
+def test_the_reference_has_each_hook() -> None:
+    assert set(re.findall(r"^## (\w+)$", reference("hooks.md"), re.MULTILINE)) == set(hook_names())
+
+
+def test_the_reference_has_each_metric() -> None:
+    told = re.findall(r"`((?:slime|smg)_\w+)`", (ROOT / "docs" / "plugins" / "metrics.md").read_text())
+    assert len(told) > 30
+    assert [name for name in told if f"`{name}`" not in reference("metrics.md") and name != "smg_"] == []
+
+
+def test_the_reference_has_each_operation() -> None:
+    described = (ROOT / "docs" / "openapi.yaml").read_text()
+    operations = re.findall(r"^ +operationId: (\w+)$", described, re.MULTILINE)
+    assert len(operations) > 50
+    pages = "".join(page.read_text() for page in sorted((SITE / "reference" / "http").glob("*.html")))
+    assert [name for name in operations if f'id="{name.lower()}"' not in pages] == []
+
+
+def test_the_reference_has_the_codes_of_errors_that_the_operations_page_tells() -> None:
+    told = re.findall(
+        r"`([A-Z]+_[A-Z_]+)`", (ROOT / "docs" / "operations.md").read_text().partition("\n## Errors")[2]
+    )
+    assert "QUEUE_FULL" in told
+    assert [code for code in told if f"`{code}`" not in reference("errors.md")] == []
+
+
+def test_the_reference_has_the_python_client() -> None:
+    assert re.findall(r"^## (\w+)", reference("client.md"), re.MULTILINE)[:2] == ["Client", "AsyncClient"]
+    assert "### AsyncClient.fill()" in reference("client.md")

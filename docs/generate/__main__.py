@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+from docs.generate import client, errors, flags, hooks, http, metrics
 from docs.generate.diagrams import Diagrams
 from docs.generate.pages import ROOT, Links, assets, sources
+
+#: Pages of the reference that belong to hand-written ones, which cannot link to them: only the site has them.
+_MORE = {
+    "hooks.md": "[signatures](reference/hooks.md)",
+    "http-api.md": "[each operation with parameters, bodies and answers](reference/http/index.md)",
+    "operations.md": "[all flags](reference/flags.md) and [all error codes](reference/errors.md)",
+    "plugins/metrics.md": "[all metrics](../reference/metrics.md)",
+    "plugins/radix_cache.md": "[the Python client](../reference/client.md)",
+}
+_GATEWAY = ROOT / "shims" / "sglang_router" / "sglang_router" / "router_args.py"
 
 
 def stage(folder: Path) -> None:
@@ -20,10 +32,32 @@ def stage(folder: Path) -> None:
     diagrams = Diagrams(folder / "diagrams")
     for source, page in pages.items():
         text = links.rewrite((ROOT / source).read_text(), source)
-        _write(folder / page, diagrams.replace(text, page))
+        more = f"\n\nReference, made from the code: {_MORE[page]}.\n" if page in _MORE else ""
+        _write(folder / page, diagrams.replace(text, page) + more)
+    for page, text in reference().items():
+        _write(folder / page, text)
     for source, path in {**assets(), **links.files}.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / source, folder / path)
+
+
+def reference() -> dict[str, str]:
+    """Return the paths and texts of the pages that are made from the code."""
+    return {
+        "reference/flags.md": flags.page(_gateway_flags()),
+        "reference/hooks.md": hooks.page(),
+        "reference/metrics.md": metrics.page(),
+        "reference/errors.md": errors.page(),
+        "reference/client.md": client.page(),
+        **{f"reference/http/{name}": text for name, text in http.pages().items()},
+    }
+
+
+def _gateway_flags() -> frozenset[str]:
+    """Return the names of the gateway's arguments, from the shim, which need not be installed."""
+    tree = ast.parse(_GATEWAY.read_text())
+    fields = [node.target for node in ast.walk(tree) if isinstance(node, ast.AnnAssign)]
+    return frozenset(field.id for field in fields if isinstance(field, ast.Name))
 
 
 def _write(path: Path, text: str) -> None:
