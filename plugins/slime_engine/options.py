@@ -21,6 +21,12 @@ _FLAGS: dict[str, tuple[type, str]] = {
     "model-name": (str, "model name that the engine reports"),
     "latency-ms": (float, "milliseconds before a request's first token (default 0)"),
     "tokens-per-second": (float, "pace of each request (default 0: as fast as possible)"),
+    "kv-cache-tokens": (int, "tokens of a simulated KV cache (default 0: none)"),
+    "page-size": (int, "tokens of a block of the simulated KV cache (default 1)"),
+    "prefill-tokens-per-second": (
+        float,
+        "pace of the tokens of prompts that the simulated KV cache lacks (default 0: no time)",
+    ),
     "context-length": (int, "tokens that prompt and completion may have together (default 32768)"),
     "seed": (int, "makes sampling repeatable for requests without a sampling_seed"),
     "weight-version": (str, "weight version to start with; each version has other weights"),

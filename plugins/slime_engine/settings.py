@@ -28,6 +28,9 @@ class Settings:
     ``model`` is a path or a name, for the backend ``transformers`` only. GGUF files are converted to ``model_cache``
     (None: in the home directory). ``prefix_cache_tokens``: tokens of ended sequences that later ones can reuse.
     ``threads``: of a real model on the CPU (0: half of the cores).
+
+    For the backend ``ngram`` only: ``kv_cache_tokens`` of a simulated KV cache (0: none), in blocks of ``page_size``
+    tokens; ``prefill_tokens_per_second``: pace of the tokens of prompts that the cache lacks (0: no time).
     """
 
     model_name: str = "slime-ngram"
@@ -52,9 +55,13 @@ class Settings:
     model_cache: str | None = None
     prefix_cache_tokens: int = 32768
     threads: int = 0
+    kv_cache_tokens: int = 0
+    page_size: int = 1
+    prefill_tokens_per_second: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("latency_ms", "tokens_per_second", "moe_layers", "prefix_cache_tokens", "threads"):
+        times = ("latency_ms", "tokens_per_second", "prefill_tokens_per_second")
+        for name in (*times, "moe_layers", "prefix_cache_tokens", "kv_cache_tokens", "threads"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
         counts = (
@@ -64,6 +71,7 @@ class Settings:
             "max_running_requests",
             "journal_size",
             "dp_size",
+            "page_size",
         )
         for name in counts:
             if getattr(self, name) < 1:
@@ -82,6 +90,11 @@ class Settings:
             )
         if self.backend == "transformers" and self.moe_layers:
             raise ValueError("moe_layers simulates experts for the backend ngram; a real model has its own")
+        for name in ("kv_cache_tokens", "prefill_tokens_per_second"):
+            if self.backend == "transformers" and getattr(self, name):
+                raise ValueError(
+                    f"{name} simulates a KV cache for the backend ngram; a real model has its own"
+                )
         if self.moe_topk > self.moe_experts:
             raise ValueError(f"moe_topk {self.moe_topk} is more than moe_experts {self.moe_experts}")
         if self.journal_file is not None and not Path(self.journal_file).parent.is_dir():

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import anyio
 import numpy as np
 
 from slime_engine.backend import ExpertsArray, Query, Run
 from slime_engine.language import FloatArray, LanguageModel
 from slime_engine.moe import routed_experts
 from slime_engine.settings import Settings
+from slime_engine.simulated_cache import SimulatedCache
 
 __all__ = ["StatelessBackend"]
 
@@ -18,7 +20,8 @@ __all__ = ["StatelessBackend"]
 class StatelessBackend:
     """Asks ``model`` for each sequence, on the event loop. The version is all that an update of weights changes.
 
-    Routed experts are simulated, as ``settings`` say.
+    Routed experts are simulated, as ``settings`` say, and so is a KV cache: a prompt takes the time of the tokens that
+    the cache lacks, in which no sequence of the batch gets a token. Without a cache, or a time, nothing waits.
     """
 
     #: Queries answered before the event loop gets a turn; some hundred microseconds of work.
@@ -31,6 +34,9 @@ class StatelessBackend:
         self.tokenizer = model.tokenizer
         self.vocab_size = model.vocab_size
         self.obeys = model.obeys
+        tokens = settings.kv_cache_tokens
+        self._cache = SimulatedCache(tokens, settings.page_size) if tokens else None
+        self._prefill_per_s = settings.prefill_tokens_per_second
         self.has_routed_experts = settings.moe_layers > 0
         self.info: dict[str, Any] = {
             "model_path": settings.model_name,
@@ -40,11 +46,26 @@ class StatelessBackend:
         if self.has_routed_experts:
             self.info |= {"num_hidden_layers": settings.moe_layers, "num_experts_per_tok": settings.moe_topk}
 
-    def begin(self) -> Run:
-        return Run()
+    def begin(self) -> _Run:
+        return _Run()
 
     async def logits(self, queries: Sequence[Query], version: str) -> list[FloatArray]:
+        computed = sum(map(self._compute, queries))
+        if computed and self._prefill_per_s:
+            await anyio.sleep(computed / self._prefill_per_s)
         return [self._rows(query, version) for query in queries]
+
+    def _compute(self, query: Query) -> int:
+        """Note the keys and values of ``query``. Returns the tokens of a prompt that had to be computed for it."""
+        run = query.run
+        assert isinstance(run, _Run)  # narrowing: begin has made it
+        is_new, run.context, run.end = not run.end, query.context, query.end
+        if not is_new:
+            return 0
+        if self._cache is not None:
+            run.cached_tokens = self._cache.match(query.context, query.end - query.count)
+            self._cache.store(query.context, query.end)
+        return query.end - run.cached_tokens
 
     def _rows(self, query: Query, version: str) -> FloatArray:
         if query.end == len(query.context):
@@ -53,13 +74,25 @@ class StatelessBackend:
         return np.stack([self._model.next_logits(query.context, version, place) for place in places])
 
     def release(self, run: Run) -> None:
-        """Do nothing: a sequence has no state."""
+        """Keep the keys and values of the sequence in the simulated cache."""
+        if self._cache is not None and isinstance(run, _Run):
+            self._cache.store(run.context, run.end)
 
     def routed_experts(self, run: Run, ids: Sequence[int], start: int) -> ExpertsArray | None:
         return routed_experts(ids, start, self._settings) if self.has_routed_experts else None
 
     async def update_weights(self, source: str, body: Mapping[str, Any]) -> None:
         """Accept any weights: the scheduler's version selects the distribution."""
+        await self.flush_cache()
 
     async def flush_cache(self) -> None:
-        """Do nothing: there is no cache."""
+        """Drop the simulated cache. Running sequences go on, and are kept when they end."""
+        if self._cache is not None:
+            self._cache.clear()
+
+
+class _Run(Run):
+    """A sequence. Its tokens ``context[:end]`` have been computed."""
+
+    context: Sequence[int] = ()
+    end = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
@@ -43,10 +44,16 @@ def transformers_kind(name: str, model: NgramModel, factory: pytest.TempPathFact
 
 @pytest.fixture(
     scope="session",
-    params=["ngram", *(pytest.param(name, marks=NEEDS_TORCH) for name in TINY)],
+    params=["ngram", "simulated cache", *(pytest.param(name, marks=NEEDS_TORCH) for name in TINY)],
 )
 def kind(request: pytest.FixtureRequest, model: NgramModel, tmp_path_factory: pytest.TempPathFactory) -> Kind:
+    update = {"model_path": "next", "weight_version": "2"}
+    if request.param == "simulated cache":
+
+        def load(settings: Settings) -> StatelessBackend:
+            return StatelessBackend(model, replace(settings, kv_cache_tokens=32768))
+
+        return Kind("ngram", load, update, reuses_prefixes=True)
     if request.param != "ngram":
         return transformers_kind(request.param, model, tmp_path_factory)
-    update = {"model_path": "next", "weight_version": "2"}
     return Kind("ngram", lambda settings: StatelessBackend(model, settings), update)
