@@ -43,6 +43,7 @@ class WorkerFigures:
 class Figures:
     """The contents of a frame. None: the router has no such number; ``has_metrics``: it has any.
 
+    ``generated`` and ``retrieved`` count by ``exact``, or by the reason why the tokens are not exact.
     ``latency_span_s`` is None if the latencies are those since the router's start.
     """
 
@@ -64,8 +65,8 @@ class Figures:
     tokens_in_per_s: float | None
     tokens_out_per_s: float | None
     cache_hit_rate: float | None
-    exactness: Mapping[str, int]
-    untouched: int
+    generated: Mapping[str, int]
+    retrieved: Mapping[str, int]
     workers: list[WorkerFigures] = field(default_factory=list)
 
 
@@ -115,8 +116,8 @@ class History:
             ),
             tokens_out_per_s=out,
             cache_hit_rate=self._hit_rate(),
-            exactness=_counts(metrics.by("slime_retrieved_answers_total", "reason")),
-            untouched=int(metrics.total("slime_untouched_generations_total") or 0),
+            generated=_counts(metrics.by("slime_generations_total", "reason")),
+            retrieved=_counts(metrics.by("slime_retrieved_answers_total", "reason")),
             workers=workers,
         )
 

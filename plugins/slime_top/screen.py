@@ -23,7 +23,7 @@ _HEADERS = ("worker", "state", "in flight", "tokens/s", "weights", "breaker", "w
 #: Longer URLs, versions and the like are cut off.
 _WIDEST = 40
 #: Lines of a frame around the rows of workers.
-_OTHER_LINES = 11
+_OTHER_LINES = 12
 
 
 def frame(figures: Figures | None, url: str, height: int | None = None, trouble: str = "") -> RenderableType:
@@ -66,7 +66,8 @@ def _summary(figures: Figures) -> Table:
     if figures.cache_hit_rate is not None:
         tokens += f", {figures.cache_hit_rate:.0%} of prompts continue recorded ones"
     table.add_row("tokens", tokens)
-    table.add_row("exact", _exactness(figures))
+    table.add_row("sampled", _exactness(figures.generated))
+    table.add_row("retrieved", _exactness(figures.retrieved))
     return table
 
 
@@ -96,13 +97,11 @@ def _quantiles(latency: Latency) -> str:
     return f"p50 {_seconds(latency.p50)}, p95 {_seconds(latency.p95)}"
 
 
-def _exactness(figures: Figures) -> Text:
-    inexact = {reason: count for reason, count in figures.exactness.items() if reason != "exact"}
-    text = Text(f"{figures.exactness.get('exact', 0)} retrieved exact")
+def _exactness(counts: Mapping[str, int]) -> Text:
+    inexact = {reason: count for reason, count in counts.items() if reason != "exact"}
+    text = Text(f"{counts.get('exact', 0)} exact")
     if inexact:
         text.append(f", {sum(inexact.values())} not: {_counted(inexact)}", "yellow")
-    if figures.untouched:
-        text.append(f", {figures.untouched} generations not recorded", "yellow")
     return text
 
 

@@ -56,6 +56,10 @@ class Terminal:
     async def press(self, key: str) -> int:
         """Press ``key``, and return the exit code of the command, which ends."""
         os.write(self._descriptor, key.encode())
+        return await self.ends()
+
+    async def ends(self) -> int:
+        """Wait for the end of the command, and return its exit code."""
         with anyio.fail_after(HANG_S):
             while self.process.poll() is None:
                 self.frames()

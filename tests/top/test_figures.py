@@ -107,7 +107,9 @@ def test_a_frame_names_what_holds_a_worker() -> None:
         'smg_worker_cb_state{worker="http://10.0.0.7:30000"} 1\n'
         'smg_http_responses_total{status_code="429",error_code="QUEUE_FULL"} 4\n'
         'smg_http_responses_total{status_code="200",error_code=""} 9\n'
-        'slime_untouched_generations_total{reason="batch"} 2\n'
+        'slime_generations_total{path="/generate",reason="exact"} 5\n'
+        'slime_generations_total{path="/generate",reason="batch"} 2\n'
+        'slime_generations_total{path="/v1/completions",reason="batch"} 1\n'
         "slime_weight_version_age_seconds 600\nsmg_worker_retries_total 5\n"
     )
     console = Console(width=120, file=io.StringIO(), record=True)
@@ -116,7 +118,7 @@ def test_a_frame_names_what_holds_a_worker() -> None:
     assert "weights 7 for 10 min" in shown
     assert "4 QUEUE_FULL" in shown
     assert "5 retries" in shown
-    assert "2 generations not recorded" in shown
+    assert "sampled    5 exact, 3 not: 3 batch" in shown
     row = next(line for line in shown.splitlines() if "10.0.0.7:30000" in line)
     assert row.strip().split(maxsplit=6) == [
         "10.0.0.7:30000", "quarantined", "3", "-", "-", "open",

@@ -49,7 +49,8 @@ async def test_one_frame_has_the_figures_of_the_router(
     assert "1 of 1 workers ready, weights 7, PAUSED, 0 wait" in shown
     assert "0.0 requests/s, 0 in flight, 0 queued" in shown
     assert "(since the start)" in shown
-    assert "1 retrieved exact, 1 not: 1 " in shown
+    assert "sampled    1 exact " in shown
+    assert "retrieved  1 exact, 1 not: 1 " in shown
     row = next(line for line in shown.splitlines() if worker["url"].removeprefix("http://") in line)
     assert row.split()[1:] == ["ready", "0", "0.0", "7", "closed"]
 
@@ -98,6 +99,12 @@ async def test_a_refused_key_is_told_in_one_line(
     assert said.err.startswith(f"slime-router top: {running.url}: ")
     assert said.err.endswith("; give the admin key by --api-key-file FILE or --api-key-env NAME\n")
     assert said.err.count("\n") == 1
+
+
+async def test_a_refused_key_ends_the_frames(start: Start) -> None:
+    async with start("--admin-api-key", "secret") as running:
+        with terminal("--url", running.url) as screen:
+            assert await screen.ends() == 1
 
 
 async def test_a_router_that_is_down_fails_one_frame(capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,8 +158,8 @@ async def test_a_narrow_terminal_shows_what_fits(start: Start) -> None:
     lines = frame.split("\n")
     assert len(lines) == LINES
     assert max(map(cell_len, lines)) <= COLUMNS
-    assert "and 28 more" in frame
-    assert frame.count("quarantined") == 12
+    assert "and 29 more" in frame
+    assert frame.count("quarantined") == 11
     row = next(line for line in lines if line.startswith("10.0.0.10:30000 "))
     assert row.split()[1:7] == ["quarantined", "0", "-", "-", "closed", "health:"], row
     assert row.endswith("…")
