@@ -7,8 +7,8 @@ from typing import Literal, Protocol, TypeAlias
 
 __all__ = ["RequestLog", "Wait"]
 
-#: Reasons why a request waits: for a slot, or for the end of a pause.
-Wait: TypeAlias = Literal["queue", "pause"]
+#: Reasons why a request waits: for a slot, for the end of a pause, or between two attempts.
+Wait: TypeAlias = Literal["queue", "pause", "retry"]
 
 
 class RequestLog(Protocol):

@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Any, TypeAlias
 
 from router_core import Exchange, Worker
-from router_core.errors import HTTPError
+from router_core.errors import HTTPError, NoWorker
 from router_core.reply import Reply
 from router_core.request import Request
 from router_core.sender import Sender
@@ -96,15 +96,21 @@ class _Answer:
 
 
 class NotingSender:
-    """A Sender that notes each attempt and its worker. The inner one chooses."""
+    """A Sender that notes each attempt and its worker, and why none of ``workers`` is chosen. ``inner`` chooses."""
 
-    def __init__(self, inner: Sender, current: Current) -> None:
+    def __init__(self, inner: Sender, current: Current, workers: Iterable[Worker]) -> None:
         self._inner = inner
+        self._workers = workers
         self._current = current
 
     def choose(self, exchange: Exchange, but: Collection[Worker] = ()) -> None:
         """Choose as the inner one does."""
-        self._inner.choose(exchange, but)
+        try:
+            self._inner.choose(exchange, but)
+        except NoWorker:
+            if (record := self._current.get()) is not None:
+                record.no_worker(self._workers)
+            raise
 
     async def send(self, exchange: Exchange, request: Request, body: bytes | None = None) -> Reply:
         """Send ``request``."""

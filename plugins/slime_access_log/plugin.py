@@ -83,8 +83,8 @@ class AccessLog:
         return tuple(name.encode() for name in DEFAULT_HEADERS)
 
     @hookimpl(trylast=True)  # innermost: it sees each attempt, and its worker
-    def sender(self, inner: Sender) -> Sender:
-        return NotingSender(inner, self._current)
+    def sender(self, inner: Sender, router: Router) -> Sender:
+        return NotingSender(inner, self._current, router.pool)
 
     @hookimpl(tryfirst=True)  # also for a request that another plugin refuses
     def pre_request(self, exchange: Exchange) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
 from time import perf_counter
 from typing import Any
 
@@ -18,8 +19,8 @@ from slime_access_log.contracts import Wait
 __all__ = ["Record"]
 
 _MAX_CHARS = 1024
-#: Attempts that are listed.
-_MAX_FAILED = 10
+#: Failed attempts that are listed, and holds.
+_MAX_LISTED = 10
 #: Seconds that a client may take for its answer without being called slow.
 _CLIENT_S = 0.01
 _TRACE_PARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-")
@@ -35,7 +36,8 @@ class Record:
 
     __slots__ = (
         "attempts", "began", "caller", "client_gone", "client_s", "complete", "error", "failed", "first_byte_at",
-        "reasons", "scope", "sent_at", "sent_bytes", "session", "status", "untouched", "usage", "waits", "workers",
+        "held", "reasons", "scope", "sent_at", "sent_bytes", "session", "status", "untouched", "usage", "waits",
+        "workers",
     )  # fmt: skip
 
     def __init__(self, scope: Scope) -> None:
@@ -49,6 +51,7 @@ class Record:
         self.session: str | None = None
         self.workers: dict[str, None] = {}
         self.failed: list[str] = []
+        self.held: list[str] = []
         self.waits: dict[Wait, float] = {}
         self.usage: dict[str, int] = {}
         self.reasons: list[str | None] = []
@@ -62,8 +65,13 @@ class Record:
 
     def attempt_failed(self, worker: Worker, code: str) -> None:
         """Note that ``worker`` failed an attempt."""
-        if len(self.failed) < _MAX_FAILED:
+        if len(self.failed) < _MAX_LISTED:
             self.failed.append(f"{worker.name} {code}")
+
+    def no_worker(self, workers: Iterable[Worker]) -> None:
+        """Note the holds of ``workers``, of which none could be chosen."""
+        held = (f"{worker.name} {owner}" for worker in workers for owner in worker.holds)
+        self.held = [*islice(held, _MAX_LISTED)] or self.held
 
     @contextmanager
     def waiting(self, why: Wait) -> Iterator[None]:
@@ -103,6 +111,8 @@ class Record:
             "first_byte_s": self.first_byte_at - self.began if self.first_byte_at else None,
             "queue_s": self.waits.get("queue"),
             "pause_s": self.waits.get("pause"),
+            "retry_s": self.waits.get("retry"),
+            "held": self.held or None,
             "client_s": self.client_s if self.client_s >= _CLIENT_S else None,
             "bytes": self.sent_bytes,
             **self.usage,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Awaitable, Callable, Collection
+from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import anyio
 from tenacity import AsyncRetrying, RetryCallState, stop_after_attempt, wait_exponential
@@ -17,6 +19,9 @@ from router_core.reply import Reply
 from router_core.request import Request
 from slime_retries.settings import Settings
 from slime_sglang.generation import GENERATION_PATHS
+
+if TYPE_CHECKING:
+    from slime_access_log.contracts import RequestLog
 
 __all__ = ["TEMPORARY", "Ask", "Attempts", "Tally", "changes_nothing"]
 
@@ -59,9 +64,11 @@ class Attempts:
         request: Request,
         outcome: Reply | HTTPError,
         tally: Tally,
+        log: RequestLog | None,
     ) -> None:
         self._settings = settings
         self._tally = tally
+        self._log = log
         self._pool = pool
         self._ask = ask
         self._exchange = exchange
@@ -95,7 +102,7 @@ class Attempts:
             retry=self._may_repeat,
             before_sleep=self._let_go,
             retry_error_callback=in_vain,
-            sleep=anyio.sleep,
+            sleep=self._sleep,
         )
         reply: Reply = await retrying(self._attempt)
         return reply
@@ -144,6 +151,10 @@ class Attempts:
         if _error(state) is None and not self._others():
             wait_s = max(wait_s, _retry_after_s(_reply(state)))
         return min(wait_s, settings.max_backoff_ms / 1000)
+
+    async def _sleep(self, seconds: float) -> None:
+        with self._log.waiting("retry") if self._log is not None else nullcontext():
+            await anyio.sleep(seconds)
 
     def _let_go(self, state: RetryCallState) -> None:
         exchange, error = self._exchange, _error(state)

@@ -17,6 +17,7 @@ from slime_retries.breakers import Breakers
 from slime_retries.settings import Settings
 
 if TYPE_CHECKING:
+    from slime_access_log.contracts import RequestLog
     from slime_control.contracts import PendingAborts
 
 __all__ = ["Retrying"]
@@ -36,6 +37,7 @@ class Retrying:
         self._breakers = breakers
         self._pool = router.pool
         self._pending_aborts: PendingAborts | None = router.components.find("pending_aborts")
+        self._log: RequestLog | None = router.components.find("request_log")
         self._inner = inner
 
     def choose(self, exchange: Exchange, but: Collection[Worker] = ()) -> None:
@@ -58,7 +60,9 @@ class Retrying:
         else:
             if reply.status not in TEMPORARY:
                 return reply
-        attempts = Attempts(self._settings, self._pool, self._ask, exchange, request, outcome, self._tally)
+        attempts = Attempts(
+            self._settings, self._pool, self._ask, exchange, request, outcome, self._tally, self._log
+        )
         return await attempts.run()
 
     async def _ask(
