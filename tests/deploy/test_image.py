@@ -19,7 +19,7 @@ import pytest
 
 from deadlines import HANG_S, until
 from deploy.containers import STATE, UID, contained, rights_of
-from deploy.deployed import DEPLOY, ROOT, exec_form, image_variables
+from deploy.deployed import DEPLOY, ROOT, exec_form, image_variables, options_of
 from plugged import Recording
 from ports import free_port
 from routers import Start
@@ -70,6 +70,14 @@ def test_build_context_has_all_sources_of_the_wheel() -> None:
         parts = Path(path).parts
         ways = ["/".join(parts[: end + 1]) for end in range(len(parts))]
         assert [rule for rule in left_out for way in ways if fnmatch(way, rule)] == []
+
+
+def test_healthcheck_of_the_image_asks_at_the_default_port() -> None:
+    program = exec_form("HEALTHCHECK")[1]
+    assert f"COPY deploy/{_HEALTHCHECK.name} {program}" in SOURCE
+    port = options_of([])["port"]
+    assert f'"http://127.0.0.1:{port}/health"' in _HEALTHCHECK.read_text()
+    assert f"EXPOSE {port}" in SOURCE
 
 
 def checked(*arguments: str) -> int:
