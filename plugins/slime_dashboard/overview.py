@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from importlib.metadata import version
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from slime_radix_cache.contracts import SessionList
 
 __all__ = ["Overview"]
+
+logger = logging.getLogger(__name__)
 
 _INTERVAL_S = 5.0
 #: One hour.
@@ -70,6 +73,14 @@ class Overview:
         """Add a sample to the history every five seconds, without end; return at once without metrics."""
         while self._history is not None:
             await anyio.sleep(_INTERVAL_S)
+            try:
+                self.sample()
+            except Exception:  # it would end the router
+                logger.exception("the dashboard has no sample of the last %g s", _INTERVAL_S)
+
+    def sample(self) -> None:
+        """Add a sample to the history, if there is one."""
+        if self._history is not None:
             self._history.sample(self._in_flight(), self._waiting())
 
     def _in_flight(self) -> int:

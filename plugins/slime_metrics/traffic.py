@@ -16,14 +16,14 @@ class GenerationTraffic:
     """The component ``"traffic"``, see :class:`slime_metrics.contracts.Traffic`."""
 
     def __init__(self, counts: Counts) -> None:
-        self._counts = counts
+        self.counts = counts
 
     def totals(self) -> Totals:
         """Return the totals of now."""
         by_class: Counter[int] = Counter()
         incomplete = 0
-        whole, first_byte = Histogram(self._counts.bounds), Histogram(self._counts.bounds)
-        for kind, series in self._counts.series.items():
+        whole, first_byte = Histogram(self.counts.bounds), Histogram(self.counts.bounds)
+        for kind, series in self.counts.series.items():
             if kind.path in ENDPOINTS:
                 by_class[kind.status // 100] += series.whole.count
                 incomplete += series.incomplete

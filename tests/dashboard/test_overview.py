@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 import pytest
 
-from deadlines import HANG_S
+from deadlines import HANG_S, until
 from router_core import Worker
 from routers import BARE, Start, answering
 from slime_testing import Running, serving
@@ -70,6 +70,23 @@ async def test_history_counts_generations_and_their_tokens(
     assert shown["interval_s"] == 0.1
     assert shown["cache"]["prompts"] == {"hit": 2, "miss": 1}
     assert shown["cache"]["kept_tokens"] > 0
+
+
+async def test_failed_sample_is_logged_and_the_router_goes_on(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: object) -> None:
+        raise RuntimeError("no numbers")
+
+    monkeypatch.setattr("slime_dashboard.overview._INTERVAL_S", 0.05)
+    async with start(*WITH_TOKENS) as running:
+        with monkeypatch.context() as patch:
+            patch.setattr("slime_dashboard.overview.Overview.sample", fail)
+            await until(lambda: caplog.text.count("RuntimeError: no numbers") > 1)
+        with anyio.fail_after(HANG_S):
+            while not (await data(running))["history"]["time"]:  # noqa: ASYNC110  # it has no event to set
+                await anyio.sleep(0.05)
+    assert "the dashboard has no sample of the last 0.05 s" in caplog.text
 
 
 async def test_exactness_is_told_by_reason(start: Start) -> None:
