@@ -17,6 +17,7 @@ from distributions import Distributions, ReleaseError, build_alike, checksums, r
 from history import changelog_faults
 from inventory import EXTRAS, unnamed, vendored, write_sbom
 from trial import install, try_out
+from versions import set_version, version_faults
 
 _ROOT = Path(__file__).parent.parent
 
@@ -35,6 +36,7 @@ def _expect_none(faults: list[str]) -> None:
 
 
 def _check_history(version: str) -> None:
+    _expect_none(version_faults(_ROOT, version))
     tags = run("git", "tag", "--points-at", "HEAD", cwd=_ROOT).split()
     fragments = sorted(path.name for path in (_ROOT / "changelog.d").glob("*.md"))
     _expect_none(changelog_faults(version, tags, (_ROOT / "CHANGELOG.md").read_text(), fragments))
@@ -85,7 +87,14 @@ def release(into: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Build and check a release of the last commit.")
     parser.add_argument("into", nargs="?", type=Path, default=_ROOT / "dist", help="default: dist")
+    parser.add_argument(
+        "--set-version", metavar="VERSION", help="write a new version into all files, and end"
+    )
+    options = parser.parse_args()
     try:
-        release(parser.parse_args().into)
+        if options.set_version:
+            set_version(_ROOT, options.set_version)
+        else:
+            release(options.into)
     except ReleaseError as error:
         sys.exit(f"failed\n{error}")

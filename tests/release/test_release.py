@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import shutil
 import tarfile
 import zipfile
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from contents import metadata_faults, sdist_faults, source_names, wheel_faults
 from distributions import ReleaseError, build_alike, checksums, differences, run
 from history import changelog_faults
 from inventory import Vendored, completed, unnamed, vendored
+from versions import set_version, version_faults
 from wheels import ROOT
 
 SOURCES = {
@@ -109,6 +112,24 @@ def test_a_tagged_commit_needs_its_section_and_no_fragments() -> None:
         "changelog.d/a.fixed.md is not in CHANGELOG.md yet: run towncrier build",
         "CHANGELOG.md has no section of 1.2.0",
     ]
+
+
+def test_a_new_version_is_written_wherever_the_version_is(tmp_path: Path) -> None:
+    old = version("slime-router")
+    assert version_faults(ROOT, old) == []
+    places = (
+        "pyproject.toml",
+        "docs/openapi.yaml",
+        "deploy/Dockerfile",
+        "deploy/kubernetes/kustomization.yaml",
+    )
+    for name in (*places, "deploy/helm/slime-router/Chart.yaml"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    set_version(tmp_path, "12.3.4rc1")
+    assert version_faults(tmp_path, "12.3.4rc1") == []
+    assert len(version_faults(tmp_path, old)) == 6
+    assert old not in (tmp_path / "docs/openapi.yaml").read_text()
 
 
 def test_files_that_differ_in_a_byte_are_found_and_sums_are_written(tmp_path: Path) -> None:
