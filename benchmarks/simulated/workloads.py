@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from benchmarks.simulated.prompts import Text
 
-__all__ = ["WORKLOADS", "Turn", "Workload"]
+__all__ = ["WORKLOADS", "Turn", "Workload", "conversation", "length"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,27 +42,27 @@ class Workload:
     has_sessions: bool = False
 
 
-def _length(rng: random.Random, mean: int, spread: float = 0.6) -> int:
+def length(rng: random.Random, mean: int, spread: float = 0.6) -> int:
     """Return a number of tokens from a log-normal distribution."""
     return max(4, min(16 * mean, round(rng.lognormvariate(0, spread) * mean)))
 
 
-def _conversation(rng: random.Random, prompt: Text, answer: int, added: int) -> Conversation:
+def conversation(rng: random.Random, prompt: Text, answer: int, added: int) -> Conversation:
     """Return four to eight turns, with answers and later prompts of these mean lengths."""
     later = [
-        Turn(None, _length(rng, added), _length(rng, answer), rng.expovariate(2))
+        Turn(None, length(rng, added), length(rng, answer), rng.expovariate(2))
         for _ in range(rng.randint(3, 7))
     ]
-    return [Turn(prompt, 0, _length(rng, answer)), *later]
+    return [Turn(prompt, 0, length(rng, answer)), *later]
 
 
 def _multi_turn(rng: random.Random) -> list[Conversation]:
-    return [_conversation(rng, Text().then(_length(rng, 400)), 150, 120) for _ in range(800)]
+    return [conversation(rng, Text().then(length(rng, 400)), 150, 120) for _ in range(800)]
 
 
 def _agents(rng: random.Random, count: int = 640) -> list[Conversation]:
     system = Text().then(8400)
-    return [_conversation(rng, system.then(_length(rng, 200)), 120, 200) for _ in range(count)]
+    return [conversation(rng, system.then(length(rng, 200)), 120, 200) for _ in range(count)]
 
 
 def _fewer_agents(rng: random.Random) -> list[Conversation]:
@@ -71,13 +71,13 @@ def _fewer_agents(rng: random.Random) -> list[Conversation]:
 
 def _questions(rng: random.Random) -> list[Conversation]:
     system = Text().then(6000)
-    return [[Turn(system.then(_length(rng, 40)), 0, _length(rng, 100))] for _ in range(1600)]
+    return [[Turn(system.then(length(rng, 40)), 0, length(rng, 100))] for _ in range(1600)]
 
 
 def _grpo(rng: random.Random) -> list[Conversation]:
-    prompts = [Text().then(_length(rng, 1000)) for _ in range(64)]
+    prompts = [Text().then(length(rng, 1000)) for _ in range(64)]
     return [
-        [Turn(prompt, 0, 2000 if rng.random() < 0.03 else _length(rng, 300, 0.5))]
+        [Turn(prompt, 0, 2000 if rng.random() < 0.03 else length(rng, 300, 0.5))]
         for prompt in prompts
         for _ in range(8)
     ]
@@ -87,19 +87,18 @@ def _grpo_tools(rng: random.Random) -> list[Conversation]:
     system = Text().then(1500)
     made = []
     for _ in range(32):
-        prompt = system.then(_length(rng, 500))
+        prompt = system.then(length(rng, 500))
         for _ in range(8):
             calls = min(20, int(rng.expovariate(1 / 4)))
             later = [
-                Turn(None, _length(rng, 150), _length(rng, 150), rng.expovariate(1 / 0.3))
-                for _ in range(calls)
+                Turn(None, length(rng, 150), length(rng, 150), rng.expovariate(1 / 0.3)) for _ in range(calls)
             ]
-            made.append([Turn(prompt, 0, _length(rng, 150)), *later])
+            made.append([Turn(prompt, 0, length(rng, 150)), *later])
     return made
 
 
 def _unrelated(rng: random.Random) -> list[Conversation]:
-    return [[Turn(Text().then(_length(rng, 1500, 1.0)), 0, _length(rng, 150, 0.8))] for _ in range(1200)]
+    return [[Turn(Text().then(length(rng, 1500, 1.0)), 0, length(rng, 150, 0.8))] for _ in range(1200)]
 
 
 WORKLOADS = (
