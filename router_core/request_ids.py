@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Awaitable
+from os import urandom
 from typing import Any
-from uuid import uuid4
 
 from router_core.errors import SettingsError
 from router_core.types import ASGIApp, Message, Receive, Scope, Send
@@ -71,7 +71,7 @@ class RequestIds:
         headers = scope["headers"]
         request_id = self._given(headers)
         if request_id is None:
-            request_id = uuid4().hex.encode()
+            request_id = urandom(16).hex().encode()
             made = self._names[0]
             headers = [*(pair for pair in headers if pair[0] != made), (made, request_id)]
         named = _Named(send, request_id)

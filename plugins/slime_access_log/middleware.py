@@ -16,6 +16,7 @@ from router_core.sender import Sender
 from router_core.types import ASGIApp, Message, Receive, Scope, Send
 from slime_access_log.record import Record
 from slime_http.asgi import send_now_of
+from slime_http.error_codes import MAX_ERROR_BYTES
 
 __all__ = ["Current", "Logged", "NotingSender", "logger"]
 
@@ -25,8 +26,6 @@ logger.setLevel(logging.INFO)  # at any --log-level: these lines have a flag of 
 #: The record of the request that a task answers.
 Current: TypeAlias = ContextVar[Record | None]
 
-#: Bytes of an error's body that are searched for its code.
-_MAX_ERROR_BYTES = 4096
 _NOT_EXACT = (b"x-slime-exact", b"false")
 
 
@@ -54,7 +53,16 @@ class Logged:
             await self._app(scope, received, _Answer(send, record).send)
         finally:
             self._current.reset(token)
-            logger.info("request", extra={"fields": record.fields(), "may_wait": True})
+            self._log(record)
+
+    @staticmethod
+    def _log(record: Record) -> None:
+        """Log as ``logger.info`` does, which would look for its caller in all frames of the stack."""
+        if logger.isEnabledFor(logging.INFO):
+            extra = {"fields": record.fields(), "may_wait": True}
+            logger.handle(
+                logger.makeRecord(logger.name, logging.INFO, __file__, 0, "request", (), None, extra=extra)
+            )
 
 
 class _Answer:
@@ -76,8 +84,8 @@ class _Answer:
             record.untouched = _NOT_EXACT in [*map(tuple, message.get("headers", ()))]
         else:
             body = message.get("body", b"")
-            if record.status >= 400 and len(record.error) < _MAX_ERROR_BYTES:
-                record.error += bytes(body[:_MAX_ERROR_BYTES])
+            if record.status >= 400 and len(record.error) < MAX_ERROR_BYTES:
+                record.error += bytes(body[:MAX_ERROR_BYTES])
             self._count(body)
             record.complete = not message.get("more_body", False)
         began = perf_counter()

@@ -9,12 +9,11 @@ from itertools import islice
 from time import perf_counter
 from typing import Any
 
-import orjson
-
 from router_core import Worker
 from router_core.request_ids import request_id_of
 from router_core.types import Scope
 from slime_access_log.contracts import Wait
+from slime_http.error_codes import code_in
 
 __all__ = ["Record"]
 
@@ -90,36 +89,44 @@ class Record:
 
     def fields(self) -> dict[str, Any]:
         """Return what is known, at the end of the request; docs/plugins/access_log.md has the names."""
-        scope, now = self.scope, perf_counter()
+        scope, began, waits = self.scope, self.began, self.waits
+        whole_s = perf_counter() - began
         found: dict[str, Any] = {
             "id": request_id_of(scope),
             "trace_id": _trace_id(scope),
             "client": _address(scope),
-            "caller": self.caller,
-            "method": scope["method"],
-            "path": scope["raw_path"].decode("latin-1"),  # without the query, which may have secrets
+            "caller": _short(self.caller),
+            "method": scope["method"][:_MAX_CHARS],
+            "path": scope["raw_path"][:_MAX_CHARS].decode(
+                "latin-1"
+            ),  # without the query, which may have secrets
             "status": self.status or None,
             "outcome": self._outcome,
-            "error": _code(self.error),
-            "session": self.session,
+            "error": _code(self.error) if self.error else None,
+            "session": _short(self.session),
             "worker": next(reversed(self.workers), None),
-            "workers": [*self.workers] if len(self.workers) > 1 else None,
-            "attempts": self.attempts if self.attempts > 1 else None,
-            "failed": self.failed or None,
-            "duration_s": now - self.began,
-            "to_worker_s": self.sent_at - self.began if self.sent_at else None,
-            "first_byte_s": self.first_byte_at - self.began if self.first_byte_at else None,
-            "queue_s": self.waits.get("queue"),
-            "pause_s": self.waits.get("pause"),
-            "retry_s": self.waits.get("retry"),
-            "held": self.held or None,
-            "client_s": self.client_s if self.client_s >= _CLIENT_S else None,
-            "bytes": self.sent_bytes,
-            **self.usage,
-            "exact": self._exact,
-            "inexact_reason": next(filter(None, self.reasons), None),
         }
-        return {name: _short(value) for name, value in found.items() if value is not None}
+        if self.attempts > 1 or self.failed or self.held:
+            found |= {
+                "workers": [*self.workers] if len(self.workers) > 1 else None,
+                "attempts": self.attempts if self.attempts > 1 else None,
+                "failed": self.failed or None,
+                "held": self.held or None,
+            }
+        found["duration_s"] = round(whole_s, 4)
+        if self.sent_at:
+            found["to_worker_s"] = round(self.sent_at - began, 4)
+        if self.first_byte_at:
+            found["first_byte_s"] = round(self.first_byte_at - began, 4)
+        if waits:
+            found |= {f"{why}_s": round(seconds, 4) for why, seconds in waits.items()}
+        if self.client_s >= _CLIENT_S:
+            found["client_s"] = round(self.client_s, 4)
+        found["bytes"] = self.sent_bytes
+        found |= self.usage
+        found["exact"] = self._exact
+        found["inexact_reason"] = _short(next(filter(None, self.reasons), None))
+        return {name: value for name, value in found.items() if value is not None}
 
     @property
     def _outcome(self) -> str:
@@ -149,14 +156,9 @@ def _trace_id(scope: Scope) -> str | None:
 
 def _code(error: bytes) -> str | None:
     """Return the code in ``error``, the beginning of an error's body."""
-    try:
-        code = orjson.loads(error)["error"]["code"]
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        return None
-    return code if isinstance(code, str) and _CODE.fullmatch(code) else None
+    code = code_in(error)
+    return code if code is not None and _CODE.fullmatch(code) else None
 
 
-def _short(value: Any) -> Any:
-    if isinstance(value, float):
-        return round(value, 4)
-    return value[:_MAX_CHARS] if isinstance(value, str) else value
+def _short(text: str | None) -> str | None:
+    return text[:_MAX_CHARS] if text is not None else None

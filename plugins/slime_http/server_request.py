@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from slime_http.asgi import ASGIApp, Message, Scope
+from slime_http.error_codes import MAX_ERROR_BYTES
 from slime_http.response_head import error_answer, response_lines
 from slime_http.write_flow import WriteFlow
 
@@ -23,8 +24,6 @@ logger = logging.getLogger(__name__)
 _MAX_WAITING_BYTES = 64 * 1024
 #: A body of fewer bytes is copied behind its head, since one small write is cheaper than two buffers.
 _LARGE_BYTES = 64 * 1024
-#: Bytes of an error that are kept.
-_MAX_ERROR_BYTES = 4096
 _NO_BODY = (204, 304)
 _SHUTTING_DOWN = "the server is shutting down"
 _LAST_CHUNK = b"0\r\n\r\n"
@@ -265,7 +264,7 @@ class ServerRequest:
     def _send_body(self, piece: bytes | bytearray | memoryview, is_last: bool) -> None:
         body = piece if type(piece) is bytes else bytes(memoryview(piece))  # it may change
         if self.status >= 400 and not self.error:
-            self.error = body[:_MAX_ERROR_BYTES]
+            self.error = body[:MAX_ERROR_BYTES]
         if self._is_head:
             body = b""
         elif self._is_chunked:

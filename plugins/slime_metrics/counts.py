@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from slime_http.error_codes import code_in
 from slime_metrics.histogram import Histogram
-from slime_metrics.labels import Labels, error_code, error_codes
+from slime_metrics.labels import OTHER, Labels, error_codes
 
 __all__ = ["QUICK_S", "REMOVED", "Counts", "Kind", "Series"]
 
@@ -115,7 +116,8 @@ class Counts:
 
     def error(self, status: int, body: bytes) -> None:
         """Count an answer with an error."""
-        self.errors[Labels.status(status), error_code(body, self._codes)] += 1
+        code = code_in(body)
+        self.errors[Labels.status(status), code if code in self._codes else OTHER] += 1
 
     def failure(self, worker: str, code: str) -> None:
         """Count a failed attempt at ``worker``."""

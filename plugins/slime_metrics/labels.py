@@ -6,11 +6,9 @@ import re
 from collections.abc import Iterable
 from http import HTTPStatus
 
-import orjson
-
 from router_core.errors import HTTPError
 
-__all__ = ["ENDPOINTS", "OTHER", "Labels", "error_code", "error_codes"]
+__all__ = ["ENDPOINTS", "OTHER", "Labels", "error_codes"]
 
 OTHER = "other"
 _METHODS = frozenset(("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"))
@@ -85,14 +83,3 @@ def error_codes() -> frozenset[str]:
     for kind in kinds:
         kinds += kind.__subclasses__()
     return frozenset((*(kind.code for kind in kinds), "HTTP_404", "HTTP_405"))  # Starlette's own among them
-
-
-def error_code(body: bytes, known: Iterable[str]) -> str:
-    """Return the code in ``body``, an error that a client gets; ``other`` if the code is not one of ``known``."""
-    try:
-        document = orjson.loads(body)
-        error = document["error"]
-        code = error["code"] if isinstance(error, dict) else document["code"]
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        return OTHER
-    return code if isinstance(code, str) and code in known else OTHER

@@ -12,14 +12,12 @@ from typing import Any
 from router_core.proxy import SENT_AT, WORKER
 from router_core.types import ASGIApp, Message, Receive, Scope, Send
 from slime_http.asgi import SendNow, send_now_of
+from slime_http.error_codes import MAX_ERROR_BYTES
 from slime_http.server_request import ServerRequest
 from slime_metrics.counts import QUICK_S, Counts, Series
 from slime_metrics.histogram import BATCH
 
 __all__ = ["Answer", "Measured"]
-
-#: Bytes of an error's body that are searched for its code.
-_MAX_ERROR_BYTES = 4096
 
 
 class Answer:
@@ -55,7 +53,7 @@ class Answer:
         else:
             body = message.get("body", b"")
             if self.status >= 400 and not self.error:
-                self.error = bytes(body)[:_MAX_ERROR_BYTES]
+                self.error = bytes(body)[:MAX_ERROR_BYTES]
             self.complete = not message.get("more_body")
             self._streams = self._streams or not self.complete
             if body and self._streams and not self.streamed_at:
