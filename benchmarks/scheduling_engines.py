@@ -62,8 +62,8 @@ def _multi_turn(rng: random.Random) -> list[list[Turn]]:
     return [conversation(rng, Text().then(length(rng, 600)), 24, 200) for _ in range(80)]
 
 
-def _grpo(rng: random.Random) -> list[list[Turn]]:
-    prompts = [Text().then(length(rng, 1500)) for _ in range(24)]
+def _grpo(rng: random.Random, groups: int = 24) -> list[list[Turn]]:
+    prompts = [Text().then(length(rng, 1500)) for _ in range(groups)]
     return [[Turn(prompt, 0, length(rng, 40))] for prompt in prompts for _ in range(8)]
 
 
@@ -72,6 +72,7 @@ _WORKLOADS = (
     Workload("multi-turn, 32", 32, 1, _multi_turn),
     Workload("GRPO 24 x 8, 64", 64, 1, _grpo),
 )
+_TINY = Workload("GRPO 2 x 8, 16", 16, 1, lambda rng: _grpo(rng, 2))
 
 
 class _Clients:
@@ -132,7 +133,7 @@ def _random_ids(count: int) -> list[int]:
 
 
 def _peers(options: Options) -> Iterator[tuple[str, Peer]]:
-    for name in ("round_robin", "least_inflight", "cache_aware"):
+    for name in options.pick(("round_robin", "least_inflight", "cache_aware"), tiny=("cache_aware",)):
         yield name, router(name, "--policy", name)
     peer = gateway(options.gateway_python)
     if peer.missing() is None and not options.tiny:
@@ -208,9 +209,10 @@ async def _run(options: Options, report: Report, directory: Path) -> None:
     )
     async with AsyncExitStack() as stack:
         engines = [
-            await stack.enter_async_context(serving_engine(directory, *_FLAGS)) for _ in range(_ENGINES)
+            await stack.enter_async_context(serving_engine(directory, *_FLAGS))
+            for _ in range(options.pick(_ENGINES, tiny=1))
         ]
-        for workload in options.pick(_WORKLOADS, tiny=_WORKLOADS[2:]):
+        for workload in options.pick(_WORKLOADS, tiny=(_TINY,)):
             if not options.wants(workload.name):
                 continue
             for seed in range(options.rounds):
