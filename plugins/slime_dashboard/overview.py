@@ -33,7 +33,7 @@ _SAMPLES = 720
 _MAX_UPDATES = 100
 _SESSIONS = 20
 #: Characters of a search: no name of a session is longer.
-_MAX_SEARCH = 512
+_MAX_SEARCH = 1024
 _MAX_OFFSET = 1_000_000
 _FRESH = {"cache-control": "no-store"}
 

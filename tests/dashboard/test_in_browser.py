@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import httpx
 import pytest
 
 from dashboard.browser import Browser
@@ -109,6 +110,9 @@ async def test_names_of_clients_and_workers_are_only_text(start: Start, chromium
         await chromium.enter("#query", HOSTILE)
         await chromium.until_text("#range", "Matches 1 to 1, of 1 session in all")
         assert await chromium.js("return document.title") == "Overview · slime-router"
+        link = await chromium.js("return document.querySelector('#sessions a').href")
+        assert httpx.URL(link).path == "/ui/trajectory"
+        assert httpx.URL(link).params["session"] == HOSTILE
         assert await chromium.problems() == []
 
 
