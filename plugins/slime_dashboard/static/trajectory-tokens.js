@@ -1,27 +1,17 @@
 // The tokens of one branch. Only those near the visible part of the page are in the document.
 
 import { element } from "./shell.js";
-import { writeToken } from "./trajectory-text.js";
+import {
+  characterAt, headlineOf, placeAt, placeElement, placeFrom, sectionsOf, tokenElement, withoutLastBreak,
+} from "./trajectory-drawing.js";
 
 const CHUNK = 512; // tokens in one list, of which each is drawn and removed as a whole
 const PAGE = 4096; // tokens of one request
 const NEAR = "1200px"; // lists this near to the window are drawn
-const BOUNDS = [0.9, 0.5, 0.2, 0.05, 0.01]; // probabilities between two colours
-const MOST_BELOW = 24; // tokens of a place that is drawn with both sequences, one below the other
-
-/** Return the number of the colour of a probability, 0 for the most likely. */
-export function binOf(logprob) {
-  const probability = Math.exp(logprob);
-  const found = BOUNDS.findIndex((bound) => probability >= bound);
-  return found < 0 ? BOUNDS.length : found;
-}
-
-/** Names of the colours of probabilities, most likely first. */
-export const BINS = ["90 % or more", "50 to 90 %", "20 to 50 %", "5 to 20 %", "1 to 5 %", "below 1 %"];
 
 /**
  * Shows the tokens of `branch` in `parent`. `load(start, limit)` returns a page of tokens. `colours`: the number of
- * each weight version. `show(element, index)` and `hide()` are called when a token gets and loses the attention.
+ * each weight version. `show(element, about)` and `hide()` are called when a token gets and loses the attention.
  */
 export class Tokens {
   constructor(parent, branch, colours, { load, show, hide, fail }) {
@@ -83,9 +73,10 @@ export class Tokens {
     token.scrollIntoView({ block: "nearest" });
   }
 
-  #section({ role, turn, start, end, spans }) {
+  #section(part) {
+    const { role, start, end } = part;
     const title = `section-${start}`;
-    const { name, meta } = this.#headline(role, turn, start, end, spans);
+    const { name, meta } = headlineOf(part);
     const section = element(
       "section",
       { class: "part", dataset: { role }, "aria-labelledby": title },
@@ -102,16 +93,6 @@ export class Tokens {
       section.append(list);
     }
     return section;
-  }
-
-  #headline(role, turn, start, end, spans) {
-    const size = `${start.toLocaleString("en")}–${(end - 1).toLocaleString("en")} · ${(end - start).toLocaleString("en")} token${end - start === 1 ? "" : "s"}`;
-    if (role === "prompt") return { name: `Prompt of turn ${turn}`, meta: size };
-    const versions = [...new Set(spans.map((span) => span.version))].map((version) => version ?? "no version");
-    const whose = turn === null ? "Answer of another session" : `Answer of turn ${turn}`;
-    const trained = spans.every((span) => span.mask) ? "" : " · loss mask 0";
-    const weights = spans.some((span) => span.mask) ? ` · weights ${versions.slice(0, 4).join(", ")}` : "";
-    return { name: role === "reused" ? `${whose}, re-used` : whose, meta: `${size}${weights}${trained}` };
   }
 
   #seen({ isIntersecting, target }) {
@@ -183,49 +164,14 @@ export class Tokens {
     if (had) this.#token(this.current)?.focus({ preventScroll: true });
   }
 
-  #place(place, from, until) {
-    const group = element("span", { class: "place", role: "presentation" });
-    const above = element("span", { class: "recorded", role: "presentation" });
-    let isShort = place.end - place.start <= MOST_BELOW && place.again.length <= MOST_BELOW && place.again_count === place.again.length;
-    for (let index = from; index < until; index += 1) {
-      above.append(this.#made(index));
-      if (this.about(index).text?.includes("\n")) isShort = false;
-    }
-    group.append(above);
-    if (place.again.some((one) => one.text?.includes("\n")) || from !== place.start) isShort = false;
-    if (!isShort) {
-      group.classList.add("long");
-      return group;
-    }
-    const below = element("span", { class: "below", "aria-hidden": "true" });
-    for (const one of place.again) {
-      const token = element("span", { class: "new" });
-      writeToken(token, one, true);
-      below.append(token);
-    }
-    group.append(below);
-    return group;
+  #made(index) {
+    return tokenElement(this.about(index), this.colours);
   }
 
-  #made(index) {
-    const about = this.about(index);
-    const { span } = about;
-    const token = document.createElement("span");
-    token.className = "token";
-    token.setAttribute("role", "option");
-    token.tabIndex = -1;
-    const { dataset } = token;
-    dataset.index = index;
-    dataset.role = span.role;
-    if (!span.mask) dataset.mask = "0";
-    if (about.logprob !== null) dataset.bin = binOf(about.logprob);
-    if (span.mask) {
-      dataset.version = this.colours.get(span.version) % 8;
-      if (index === span.start) dataset.begins = span.version ?? "no version";
-    }
-    if (about.place) dataset.differs = "";
-    writeToken(token, about);
-    return token;
+  #place(place, from, until) {
+    const tokens = [];
+    for (let index = from; index < until; index += 1) tokens.push(this.#made(index));
+    return placeElement(place, from, tokens);
   }
 
   #spanOf(index) {
@@ -263,12 +209,12 @@ export class Tokens {
     }
     const index = Number(token.dataset.index);
     if (document.activeElement === token) this.#setCurrent(index);
-    this.show(token, index);
+    this.show(token, this.about(index));
   }
 
   #leave() {
     const focused = tokenOf(document.activeElement);
-    if (focused) this.show(focused, Number(focused.dataset.index));
+    if (focused) this.show(focused, this.about(Number(focused.dataset.index)));
     else this.hide();
   }
 
@@ -317,65 +263,6 @@ export class Tokens {
   }
 }
 
-/** Return the parts of a branch: runs of spans with one role and one turn. */
-function sectionsOf(spans) {
-  const sections = [];
-  for (const span of spans) {
-    const last = sections.at(-1);
-    if (last && last.role === span.role && last.turn === span.turn) {
-      last.end = span.end;
-      last.spans.push(span);
-    } else {
-      sections.push({ role: span.role, turn: span.turn, start: span.start, end: span.end, spans: [span] });
-    }
-  }
-  return sections;
-}
-
 function tokenOf(target) {
   return target instanceof Element ? target.closest(".token") : null;
-}
-
-/** Remove the line end of the last token: the list ends there anyway. Its sign stays. */
-function withoutLastBreak(list) {
-  let last = list.lastChild;
-  while (last instanceof Element) last = last.lastChild;
-  if (last?.data === "\n") last.remove();
-}
-
-/** Return the place of the first of `places` that does not end before `index`. */
-function placeFrom(places, index) {
-  let low = 0;
-  let high = places.length;
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (places[middle].end < index || (places[middle].end === index && places[middle].start < index)) low = middle + 1;
-    else high = middle;
-  }
-  return low;
-}
-
-function placeAt(places, index) {
-  for (let at = placeFrom(places, index); at < places.length && places[at].start <= index; at += 1) {
-    if (places[at].end > index) return at;
-  }
-  return -1;
-}
-
-/** Return the character that the bytes of the token at `at` and of its neighbours make, or null. */
-function characterAt(page, at) {
-  for (let start = at; start >= Math.max(0, at - 3) && page.bytes[start]; start -= 1) {
-    let hex = "";
-    for (let end = start; end < start + 4 && page.bytes[end]; end += 1) {
-      hex += page.bytes[end];
-      if (end < at) continue;
-      try {
-        const bytes = Uint8Array.from(hex.match(/../g), (one) => parseInt(one, 16));
-        return new TextDecoder("utf-8", { fatal: true }).decode(bytes);
-      } catch {
-        // Not a whole character yet.
-      }
-    }
-  }
-  return null;
 }

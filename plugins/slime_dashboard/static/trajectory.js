@@ -1,8 +1,10 @@
 // The trajectory viewer: one session, its turns as a tree, and the tokens of one branch.
 
 import { element, getData, pageAddress, poll, setStatus, KeyNeeded } from "./shell.js";
-import { nameOf, quoted, spaced, writeToken } from "./trajectory-text.js";
-import { BINS, Tokens } from "./trajectory-tokens.js";
+import { hideCard, showCard } from "./trajectory-card.js";
+import { BINS } from "./trajectory-drawing.js";
+import { quoted, writeToken } from "./trajectory-text.js";
+import { Tokens } from "./trajectory-tokens.js";
 import { drawTree, pathTo } from "./trajectory-tree.js";
 
 const byId = (id) => document.getElementById(id);
@@ -126,9 +128,10 @@ function showTokens() {
   place = -1;
   const colours = new Map([...new Set(branch.spans.filter((span) => span.mask).map((span) => span.version))].map((version, number) => [version, number]));
   const here = { session: session.session, turn: branch.turn };
+  const path = [...pathTo(session.turns, branch.turn)].sort((one, other) => one - other);
   tokens = new Tokens(byId("tokens"), branch, colours, {
     load: (start, limit) => getData("trajectory/tokens", { ...here, start, limit }),
-    show: showCard,
+    show: (token, about) => showCard(token, about, path),
     hide: hideCard,
     fail: (error) => setStatus("bad", error.message),
   });
@@ -219,56 +222,6 @@ function showLegend(colours) {
     for (const span of session.branch.spans) if (span.mask) sizes.set(span.version, (sizes.get(span.version) ?? 0) + span.end - span.start);
     legend.replaceChildren(...[...colours].map(([version, number]) => entry({ version: number % 8 }, version ?? "no version", countOf(sizes.get(version), "token"))), entry({ role: "prompt" }, "not trained on"));
   }
-}
-
-function showCard(token, index) {
-  const about = tokens?.about(index);
-  const card = byId("token-card");
-  if (!about) return;
-  const { span } = about;
-  const rows = [["Token", `${NUMBER.format(index)}, id ${about.id}`]];
-  if (about.text === null) {
-    rows.push(["Bytes", about.bytes ? `${spaced(about.bytes)}, not UTF-8 by themselves` : "not known"]);
-    if (about.character) rows.push(["Character", `part of ${quoted(about.character)}`]);
-  }
-  rows.push(["Role", roleWords(span)]);
-  if (about.logprob !== null) rows.push(["Logprob", `${about.logprob.toFixed(4)}, probability ${percent(about.logprob)}`]);
-  else if (span.mask) rows.push(["Logprob", "the engine gave none"]);
-  rows.push(["Loss mask", span.mask ? "1, trained on" : "0, not trained on"]);
-  if (span.mask) rows.push(["Weights", span.version === null ? "no version given" : span.version]);
-  if (about.place) rows.push(["Again", about.place.again.slice(0, 8).map(nameOf).join(" ") || "nothing"]);
-  card.replaceChildren(
-    element("p", { class: "card-title mono" }, about.text === null ? nameOf(about) : about.text === "" ? "no text" : quoted(about.text)),
-    element("dl", {}, rows.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value)))),
-  );
-  card.hidden = false;
-  const box = token.getClientRects()[0] ?? token.getBoundingClientRect();
-  const { offsetWidth: width, offsetHeight: height } = card;
-  const left = Math.max(8, Math.min(box.left, document.documentElement.clientWidth - width - 8));
-  const isBelow = box.bottom + height + 12 < window.innerHeight || box.top < height + 12;
-  card.style.left = `${left + window.scrollX}px`;
-  card.style.top = `${(isBelow ? box.bottom + 8 : box.top - height - 8) + window.scrollY}px`;
-  document.querySelector("[aria-describedby='token-card']")?.removeAttribute("aria-describedby");
-  token.setAttribute("aria-describedby", "token-card");
-}
-
-function hideCard() {
-  byId("token-card").hidden = true;
-}
-
-function roleWords({ role, turn }) {
-  if (role === "prompt") return `prompt of turn ${turn}`;
-  if (turn === null) return "re-used, sampled for another session";
-  if (role === "sampled") return `sampled in turn ${turn}`;
-  const later = [...pathTo(session.turns, session.branch.turn)].filter((number) => number > turn).sort((a, b) => a - b);
-  const named = later.length > 5 ? `${later.slice(0, 4).join(", ")} and ${later.length - 4} more` : later.join(", ");
-  const by = `${later.length === 1 ? "turn" : "turns"} ${named}`;
-  return later.length ? `sampled in turn ${turn}, re-used by ${by}` : `sampled in turn ${turn}, re-used`;
-}
-
-function percent(logprob) {
-  const value = 100 * Math.exp(logprob);
-  return value >= 0.01 ? `${value.toPrecision(3)} %` : `${value.toExponential(1)} %`;
 }
 
 function countOf(number, noun, plural = `${noun}s`) {
