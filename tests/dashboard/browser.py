@@ -111,7 +111,8 @@ class Browser:
 
     async def screenshot(self) -> bytes:
         """Return a PNG of the whole page."""
-        height = int(await self.js("return document.documentElement.scrollHeight"))
+        outside = "window.outerHeight - window.innerHeight"  # the window's frame, which is not drawn
+        height = int(await self.js(f"return document.documentElement.scrollHeight + {outside}"))
         await self.resize(WINDOW[0], height)
         await anyio.sleep(0.3)  # the plots are drawn anew
         return await self.run(self.driver.get_screenshot_as_png)

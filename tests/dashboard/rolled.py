@@ -25,30 +25,37 @@ def follow_up(question: str) -> str:
 
 
 async def say(
-    running: Running, session: str, prompt: str | Sequence[int], tokens: int = 24, **body: Any
+    running: Running,
+    session: str,
+    prompt: str | Sequence[int],
+    tokens: int = 24,
+    temperature: float = 0.8,
+    **body: Any,
 ) -> str:
     """Generate in ``session``, and return the answer's text."""
-    form = {"text": prompt} if isinstance(prompt, str) else {"input_ids": list(prompt)}
-    params = {"max_new_tokens": tokens, "temperature": 0.8}
-    answer = await running.client.post(
-        "/generate", json={**form, "sampling_params": params, **body}, headers={"x-session-id": session}
-    )
+    form: dict[str, Any] = {"text": prompt} if isinstance(prompt, str) else {"input_ids": list(prompt)}
+    params = {"max_new_tokens": tokens, "temperature": temperature}
+    form |= {"session_id": session, "sampling_params": params}
+    answer = await running.client.post("/generate", json={**form, **body})
     assert answer.status_code == 200, answer.text
     return str(answer.json()["text"])
 
 
-async def branched(running: Running, session: str) -> None:
-    """Four turns: a root, a continuation, another answer to the same prompt under version 7, and one after that."""
-    root = SYSTEM + user("Tell me about the harbour.")
-    root += await say(running, session, root) + follow_up("And then?")
-    left = root + await say(running, session, root)
+async def branched(
+    running: Running, session: str, system: str = SYSTEM, tokens: int = 24, temperature: float = 0.8
+) -> None:
+    """Five turns: a root, two answers to one prompt under two weight versions, and one after each of these."""
+    manner: dict[str, Any] = {"tokens": tokens, "temperature": temperature}
+    root = system + user("Tell me about the harbour.")
+    root += await say(running, session, root, **manner) + follow_up("And then?")
+    left = root + await say(running, session, root, **manner)
     updated = await running.client.post(
         "/update_weights_from_disk", json={"model_path": "w", "weight_version": "7"}
     )
     assert updated.status_code == 200
-    right = root + await say(running, session, root)
-    await say(running, session, left + follow_up("日本語で 😀"))
-    await say(running, session, right + follow_up("Why?"))
+    right = root + await say(running, session, root, **manner)
+    await say(running, session, left + follow_up("Why?"), **manner)
+    await say(running, session, right + follow_up("Why?"), **manner)
 
 
 async def entries(running: Running) -> list[dict[str, Any]]:

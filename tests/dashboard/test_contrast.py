@@ -7,29 +7,35 @@ from importlib.resources import files
 
 import pytest
 
-STYLE = (files("slime_dashboard") / "static" / "style.css").read_text()
+STATIC = files("slime_dashboard") / "static"
+STYLE = "".join((STATIC / name).read_text() for name in ("style.css", "trajectory.css"))
 #: Texts, and the grounds on which they stand: 4.5 to 1.
 TEXTS = [
     *((text, ground) for text in ("text", "muted") for ground in ("ground", "surface", "raised")),
     *((kind, f"{kind}-ground") for kind in ("ok", "warn", "bad", "info")),
     *((text, "surface") for text in ("accent", "warn", "bad")),
     ("accent-text", "accent"),
+    *(("text", ground) for ground in ("prompt", "sampled", "reused", "differs-ground")),
+    *(("text", f"bin-{number}") for number in range(6)),
+    *(("text", f"version-{number}") for number in range(8)),
+    *(("differs", ground) for ground in ("differs-ground", "raised")),
 ]
 #: Parts of controls and of plots, and the focus: 3 to 1.
 PARTS = [
     *((part, "surface") for part in ("control", "focus", "series-1", "series-2", "series-3", "series-4")),
     ("series-bad", "surface"),
     ("focus", "ground"),
+    *((part, "surface") for part in ("prompt-line", "sampled-line", "reused-line", "differs")),
 ]
 
 
 def colours(theme: str) -> dict[str, str]:
     """The custom properties of a theme."""
-    blocks = dict(re.findall(r'^:root(\[data-theme="dark"\])? \{(.*?)^\}', STYLE, re.MULTILINE | re.DOTALL))
-    found = re.findall(r"--([\w-]+): (#[0-9a-f]{6});", blocks[""])
+    blocks = re.findall(r'^:root(\[data-theme="dark"\])? \{(.*?)^\}', STYLE, re.MULTILINE | re.DOTALL)
+    wanted = [text for dark, text in blocks if not dark]
     if theme == "dark":
-        found += re.findall(r"--([\w-]+): (#[0-9a-f]{6});", blocks['[data-theme="dark"]'])
-    return dict(found)
+        wanted += [text for dark, text in blocks if dark]
+    return dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", "\n".join(wanted)))
 
 
 def luminance(colour: str) -> float:

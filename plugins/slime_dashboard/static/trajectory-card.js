@@ -15,7 +15,7 @@ export function showCard(token, about, path) {
     if (about.character) rows.push(["Character", `part of ${quoted(about.character)}`]);
   }
   rows.push(["Role", roleWords(span, path)]);
-  if (about.logprob !== null) rows.push(["Logprob", `${about.logprob.toFixed(4)}, probability ${percent(about.logprob)}`]);
+  if (about.logprob !== null) rows.push(["Logprob", `${about.logprob.toPrecision(4)}, probability ${percent(about.logprob)}`]);
   else if (span.mask) rows.push(["Logprob", "the engine gave none"]);
   rows.push(["Loss mask", span.mask ? "1, trained on" : "0, not trained on"]);
   if (span.mask) rows.push(["Weights", span.version === null ? "no version given" : span.version]);

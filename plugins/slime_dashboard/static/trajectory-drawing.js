@@ -1,7 +1,7 @@
 // Elements of tokens, and of the places where tokenising again gives other ones.
 
 import { element } from "./shell.js";
-import { writeToken } from "./trajectory-text.js";
+import { nameOf, writeToken } from "./trajectory-text.js";
 
 const BOUNDS = [0.9, 0.5, 0.2, 0.05, 0.01]; // probabilities between two colours
 const MOST_BELOW = 24; // tokens of a place that is drawn with both sequences, one below the other
@@ -14,7 +14,7 @@ export function binOf(logprob) {
 }
 
 /** Names of the colours of probabilities, most likely first. */
-export const BINS = ["90 % or more", "50 to 90 %", "20 to 50 %", "5 to 20 %", "1 to 5 %", "below 1 %"];
+export const BINS = ["≥ 90 %", "50–90 %", "20–50 %", "5–20 %", "1–5 %", "< 1 %"];
 
 /** Return a token. `colours`: the number of each weight version. */
 export function tokenElement(about, colours) {
@@ -32,6 +32,7 @@ export function tokenElement(about, colours) {
     dataset.version = colours.get(span.version) % 8;
     if (index === span.start) dataset.begins = span.version ?? "no version";
   }
+  if (!about.text?.trim()) token.setAttribute("aria-label", nameOf(about)); // screen readers pass over spaces
   writeToken(token, about);
   return token;
 }

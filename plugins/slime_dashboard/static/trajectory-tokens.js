@@ -150,7 +150,7 @@ export class Tokens {
         made.append(this.#place(place, index, index));
         at += 1;
       } else {
-        made.append(this.#made(index));
+        made.append(...this.#made(index));
         index += 1;
       }
     }
@@ -164,13 +164,18 @@ export class Tokens {
     if (had) this.#token(this.current)?.focus({ preventScroll: true });
   }
 
+  /** Return the nodes of a token: a line that it ends ends behind it, so that its frame stays on one line. */
   #made(index) {
-    return tokenElement(this.about(index), this.colours);
+    const token = tokenElement(this.about(index), this.colours);
+    const last = token.lastChild;
+    if (last.nodeType !== Node.TEXT_NODE || last.data !== "\n") return [token];
+    last.remove();
+    return [token, last];
   }
 
   #place(place, from, until) {
     const tokens = [];
-    for (let index = from; index < until; index += 1) tokens.push(this.#made(index));
+    for (let index = from; index < until; index += 1) tokens.push(...this.#made(index));
     return placeElement(place, from, tokens);
   }
 

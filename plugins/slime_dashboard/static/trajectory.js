@@ -12,8 +12,8 @@ const MOST_LISTED = 100; // places of the table
 const NUMBER = new Intl.NumberFormat("en");
 const ROLES = {
   prompt: ["Prompt", "not sampled"],
-  reused: ["Re-used", "sampled by an earlier turn, then sent again"],
-  sampled: ["Sampled", "at the end of this branch"],
+  reused: ["Re-used", "sampled earlier, sent again"],
+  sampled: ["Sampled", "in the last turn"],
 };
 
 let session = null; // the answer about the session
