@@ -217,6 +217,25 @@ async def test_long_branches_come_in_pages(start: Start) -> None:
         assert beyond["ids"] == []
 
 
+async def test_what_is_left_out_is_counted(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slime_dashboard.trajectory._MOST_TURNS", 2)
+    monkeypatch.setattr("slime_dashboard.trajectory._MOST_COMPARED", 100)
+    monkeypatch.setattr("slime_dashboard.trajectory._MOST_PLACES", 1)
+    async with start(*RECORDING) as running:
+        await branched(running, "a")
+        answer = await get(running, session="a")
+        assert [turn["number"] for turn in answer["turns"]] == [3, 4]
+        assert (answer["turn_count"], answer["leaf_count"]) == (5, 2)
+        assert (await get(running, session="a", turn=0))["branch"]["turn"] == 0
+        found = await get(running, "/retokenised", session="a")
+        assert answer["branch"]["tokens"] > 100
+        assert found == {"compared": False, "why": "the branch has more than 100 tokens"}
+        spelt = tokenizer_of(running).encode_plain("<think> a <think>")
+        await say(running, "b", spelt, tokens=1)
+        places = await get(running, "/retokenised", session="b")
+        assert places["place_count"] > len(places["places"]) == 1
+
+
 async def test_reasons_are_told_in_plain_words(start: Start) -> None:
     async with start(*RECORDING) as running:
         await say(running, "a", SYSTEM, return_logprob=False)
