@@ -85,7 +85,7 @@ export class Tokens {
     for (let from = start; from < end; from += CHUNK) {
       const until = Math.min(from + CHUNK, end);
       const list = element("div", { class: "chunk", role: "listbox", "aria-labelledby": title, "aria-describedby": "keys-help", "aria-orientation": "horizontal", "aria-busy": "true" });
-      list.style.minHeight = `${Math.ceil((until - from) / 14) * 2.1}rem`; // until it is drawn
+      list.style.minHeight = `${Math.ceil((until - from) / 24) * 2}rem`; // until it is drawn
       const chunk = { start: from, end: until, list, isDrawn: false, role };
       list.chunk = chunk;
       this.chunks.push(chunk);
