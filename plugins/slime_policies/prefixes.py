@@ -70,10 +70,14 @@ class Prompt:
 
 @dataclass(slots=True)
 class Known:
-    """The state of one prefix. ``workers``: those that were sent it, as bits. ``visits``: requests that had it."""
+    """The state of one prefix. ``workers``: those that were sent it, as bits. ``visits``: requests that had it.
+
+    ``size``: bytes that it counts against the limit.
+    """
 
     workers: int
     visits: int
+    size: int
 
 
 class Prefixes:
@@ -87,13 +91,12 @@ class Prefixes:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._known: OrderedDict[int, tuple[Known, int]] = OrderedDict()
+        self._known: OrderedDict[int, Known] = OrderedDict()
         self.size = 0
 
     def get(self, digest: int) -> Known | None:
         """Return what is known of a prefix."""
-        entry = self._known.get(digest)
-        return None if entry is None else entry[0]
+        return self._known.get(digest)
 
     def add(self, prompt: Prompt, worker: int) -> None:
         """Record that a worker, given as a bit, gets ``prompt``."""
@@ -103,14 +106,14 @@ class Prefixes:
             entry = known.get(digest)
             if entry is None:
                 size = max(size, _LEAST_BYTES)
-                known[digest] = Known(worker, 1), size
+                known[digest] = Known(worker, 1, size)
                 self.size += size
             else:
                 known.move_to_end(digest)
-                entry[0].workers |= worker
-                entry[0].visits += 1
+                entry.workers |= worker
+                entry.visits += 1
         while self.size > self._limit:
-            self.size -= known.popitem(last=False)[1][1]
+            self.size -= known.popitem(last=False)[1].size
 
     def clear(self) -> None:
         """Forget all."""
