@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
 
 from router_core import Exchange, Worker
 from router_core.workers import least_in_flight
@@ -65,21 +66,15 @@ class CacheAware:
         prompt = Prompt.of(exchange.request.body)
         if not prompt.parts:
             return least_in_flight(workers)
+        if self._bits > _MAX_BITS:
+            self.forget_all()
         now = self._clock()
         states = [self._state(worker, now) for worker in workers]
         costs, seen = self._match(prompt, states)
         if self._has_thresholds and unbalanced(workers, self._settings):
             chosen = workers.index(least_in_flight(workers))
         else:
-            chosen = min(
-                range(len(workers)),
-                key=lambda each: (
-                    _REQUEST * workers[each].in_flight
-                    + _WAITING * states[each].waiting
-                    + costs[states[each].bit],
-                    states[each].chosen,
-                ),
-            )
+            chosen = _cheapest(workers, states, costs)
         state = states[chosen]
         self._choices += 1
         state.chosen = self._choices
@@ -98,8 +93,6 @@ class CacheAware:
         return state
 
     def _new_state(self) -> _State:
-        if self._bits == _MAX_BITS:
-            self.forget_all()
         self._bits += 1
         return _State(1 << (self._bits - 1))
 
@@ -110,9 +103,8 @@ class CacheAware:
             having |= state.bit
         weight = _MISSING / prompt.per_token
         cost = 0.0  # of the parts so far, for a worker that has none of them
-        ends: list[
-            tuple[int, float, int]
-        ] = []  # workers that have no more than the parts before, these, their bytes
+        #: For workers that have the parts so far and no more: their bits, the cost of these parts, their bytes.
+        ends: list[tuple[int, float, int]] = []
         size = 0
         for digest, more in prompt.parts:
             known = self._prefixes.get(digest)
@@ -149,3 +141,13 @@ class CacheAware:
         self._prefixes.clear()
         self._states.clear()
         self._bits = 0
+
+
+def _cheapest(workers: Sequence[Worker], states: Sequence[_State], costs: Mapping[int, float]) -> int:
+    """Return the place of the worker with the least cost; of equal ones, of the one chosen longest ago."""
+    best, least, oldest = 0, inf, 0
+    for place, (worker, state) in enumerate(zip(workers, states, strict=True)):
+        cost = _REQUEST * worker.in_flight + _WAITING * state.waiting + costs[state.bit]
+        if cost < least or (cost == least and state.chosen < oldest):
+            best, least, oldest = place, cost, state.chosen
+    return best
