@@ -113,7 +113,10 @@ class TrajectoryData:
             pieces = self._read_pieces(source)
             found = compared(ids.tolist(), again, pieces.of) if pieces is not None else None
             if pieces is None or found is None:
-                return {"compared": False, "why": "the tokenizer does not tell the bytes of each token"}
+                return {
+                    "compared": False,
+                    "why": "the bytes of a token are not known, or the new tokens spell another text",
+                }
             mask = context.record.loss_mask
             return {
                 "compared": True,

@@ -12,6 +12,9 @@ from slime_dashboard.trajectory_pieces import Piece
 
 __all__ = ["Comparison", "Place", "compared"]
 
+#: A decoder writes this for bytes that are no (whole) character.
+_BROKEN = "\ufffd"
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -76,7 +79,8 @@ class _Boundaries(NamedTuple):
 def _boundaries(ids: Sequence[int], piece: Callable[[int], Piece]) -> _Boundaries | None:
     """Return the boundaries of tokens between characters; None if the bytes of a token are not known.
 
-    Characters are counted decomposed, since a tokenizer may compose them.
+    Characters are counted decomposed, since a tokenizer may compose them. Broken ones are not counted: some
+    tokenizers write one for each byte, others one for several.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     found = []
@@ -93,4 +97,6 @@ def _boundaries(ids: Sequence[int], piece: Callable[[int], Piece]) -> _Boundarie
 
 
 def _length(text: str) -> int:
-    return len(text) if text.isascii() else len(unicodedata.normalize("NFD", text))
+    if text.isascii():
+        return len(text)
+    return len(unicodedata.normalize("NFD", text.replace(_BROKEN, "")))

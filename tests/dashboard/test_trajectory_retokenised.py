@@ -81,6 +81,13 @@ def test_bytes_that_are_no_character_differ_where_they_are() -> None:
     assert found.places == (Place(1, 2, (3,)),)
 
 
+def test_broken_characters_of_one_byte_each_do_not_shift_what_follows() -> None:
+    written = Written("a", b"\xf0", b"\x9f", "\ufffd", " b", " c")
+    found = compared([0, 1, 2, 4, 5], [0, 3, 3, 4, 5], written)
+    assert found is not None
+    assert found.places == (Place(1, 3, (3, 3)),)
+
+
 def test_composed_characters_do_not_shift_what_follows() -> None:
     written = Written("caf", "e", "\u0301", "é", " x", " y")
     found = compared([0, 1, 2, 4, 5], [0, 3, 4, 5], written)
