@@ -31,6 +31,8 @@ _FLAGS = (
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
     "--no-default-browser-check", "--force-color-profile=srgb", "--hide-scrollbars", "--lang=en-US",
     "--no-proxy-server",
+    # it looks for servers of its maker at each start, whatever the other flags say
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )  # fmt: skip
 
 
