@@ -225,6 +225,7 @@ async def test_each_status_of_each_route_comes_as_described(start: Start) -> Non
             "/health",
             "/liveness",
             "/metrics",
+            "/openapi.json",
             "/readiness",
             "/weight_version",
         ):
