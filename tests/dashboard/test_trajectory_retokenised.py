@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import tokenizers
@@ -132,7 +134,7 @@ class SentencePiece:
         )
         self._own = own
         if rust:
-            self.backend_tokenizer = own
+            self.backend_tokenizer: Any = own
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         assert text == "One"
@@ -159,3 +161,17 @@ def test_bytes_are_not_made_up() -> None:
     pieces = Pieces(tokenizer.decode, tokenizer)
     assert pieces.of(3) == Piece(None, None)
     assert pieces.of(1) == Piece(" Hello", b" Hello")
+
+
+def test_the_vocabulary_is_not_written_out() -> None:
+    own = SentencePiece()._own
+
+    class Decoding(SentencePiece):
+        """Its Rust tokenizer can tell its decoder and single tokens, no more."""
+
+        def __init__(self) -> None:
+            super().__init__(rust=False)
+            self.backend_tokenizer = SimpleNamespace(decoder=own.decoder, id_to_token=own.id_to_token)
+
+    tokenizer = Decoding()
+    assert Pieces(tokenizer.decode, tokenizer).of(3) == Piece(None, b"\xf0")
