@@ -23,6 +23,12 @@ pytestmark = pytest.mark.anyio
 
 WITH_TOKENS = ("--plugin", "engine", "--engine-workers", "2", "--plugin", "radix_cache")
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>\u202egnp.exe"
+#: Numbers of tables and legends that take more than one line.
+TORN = """
+const lines = (cell) => { const all = new Range(); all.selectNodeContents(cell); return all.getClientRects().length; };
+const cells = [...document.querySelectorAll(".legend td, #exactness td.number")];
+return cells.filter((cell) => lines(cell) > 1).map((cell) => cell.innerText);
+"""
 #: Makes the page poll twenty times a second, and counts its data requests.
 QUICK = """
 const slow = window.setTimeout;
@@ -205,20 +211,6 @@ async def test_theme_follows_the_choice(start: Start, chromium: Browser) -> None
         assert await chromium.js(ground) == dark
 
 
-async def test_narrow_window_needs_no_scrolling_sideways(start: Start, chromium: Browser) -> None:
-    narrow = {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True}
-    async with start(*WITH_TOKENS) as running:
-        await generate(running, "s" * 300)
-        await chromium.open(f"{running.url}/ui")
-        await chromium.run(chromium.driver.execute_cdp_cmd, "Emulation.setDeviceMetricsOverride", narrow)
-        try:
-            await chromium.until_text("#sessions", "sss")
-            widths = await chromium.js("return [innerWidth, document.documentElement.scrollWidth]")
-        finally:
-            await chromium.run(chromium.driver.execute_cdp_cmd, "Emulation.clearDeviceMetricsOverride", {})
-    assert widths == [360, 360]
-
-
 class Busy(Overview):
     """A page of a router that was busy for a quarter of an hour: the numbers of its plots are made up."""
 
@@ -244,13 +236,34 @@ class Busy(Overview):
                     None if pause else first * chance.uniform(2.2, 3.4),
                     None if pause else whole,
                     None if pause else whole * chance.uniform(2.1, 2.5),
-                    None if pause else 0.8 + chance.uniform(-0.05, 0.05),
+                    None if pause else 1.0 if number == 60 else 0.8 + chance.uniform(-0.05, 0.05),
                     4 if pause else round(rate * 3),
                     40 if pause else 0,
                 )
             )
             if number % 60 == 10:
                 self._updates.append((at, str(5 + number // 60)))
+
+
+async def test_narrow_window_needs_no_scrolling_and_tears_no_number(
+    start: Start, chromium: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slime_dashboard.plugin.Overview", Busy)
+    narrow = {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True}
+    async with start(*WITH_TOKENS) as running:
+        text = await generate(running, "s" * 300)
+        await running.client.post("/retrieve_from_text", json={"text": text})
+        await chromium.open(f"{running.url}/ui")
+        await chromium.run(chromium.driver.execute_cdp_cmd, "Emulation.setDeviceMetricsOverride", narrow)
+        try:
+            await chromium.until_text("#sessions", "sss")
+            widths = await chromium.js("return [innerWidth, document.documentElement.scrollWidth]")
+            await chromium.until_text("#exactness", "100 %")
+            torn = await chromium.js(TORN)
+        finally:
+            await chromium.run(chromium.driver.execute_cdp_cmd, "Emulation.clearDeviceMetricsOverride", {})
+    assert widths == [360, 360]
+    assert torn == []
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
