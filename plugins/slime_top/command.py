@@ -55,8 +55,7 @@ def _parser() -> CommandParser:
 def main(argv: Sequence[str]) -> int:
     """Run the command. Return 0 after q or Ctrl-C, and 1 if the router refuses the key, or with --once is down."""
     options = _parser().parse_args(list(argv))
-    parts = urlsplit(options.url)
-    if parts.scheme not in ("http", "https") or not parts.netloc:
+    if not _is_address(options.url):
         raise SettingsError(f"--url: wanted an address such as http://127.0.0.1:30000, got {options.url!r}")
     if not 0.1 <= options.interval <= 3600:
         raise SettingsError(f"--interval: wanted 0.1 to 3600 seconds, got {options.interval:g}")
@@ -77,8 +76,23 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # an address or a port that is none
+        return False
+
+
 def _key(file: Path | None, variable: str | None) -> str | None:
     """Return the key, None without one. Raises SettingsError."""
+    key = _given_key(file, variable)
+    if key is not None and not all("!" <= sign <= "~" for sign in key):
+        raise SettingsError("the admin key: wanted printable ASCII characters, and no spaces")
+    return key
+
+
+def _given_key(file: Path | None, variable: str | None) -> str | None:
     if file is not None:
         try:
             return file.read_text().strip()

@@ -130,4 +130,5 @@ def _message(answer: httpx.Response) -> str:
     try:
         return str(answer.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        return answer.text[:200]
+        is_page = "html" in answer.headers.get("content-type", "")
+        return answer.reason_phrase if is_page else " ".join(answer.text.split())[:200]

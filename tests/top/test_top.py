@@ -8,6 +8,9 @@ from pathlib import Path
 import anyio
 import pytest
 from rich.cells import cell_len
+from starlette.applications import Starlette
+from starlette.responses import HTMLResponse
+from starlette.routing import Mount
 
 from ports import free_port
 from router_core import SettingsError, Worker
@@ -135,6 +138,14 @@ async def test_a_router_without_metrics_shows_its_workers(
     ("arguments", "told"),
     [
         (["--url", "localhost"], "--url: wanted an address such as http://127.0.0.1:30000, got 'localhost'"),
+        (
+            ["--url", "http://[::1"],
+            "--url: wanted an address such as http://127.0.0.1:30000, got 'http://[::1'",
+        ),
+        (
+            ["--url", "http://h:99999"],
+            "--url: wanted an address such as http://127.0.0.1:30000, got 'http://h:99999'",
+        ),
         (["--interval", "0"], "--interval: wanted 0.1 to 3600 seconds, got 0"),
         (["--api-key-env", "NOWHERE"], "--api-key-env: the variable NOWHERE is not set"),
         (["--api-key-file", "/nowhere"], "--api-key-file: [Errno 2] No such file or directory: '/nowhere'"),
@@ -145,6 +156,22 @@ def test_a_mistake_is_told_with_its_flag(arguments: list[str], told: str) -> Non
     with pytest.raises(SettingsError) as failure:
         main(arguments)
     assert str(failure.value) == told
+
+
+@pytest.mark.parametrize("key", ["\u00e4", "two words"])
+def test_a_key_that_no_header_can_have_is_told(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLIME_ROUTER_ADMIN_API_KEY", key)
+    with pytest.raises(
+        SettingsError, match="the admin key: wanted printable ASCII characters, and no spaces"
+    ):
+        main(["--once"])
+
+
+async def test_an_error_page_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    page = HTMLResponse("<html>\n<h1>404</h1>\n</html>", 404)
+    async with serving(Starlette(routes=[Mount("/", page)])) as url:
+        assert await top("--once", "--url", url) == 1
+    assert capsys.readouterr().err == f"slime-router top: {url}: GET /workers: 404 Not Found\n"
 
 
 async def test_a_narrow_terminal_shows_what_fits(start: Start) -> None:
