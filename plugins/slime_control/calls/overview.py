@@ -14,8 +14,8 @@ from router_core import Reply, Worker
 from router_core.errors import HTTPError, NoWorker, WorkerBroke
 from router_core.router import Router
 from slime_control.calls.fan_out import FanOut, json_in
-from slime_control.calls.loads import loads_in, tokens_of
 from slime_control.calls.metrics_text import CONTENT_TYPE, Family, families_in, merged
+from slime_sglang.loads import loads_in, tokens_of
 
 __all__ = ["QUESTIONS", "NoAnswer", "NoHealthyEngine", "Overview"]
 
