@@ -17,10 +17,13 @@ from benchmarks.simulated.gateway import GatewayCacheAware
 from benchmarks.simulated.plot import drawn
 from benchmarks.simulated.simulation import simulate
 from benchmarks.simulated.workloads import WORKLOADS
-from slime_policies import CacheAware, Policy, Settings
+from slime_policies import CacheAware, LeastInflight, Policy, PowerOfTwo, Settings
 from slime_policies.plugin import POLICIES
+from slime_policies.tokens_in_flight import TokensInFlight
 
 _CACHE_AWARE, _GATEWAY = "cache_aware", "gateway's cache_aware"
+#: In the name of a row: no request says how long its answer will be.
+_NO_LENGTHS = ", no lengths"
 _SVG = Path(__file__).resolve().parent.parent / "docs" / "images" / "scheduling.svg"
 
 
@@ -35,6 +38,10 @@ _POLICIES: dict[str, Callable[[Callable[[], float]], Policy]] = {
     "prefix_hash": _made("prefix_hash"),
     _GATEWAY: lambda clock: GatewayCacheAware(),
     _CACHE_AWARE: lambda clock: CacheAware(Settings(), clock),
+    "least_inflight, tokens": lambda clock: LeastInflight(TokensInFlight(clock)),
+    "power_of_two, tokens": lambda clock: PowerOfTwo(TokensInFlight(clock)),
+    f"least_inflight, tokens{_NO_LENGTHS}": lambda clock: LeastInflight(TokensInFlight(clock)),
+    f"power_of_two, tokens{_NO_LENGTHS}": lambda clock: PowerOfTwo(TokensInFlight(clock)),
 }
 
 
@@ -84,7 +91,7 @@ def main() -> int:
         for name, make in _POLICIES.items():
             for seed in range(options.rounds):
                 random.seed(seed)
-                outcome = simulate(make, workload, seed=seed)
+                outcome = simulate(make, workload, seed=seed, names_lengths=not name.endswith(_NO_LENGTHS))
                 report.add(
                     workload.name,
                     name,
@@ -104,7 +111,7 @@ def main() -> int:
         )
     _Gates(report).show()
     if given.plot is not None:
-        given.plot.write_text(drawn(report.samples, list(_POLICIES)))
+        given.plot.write_text(drawn(report.samples, [name for name in _POLICIES if ", tokens" not in name]))
     return report.finish(options)
 
 

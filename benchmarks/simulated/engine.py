@@ -34,7 +34,7 @@ class Generation:
     """A request to an engine, and its fate. Times are in seconds.
 
     ``answer``: the prompt with the ``new_tokens`` behind it. ``cached``: tokens of the prompt that the cache had.
-    ``left``: tokens of the prompt that have to be prefilled yet.
+    ``left``: tokens of the prompt that have to be prefilled yet. ``begun`` is called when the first token is there.
     """
 
     prompt: Text
@@ -42,6 +42,7 @@ class Generation:
     answer: Text
     sent_s: float
     done: Callable[[Generation], None]
+    begun: Callable[[], object]
     first_s: float = 0.0
     done_s: float = 0.0
     cached: int = 0
@@ -87,7 +88,7 @@ class Engine:
         over = []
         while self._running and self._running[0][0] <= self._steps:
             over.append(heapq.heappop(self._running)[2])
-        self._at(now + took, lambda then: self._end_step(then, over))
+        self._at(now + took, lambda then: self._end_step(then, begun, over))
 
     def _prefill(self) -> tuple[list[Generation], int]:
         """Return the requests whose prompts are now prefilled, and the tokens that the step prefills."""
@@ -108,7 +109,9 @@ class Engine:
                 begun.append(generation)
         return begun, self._costs.chunk - budget
 
-    def _end_step(self, now: float, over: list[Generation]) -> None:
+    def _end_step(self, now: float, begun: list[Generation], over: list[Generation]) -> None:
+        for generation in begun:
+            generation.begun()
         for generation in over:
             generation.done_s = now
             self._store(generation.answer)

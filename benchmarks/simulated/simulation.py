@@ -14,7 +14,7 @@ from benchmarks.simulated.prompts import Text
 from benchmarks.simulated.workloads import Turn, Workload
 from router_core import Exchange, Worker
 from router_core.request import Request
-from slime_policies import Policy
+from slime_policies import LeastInflight, Policy, PowerOfTwo
 
 __all__ = ["Outcome", "simulate"]
 
@@ -42,9 +42,13 @@ def simulate(
     engines: int = 8,
     costs: Costs = Costs(),  # noqa: B008  (frozen)
     seed: int = 0,
+    names_lengths: bool = True,
 ) -> Outcome:
-    """Run ``workload`` with the policy that ``make(clock)`` returns, and return what came of it."""
-    return _Simulation(make, workload, engines, costs, seed).run()
+    """Run ``workload`` with the policy that ``make(clock)`` returns, and return what came of it.
+
+    ``names_lengths``: each request has the length of its answer as its ``max_new_tokens``.
+    """
+    return _Simulation(make, workload, engines, costs, seed, names_lengths=names_lengths).run()
 
 
 class _Simulation:
@@ -55,11 +59,15 @@ class _Simulation:
         engines: int,
         costs: Costs,
         seed: int,
+        *,
+        names_lengths: bool,
     ) -> None:
+        self._names_lengths = names_lengths
         self._now = 0.0
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._order = count()
-        self._policy = make(lambda: self._now)
+        self._policy = policy = make(lambda: self._now)
+        self._load = policy.load if isinstance(policy, LeastInflight | PowerOfTwo) else None
         self._workload = workload
         self._workers = tuple(Worker(f"http://10.0.0.{number}:30000") for number in range(1, engines + 1))
         self._engines = {worker: Engine(costs, self.at) for worker in self._workers}
@@ -97,18 +105,29 @@ class _Simulation:
         self, now: float, prompt: Text, turn: Turn, kept: Worker | None, done: Callable[[Generation], None]
     ) -> Worker | None:
         """Send a request to ``kept``, or to the worker that the policy chooses. Returns the one to keep, if any."""
-        body = b'{"text": "%s", "sampling_params": {"max_new_tokens": %d}}'
-        request = Request("POST", b"/generate", [], body % (prompt.written(), turn.new_tokens))
-        worker = kept or self._policy(Exchange(request), self._workers)
+        limit = b"%d" % turn.new_tokens if self._names_lengths else b"null"
+        body = b'{"text": "%s", "sampling_params": {"max_new_tokens": %s}}' % (prompt.written(), limit)
+        exchange, load = Exchange(Request("POST", b"/generate", [], body), session=None), self._load
+        worker = kept or self._policy(exchange, self._workers)
         worker.in_flight += 1
         self._sent[worker] += 1
+        if load is not None:
+            load.count(exchange, worker)
+
+        def begun() -> None:
+            if load is not None:
+                load.begin(exchange)
 
         def ended(generation: Generation) -> None:
             worker.in_flight -= 1
+            exchange.close()
+            if load is not None:
+                load.mean_length.learn(generation.new_tokens)
             self._done.append(generation)
             done(generation)
 
-        generation = Generation(prompt, turn.new_tokens, prompt.then(turn.new_tokens), now, ended)
+        answer = prompt.then(turn.new_tokens)
+        generation = Generation(prompt, turn.new_tokens, answer, now, ended, begun)
         self._engines[worker].send(generation, now)
         return worker if self._workload.has_sessions else None
 

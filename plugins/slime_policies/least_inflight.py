@@ -1,4 +1,4 @@
-"""The worker with the fewest requests in flight."""
+"""The worker with the least load."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ from collections.abc import Sequence
 
 from router_core import Exchange, Worker
 from router_core.workers import least_in_flight
+from slime_policies.tokens_in_flight import TokensInFlight
 
 __all__ = ["LeastInflight"]
 
 
 class LeastInflight:
-    """Fewest requests in flight, ties broken at random: what the core does without any policy."""
+    """Least load, ties broken at random; without ``load``, fewest requests in flight, as the core without a policy."""
+
+    def __init__(self, load: TokensInFlight | None = None) -> None:
+        self.load = load
 
     def __call__(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker:
-        return least_in_flight(workers)
+        return least_in_flight(workers) if self.load is None else self.load.least(exchange, workers)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from router_core import Exchange, Worker, hookimpl
 from router_core.router import Router
+from router_core.sender import Sender
 from router_core.workers import WorkerType
 from slime_policies.bucket import Bucket
 from slime_policies.cache_aware import CacheAware
 from slime_policies.consistent_hashing import ConsistentHashing
+from slime_policies.counting import Counting
+from slime_policies.engine_loads import EngineLoads
 from slime_policies.installed import installed_policies
 from slime_policies.least_inflight import LeastInflight
 from slime_policies.manual import Manual
@@ -22,17 +25,26 @@ from slime_policies.prefix_hash import PrefixHash
 from slime_policies.random_choice import RandomChoice
 from slime_policies.round_robin import RoundRobin
 from slime_policies.settings import Settings, add_policy_options
+from slime_policies.tokens_in_flight import TokensInFlight
 
 if TYPE_CHECKING:
     from slime_control.contracts import ControlEvents
 
 __all__ = ["POLICIES", "PairPolicies", "Policies", "add_options", "make_plugin"]
 
+
+def _load(settings: Settings) -> TokensInFlight | None:
+    """Make the loads of ``--load`` for one policy; None: requests in flight."""
+    if settings.load == "engine":
+        return EngineLoads(settings.load_poll_interval_secs)
+    return TokensInFlight() if settings.load == "tokens" else None
+
+
 POLICIES: dict[str, Callable[[Settings], Policy]] = {
-    "least_inflight": lambda settings: LeastInflight(),
+    "least_inflight": lambda settings: LeastInflight(_load(settings)),
     "round_robin": lambda settings: RoundRobin(),
     "random": lambda settings: RandomChoice(),
-    "power_of_two": lambda settings: PowerOfTwo(),
+    "power_of_two": lambda settings: PowerOfTwo(_load(settings)),
     "cache_aware": CacheAware,
     "manual": Manual,
     "consistent_hashing": lambda settings: ConsistentHashing(),
@@ -81,10 +93,16 @@ class Policies:
     def select_worker(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker:
         return self.policy(exchange, workers)
 
+    @hookimpl(trylast=True)  # the innermost: it sees each attempt at a worker
+    def sender(self, inner: Sender) -> Sender:
+        load = _load_of(self.policy)
+        return inner if load is None else Counting(inner, lambda worker: load)
+
     @hookimpl
     @asynccontextmanager
     async def lifespan(self, router: Router) -> AsyncIterator[None]:
         _forget_on_flush(router, [self.policy])
+        _poll(router, {"regular": self.policy})
         yield
 
     @hookimpl
@@ -113,10 +131,17 @@ class PairPolicies:
     def select_worker(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker:
         return self.policies[workers[0].server.worker_type](exchange, workers)
 
+    @hookimpl(trylast=True)  # the innermost: it sees each attempt at a worker
+    def sender(self, inner: Sender) -> Sender:
+        loads = {kind: _load_of(policy) for kind, policy in self.policies.items()}
+        has_loads = any(load is not None for load in loads.values())
+        return Counting(inner, lambda worker: loads.get(worker.server.worker_type)) if has_loads else inner
+
     @hookimpl
     @asynccontextmanager
     async def lifespan(self, router: Router) -> AsyncIterator[None]:
         _forget_on_flush(router, self.policies.values())
+        _poll(router, self.policies)
         yield
 
     @hookimpl
@@ -139,3 +164,15 @@ def _forget_on_flush(router: Router, policies: Iterable[Policy]) -> None:
     for policy in policies:
         if events is not None and isinstance(policy, Remembering):
             events.subscribe(on_flush=policy.forget_all)
+
+
+def _load_of(policy: Policy) -> TokensInFlight | None:
+    return policy.load if isinstance(policy, LeastInflight | PowerOfTwo) else None
+
+
+def _poll(router: Router, policies: Mapping[WorkerType, Policy]) -> None:
+    """Poll the loads of engines in the background, for the policies that use them; one for each type of worker."""
+    for kind, policy in policies.items():
+        load = _load_of(policy)
+        if isinstance(load, EngineLoads):
+            router.tasks.start_soon(load.poll, router, kind)

@@ -7,12 +7,17 @@ from collections.abc import Sequence
 
 from router_core import Exchange, Worker
 from router_core.workers import least_in_flight
+from slime_policies.tokens_in_flight import TokensInFlight
 
 __all__ = ["PowerOfTwo"]
 
 
 class PowerOfTwo:
-    """The one of two random workers that has fewer requests in flight (Mitzenmacher, 2001)."""
+    """The less loaded of two random workers (Mitzenmacher, 2001); without ``load``, by requests in flight."""
+
+    def __init__(self, load: TokensInFlight | None = None) -> None:
+        self.load = load
 
     def __call__(self, exchange: Exchange, workers: Sequence[Worker]) -> Worker:
-        return least_in_flight(random.sample(workers, 2) if len(workers) > 2 else workers)
+        two = random.sample(workers, 2) if len(workers) > 2 else workers
+        return least_in_flight(two) if self.load is None else self.load.least(exchange, two)

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from router_core import Worker
 from router_core.flags import add_flags, flag, read_flags
 
-__all__ = ["ASSIGNMENT_MODES", "Settings", "add_policy_options", "unbalanced"]
+__all__ = ["ASSIGNMENT_MODES", "LOADS", "Settings", "add_policy_options", "unbalanced"]
 
 logger = logging.getLogger(__name__)
 
 ASSIGNMENT_MODES = ("random", "min_load", "min_group")
+LOADS = ("requests", "tokens", "engine")
 _POLICY_FLAGS = ("--policy", "--prefill-policy", "--decode-policy")
 
 #: Defaults of the SGLang gateway for unbalanced loads: requests, and a factor.
@@ -31,6 +32,8 @@ _FOR = {
     "bucket_adjust_interval_secs": ("bucket",),
     "prefix_token_count": ("prefix_hash",),
     "prefix_hash_load_factor": ("prefix_hash",),
+    "load": ("least_inflight", "power_of_two"),
+    "load_poll_interval_secs": ("least_inflight", "power_of_two"),
 }
 
 
@@ -86,6 +89,16 @@ class Settings:
         help="prefix_hash: largest load of the chosen worker, as a multiple of the mean load",
     )  # fmt: skip
 
+    load: str = flag(
+        "--load", choices=LOADS, default="requests",
+        help="least_inflight, power_of_two: the load of a worker: its requests in flight, their tokens,"
+        " or the tokens that the engine reports",
+    )  # fmt: skip
+    load_poll_interval_secs: float = flag(
+        "--load-poll-interval-secs", default=1.0, above=0, metavar="S",
+        help="--load engine: time between two polls of an engine's load (default: %(default)g)",
+    )  # fmt: skip
+
     @property
     def has_balance_thresholds(self) -> bool:
         """True when one of the thresholds of unbalanced loads is given."""
@@ -111,6 +124,8 @@ class Settings:
             if is_given and not {*policies} & {*(names if pairs else names[:1])}:
                 unused = f"--{name.replace('_', '-')}"
                 logger.warning("%s has no effect: it is for policy %s", unused, " or ".join(policies))
+        if settings.load != "engine" and settings.load_poll_interval_secs != default.load_poll_interval_secs:
+            logger.warning("--load-poll-interval-secs has no effect: it is for --load engine")
         for unused, value in zip(_POLICY_FLAGS[1:], names[1:], strict=True):
             if value is not None and not pairs:
                 logger.warning("%s has no effect: it is for --pd-disaggregation", unused)

@@ -1,0 +1,60 @@
+"""Numbers of tokens of a request, estimated from the bytes of its body without parsing it."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["MeanLength", "completions_of", "limit_of", "prompt_tokens_of"]
+
+#: The prompt's key, after which the prompt begins; used if it is near the beginning of the body.
+_KEY = re.compile(rb'"(text|input_ids|messages|prompt)"\s*:\s*')
+_KEY_WITHIN = 4096
+#: Bytes of a token: of English text, on average; of an id, written in decimal with a comma.
+_TEXT, _IDS = 4, 6
+#: Within a string the quotes of these names would have backslashes.
+_LIMITS = (b'"max_new_tokens"', b'"max_completion_tokens"', b'"max_tokens"')
+_COMPLETIONS = b'"n"'
+_NUMBER = re.compile(rb"\s*:\s*(\d{1,9})(?!\d)")
+_MAX_COMPLETIONS = 1024
+#: SGLang's own ``max_new_tokens`` for a request without one.
+_FIRST_MEAN = 128
+#: The mean follows about so many of the last completions.
+_MEAN_OVER = 256
+
+
+def prompt_tokens_of(body: bytes) -> int:
+    """Return about how many tokens the prompt in ``body`` has, at least 1; what follows it counts too."""
+    key = _KEY.search(body, 0, _KEY_WITHIN)
+    size = len(body) - (key.end() if key is not None else 0)
+    return max(1, size // (_IDS if key is not None and key[1] == b"input_ids" else _TEXT))
+
+
+def limit_of(body: bytes) -> int | None:
+    """Return the number of tokens that ``body`` asks for at most in one completion; None if it does not say."""
+    return next((limit for name in _LIMITS if (limit := _number(body, name)) is not None), None)
+
+
+def completions_of(body: bytes) -> int:
+    """Return the number of completions for each prompt, the ``n`` of ``body``, at least 1."""
+    return max(1, min(_number(body, _COMPLETIONS) or 1, _MAX_COMPLETIONS))
+
+
+def _number(body: bytes, name: bytes) -> int | None:
+    at = body.find(name)
+    found = _NUMBER.match(body, at + len(name)) if at >= 0 else None
+    return int(found[1]) if found is not None else None
+
+
+class MeanLength:
+    """Mean length of the last completions, in tokens; 128 before the first one."""
+
+    __slots__ = ("_count", "tokens")
+
+    def __init__(self) -> None:
+        self._count = 0
+        self.tokens = float(_FIRST_MEAN)
+
+    def learn(self, tokens: int) -> None:
+        """Take a completion into account."""
+        self._count = min(self._count + 1, _MEAN_OVER)
+        self.tokens += (tokens - self.tokens) / self._count
