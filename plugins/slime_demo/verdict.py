@@ -104,8 +104,8 @@ def judge(
         tokens = list(said["tokens"])
         verdict.tokens += len(tokens)
         verdict.trained_tokens += sum(said["loss_mask"])
-        for turn in turns:
-            verdict.tokens_by_version.update(turn["output_versions"])
+        versions = zip(said["generation_versions"], said["loss_mask"], strict=False)
+        verdict.tokens_by_version.update(str(version) for version, trained in versions if trained)
         verdict.naive_tokens += sum(len(encode(prompt)) for prompt in conversation.prompts)
         for number, (prompt, turn) in enumerate(zip(conversation.prompts, turns, strict=True), 1):
             truth = [*turn["input_ids"], *turn["output_ids"]]

@@ -51,6 +51,7 @@ def test_a_turn_has_the_tokens_that_were_asked_for() -> None:
     assert done.returncode == 0, done.stderr.decode()
     result = orjson.loads(done.stdout)
     assert 24 < sum(result["sampled_tokens_by_version"].values()) <= 8 * 3 * 5
+    assert sum(result["sampled_tokens_by_version"].values()) == result["trained_tokens"]
 
 
 @pytest.mark.parametrize(
