@@ -158,7 +158,7 @@ def _serve(arguments: Sequence[str]) -> int:
     try:
         sock = bind(settings.host, settings.port)
     except OSError as error:
-        reason = error.strerror or error
+        reason = f"{error.strerror or error}; give another --port or --host"
         raise StartupError(f"cannot listen on {settings.host}:{settings.port}: {reason}") from None
     if "worker_addresses" not in router.components:
         logger.warning(

@@ -161,7 +161,7 @@ def test_a_taken_port_is_told(capsys: Capture) -> None:
     with bind("127.0.0.1", 0) as sock:
         port = str(sock.getsockname()[1])
         line = line_of(capsys, "--host", "127.0.0.1", "--port", port)
-    assert line == f"cannot listen on 127.0.0.1:{port}: Address already in use"
+    assert line == f"cannot listen on 127.0.0.1:{port}: Address already in use; give another --port or --host"
 
 
 def test_an_unknown_command_is_told_with_the_known_ones(capsys: Capture) -> None:

@@ -37,6 +37,7 @@ _DATA_PLANE = GENERATION_PATHS | frozenset(
         b"/tokenize", b"/detokenize", b"/encode", b"/classify", b"/rerank", b"/score", b"/model_info",
         b"/get_model_info", b"/health_generate", b"/parse_function_call", b"/separate_reasoning", b"/ping",
         b"/api/tags", b"/api/show", b"/api/version",
+        b"/retrieve_from_text", b"/retrieve_from_messages_template",  # without radix_cache, the answer names it
     )
 )  # fmt: skip
 #: Paths of OpenAI's and Anthropic's APIs. Not all of /v1: vLLM loads adapters at /v1/load_lora_adapter.

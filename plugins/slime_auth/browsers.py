@@ -69,7 +69,9 @@ class Pages:
                 " --cors-allowed-origins names may control the router or its engines"
             )
         return UnsupportedMediaType(
-            f"wanted Content-Type: application/json, got {kind.decode()}: any page of any site can send that"
+            f"wanted Content-Type: application/json, got {kind.decode()}, which any web page can send."
+            f" {scope['method']} {scope['raw_path'][:200].decode('latin-1')} needs it, as control calls and unknown"
+            " paths do: check the path; with curl, add -H 'Content-Type: application/json'"
         )
 
     def _is_here(self, value: bytes) -> bool:

@@ -50,7 +50,7 @@ def _serve(arguments: list[str]) -> None:
     try:
         sock = bind(options.host, options.port)
     except (OSError, OverflowError) as error:  # the latter for a port above 65535
-        reason = getattr(error, "strerror", None) or error
+        reason = f"{getattr(error, 'strerror', None) or error}; give another --port or --host"
         raise StartupError(f"cannot listen on {options.host}:{options.port}: {reason}") from None
     url = url_of(sock)
 

@@ -70,6 +70,25 @@ async def test_a_page_can_neither_control_nor_read(start: Start) -> None:
         assert all(b" /model_info " in line or b" /health " in line for line in asked)
 
 
+@pytest.mark.parametrize("path", ["/genrate", "/workers"])
+async def test_a_wrong_content_type_is_told_with_its_cure(start: Start, path: str) -> None:
+    async with start() as running:
+        refused = await running.client.post(path, headers={"content-type": "text/plain"}, content=b"{}")
+        message = refused.json()["error"]["message"]
+        assert message.startswith("wanted Content-Type: application/json, got text/plain")
+        assert f"POST {path} needs it" in message
+        assert "-H 'Content-Type: application/json'" in message
+
+
+@pytest.mark.parametrize("path", ["/retrieve_from_text", "/retrieve_from_messages_template"])
+async def test_retrieval_without_its_plugin_names_the_plugin(start: Start, path: str) -> None:
+    async with start() as running:
+        kind = {"content-type": "application/x-www-form-urlencoded"}  # as curl -d
+        answered = await running.client.post(path, headers=kind, content=b'{"text": "a"}')
+        assert answered.status_code == 501
+        assert "--plugin radix_cache" in answered.json()["error"]["message"]
+
+
 async def test_programs_and_sites_that_were_named_can(start: Start) -> None:
     flags = ("--cors-allowed-origins", "https://mine.example")
     async with scripted(echo) as worker, start("--worker-urls", worker.url, *flags) as running:
