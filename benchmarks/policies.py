@@ -13,15 +13,18 @@ from itertools import cycle, islice
 from benchmarks.options import Options, parse
 from benchmarks.report import Column, Report
 from router_core import Exchange, Worker
+from router_core.reply import Reply
 from router_core.request import Request
 from slime_policies import Settings
+from slime_policies.cached_tokens import CachedTokens
+from slime_policies.horizons import Horizons
 from slime_policies.plugin import POLICIES
-from slime_policies.prefixes import Prefixes, Prompt
+from slime_policies.prefixes import Prefixes, Prompt, Use
 
 _SIZES = (512, 8 << 10, 64 << 10)
 _WORKERS = (8, 64)
 _ROUNDS, _CALLS = 20, 200
-_CHOICES, _MEMORY = "a choice", "cache_aware, prompts of"
+_CHOICES, _MEMORY, _ANSWERS = "a choice", "cache_aware, prompts of", "cache_aware, an answer of"
 
 
 def _asking(size: int, seed: int, shared: float) -> Exchange:
@@ -52,14 +55,33 @@ def _cost_us(options: Options, name: str, workers: Sequence[Worker], prompts: Se
 def _memory_mb(size: int, part: int) -> float:
     """Return the memory for a full map of prompts of ``size`` bytes, measured at a ``part``-th of the limit."""
     seen = Prefixes(Settings().max_tree_size // part)
+    horizons = Horizons()
     tracemalloc.start()
     number = 0
     while seen.size < Settings().max_tree_size // part - max(size, 2048):
-        seen.add(Prompt.of(b'"text":%d%s' % (number, b"x" * size)), 1 << number % 64)
+        prompt = Prompt.of(b'"text":%d%s' % (number, b"x" * size))
+        seen.add(prompt, 1 << number % 64, Use(number), horizons)
         number += 1
     used, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     return used * part / 1e6
+
+
+def _answer_us(options: Options, body: bytes, later: bool) -> float:
+    """Return the time to find the cached tokens in ``body``, or for a piece after they are found."""
+    reply = Reply(200, [])
+    tap = CachedTokens(reply, lambda prompt, cached: None)
+    tap.feed(body)
+    best = float("inf")
+    rounds, calls = options.pick((_ROUNDS, _CALLS), tiny=(1, 2))
+    for _ in range(rounds):
+        begun = time.process_time_ns()
+        for _ in range(calls):
+            if not later:
+                tap = CachedTokens(reply, lambda prompt, cached: None)
+            tap.feed(body)
+        best = min(best, (time.process_time_ns() - begun) / calls / 1000)
+    return best
 
 
 def main() -> int:
@@ -82,6 +104,12 @@ def main() -> int:
                 )
     for size in (128, 256, *_SIZES) if options.wants(_MEMORY) else ():
         report.add(_MEMORY, f"{size:,} bytes", mb=_memory_mb(size, options.pick(16, tiny=256)))
+    for tokens in (10, 60_000) if options.wants(_ANSWERS) else ():
+        logprobs = b",".join([b"[-0.12345,4567,null]"] * tokens)
+        body = b'{"text":"","meta_info":{"prompt_tokens":120,"logprobs":[%b],"cached_tokens":8}}' % logprobs
+        first, later = (_answer_us(options, body, each) for each in (False, True))
+        report.add(_ANSWERS, f"{len(body):,} bytes", first=first, later=later)
+    report.show(_ANSWERS, (Column("first", "numbers us", 2), Column("later", "a later piece us", 2)))
     report.show(_CHOICES, (Column("own", "own prompts us", 1), Column("common", "half in common us", 1)))
     report.show(_MEMORY, (Column("mb", "MB at most"),))
     return report.finish(options)

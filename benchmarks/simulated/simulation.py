@@ -14,7 +14,7 @@ from benchmarks.simulated.prompts import Text
 from benchmarks.simulated.workloads import Turn, Workload
 from router_core import Exchange, Worker
 from router_core.request import Request
-from slime_policies import LeastInflight, Policy, PowerOfTwo
+from slime_policies import Corrected, LeastInflight, Policy, PowerOfTwo
 
 __all__ = ["Outcome", "simulate"]
 
@@ -120,6 +120,8 @@ class _Simulation:
 
         def ended(generation: Generation) -> None:
             worker.in_flight -= 1
+            if kept is None and isinstance(self._policy, Corrected):
+                self._policy.answered(exchange, prompt.tokens, generation.cached)
             exchange.close()
             if load is not None:
                 load.mean_length.learn(generation.new_tokens)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from benchmarks.simulated.prompts import Text
 
-__all__ = ["WORKLOADS", "Turn", "Workload", "conversation", "length"]
+__all__ = ["PAUSED", "WORKLOADS", "Turn", "Workload", "conversation", "length"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +101,22 @@ def _unrelated(rng: random.Random) -> list[Conversation]:
     return [[Turn(Text().then(length(rng, 1500, 1.0)), 0, length(rng, 150, 0.8))] for _ in range(1200)]
 
 
+def _paused(tokens: int, pause_s: float, count: int) -> Callable[[random.Random], list[Conversation]]:
+    """Return the maker of conversations with long prompts of their own, and long pauses between turns."""
+
+    def make(rng: random.Random) -> list[Conversation]:
+        made = []
+        for _ in range(count):
+            later = [
+                Turn(None, length(rng, 200), length(rng, 150), rng.expovariate(1 / pause_s))
+                for _ in range(rng.randint(3, 7))
+            ]
+            made.append([Turn(Text().then(length(rng, tokens)), 0, length(rng, 150)), *later])
+        return made
+
+    return make
+
+
 WORKLOADS = (
     Workload("multi-turn, 128", 128, 1, _multi_turn),
     Workload("multi-turn with sessions, 128", 128, 1, _multi_turn, has_sessions=True),
@@ -111,4 +127,10 @@ WORKLOADS = (
     Workload("GRPO 64 x 8, 256, stragglers", 256, 3, _grpo),
     Workload("GRPO 32 x 8 with tools, 256", 256, 2, _grpo_tools),
     Workload("unrelated prompts, 96", 96, 1, _unrelated),
+)
+
+#: Conversations that small caches have evicted when they go on. Not among the others, whose figures are in the docs.
+PAUSED = (
+    Workload("4,000-token prompts, pauses of 10 s, 128", 128, 1, _paused(4000, 10, 300)),
+    Workload("8,000-token prompts, pauses of 20 s, 100", 100, 1, _paused(8000, 20, 200)),
 )

@@ -5,7 +5,7 @@ from slime_policies.consistent_hashing import ConsistentHashing
 from slime_policies.least_inflight import LeastInflight
 from slime_policies.manual import Manual
 from slime_policies.plugin import add_options, make_plugin
-from slime_policies.policy import Policy, Remembering
+from slime_policies.policy import Corrected, Policy, Remembering
 from slime_policies.power_of_two import PowerOfTwo
 from slime_policies.prefix_hash import PrefixHash
 from slime_policies.random_choice import RandomChoice
@@ -15,6 +15,7 @@ from slime_policies.settings import Settings
 __all__ = [
     "CacheAware",
     "ConsistentHashing",
+    "Corrected",
     "LeastInflight",
     "Manual",
     "Policy",

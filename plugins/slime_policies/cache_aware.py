@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
 
 from router_core import Exchange, Worker
 from router_core.workers import least_in_flight
-from slime_policies.prefixes import Prefixes, Prompt
+from slime_policies.horizons import Horizons
+from slime_policies.prefixes import Prefixes, Prompt, Use
 from slime_policies.settings import Settings, unbalanced
 
 __all__ = ["CacheAware"]
@@ -27,18 +29,41 @@ _PREFILL_PER_S = 16_000.0
 _WAITING = 0.5
 #: Bits of workers in use. A worker that comes back gets a new bit; with so many, all is forgotten.
 _MAX_BITS = 4096
+#: A worker has clearly less of a prompt than was believed, if more tokens and a larger part of these are missing.
+_SHORT_TOKENS, _SHORT_PART = 512, 0.25
+#: So many times a worker has less, until its horizon moves.
+_SHORTFALLS = 3
+_NOTE = "cache_aware"
 
 
 class _State:
-    """State of one worker. ``waiting``: tokens that it had to prefill at ``at``, a time in seconds."""
+    """State of one worker. ``waiting``: tokens that it had to prefill at ``at``, a time in seconds.
 
-    __slots__ = ("at", "bit", "chosen", "waiting")
+    ``missed``: last uses of prefixes that it did not have, though it was believed to.
+    """
+
+    __slots__ = ("at", "bit", "chosen", "missed", "waiting")
 
     def __init__(self, bit: int) -> None:
         self.bit = bit
         self.chosen = 0
         self.waiting = 0.0
         self.at = 0.0
+        self.missed: list[int] = []
+
+
+@dataclass(slots=True)
+class _Belief:
+    """A choice, and the belief that it relied on.
+
+    ``share``: part of the prompt that the worker has. ``checked``: the last use of that part, if an answer can tell
+    that it was evicted, else 0.
+    """
+
+    state: _State
+    use: Use
+    share: float
+    checked: int
 
 
 class CacheAware:
@@ -49,6 +74,8 @@ class CacheAware:
     counts for less: ``3 / (1 + (requests / 16) ** 2)``, so it is copied to more workers as their loads ask for it. What
     all workers have, or none, makes no difference. ``benchmarks/scheduling`` has chosen these numbers.
 
+    Engines evict. Each worker has a horizon: what was last used before it, the worker is not believed to have.
+
     The gateway's rules come on top where their flags are given. ``balance_abs_threshold``: if the loads differ by more
     requests, and by more than a factor of ``balance_rel_threshold``, the worker with the fewest in flight is chosen.
     ``cache_threshold``: a worker that has not seen more than this part of the prompt counts as having none of it.
@@ -58,6 +85,7 @@ class CacheAware:
         self._settings = settings
         self._clock = clock
         self._prefixes = Prefixes(settings.max_tree_size)
+        self._horizons = Horizons()
         self._states: dict[str, _State] = {}
         self._bits = self._choices = 0
         self._has_thresholds = settings.has_balance_thresholds
@@ -78,8 +106,13 @@ class CacheAware:
         state = states[chosen]
         self._choices += 1
         state.chosen = self._choices
-        state.waiting += (prompt.size - seen[state.bit]) / prompt.per_token
-        self._prefixes.add(prompt, state.bit)
+        matched, before = seen[state.bit]
+        state.waiting += (prompt.size - matched) / prompt.per_token
+        use = Use(self._choices)
+        self._prefixes.add(prompt, state.bit, use, self._horizons)
+        # What is not answered yet, the worker may not have computed yet, so its absence would prove nothing.
+        checked = before.number if before is not None and before.is_answered else 0
+        exchange.notes[_NOTE] = _Belief(state, use, matched / prompt.size, checked)
         return workers[chosen]
 
     def _state(self, worker: Worker, now: float) -> _State:
@@ -96,49 +129,83 @@ class CacheAware:
         self._bits += 1
         return _State(1 << (self._bits - 1))
 
-    def _match(self, prompt: Prompt, states: Sequence[_State]) -> tuple[dict[int, float], dict[int, int]]:
-        """Return, for the bit of each worker, the cost of what it lacks of ``prompt``, and the bytes that it has."""
+    def _match(
+        self, prompt: Prompt, states: Sequence[_State]
+    ) -> tuple[dict[int, float], dict[int, tuple[int, Use | None]]]:
+        """Return, for the bit of each worker, the cost of what it lacks of ``prompt``, and what it has.
+
+        What it has: bytes, and the last use of the longest prefix.
+        """
         having = 0
         for state in states:
             having |= state.bit
         weight = _MISSING / prompt.per_token
         cost = 0.0  # of the parts so far, for a worker that has none of them
-        #: For workers that have the parts so far and no more: their bits, the cost of these parts, their bytes.
-        ends: list[tuple[int, float, int]] = []
-        size = 0
+        #: For workers that have the parts so far and no more: their bits, the cost of these parts, their bytes,
+        #: and the last use of the last part.
+        ends: list[tuple[int, float, int, Use | None]] = []
+        size = evicted = 0
+        use: Use | None = None
         for digest, more in prompt.parts:
             known = self._prefixes.get(digest)
             if known is None:
                 break
-            if lacking := having & ~known.workers:
-                ends.append((lacking, cost, size))
-                having &= known.workers
+            before, use = use, known.use
+            if use is not before:  # the parts of a turn have the same use
+                evicted = self._horizons.evicted_by(use.number)
+            if lacking := having & ~(known.workers & ~evicted):
+                ends.append((lacking, cost, size, before))
+                having ^= lacking
             size += more
             cost += more * weight / (1.0 + (known.visits / _GROUP) ** 2)
-        ends.append((having, cost, size))
+        ends.append((having, cost, size, use))
         whole = cost + (prompt.size - size) * weight
         least = prompt.size * (self._settings.cache_threshold or 0.0)
         costs, seen = {}, {}
-        for bits, before, matched in ends:
+        for bits, had, matched, use in ends:
             if matched <= least:
-                before, matched = 0.0, 0
+                had, matched, use = 0.0, 0, None
+            what = (matched, use)
             while bits:
                 bit = bits & -bits
                 bits ^= bit
-                costs[bit] = whole - before
-                seen[bit] = matched
+                costs[bit] = whole - had
+                seen[bit] = what
         return costs, seen
+
+    def answered(self, exchange: Exchange, prompt_tokens: int, cached_tokens: int) -> None:
+        """Move the worker's horizon when it had clearly less of the prompt than was believed, for the third time.
+
+        The horizon becomes the oldest last use of the three prefixes. One of them is no evidence: an engine evicts
+        in the order of its own steps, and may have a prefix that was used before.
+        """
+        belief: _Belief | None = exchange.notes.get(_NOTE)
+        if belief is None or belief.use.is_answered or not belief.state.bit:
+            return
+        belief.use.is_answered = True
+        believed = belief.share * prompt_tokens
+        if belief.checked and believed - cached_tokens > max(_SHORT_TOKENS, _SHORT_PART * believed):
+            state = belief.state
+            state.missed.append(belief.checked)
+            if len(state.missed) == _SHORTFALLS:
+                self._horizons.move(state.bit, min(state.missed))
+                state.missed.clear()
 
     def forget(self, worker: Worker) -> None:
         """Forget what ``worker`` has in its cache. It keeps its turn among equal workers."""
         for choice in worker.choices:
             if (state := self._states.pop(choice.id, None)) is not None:
+                self._horizons.drop(state.bit)
+                state.bit = 0  # answers to earlier requests prove nothing now
                 new = self._states[choice.id] = self._new_state()
                 new.chosen = state.chosen
 
     def forget_all(self) -> None:
         """Forget what all workers have in their caches."""
         self._prefixes.clear()
+        self._horizons.clear()
+        for state in self._states.values():
+            state.bit = 0
         self._states.clear()
         self._bits = 0
 

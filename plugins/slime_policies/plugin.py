@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from router_core import Exchange, Worker, hookimpl
@@ -13,24 +14,26 @@ from router_core.sender import Sender
 from router_core.workers import WorkerType
 from slime_policies.bucket import Bucket
 from slime_policies.cache_aware import CacheAware
+from slime_policies.cached_tokens import CachedTokens
 from slime_policies.consistent_hashing import ConsistentHashing
 from slime_policies.counting import Counting
 from slime_policies.engine_loads import EngineLoads
 from slime_policies.installed import installed_policies
 from slime_policies.least_inflight import LeastInflight
 from slime_policies.manual import Manual
-from slime_policies.policy import Policy, Remembering
+from slime_policies.policy import Corrected, Policy, Remembering
 from slime_policies.power_of_two import PowerOfTwo
 from slime_policies.prefix_hash import PrefixHash
 from slime_policies.random_choice import RandomChoice
 from slime_policies.round_robin import RoundRobin
 from slime_policies.settings import Settings, add_policy_options
 from slime_policies.tokens_in_flight import TokensInFlight
+from slime_sglang.generation import at_generation
 
 if TYPE_CHECKING:
     from slime_control.contracts import ControlEvents
 
-__all__ = ["POLICIES", "PairPolicies", "Policies", "add_options", "make_plugin"]
+__all__ = ["POLICIES", "CorrectedPolicies", "PairPolicies", "Policies", "add_options", "make_plugin"]
 
 
 def _load(settings: Settings) -> TokensInFlight | None:
@@ -66,7 +69,7 @@ def make_plugin(options: argparse.Namespace) -> Policies | PairPolicies:
     known = _known()
     policy = known[settings.policy](settings)
     if not settings.pairs:
-        return Policies(policy)
+        return CorrectedPolicies(policy) if isinstance(policy, Corrected) else Policies(policy)
     prefill, decode = (
         (known | _FOR_PREFILL)[name or settings.policy](settings)
         for name in (settings.prefill_policy, settings.decode_policy)
@@ -114,6 +117,22 @@ class Policies:
     async def on_weight_update(self) -> None:
         if isinstance(self.policy, Remembering):
             self.policy.forget_all()
+
+
+class CorrectedPolicies(Policies):
+    """Lets a policy choose, and tells it what workers had in their caches."""
+
+    def __init__(self, policy: Corrected) -> None:
+        super().__init__(policy)
+        self._answered = policy.answered
+
+    @hookimpl(trylast=True)  # called first: plugins behind it may read, wrap or replace the worker's answer
+    def post_response(self, exchange: Exchange) -> None:
+        reply = exchange.reply
+        if reply is None or reply.status != 200 or exchange.worker is None:
+            return
+        if at_generation(exchange.request):
+            CachedTokens(reply, partial(self._answered, exchange)).watch()
 
 
 class PairPolicies:

@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 from router_core import Exchange, Worker
 
-__all__ = ["Policy", "Remembering"]
+__all__ = ["Corrected", "Policy", "Remembering"]
 
 
 class Policy(Protocol):
@@ -28,4 +28,13 @@ class Remembering(Policy, Protocol):
 
     def forget_all(self) -> None:
         """Drop the state of all workers' caches, which new weights have made invalid."""
+        ...
+
+
+@runtime_checkable
+class Corrected(Policy, Protocol):
+    """A policy that is told what workers had in their caches."""
+
+    def answered(self, exchange: Exchange, prompt_tokens: int, cached_tokens: int) -> None:
+        """Take note of an answer: the tokens of its prompt, and those of them that the worker had in its cache."""
         ...

@@ -13,7 +13,9 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["Known", "Prefixes", "Prompt"]
+from slime_policies.horizons import Horizons
+
+__all__ = ["Known", "Prefixes", "Prompt", "Use"]
 
 #: The prompt's key, after which the prompt begins; used if it is near the beginning of the body.
 _KEY = re.compile(rb'"(text|input_ids|messages|prompt)"\s*:\s*')
@@ -69,22 +71,31 @@ class Prompt:
 
 
 @dataclass(slots=True)
+class Use:
+    """The use of a prompt by one choice. ``number``: that of the choice. ``is_answered``: a worker has computed it."""
+
+    number: int
+    is_answered: bool = False
+
+
+@dataclass(slots=True)
 class Known:
     """The state of one prefix. ``workers``: those that were sent it, as bits. ``visits``: requests that had it.
 
-    ``size``: bytes that it counts against the limit.
+    ``size``: bytes that it counts against the limit. ``use``: the last one, whatever the worker.
     """
 
     workers: int
     visits: int
     size: int
+    use: Use
 
 
 class Prefixes:
     """Prefixes of prompts that workers were sent, at most ``limit`` bytes of them in all.
 
     The least recently used are evicted first. An entry stands for 256 bytes of prompts or more, and takes about
-    250 bytes of memory.
+    260 bytes of memory.
     """
 
     __slots__ = ("_known", "_limit", "size")
@@ -98,19 +109,24 @@ class Prefixes:
         """Return what is known of a prefix."""
         return self._known.get(digest)
 
-    def add(self, prompt: Prompt, worker: int) -> None:
-        """Record that a worker, given as a bit, gets ``prompt``."""
+    def add(self, prompt: Prompt, worker: int, use: Use, horizons: Horizons) -> None:
+        """Record that a worker, given as a bit, gets ``prompt``. Workers that have evicted a prefix lose it."""
         known = self._known
+        before, evicted = use, 0
         # Longest first, so that long prefixes are evicted before the short ones, with which each search starts.
         for digest, size in reversed(prompt.parts):
             entry = known.get(digest)
             if entry is None:
                 size = max(size, _LEAST_BYTES)
-                known[digest] = Known(worker, 1, size)
+                known[digest] = Known(worker, 1, size, use)
                 self.size += size
             else:
                 known.move_to_end(digest)
-                entry.workers |= worker
+                if entry.use is not before:
+                    before = entry.use
+                    evicted = horizons.evicted_by(before.number)
+                entry.workers = entry.workers & ~evicted | worker
+                entry.use = use
                 entry.visits += 1
         while self.size > self._limit:
             self.size -= known.popitem(last=False)[1].size

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import random
 
-from slime_policies.prefixes import Prefixes, Prompt
+from slime_policies.horizons import Horizons
+from slime_policies.prefixes import Prefixes, Prompt, Use
 
 
 def prompt(text: str) -> Prompt:
     return Prompt.of(b'{"text": "%s"}' % text.encode())
+
+
+def add(seen: Prefixes, of: Prompt, worker: int) -> None:
+    seen.add(of, worker, Use(1), Horizons())
 
 
 def matched(seen: Prefixes, of: Prompt) -> int:
@@ -26,7 +31,7 @@ def test_the_length_of_a_known_prefix_is_found() -> None:
     text = "".join(random.Random(1).choices("abcdef", k=100_000))
     for size in range(128, 100_000, 997):
         seen = Prefixes(1 << 20)
-        seen.add(prompt(text[:size]), 1)
+        add(seen, prompt(text[:size]), 1)
         found = matched(seen, prompt(text))
         step = 256 if size < 8 << 10 else 512 if size < 64 << 10 else 4096
         assert found <= size < max(2 * found, 16) + 2
@@ -50,8 +55,8 @@ def test_a_prefix_of_another_prompt_is_another_prefix() -> None:
 def test_the_map_knows_which_workers_have_a_prefix_and_how_many_requests_had_it() -> None:
     seen = Prefixes(1 << 20)
     shared = "x" * 1000
-    seen.add(prompt(shared + "one" * 300), 1)
-    seen.add(prompt(shared + "two" * 300), 4)
+    add(seen, prompt(shared + "one" * 300), 1)
+    add(seen, prompt(shared + "two" * 300), 4)
     states = [seen.get(digest) for digest, _ in prompt(shared + "one" * 300).parts]
     assert all(state is not None for state in states)
     assert [(state.workers, state.visits) for state in states if state is not None] == [
@@ -73,8 +78,8 @@ def test_memory_stays_below_the_limit_and_evicts_the_oldest() -> None:
     prompts = [prompt("".join(rng.choices("abcdef", k=1600))) for _ in range(20)]
     seen = Prefixes(13_000)  # five of them: a part counts as 256 bytes at least
     for number, added in enumerate(prompts):
-        seen.add(added, 1)
-        seen.add(prompts[0], 1)  # used again and again
+        add(seen, added, 1)
+        add(seen, prompts[0], 1)  # used again and again
         assert seen.size <= 13_000
         kept = [matched(seen, other) == 1536 for other in prompts[: number + 1]]
         assert kept == [True] + [number - earlier < 4 for earlier in range(1, number + 1)]
@@ -88,7 +93,7 @@ def test_an_ending_is_forgotten_before_its_beginning() -> None:
     for _ in range(300):
         text = rng.choice(roots) + "".join(rng.choices("abcdef", k=rng.randrange(2000)))
         added.append(prompt(text))
-        seen.add(added[-1], 1)
+        add(seen, added[-1], 1)
         assert seen.size <= 6_000
         for other in added[-10:]:
             flags = [seen.get(digest) is not None for digest, _ in other.parts]

@@ -1,0 +1,70 @@
+"""Numbers of cached tokens in answers of engines, read from the first bytes that have them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from router_core.reply import Reply
+
+__all__ = ["CachedTokens"]
+
+#: A quote within a JSON string has a backslash, so these are fields, in any format of answers.
+_PROMPT, _CACHED = b'"prompt_tokens"', b'"cached_tokens"'
+_NUMBER = re.compile(rb"\s*:\s*(\d{1,15})(?=[,}\s])")
+#: Bytes of the last piece that are searched again: more than a field has.
+_OVERLAP = 64
+
+
+class CachedTokens:
+    """A tap that gives ``note`` the tokens of the prompt, and those of them that the engine had in its cache.
+
+    It stops at the first of both numbers; of several sequences, that is the first one's. SGLang and vLLM use these
+    names in ``meta_info`` and in ``usage``. An answer without both is ignored.
+    """
+
+    __slots__ = ("_cached", "_is_done", "_note", "_prompt", "_reply", "_rest")
+
+    def __init__(self, reply: Reply, note: Callable[[int, int], object]) -> None:
+        self._reply = reply
+        self._note = note
+        self._prompt: int | None = None
+        self._cached: int | None = None
+        self._rest = b""
+        self._is_done = False
+
+    def watch(self) -> None:
+        """Look into the whole body, or watch the stream."""
+        if (body := self._reply.body) is not None:
+            self.feed(body)
+        else:
+            self._reply.tap(self)
+
+    def feed(self, chunk: bytes) -> None:
+        """Look for the numbers in the next bytes."""
+        if self._is_done:
+            return
+        data = self._rest + chunk if self._rest else chunk
+        if self._prompt is None:
+            self._prompt = _number(data, _PROMPT)
+        if self._cached is None:
+            self._cached = _number(data, _CACHED)
+        if self._prompt is None or self._cached is None:
+            self._rest = data[-_OVERLAP:]
+            return
+        self._is_done = True
+        self._rest = b""
+        self._note(self._prompt, self._cached)
+
+    def close(self, complete: bool) -> None:
+        """Look into the body if a plugin has read it; a tap gets no pieces of such a body."""
+        if not complete and (body := self._reply.body) is not None:
+            self.feed(body)
+
+
+def _number(data: bytes, name: bytes) -> int | None:
+    at = data.find(name)
+    if at < 0:
+        return None
+    found = _NUMBER.match(data, at + len(name))
+    return int(found[1]) if found is not None else None
