@@ -211,3 +211,23 @@ async def test_conversations_that_an_engine_evicted_are_spread_again(
         for number in (7, 1, 2, 3, 4):
             await ask(number)
         assert (small.count, other.count) == (18, 2)
+
+
+EXACT = ("--plugin", "engine", "--engine-workers", "1", "--plugin", "radix_cache", "--plugin", "openai")
+CHAT = {"messages": [{"role": "user", "content": "Hi " * 300}], "max_tokens": 600, "ignore_eos": True}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("stream", [False, True])
+async def test_answers_that_the_openai_plugin_reads_are_told(
+    start: Start, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        CacheAware, "answered", lambda self, exchange, prompt, cached: told.append((prompt, cached))
+    )
+    async with start(*EXACT, "--policy", "cache_aware") as running:
+        answer = await running.client.post("/v1/chat/completions", json={**CHAT, "stream": stream})
+        assert answer.status_code == 200
+    [(prompt, cached)] = told
+    assert (prompt > 300, cached) == (True, 0)
