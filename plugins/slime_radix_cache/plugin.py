@@ -87,8 +87,7 @@ class RadixCache:
     @hookimpl
     def setup(self, router: Router) -> None:
         """Load the tokenizer, or take that of another plugin, and register the components for other plugins."""
-        settings = self._settings
-        self._router, self._pool = router, router.pool
+        self._router, self._pool, settings = router, router.pool, self._settings
         if settings.hf_checkpoint:
             offer_tokenizer(router.components, settings.hf_checkpoint)
         tokenizer: Tokenizer = router.components.get("tokenizer")
@@ -152,8 +151,7 @@ class RadixCache:
     async def lifespan(self, router: Router) -> AsyncIterator[None]:
         """Subscribe to pauses and aborts, and compact the log if there is one."""
         self._turns.rows.keep_in(router.components.find("token_rows"))
-        events = router.components.find("control_events")
-        if events is not None:
+        if (events := router.components.find("control_events")) is not None:
             self._interruptions.follow(events)
         router.tasks.start_soon(self._interruptions.end_with, router.stopping)
         if self._log is None:
