@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import re
 
+from slime_policies.prompt_key import find_prompt
+
 __all__ = ["MeanLength", "completions_of", "limit_of", "prompt_tokens_of"]
 
-#: The prompt's key, after which the prompt begins; used if it is near the beginning of the body.
-_KEY = re.compile(rb'"(text|input_ids|messages|prompt)"\s*:\s*')
-_KEY_WITHIN = 4096
-#: Bytes of a token: of English text, on average; of an id, written in decimal with a comma.
-_TEXT, _IDS = 4, 6
 #: Within a string the quotes of these names would have backslashes.
 _LIMITS = (b'"max_new_tokens"', b'"max_completion_tokens"', b'"max_tokens"')
 _COMPLETIONS = b'"n"'
@@ -24,9 +21,8 @@ _MEAN_OVER = 256
 
 def prompt_tokens_of(body: bytes) -> int:
     """Return about how many tokens the prompt in ``body`` has, at least 1; what follows it counts too."""
-    key = _KEY.search(body, 0, _KEY_WITHIN)
-    size = len(body) - (key.end() if key is not None else 0)
-    return max(1, size // (_IDS if key is not None and key[1] == b"input_ids" else _TEXT))
+    start, per_token = find_prompt(body)
+    return max(1, (len(body) - (start or 0)) // per_token)
 
 
 def limit_of(body: bytes) -> int | None:
