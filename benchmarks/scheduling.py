@@ -5,17 +5,16 @@ Nothing is timed, so a run depends only on its seeds. The gateway's policy is ex
 
 from __future__ import annotations
 
-import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
 from benchmarks.options import flags, read
-from benchmarks.report import Column, Report
+from benchmarks.report import Report
 from benchmarks.simulated.gateway import GatewayCacheAware
+from benchmarks.simulated.outcomes import Makers, add_outcome, show_outcomes
 from benchmarks.simulated.plot import drawn
-from benchmarks.simulated.simulation import simulate
 from benchmarks.simulated.workloads import WORKLOADS
 from slime_policies import CacheAware, LeastInflight, Policy, PowerOfTwo, Settings
 from slime_policies.plugin import POLICIES
@@ -31,7 +30,7 @@ def _made(name: str) -> Callable[[Callable[[], float]], Policy]:
     return lambda clock: POLICIES[name](Settings())
 
 
-_POLICIES: dict[str, Callable[[Callable[[], float]], Policy]] = {
+_POLICIES: Makers = {
     "round_robin": _made("round_robin"),
     "least_inflight": _made("least_inflight"),
     "power_of_two": _made("power_of_two"),
@@ -88,27 +87,11 @@ def main() -> int:
     for workload in options.pick(WORKLOADS, tiny=WORKLOADS[-1:]):
         if not options.wants(workload.name):
             continue
-        for name, make in _POLICIES.items():
+        for name in _POLICIES:
             for seed in range(options.rounds):
-                random.seed(seed)
-                outcome = simulate(make, workload, seed=seed, names_lengths=not name.endswith(_NO_LENGTHS))
-                report.add(
-                    workload.name,
-                    name,
-                    hit=outcome.hit_rate,
-                    ttft_ms=outcome.ttft_p95_s * 1000,
-                    makespan_s=outcome.makespan_s,
-                    imbalance=outcome.imbalance,
-                )
-        report.show(
-            workload.name,
-            (
-                Column("hit", "hit rate", 2),
-                Column("ttft_ms", "TTFT p95 ms"),
-                Column("makespan_s", "makespan s", 1),
-                Column("imbalance", "busiest / mean", 2),
-            ),
-        )
+                lengths = not name.endswith(_NO_LENGTHS)
+                add_outcome(report, workload.name, _POLICIES, name, workload, seed, names_lengths=lengths)
+        show_outcomes(report, workload.name)
     _Gates(report).show()
     if given.plot is not None:
         given.plot.write_text(drawn(report.samples, [name for name in _POLICIES if ", tokens" not in name]))

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from benchmarks.options import parse
-from benchmarks.report import Column, Report
+from benchmarks.report import Report
 from benchmarks.simulated.engine import Costs
-from benchmarks.simulated.simulation import simulate
+from benchmarks.simulated.outcomes import Makers, add_outcome, show_outcomes
 from benchmarks.simulated.workloads import PAUSED, WORKLOADS
 from router_core import Exchange, Worker
-from slime_policies import CacheAware, LeastInflight, Policy, Settings
+from slime_policies import CacheAware, LeastInflight, Settings
 
 _CACHES = (8_000, 20_000, 40_000, 60_000)
 
@@ -27,7 +26,7 @@ class _Uncorrected:
         return self._policy(exchange, workers)
 
 
-_POLICIES: dict[str, Callable[[Callable[[], float]], Policy]] = {
+_POLICIES: Makers = {
     "least_inflight": lambda clock: LeastInflight(),
     "uncorrected": lambda clock: _Uncorrected(CacheAware(Settings(), clock)),
     "cache_aware": lambda clock: CacheAware(Settings(), clock),
@@ -43,27 +42,10 @@ def main() -> int:
             table = f"{workload.name}; caches of {cache:,} tokens"
             if not options.wants(table):
                 continue
-            for name, make in _POLICIES.items():
+            for name in _POLICIES:
                 for seed in range(options.rounds):
-                    random.seed(seed)
-                    outcome = simulate(make, workload, costs=Costs(cache=cache), seed=seed)
-                    report.add(
-                        table,
-                        name,
-                        hit=outcome.hit_rate,
-                        ttft_ms=outcome.ttft_p95_s * 1000,
-                        makespan_s=outcome.makespan_s,
-                        imbalance=outcome.imbalance,
-                    )
-            report.show(
-                table,
-                (
-                    Column("hit", "hit rate", 2),
-                    Column("ttft_ms", "TTFT p95 ms"),
-                    Column("makespan_s", "makespan s", 1),
-                    Column("imbalance", "busiest / mean", 2),
-                ),
-            )
+                    add_outcome(report, table, _POLICIES, name, workload, seed, costs=Costs(cache=cache))
+            show_outcomes(report, table)
     return report.finish(options)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from itertools import combinations
 from pathlib import Path
@@ -26,10 +26,10 @@ from benchmarks.processes import PROXY_CORE, child, free_port, leave_cleanly, re
 from benchmarks.report import Column, Report
 from benchmarks.simulated.engine import Costs
 from benchmarks.simulated.gateway import GatewayCacheAware
+from benchmarks.simulated.outcomes import Makers, add_outcome
 from benchmarks.simulated.prompts import BLOCK, Text
-from benchmarks.simulated.simulation import simulate
 from benchmarks.simulated.workloads import Turn, Workload, conversation, length
-from slime_policies import CacheAware, Policy, RoundRobin, Settings
+from slime_policies import CacheAware, RoundRobin, Settings
 from slime_policies.plugin import POLICIES
 
 _ENGINES = 4
@@ -45,7 +45,7 @@ _START_DEADLINE_S = 30.0
 _IDS = range(300, 1200)
 _NEAR = 0.1
 
-_SIMULATED: dict[str, Callable[[Callable[[], float]], Policy]] = {
+_SIMULATED: Makers = {
     "round_robin": lambda clock: RoundRobin(),
     "least_inflight": lambda clock: POLICIES["least_inflight"](Settings()),
     "cache_aware": lambda clock: CacheAware(Settings(), clock),
@@ -217,14 +217,9 @@ async def _run(options: Options, report: Report, directory: Path) -> None:
                 continue
             for seed in range(options.rounds):
                 for name, peer in _peers(options):
-                    random.seed(seed)
-                    outcome = simulate(_SIMULATED[name], workload, engines=_ENGINES, costs=_COSTS, seed=seed)
-                    report.add(
-                        f"{workload.name}: simulation",
-                        name,
-                        hit=outcome.hit_rate,
-                        ttft_ms=outcome.ttft_p95_s * 1000,
-                        makespan_s=outcome.makespan_s,
+                    table = f"{workload.name}: simulation"
+                    add_outcome(
+                        report, table, _SIMULATED, name, workload, seed, engines=_ENGINES, costs=_COSTS
                     )
                     await _measure(report, workload, name, peer, engines, seed, directory)
             for kind in ("simulation", "engines"):
