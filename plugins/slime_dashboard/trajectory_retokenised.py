@@ -60,13 +60,20 @@ def compared(
 def _differing(
     recorded: Sequence[int], again: Sequence[int], mine: tuple[int, int], its: tuple[int, int]
 ) -> list[Place]:
-    """Return the place of two ranges of tokens, without equal tokens at its ends; none if all are equal."""
+    """Return the place of two ranges of tokens, without equal tokens at its ends; none if all are equal.
+
+    Where tokens are only added, the place keeps one recorded token beside them: it is what a reader can see.
+    """
     (start, end), (first, last) = mine, its
+    if [*recorded[start:end]] == [*again[first:last]]:
+        return []
     while start < end and first < last and recorded[start] == again[first]:
         start, first = start + 1, first + 1
-    while start < end and first < last and recorded[end - 1] == again[last - 1]:
+    if start == end > mine[0]:
+        start, first = start - 1, first - 1
+    while end - start > 1 and first < last and recorded[end - 1] == again[last - 1]:
         end, last = end - 1, last - 1
-    return [Place(start, end, tuple(again[first:last]))] if start < end or first < last else []
+    return [Place(start, end, tuple(again[first:last]))]
 
 
 class _Boundaries(NamedTuple):

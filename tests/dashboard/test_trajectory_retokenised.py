@@ -56,9 +56,11 @@ def test_replacing_all_places_gives_the_tokens_of_the_text(recorded: list[int]) 
     assert (found.changed == 0) == (recorded == again)
     for place in found.places:
         old, new = recorded[place.start : place.end], list(place.again)
+        assert old
         assert old != new
-        assert old[:1] != new[:1] or not old
-        assert old[-1:] != new[-1:] or not old
+        if len(old) > 1:
+            assert old[:1] != new[:1]
+            assert old[-1:] != new[-1:]
 
 
 def test_only_the_tokens_between_two_common_boundaries_differ() -> None:
@@ -81,6 +83,15 @@ def test_bytes_that_are_no_character_differ_where_they_are() -> None:
     found = compared([0, 1, 2], [0, 3, 2], written)
     assert found is not None
     assert found.places == (Place(1, 2, (3,)),)
+
+
+def test_added_tokens_are_a_place_with_the_token_beside_them() -> None:
+    """A lone byte is written as U+FFFD, whose last byte may be that token."""
+    written = Written("a", b"\xbd", "b", b"\xef", b"\xbf")
+    found = compared([0, 1, 2], [0, 3, 4, 1, 2], written)
+    assert found is not None
+    assert found.places == (Place(1, 2, (3, 4, 1)),)
+    assert found.changed == 1
 
 
 def test_broken_characters_of_one_byte_each_do_not_shift_what_follows() -> None:
