@@ -13,6 +13,8 @@ from gguf import GGUFReader
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from slime_engine.hf.loading import load_whole
+
 __all__ = ["converted"]
 
 logger = logging.getLogger(__name__)
@@ -60,10 +62,11 @@ def _convert(path: Path, target: Path) -> None:
             f"{path.name} has a tokenizer {kinds}; the engine knows gpt2 with {', '.join(_SPLITS)}. "
             "Give a directory with the model's own tokenizer.json instead."
         )
-    place = {"gguf_file": path.name, "local_files_only": True}
-    tokenizer: Any = AutoTokenizer.from_pretrained(str(path.parent), **place)
+    tokenizer: Any = AutoTokenizer.from_pretrained(
+        str(path.parent), gguf_file=path.name, local_files_only=True
+    )
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(split)
-    quantised = AutoModelForCausalLM.from_pretrained(str(path.parent), dtype=torch.float32, **place)
+    quantised = load_whole(AutoModelForCausalLM, path.parent, gguf_file=path.name)
     config = quantised.config
     del config.quantization_config  # the weights are float32 now, but the library would not save them with it
     plain: Any = AutoModelForCausalLM  # its methods have no annotations

@@ -19,6 +19,7 @@ from transformers.utils import logging
 from slime_engine.backend import WeightsRefused
 from slime_engine.errors import BadRequest, NotServed
 from slime_engine.hf.attention import register
+from slime_engine.hf.loading import load_whole
 from slime_engine.hf.network import Network
 from slime_engine.hf.tokenizer import HFTokenizer
 
@@ -58,15 +59,7 @@ class Checkpoint:
         return HFTokenizer(self.path, network.vocab_size, ids)
 
     def _loaded(self, kind: Any, path: Path, **more: Any) -> Network:
-        model, report = kind.from_pretrained(
-            str(path), dtype=torch.float32, local_files_only=True, output_loading_info=True, **more
-        )
-        for name in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
-            if report.get(name):
-                raise ValueError(
-                    f"{path} does not fit the model: {name} {sorted(map(str, report[name]))[:5]}"
-                )
-        return Network(model.to(self._device))
+        return Network(load_whole(kind, path, **more).to(self._device))
 
     def updated(self, network: Network, source: str, body: Mapping[str, Any]) -> Network:
         """Return a network with new weights; ``network`` keeps the old ones if this raises.
