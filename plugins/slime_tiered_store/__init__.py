@@ -1,0 +1,1 @@
+"""Keeps what rollouts produced in memory, on SSD and in a remote store."""

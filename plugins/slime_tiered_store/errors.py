@@ -1,0 +1,98 @@
+"""Errors of the tiered store.
+
+::
+
+    StoreError
+    ├── NotEnoughSpaceError   a pool has fewer free blocks than were asked for
+    │   └── TierFull          a device has no space left, although its pool has blocks
+    ├── TierFailed            an operation of a device failed; ``cause`` is the original error
+    ├── BlockMissing          the tier does not hold the block
+    ├── BlockCorrupt          the tier holds other bytes than were written
+    ├── StaleMatch            the index changed between a match and an insert
+    └── RowsDiffer            equal tokens came with other rows
+"""
+
+from __future__ import annotations
+
+from router_core.errors import RouterError
+
+__all__ = [
+    "BlockCorrupt",
+    "BlockMissing",
+    "NotEnoughSpaceError",
+    "RowsDiffer",
+    "StaleMatch",
+    "StoreError",
+    "TierFailed",
+    "TierFull",
+]
+
+
+class StoreError(RouterError):
+    """Base of the errors of the tiered store."""
+
+
+class NotEnoughSpaceError(StoreError):
+    """Fewer free blocks than were asked for. ``required`` and ``available`` count blocks."""
+
+    def __init__(self, tier: str, required: int, available: int) -> None:
+        super().__init__(f"tier {tier}: {required} blocks are required, {available} are available")
+        self.tier = tier
+        self.required = required
+        self.available = available
+
+
+class TierFull(NotEnoughSpaceError):
+    """The device has no space left (ENOSPC, a quota), although its pool has free blocks."""
+
+
+class TierFailed(StoreError):
+    """An ``operation`` (``"write"``, ``"read"``) failed at ``location``, a path or a URL, by ``cause``."""
+
+    def __init__(self, tier: str, operation: str, location: str, cause: BaseException | str) -> None:
+        super().__init__(f"tier {tier}: {operation} at {location} failed: {cause}")
+        self.tier = tier
+        self.operation = operation
+        self.location = location
+        self.cause = cause
+
+
+class _BlockError(StoreError):
+    def __init__(self, tier: str, key: bytes, reason: str) -> None:
+        super().__init__(f"tier {tier}: block {key.hex()} {reason}")
+        self.tier = tier
+        self.key = key
+
+
+class BlockMissing(_BlockError):
+    """The tier does not hold the block ``key``."""
+
+    def __init__(self, tier: str, key: bytes) -> None:
+        super().__init__(tier, key, "is missing")
+
+
+class BlockCorrupt(_BlockError):
+    """The tier holds other bytes than were written under ``key``; ``reason`` says how they differ."""
+
+    def __init__(self, tier: str, key: bytes, reason: str) -> None:
+        super().__init__(tier, key, f"is corrupt: {reason}")
+        self.reason = reason
+
+
+class StaleMatch(StoreError):
+    """The index changed after the match that an insert was given. Match again."""
+
+
+class RowsDiffer(StoreError):
+    """Equal tokens came with other rows than those stored, from block ``block`` on.
+
+    Rows must follow from the namespace and the tokens. Put what else they depend on into ``Namespace.variant``.
+    """
+
+    def __init__(self, tier: str, block: int) -> None:
+        super().__init__(
+            f"tier {tier}: the rows of block {block} differ from those stored for equal tokens: "
+            "put them under another Namespace.variant"
+        )
+        self.tier = tier
+        self.block = block

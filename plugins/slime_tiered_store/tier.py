@@ -1,0 +1,97 @@
+"""The interface of a tier: a place that keeps blocks of equal size.
+
+The engine decides which block lies where; a tier moves bytes and takes no decision. There are three kinds:
+
+- ``MemoryTier``: an arena. The engine reads and writes its blocks in place.
+- ``Tier``: a device with slots, such as files on an SSD. A block lies in the slot ``Block.id``.
+- ``SharedTier``: a remote store that other processes use too. A block lies under ``Block.key``, its id is ignored.
+
+The bytes of a block are opaque to a tier. They begin with the engine's own header, see ``frames.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
+
+__all__ = ["Block", "BlockKey", "MemoryTier", "SharedTier", "Tier"]
+
+#: The XXH3-128 digest of a block and all blocks before it: 16 bytes.
+BlockKey: TypeAlias = bytes
+
+
+class Block(NamedTuple):
+    """A block of a tier: its slot (0 <= ``id`` < ``capacity``) and its key."""
+
+    id: int
+    key: BlockKey
+
+
+class MemoryTier(Protocol):
+    """An arena of ``capacity`` blocks of ``block_bytes`` bytes, allocated at once."""
+
+    name: str
+    block_bytes: int
+    capacity: int
+
+    def view(self, block_id: int) -> memoryview:
+        """Return the writable bytes of a block: ``block_bytes`` long, valid until ``aclose``."""
+
+    async def aclose(self) -> None:
+        """Release the arena."""
+
+
+class Tier(Protocol):
+    """A device that holds ``capacity`` blocks of ``block_bytes`` bytes.
+
+    The engine never writes and reads the same slot at once, and never writes a slot that was not free or forgotten.
+    Several calls for different blocks may run at the same time. Each call may be cancelled: a cancelled write leaves
+    its slots undefined, and no I/O into the caller's buffers runs on once the call has ended.
+    """
+
+    name: str
+    block_bytes: int
+    capacity: int
+
+    def recovered(self) -> Mapping[BlockKey, int]:
+        """Return the intact blocks that an earlier process left: their slots by key. Empty for a ``SharedTier``."""
+
+    async def write(self, blocks: Sequence[Block], sources: Sequence[memoryview]) -> None:
+        """Store all blocks, or raise. They are durable when the call returns.
+
+        ``sources[i]`` has the bytes of ``blocks[i]``, at most ``block_bytes`` of them; the rest is undefined. If the
+        call raises, none of the blocks counts as stored; the engine forgets them.
+
+        Raises ``TierFull`` (no space left on the device) or ``TierFailed`` (any other error, a short write included).
+        """
+
+    async def read(self, blocks: Sequence[Block], into: Sequence[memoryview]) -> None:
+        """Fill ``into[i]`` with the first ``len(into[i])`` bytes of ``blocks[i]``: all of them, or raise.
+
+        The tier verifies the key and its own checksum before it returns.
+
+        Raises ``BlockMissing`` or ``BlockCorrupt`` (a wrong key or checksum), which name the first such block, or
+        ``TierFailed`` (the device failed, a short read included). A server that cannot be reached, or an answer that
+        is not understood, is ``TierFailed``, never ``BlockMissing``.
+        """
+
+    def forget(self, blocks: Sequence[Block]) -> None:
+        """Drop the contents of blocks, at once for this process.
+
+        Blocks that hold nothing are ignored. A later start does not find the blocks, unless the process dies
+        before the tier could record it. A later ``write`` of the same key or slot is never undone by this call.
+        """
+
+    async def aclose(self) -> None:
+        """Finish what was forgotten, then close files and connections."""
+
+
+@runtime_checkable
+class SharedTier(Tier, Protocol):
+    """A tier that other processes write too. Blocks are found by their keys."""
+
+    async def holds(self, keys: Sequence[BlockKey]) -> int:
+        """Return the number of leading ``keys`` that are stored.
+
+        Raises ``TierFailed`` when the answer is unknown: never 0 for an error.
+        """

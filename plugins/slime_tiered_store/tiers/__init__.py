@@ -1,0 +1,1 @@
+"""Tiers of the store: the places that keep blocks."""
