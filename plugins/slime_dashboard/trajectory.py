@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,8 +14,10 @@ from router_core.router import Router
 from router_core.routes import JSON, ControlRoute
 from slime_dashboard.trajectory_pieces import Pieces
 from slime_dashboard.trajectory_retokenised import compared
-from slime_dashboard.trajectory_source import Source, Turn
 from slime_dashboard.trajectory_view import branch_of, page_of, tree_of
+
+if TYPE_CHECKING:
+    from slime_radix_cache.contracts import SessionTurns, TextEncoder, Turn
 
 __all__ = ["TrajectoryData"]
 
@@ -40,12 +42,6 @@ class NothingRecorded(HTTPError):
     """No plugin records sessions."""
 
     status, type, code = 501, "not_implemented_error", "NOTHING_RECORDED"
-
-
-class _Encoder(Protocol):
-    """The component ``"encoder"`` of ``radix_cache``."""
-
-    async def encode(self, text: str, *, begins: bool, client: str | None = None) -> bytes: ...
 
 
 class TrajectoryData:
@@ -91,7 +87,7 @@ class TrajectoryData:
     async def _retokenised(self, request: Request) -> Response:
         _, source, turns = self._find(request)
         turn = _turn(request, turns)
-        encoder: _Encoder | None = self._router.components.find("encoder")
+        encoder: TextEncoder | None = self._router.components.find("encoder")
         context = source.context(turn, turns)
         ids = context.record.tokens
         if encoder is None or len(ids) > _MOST_COMPARED:
@@ -142,7 +138,7 @@ class TrajectoryData:
     async def _answer(self, request: Request, read: Callable[[], dict[str, Any]]) -> Response:
         return _answer_of(await self._router.threads.run(read, _address(request)))
 
-    def _read_pieces(self, source: Source) -> Pieces | None:
+    def _read_pieces(self, source: SessionTurns) -> Pieces | None:
         """Return the pieces of the tokenizer's tokens; None without a tokenizer. The first call reads it."""
         if self._pieces is None:
             tokenizer = self._router.components.find("tokenizer")
@@ -150,12 +146,12 @@ class TrajectoryData:
                 self._pieces = Pieces(source.spell, tokenizer)
         return self._pieces
 
-    def _find(self, request: Request) -> tuple[str, Source, Sequence[Turn]]:
+    def _find(self, request: Request) -> tuple[str, SessionTurns, Sequence[Turn]]:
         """Return the session's name, the recorded sessions, and its turns. Raises HTTPError."""
         session = request.query_params.get("session")
         if not session:
             raise BadRequest("name a session: ?session=NAME")
-        source: Source | None = self._router.components.find("session_turns")
+        source: SessionTurns | None = self._router.components.find("session_turns")
         if source is None:
             raise NothingRecorded("nothing is recorded without --plugin radix_cache")
         turns = source.turns(session)

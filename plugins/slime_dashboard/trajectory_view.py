@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from math import isnan
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slime_dashboard.trajectory_pieces import Piece
 from slime_dashboard.trajectory_reasons import experts_words, reason_words
-from slime_dashboard.trajectory_source import Source, Turn, TurnContext
+
+if TYPE_CHECKING:
+    from slime_radix_cache.contracts import SessionTurns, Turn, TurnContext
 
 __all__ = ["Span", "branch_of", "page_of", "spans_of", "tree_of"]
 
@@ -40,7 +42,7 @@ class Span:
     version: str | None
 
 
-def tree_of(source: Source, turns: Sequence[Turn], newest: int) -> dict[str, Any]:
+def tree_of(source: SessionTurns, turns: Sequence[Turn], newest: int) -> dict[str, Any]:
     """Return the ``newest`` turns with what leads from one to the next. O(tokens of their leaves)."""
     continued = {turn.before for turn in turns}
     prompts: dict[Hashable, int] = {}
@@ -61,7 +63,7 @@ def tree_of(source: Source, turns: Sequence[Turn], newest: int) -> dict[str, Any
     return {"turns": rows[-newest:], "turn_count": len(turns), "leaf_count": len(leaves)}
 
 
-def _turns_in(source: Source, context: TurnContext, turns: Sequence[Turn]) -> Iterator[dict[str, Any]]:
+def _turns_in(source: SessionTurns, context: TurnContext, turns: Sequence[Turn]) -> Iterator[dict[str, Any]]:
     before = 0
     for number, start, end, _ in context.spans:
         turn = turns[number]
@@ -95,7 +97,7 @@ def _reason(context: TurnContext) -> dict[str, str] | None:
     return {"code": reason, "words": reason_words(reason)} if reason is not None else None
 
 
-def branch_of(source: Source, turn: Turn, context: TurnContext) -> dict[str, Any]:
+def branch_of(source: SessionTurns, turn: Turn, context: TurnContext) -> dict[str, Any]:
     """Return facts about the context of ``turn``, without its tokens."""
     spans = list(spans_of(turn, context))
     counts = dict.fromkeys(("prompt", "sampled", "reused", "trained"), 0)
@@ -115,7 +117,7 @@ def branch_of(source: Source, turn: Turn, context: TurnContext) -> dict[str, Any
     }
 
 
-def _experts(source: Source, turn: Turn, context: TurnContext, length: int) -> dict[str, Any] | None:
+def _experts(source: SessionTurns, turn: Turn, context: TurnContext, length: int) -> dict[str, Any] | None:
     """Return whether the routed experts are exact; None if nothing records them."""
     found = source.rows(_EXPERTS, turn, length)
     if found is None:

@@ -17,9 +17,13 @@ __all__ = [
     "SessionList",
     "SessionPage",
     "SessionSummary",
+    "SessionTurns",
     "TextEncoder",
     "TokenCounts",
     "TokenRows",
+    "Turn",
+    "TurnContext",
+    "TurnRecord",
 ]
 
 
@@ -116,6 +120,89 @@ class SessionList(Protocol):
 
         O(offset and the responses of the returned ones); with ``search`` at most 100,000 names are compared.
         """
+        ...
+
+
+class Turn(Protocol):
+    """One response. ``before``: number of the turn that it continues; ``finish_reason`` None: no end was seen.
+
+    ``prompt``: the same for responses to one prompt.
+    """
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def before(self) -> int | None: ...
+    @property
+    def prompt(self) -> Hashable: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def finish_reason(self) -> dict[str, Any] | None: ...
+
+
+class TurnRecord(Protocol):
+    """Tokens of a context. ``spans``: runs of ``(weight version, count)``, with version -1 for tokens of a prompt."""
+
+    @property
+    def tokens(self) -> npt.NDArray[np.int32]: ...
+    @property
+    def loss_mask(self) -> npt.NDArray[np.int8]: ...
+    @property
+    def logprobs(self) -> npt.NDArray[np.float64]: ...
+    @property
+    def spans(self) -> tuple[tuple[str | int | None, int], ...]: ...
+
+
+class TurnContext(Protocol):
+    """All tokens up to the end of one turn. ``spans``: ``(number, start, end, is_whole)`` of the session's turns in it.
+
+    ``is_whole``: the client kept the whole response. ``sampled``: ``(key, start, end)`` of all responses in the
+    context; a response has the same key in all contexts.
+    """
+
+    @property
+    def record(self) -> TurnRecord: ...
+    @property
+    def spans(self) -> tuple[tuple[int, int, int, bool], ...]: ...
+    @property
+    def sampled(self) -> tuple[tuple[Hashable, int, int], ...]: ...
+    @property
+    def inexact_reason(self) -> str | None: ...
+
+
+class SessionTurns(Protocol):
+    """The turns of each recorded session; the component ``"session_turns"``."""
+
+    def turns(self, session: str) -> Sequence[Turn]:
+        """Return the turns of ``session``, oldest first."""
+        ...
+
+    def context(self, turn: Any, turns: Any) -> TurnContext:
+        """Return the context of ``turn``, one of ``turns``. Any thread may call it."""
+        ...
+
+    def rows(self, name: str, turn: Any, tokens: int) -> npt.NDArray[np.integer[Any]] | str | None:
+        """Return the rows ``name`` of the first ``tokens - 1`` tokens up to ``turn``, or why they are not known.
+
+        None: no plugin records rows. Any thread may call it.
+        """
+        ...
+
+    def text(self, turn: Any) -> str:
+        """Return the text that the client got in ``turn``. To be called in the event loop's thread only."""
+        ...
+
+    def spell(self, ids: Sequence[int]) -> str:
+        """Return the text of ``ids``, special tokens spelt out."""
+        ...
+
+    def has_lost(self, session: str) -> bool:
+        """Return True when something of ``session`` is lost, or could not be recorded as exact."""
+        ...
+
+    def forget(self, session: str) -> None:
+        """Evict the responses of ``session``."""
         ...
 
 

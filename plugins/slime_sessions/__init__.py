@@ -2,6 +2,5 @@
 
 from slime_sessions.plugin import Sessions, add_options, make_plugin
 from slime_sessions.settings import Settings
-from slime_sessions.turns import SessionTurns, Turn, TurnContext
 
-__all__ = ["SessionTurns", "Sessions", "Settings", "Turn", "TurnContext", "add_options", "make_plugin"]
+__all__ = ["Sessions", "Settings", "add_options", "make_plugin"]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from slime_sessions.turns import SessionTurns, Turn
+if TYPE_CHECKING:
+    from slime_radix_cache.contracts import SessionTurns, Turn
 
 __all__ = ["accumulated", "records_of"]
 

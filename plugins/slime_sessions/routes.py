@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import anyio.to_thread
@@ -20,7 +20,9 @@ from slime_sessions.created import CreatedSessions
 from slime_sessions.names import check_name
 from slime_sessions.records import accumulated, records_of
 from slime_sessions.tree import committed
-from slime_sessions.turns import SessionTurns, Turn
+
+if TYPE_CHECKING:
+    from slime_radix_cache.contracts import SessionTurns, Turn
 
 __all__ = ["SessionNotFound", "SessionRoutes"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import numpy as np
@@ -17,7 +17,9 @@ import numpy.typing as npt
 
 from router_core.errors import HTTPError
 from slime_sessions.tree import COMPLETED, committed, leaves, status_of
-from slime_sessions.turns import Record, SessionTurns, Turn, TurnContext
+
+if TYPE_CHECKING:
+    from slime_radix_cache.contracts import SessionTurns, Turn, TurnContext, TurnRecord
 
 __all__ = ["ROWS", "InexactSession", "Sample", "samples_of"]
 
@@ -135,7 +137,7 @@ def _rows(source: SessionTurns, path: _Path) -> Iterator[tuple[str, npt.NDArray[
             yield name, "shape_unknown" if is_flat else rows
 
 
-def _versions(record: Record, end: int) -> Iterator[str]:
+def _versions(record: TurnRecord, end: int) -> Iterator[str]:
     position = 0
     for version, count in record.spans:
         if position >= end:

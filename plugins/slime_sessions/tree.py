@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from slime_sessions.turns import Turn
+if TYPE_CHECKING:
+    from slime_radix_cache.contracts import Turn
 
 __all__ = ["COMPLETED", "committed", "leaves", "status_of"]
 
