@@ -81,7 +81,7 @@ async def exact_percentage(router: httpx.AsyncClient, session: str, wanted: int)
     """Return the percentage of the ``wanted`` trajectories of the session that the router has, exact."""
     answer = await router.get(f"/trajectories/{session}")
     found = answer.raise_for_status().json()["trajectories"]
-    return 100 * sum(one["exact"] for one in found) / wanted
+    return 100 * sum(one["exact"] is True for one in found) / wanted
 
 
 async def main() -> int:
