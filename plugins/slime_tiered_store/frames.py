@@ -1,0 +1,94 @@
+"""The bytes of one block: a header, the tokens and their rows.
+
+::
+
+    offset 0    parent key   16 bytes
+    offset 16   checksum      8 bytes, XXH3-64 of the rows, little endian
+    offset 24   num_tokens    4 bytes
+    offset 28   zero          4 bytes
+    offset 32   tokens        4 bytes each, int32; the place of missing ones is zero
+    then        rows          bytes_per_token each; the place of missing ones is undefined
+
+So a block that another process wrote proves its own key, and that its rows are those that were written.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from xxhash import xxh3_64_digest
+
+from slime_tiered_store.errors import BlockCorrupt
+from slime_tiered_store.keys import TOKEN_BYTES, SequenceMeta, block_key
+from slime_tiered_store.tier import BlockKey
+
+__all__ = ["CHECKSUM_BYTES", "Layout"]
+
+CHECKSUM_BYTES = 8
+_HEADER = struct.Struct("<16s8sII")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The shape of a block: ``tokens_per_block`` (a power of two) rows of ``bytes_per_token`` bytes."""
+
+    tokens_per_block: int
+    bytes_per_token: int
+
+    def __post_init__(self) -> None:
+        if self.tokens_per_block < 1 or self.tokens_per_block & (self.tokens_per_block - 1):
+            raise ValueError(f"tokens_per_block must be a power of two, got {self.tokens_per_block}")
+        if self.bytes_per_token < 1:
+            raise ValueError(f"bytes_per_token must be positive, got {self.bytes_per_token}")
+
+    @property
+    def rows_offset(self) -> int:
+        """The position of the first row in a block."""
+        return _HEADER.size + self.tokens_per_block * TOKEN_BYTES
+
+    @property
+    def block_bytes(self) -> int:
+        """The size of a block: the ``block_bytes`` of each tier."""
+        return self.rows_offset + self.tokens_per_block * self.bytes_per_token
+
+    def checksums(self, rows: memoryview) -> bytes:
+        """Return the checksums of the rows of each block, 8 bytes a block."""
+        step = self.tokens_per_block * self.bytes_per_token
+        return b"".join(xxh3_64_digest(rows[start : start + step]) for start in range(0, len(rows), step))
+
+    def write(
+        self, frame: memoryview, sequence: SequenceMeta, block: int, checksums: bytes, rows: memoryview
+    ) -> None:
+        """Fill ``frame`` with a block of ``sequence``.
+
+        ``checksums`` and ``rows`` are those of the whole sequence, the first of 8 bytes a block.
+        """
+        tokens = sequence.tokens(block, block + 1)
+        count = len(tokens) // TOKEN_BYTES
+        checksum = checksums[block * CHECKSUM_BYTES : (block + 1) * CHECKSUM_BYTES]
+        _HEADER.pack_into(frame, 0, sequence.key(block - 1), checksum, count, 0)
+        frame[_HEADER.size : self.rows_offset] = tokens.ljust(self.tokens_per_block * TOKEN_BYTES, b"\0")
+        first = block * self.tokens_per_block * self.bytes_per_token
+        size = count * self.bytes_per_token
+        frame[self.rows_offset : self.rows_offset + size] = rows[first : first + size]
+
+    def rows(self, frame: memoryview) -> memoryview:
+        """Return the rows in a block, without a copy: ``num_tokens * bytes_per_token`` bytes."""
+        count = _HEADER.unpack_from(frame)[2]
+        return frame[self.rows_offset : self.rows_offset + count * self.bytes_per_token]
+
+    def verify(self, tier: str, frame: memoryview, key: BlockKey, tokens: bytes) -> bytes:
+        """Return the checksum of a block that was read, once its contents are those asked for.
+
+        Raises ``BlockCorrupt`` for another key, other tokens or other rows than the checksum's.
+        """
+        parent, checksum, count, zero = _HEADER.unpack_from(frame)
+        kept = frame[_HEADER.size : _HEADER.size + count * TOKEN_BYTES]
+        if zero or not 0 < count <= self.tokens_per_block or block_key(parent, bytes(kept)) != key:
+            raise BlockCorrupt(tier, key, "its header belongs to another block")
+        if bytes(kept) != tokens:
+            raise BlockCorrupt(tier, key, "it holds other tokens with the same key")
+        if xxh3_64_digest(self.rows(frame)) != checksum:
+            raise BlockCorrupt(tier, key, "its rows differ from its checksum")
+        return bytes(checksum)

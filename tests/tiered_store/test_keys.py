@@ -1,0 +1,123 @@
+"""Block keys and the bytes of a block."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slime_tiered_store.errors import BlockCorrupt
+from slime_tiered_store.frames import Layout
+from slime_tiered_store.keys import Namespace, SequenceMeta
+
+ROOT = Namespace("m").root_key(4, 16)
+
+
+def test_a_key_covers_the_whole_prefix() -> None:
+    one = SequenceMeta(ROOT, [1, 2, 3, 4, 5, 6, 7, 8], 4)
+    other = SequenceMeta(ROOT, [9, 2, 3, 4, 5, 6, 7, 8], 4)
+    assert one.key(1) != other.key(1)
+    assert SequenceMeta(ROOT, [1, 2, 3, 4], 4).key(0) == one.key(0)
+    assert one.key(-1) == ROOT
+
+
+def test_a_short_last_block_has_its_own_key() -> None:
+    short = SequenceMeta(ROOT, [1, 2, 3, 4, 5], 4)
+    padded = SequenceMeta(ROOT, [1, 2, 3, 4, 5, 0, 0, 0], 4)
+    assert (short.num_blocks, short.length(1), short.length(2)) == (2, 4, 5)
+    assert short.key(0) == padded.key(0)
+    assert short.key(1) != padded.key(1)
+
+
+def test_an_empty_sequence_has_no_blocks() -> None:
+    assert SequenceMeta(ROOT, [], 4).num_blocks == 0
+
+
+@given(
+    st.lists(st.text(max_size=3), min_size=6, max_size=6),
+    st.lists(st.text(max_size=3), min_size=6, max_size=6),
+)
+def test_two_namespaces_never_share_a_root(one: list[str], other: list[str]) -> None:
+    assert (Namespace(*one).root_key(4, 8) == Namespace(*other).root_key(4, 8)) is (one == other)
+
+
+def test_namespace_fields_are_framed() -> None:
+    roots = {
+        Namespace("ab", "c").root_key(4, 8),
+        Namespace("a", "bc").root_key(4, 8),
+        Namespace("ab", "", "c").root_key(4, 8),
+        Namespace("ab", "c").root_key(8, 8),
+        Namespace("ab", "c").root_key(4, 4),
+    }
+    assert len(roots) == 5
+
+
+def test_stale_data_after_a_weight_update_is_not_found() -> None:
+    before = SequenceMeta(Namespace("m", weight_version="7").root_key(4, 16), [1, 2, 3, 4], 4)
+    after = SequenceMeta(Namespace("m", weight_version="8").root_key(4, 16), [1, 2, 3, 4], 4)
+    assert before.key(0) != after.key(0)
+
+
+@pytest.mark.parametrize(
+    "tokens", [[[1, 2]], [1.5], [-1], [2**31], np.array([True]), ["1"], [2**63]], ids=str
+)
+def test_tokens_that_are_none_are_refused(tokens: object) -> None:
+    with pytest.raises(ValueError, match=r"token.?ids must be"):
+        SequenceMeta(ROOT, tokens, 4)  # type: ignore[arg-type]  # what a caller may do wrong
+
+
+@pytest.mark.parametrize("size", [0, -4, 3, 12])
+def test_a_block_size_that_is_no_power_of_two_is_refused(size: int) -> None:
+    with pytest.raises(ValueError, match="power of two"):
+        SequenceMeta(ROOT, [1], size)
+    with pytest.raises(ValueError, match="power of two"):
+        Layout(size, 1)
+
+
+def test_rows_have_at_least_a_byte() -> None:
+    with pytest.raises(ValueError, match="positive"):
+        Layout(4, 0)
+
+
+# frames
+
+LAYOUT = Layout(4, 3)
+SEQUENCE = SequenceMeta(ROOT, [1, 2, 3, 4, 5, 6], 4)
+ROWS = memoryview(bytes(range(18)))
+
+
+def frames() -> list[memoryview]:
+    found = []
+    for block in range(SEQUENCE.num_blocks):
+        frame = memoryview(bytearray(b"\xff" * LAYOUT.block_bytes))
+        LAYOUT.write(frame, SEQUENCE, block, LAYOUT.checksums(ROWS), ROWS)
+        found.append(frame)
+    return found
+
+
+def test_a_frame_gives_back_its_rows() -> None:
+    one, two = frames()
+    assert bytes(LAYOUT.rows(one)) + bytes(LAYOUT.rows(two)) == bytes(ROWS)
+    checksums = LAYOUT.checksums(ROWS)
+    assert LAYOUT.verify("ssd", one, SEQUENCE.key(0), SEQUENCE.tokens(0, 1)) == checksums[:8]
+    assert LAYOUT.verify("ssd", two, SEQUENCE.key(1), SEQUENCE.tokens(1, 2)) == checksums[8:]
+
+
+@pytest.mark.parametrize("at", [*range(LAYOUT.rows_offset + 12)])
+def test_each_changed_byte_of_a_frame_is_found(at: int) -> None:
+    frame = frames()[0]
+    frame[at] ^= 1
+    with pytest.raises(BlockCorrupt, match=SEQUENCE.key(0).hex()):
+        LAYOUT.verify("ssd", frame, SEQUENCE.key(0), SEQUENCE.tokens(0, 1))
+
+
+def test_another_block_in_its_place_is_found() -> None:
+    with pytest.raises(BlockCorrupt, match="another block"):
+        LAYOUT.verify("ssd", frames()[1], SEQUENCE.key(0), SEQUENCE.tokens(0, 1))
+
+
+def test_other_tokens_with_the_same_key_are_found() -> None:
+    """A collision of the digest, played by tokens that the caller asks for."""
+    with pytest.raises(BlockCorrupt, match="other tokens"):
+        LAYOUT.verify("ssd", frames()[0], SEQUENCE.key(0), b"\0" * 16)
