@@ -1,0 +1,69 @@
+"""A heap of the nodes that may be evicted."""
+
+from __future__ import annotations
+
+from slime_tiered_store.index.node import RadixNode
+from slime_tiered_store.index.policies import Policy
+
+__all__ = ["EvictionHeap"]
+
+
+class EvictionHeap:
+    """Evictable nodes, the first to go on top. Each operation costs O(log n), in the worst case too.
+
+    A node knows its position, so a hit moves one entry. No stale entry remains that a later eviction would skip.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._nodes: list[RadixNode] = []
+        self._priorities: list[tuple[int, int]] = []
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def first(self) -> RadixNode:
+        """Return the node that is evicted next."""
+        return self._nodes[0]
+
+    def update(self, node: RadixNode) -> None:
+        """Add, move or remove a node after a change of its state."""
+        at = node.heap_index
+        if not node.evictable() or node.is_detached:
+            if at >= 0:
+                self._remove(at)
+            return
+        priority = self._policy(node)
+        if at < 0:
+            at = len(self._nodes)
+            self._nodes.append(node)
+            self._priorities.append(priority)
+            node.heap_index = at
+        self._settle(at, node, priority)
+
+    def _remove(self, at: int) -> None:
+        self._nodes[at].heap_index = -1
+        node, priority = self._nodes.pop(), self._priorities.pop()
+        if at < len(self._nodes):
+            self._settle(at, node, priority)
+
+    def _settle(self, at: int, node: RadixNode, priority: tuple[int, int]) -> None:
+        """Put a node at position ``at``, then move it up or down to its place."""
+        nodes, priorities = self._nodes, self._priorities
+        while at and priority < priorities[above := (at - 1) // 2]:
+            self._place(at, nodes[above], priorities[above])
+            at = above
+        size = len(nodes)
+        while (below := 2 * at + 1) < size:
+            if below + 1 < size and priorities[below + 1] < priorities[below]:
+                below += 1
+            if priorities[below] >= priority:
+                break
+            self._place(at, nodes[below], priorities[below])
+            at = below
+        self._place(at, node, priority)
+
+    def _place(self, at: int, node: RadixNode, priority: tuple[int, int]) -> None:
+        self._nodes[at] = node
+        self._priorities[at] = priority
+        node.heap_index = at

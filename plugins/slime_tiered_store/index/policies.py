@@ -1,0 +1,52 @@
+"""Eviction policies: the node with the lowest priority goes first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from slime_tiered_store.index.node import RadixNode
+
+__all__ = ["POLICIES", "Policy"]
+
+#: Orders nodes for eviction. The first number compares first.
+Policy: TypeAlias = Callable[[RadixNode], tuple[int, int]]
+
+#: Hits from which on the segmented LRU protects a node.
+_PROTECTED_HITS = 1
+
+
+def _lru(node: RadixNode) -> tuple[int, int]:
+    return (0, node.last_access)
+
+
+def _lfu(node: RadixNode) -> tuple[int, int]:
+    return (node.hits, node.last_access)
+
+
+def _fifo(node: RadixNode) -> tuple[int, int]:
+    return (0, node.created)
+
+
+def _mru(node: RadixNode) -> tuple[int, int]:
+    return (0, -node.last_access)
+
+
+def _filo(node: RadixNode) -> tuple[int, int]:
+    return (0, -node.created)
+
+
+def _slru(node: RadixNode) -> tuple[int, int]:
+    return (min(node.hits, _PROTECTED_HITS), node.last_access)
+
+
+#: The policies by name: least recently used, least frequently used, first in, most recently used, last in,
+#: and segmented LRU, which evicts nodes without a hit before nodes with one.
+POLICIES: dict[str, Policy] = {
+    "lru": _lru,
+    "lfu": _lfu,
+    "fifo": _fifo,
+    "mru": _mru,
+    "filo": _filo,
+    "slru": _slru,
+}

@@ -1,0 +1,251 @@
+"""The radix tree that finds the blocks of one tier by their keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from slime_tiered_store.errors import StaleMatch
+from slime_tiered_store.frames import CHECKSUM_BYTES
+from slime_tiered_store.index.heap import EvictionHeap
+from slime_tiered_store.index.match import MatchResult, common_blocks
+from slime_tiered_store.index.node import RadixNode
+from slime_tiered_store.index.policies import POLICIES
+from slime_tiered_store.keys import KEY_BYTES, TOKEN_BYTES, SequenceMeta
+from slime_tiered_store.tier import Block
+
+__all__ = ["RadixTreeIndex"]
+
+
+class RadixTreeIndex:
+    """A tree of runs of blocks. It does no I/O and owns no ids: blocks that it returns are the caller's to recycle.
+
+    A node is unready while its bytes are on their way. Nothing is inserted behind an unready node, so such a node
+    has no children and is never split: an abort removes it and leaves no hole. Only leaves are evicted, so a lock
+    on a node protects its ancestors too. All calls are synchronous: one event loop needs no other lock.
+    """
+
+    def __init__(self, tokens_per_block: int, policy: str = "lru") -> None:
+        if policy not in POLICIES:
+            raise ValueError(f"unknown eviction policy {policy!r}: use one of {', '.join(POLICIES)}")
+        self.tokens_per_block = tokens_per_block
+        self.root = RadixNode(None, b"", b"", b"", [], 0)
+        self.num_blocks = 0
+        self._evictable = EvictionHeap(POLICIES[policy])
+        self._clock = 0
+
+    def match_prefix(self, sequence: SequenceMeta, update_cache_info: bool = True) -> MatchResult:
+        """Find the longest known prefix. Cost: O(nodes on the path), and a comparison of the tokens' bytes.
+
+        ``update_cache_info``: count a hit for the nodes on the path.
+        """
+        node, taken, matched, ready = self.root, 0, 0, 0
+        unready: RadixNode | None = None
+        path: list[tuple[RadixNode, int]] = []
+        collides = False
+        while taken == node.size() and matched < sequence.num_blocks:
+            child = node.children.get(sequence.key(matched))
+            if child is None:
+                break
+            same_keys = common_blocks(child.keys, sequence.block_keys, matched)
+            same = self._common_tokens(child, sequence, matched, same_keys)
+            collides = same < same_keys
+            if not same:
+                break
+            node, taken = child, same
+            path.append((node, taken))
+            matched += taken
+            if not node.is_ready and unready is None:
+                unready = node
+            if unready is None:
+                ready = matched
+        if update_cache_info:
+            self._touch(path)
+        return MatchResult(matched, ready, node, taken, unready, path, collides)
+
+    def insert(
+        self, sequence: SequenceMeta, checksums: bytes, physical_blocks: list[int], match: MatchResult, *,
+        is_ready: bool = True,
+    ) -> RadixNode:  # fmt: skip
+        """Add the blocks behind ``match`` as one leaf, and return it.
+
+        ``checksums``: 8 bytes for each new block. ``physical_blocks``: ids of the new blocks, at least one.
+        Raises ``StaleMatch`` when the tree no longer ends where it ended for ``match``, or when the last matched
+        node is unready. The tree is then as before.
+        """
+        start, stop = match.num_matched_blocks, match.num_matched_blocks + len(physical_blocks)
+        if not start < stop <= sequence.num_blocks or len(checksums) != (stop - start) * CHECKSUM_BYTES:
+            raise ValueError(
+                f"{len(physical_blocks)} ids and {len(checksums)} bytes of checksums do not fit "
+                f"a sequence of {sequence.num_blocks} blocks, of which {start} are known"
+            )
+        self._check_match(sequence, match)
+        parent = match.last_node
+        if match.taken < parent.size():
+            parent = self.split(parent, match.taken)
+        keys = sequence.block_keys[start * KEY_BYTES : stop * KEY_BYTES]
+        node = RadixNode(
+            parent, keys, sequence.tokens(start, stop), checksums, list(physical_blocks), self._tick()
+        )
+        node.is_ready = is_ready
+        parent.children[sequence.key(start)] = node
+        self.num_blocks += node.size()
+        self._evictable.update(parent)
+        self._evictable.update(node)
+        return node
+
+    def _check_match(self, sequence: SequenceMeta, match: MatchResult) -> None:
+        node, taken, matched = match.last_node, match.taken, match.num_matched_blocks
+        if node.is_detached or taken > node.size():
+            raise StaleMatch("the matched node has been evicted, split or reset since: match again")
+        if taken and node.blocks(taken - 1, taken)[0].key != sequence.key(matched - 1):
+            raise StaleMatch("the matched node has been split since: match again")
+        if taken == node.size() and sequence.key(matched) in node.children:
+            raise StaleMatch("the next block has been inserted since, or has other tokens: match again")
+        if not node.is_ready:
+            raise StaleMatch("the matched node is not ready: wait for its transfer, then match again")
+
+    def split(self, node: RadixNode, at: int) -> RadixNode:
+        """Cut a node before its block ``at``, and return the new node of the first part.
+
+        ``node`` stays the deepest part: handles, locks and children remain on it.
+        """
+        if not 0 < at < node.size() or not node.is_ready or node.parent is None:
+            raise ValueError(
+                f"a node of {node.size()} blocks (ready: {node.is_ready}) cannot be split at {at}"
+            )
+        parent, step = node.parent, at * self.tokens_per_block * TOKEN_BYTES
+        prefix = RadixNode(
+            parent, node.keys[: at * KEY_BYTES], node.tokens[:step], node.checksums[: at * CHECKSUM_BYTES],
+            node.physical_blocks[:at], node.created,
+        )  # fmt: skip
+        prefix.last_access, prefix.hits, prefix.is_detached = node.last_access, node.hits, node.is_detached
+        parent.children[node.keys[:KEY_BYTES]] = prefix
+        node.parent = prefix
+        node.keys, node.tokens = node.keys[at * KEY_BYTES :], node.tokens[step:]
+        node.checksums = node.checksums[at * CHECKSUM_BYTES :]
+        node.physical_blocks = node.physical_blocks[at:]
+        prefix.children[node.keys[:KEY_BYTES]] = node
+        return prefix
+
+    def shrink(self, node: RadixNode, num_blocks: int) -> list[Block]:
+        """Remove the last ``num_blocks`` blocks of an evictable leaf, but not all, and return them."""
+        kept = node.size() - num_blocks
+        if not 0 < num_blocks < node.size() or not node.evictable():
+            raise ValueError(f"{num_blocks} of the {node.size()} blocks of this node cannot be removed")
+        removed = node.blocks(kept)
+        node.keys = node.keys[: kept * KEY_BYTES]
+        node.tokens = node.tokens[: kept * self.tokens_per_block * TOKEN_BYTES]
+        node.checksums = node.checksums[: kept * CHECKSUM_BYTES]
+        del node.physical_blocks[kept:]
+        self.num_blocks -= num_blocks
+        return removed
+
+    def lock(self, node: RadixNode) -> None:
+        """Keep a node and its ancestors from eviction."""
+        node.lock_cnt += 1
+        self._evictable.update(node)
+
+    def unlock(self, node: RadixNode) -> list[Block]:
+        """Release one lock. Return the blocks that a detached node gives up with its last lock."""
+        if not node.lock_cnt:
+            raise ValueError("this node is not locked")
+        node.lock_cnt -= 1
+        self._evictable.update(node)
+        return self._free_if_idle(node)
+
+    def set_ready(self, node: RadixNode) -> list[Block]:
+        """Mark a node's bytes as complete. Return its blocks when it has been detached meanwhile."""
+        node.is_ready = True
+        self._evictable.update(node)
+        return self._free_if_idle(node)
+
+    def discard(self, node: RadixNode) -> list[Block]:
+        """Remove an unready node whose transfer failed, and return its blocks. A locked node frees them later."""
+        if node.is_ready:
+            raise ValueError("only an unready node can be discarded")
+        freed = self.detach(node)
+        node.is_ready = True
+        return freed + self._free_if_idle(node)
+
+    def evict(self, num_blocks: int, on_evict: Callable[[RadixNode, int], None] | None = None) -> list[Block]:
+        """Remove up to ``num_blocks`` blocks, in the order of the policy, and return them.
+
+        ``on_evict(node, start)`` is called before the blocks of ``node`` from ``start`` on are removed.
+        Cost: O(blocks removed + nodes removed * log(leaves)).
+        """
+        evicted: list[Block] = []
+        while len(evicted) < num_blocks and len(self._evictable):
+            node = self._evictable.first()
+            wanted = num_blocks - len(evicted)
+            start = max(node.size() - wanted, 0)
+            if on_evict is not None:
+                on_evict(node, start)
+            evicted += self.shrink(node, wanted) if start else self.detach(node)
+        return evicted
+
+    def detach(self, node: RadixNode, start: int = 0) -> list[Block]:
+        """Let nobody find the blocks from ``start`` on, nor what follows them. Return those that nobody uses.
+
+        The others are returned by the call that ends their last use: ``unlock``, ``set_ready`` or ``discard``.
+        """
+        if start:
+            self.split(node, start)
+        if node.parent is None or node.is_detached:
+            return []
+        parent = node.parent
+        del parent.children[node.keys[:KEY_BYTES]]
+        self._evictable.update(parent)
+        below = [node]
+        for each in below:
+            each.is_detached = True
+            self._evictable.update(each)
+            below += each.children.values()
+        return [block for each in reversed(below) for block in self._free_if_idle(each)]
+
+    def reset(self) -> list[Block]:
+        """Forget all blocks, and return those that nobody uses; see ``detach``."""
+        return [block for node in list(self.root.children.values()) for block in self.detach(node)]
+
+    def nodes(self) -> Iterator[RadixNode]:
+        """Yield each node that can be found."""
+        found = list(self.root.children.values())
+        while found:
+            node = found.pop()
+            yield node
+            found += node.children.values()
+
+    def _free_if_idle(self, node: RadixNode) -> list[Block]:
+        """Free a detached node without users, then each ancestor for which it was the last."""
+        freed: list[Block] = []
+        while node.is_detached and node.is_ready and not node.lock_cnt and not node.children:
+            freed += node.blocks()
+            self.num_blocks -= node.size()
+            node.physical_blocks = []
+            parent = node.parent
+            if parent is None or not parent.is_detached:
+                break
+            parent.children.pop(node.keys[:KEY_BYTES], None)
+            node = parent
+        return freed
+
+    def _touch(self, path: list[tuple[RadixNode, int]]) -> None:
+        tick = self._tick()
+        for node, _ in path:
+            node.last_access = tick
+            node.hits += 1
+            if node.heap_index >= 0:
+                self._evictable.update(node)
+
+    def _tick(self) -> int:
+        self._clock += 1
+        return self._clock
+
+    def _common_tokens(self, node: RadixNode, sequence: SequenceMeta, first: int, most: int) -> int:
+        """Return how many of a node's first ``most`` blocks have the tokens of ``sequence`` from ``first`` on."""
+        step = self.tokens_per_block * TOKEN_BYTES
+        if node.tokens[: most * step] == sequence.tokens(first, first + most):
+            return most
+        return next(
+            at for at in range(most)
+            if node.tokens[at * step : (at + 1) * step] != sequence.tokens(first + at, first + at + 1)
+        )  # fmt: skip
