@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from slime_http.serving import bind
 
-__all__ = ["free_port"]
+__all__ = ["free_port", "free_ports"]
 
 #: Below the ports that the system gives to clients and for port 0, so that nobody takes one before its server starts.
 _PORTS = range(18_000, 32_000)
@@ -28,3 +28,13 @@ def free_port() -> int:
         with suppress(OSError), bind("127.0.0.1", port):
             return port
     raise OSError("no free port")
+
+
+def free_ports(count: int) -> int:
+    """The first of ``count`` ports that follow one another, each as :func:`free_port` gives it."""
+    taken: set[int] = set()
+    while True:
+        taken.add(port := free_port())
+        for first in range(port - count + 1, port + 1):
+            if taken.issuperset(range(first, first + count)):
+                return first

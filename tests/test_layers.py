@@ -68,7 +68,7 @@ PARTS = {
 HEAVY = frozenset(
     (
         "cryptography", "huggingface_hub", "jwt", "llguidance", "numpy", "opentelemetry", "tokenizers", "torch",
-        "transformers",
+        "transformers", "zmq",
     )
 )  # fmt: skip
 

@@ -25,9 +25,13 @@ class WeightsRefused(Exception):
 
 
 class Run:
-    """A backend's state of one sequence. ``cached_tokens``: prompt tokens that were not computed again."""
+    """A backend's state of one sequence. ``cached_tokens``: prompt tokens that were not computed again.
+
+    ``rank``: the data-parallel rank of the sequence.
+    """
 
     cached_tokens = 0
+    rank = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from slime_engine.journal_file import JournalFile
 from slime_engine.scheduler import Scheduler
 from slime_engine.sequence import TextDelta, TokenDelta
 from slime_engine.settings import Settings
+from slime_engine.stateless import StatelessBackend
 from slime_engine.tokenizer_manager import TokenizerManager
 
 __all__ = ["Engine", "EngineHost"]
@@ -130,6 +131,13 @@ class EngineHost:
         path = self.settings.journal_file
         file = None if path is None else cleanup.enter_context(JournalFile(path))
         self._engine = Engine(backend, self.settings, directory, start_soon, file)
+        if (config := self.settings.kv_events) is not None:
+            from slime_engine.kv_publisher import KVPublisher  # it needs zmq, which is an extra
+
+            assert isinstance(backend, StatelessBackend)  # narrowing: the settings allow no other one
+            publisher = cleanup.enter_context(KVPublisher.bound(config, self.settings.dp_size))
+            start_soon(publisher.serve_replays)
+            backend.publish_to(publisher.publish)
         start_soon(self._engine.scheduler.run)
         start_soon(self._engine.detokenizer.run)
         self._status = "up"

@@ -66,16 +66,16 @@ def info_routes(host: EngineHost) -> list[Route]:
 
     async def server_info(request: Request) -> Response:
         engine = await host.loaded()
-        arguments = asdict(host.settings) | {
+        settings, events = host.settings, host.settings.kv_events
+        arguments = asdict(settings) | {
             "model_path": engine.backend.info["model_path"],
-            "served_model_name": host.settings.model_name,
+            "served_model_name": settings.model_name,
             "tokenizer_path": str(engine.tokenizer_dir),
-            "script": None if host.settings.script is None else host.settings.script.path,
+            "script": None if settings.script is None else settings.script.path,
             "weight_version": engine.scheduler.version,
             "enable_return_routed_experts": engine.backend.has_routed_experts,
             "tp_size": 1,
-            "page_size": 1,
-            "kv_events": None,
+            "kv_events": None if events is None else events.described(settings.page_size, settings.dp_size),
         }
         return JSONBytes(arguments | {"status": "ready", "internal_states": rank_loads(engine.scheduler)})
 

@@ -27,6 +27,11 @@ _FLAGS: dict[str, tuple[type, str]] = {
         float,
         "pace of the tokens of prompts that the simulated KV cache lacks (default 0: no time)",
     ),
+    "kv-events-config": (
+        str,
+        "SGLang's JSON that says where the changes of the simulated KV cache are published,"
+        """ such as '{"publisher": "zmq", "endpoint": "tcp://*:5557"}' (default: nowhere)""",
+    ),
     "context-length": (int, "tokens that prompt and completion may have together (default 32768)"),
     "seed": (int, "makes sampling repeatable for requests without a sampling_seed"),
     "weight-version": (str, "weight version to start with; each version has other weights"),
@@ -46,6 +51,7 @@ _METAVARS = {
     "backend": "{ngram,transformers}",
     "disaggregation-mode": "{null,prefill,decode}",
     "journal-file": "FILE",
+    "kv-events-config": "JSON",
     "model": "PATH",
     "model-cache": "DIR",
 }

@@ -46,13 +46,22 @@ class EnginePlugin:
         async with AsyncExitStack() as stack:
             for number, backend in enumerate(self._backends):
                 seed = self._settings.seed
-                settings = replace(self._settings, seed=None if seed is None else seed + number)
+                settings = replace(
+                    self._settings,
+                    seed=None if seed is None else seed + number,
+                    kv_events_config=self._events_config(number),
+                )
                 url = await stack.enter_async_context(
                     serving(make_backend_app(settings, partial(_same, backend)))
                 )
                 worker, _ = await router.add_worker(url)
                 stack.callback(_remove, router, worker)
             yield
+
+    def _events_config(self, number: int) -> str | None:
+        """Return the config of an engine, with ports of its own: one for each rank."""
+        config = self._settings.kv_events
+        return None if config is None else config.shifted(number * self._settings.dp_size).as_json()
 
 
 def _same(backend: Backend) -> Backend:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from slime_engine.kv_events import KVEventsConfig
 from slime_engine.script import Script
 
 __all__ = ["BackendName", "DisaggregationMode", "Settings"]
@@ -30,7 +31,8 @@ class Settings:
     ``threads``: of a real model on the CPU (0: half of the cores).
 
     For the backend ``ngram`` only: ``kv_cache_tokens`` of a simulated KV cache (0: none), in blocks of ``page_size``
-    tokens; ``prefill_tokens_per_second``: pace of the tokens of prompts that the cache lacks (0: no time).
+    tokens, for each rank; ``prefill_tokens_per_second``: pace of the tokens of prompts that the cache lacks (0: no
+    time); ``kv_events_config``: JSON that says where the changes of that cache are published (None: nowhere).
     """
 
     model_name: str = "slime-ngram"
@@ -58,6 +60,7 @@ class Settings:
     kv_cache_tokens: int = 0
     page_size: int = 1
     prefill_tokens_per_second: float = 0.0
+    kv_events_config: str | None = None
 
     def __post_init__(self) -> None:
         times = ("latency_ms", "tokens_per_second", "prefill_tokens_per_second")
@@ -95,9 +98,23 @@ class Settings:
                 raise ValueError(
                     f"{name} simulates a KV cache for the backend ngram; a real model has its own"
                 )
+        if self.kv_events is not None and not self.kv_cache_tokens:
+            raise ValueError("kv_events_config publishes the simulated KV cache; give kv_cache_tokens, too")
         if self.moe_topk > self.moe_experts:
             raise ValueError(f"moe_topk {self.moe_topk} is more than moe_experts {self.moe_experts}")
         if self.journal_file is not None and not Path(self.journal_file).parent.is_dir():
             raise ValueError(
                 f"journal_file: wanted a path in an existing directory, got {self.journal_file!r}"
             )
+
+    @property
+    def kv_events(self) -> KVEventsConfig | None:
+        """The settings of ``kv_events_config``; None without a publisher. Raises ValueError."""
+        if self.kv_events_config is None:
+            return None
+        try:
+            config = KVEventsConfig.of(self.kv_events_config)
+            config.shifted(self.dp_size - 1)  # the ports of the last rank
+        except ValueError as error:
+            raise ValueError(f"kv_events_config: {error}") from None
+        return None if config.publisher == "null" else config

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
+from slime_engine.kv_events import CacheEvents, Event
+
 __all__ = ["SimulatedCache"]
 
 
@@ -18,6 +20,16 @@ class SimulatedCache:
         self._most = tokens // page_size
         self._page_size = page_size
         self._blocks: OrderedDict[int, None] = OrderedDict()
+        self._events: CacheEvents | None = None
+
+    def record(self) -> None:
+        """Record each change from now on, for :meth:`take_events`; the first one is that the cache is empty."""
+        self._events = CacheEvents(self._page_size)
+        self.clear()
+
+    def take_events(self) -> list[Event]:
+        """Return the changes since the last call."""
+        return [] if self._events is None else self._events.take()
 
     def match(self, ids: Sequence[int], limit: int) -> int:
         """Return the tokens of the longest known prefix of ``ids``, in whole blocks; at most ``limit``. O(tokens)."""
@@ -31,15 +43,31 @@ class SimulatedCache:
     def store(self, ids: Sequence[int], end: int) -> None:
         """Note that ``ids[:end]`` have keys and values. O(tokens)."""
         blocks = self._blocks
-        for key in reversed([*self._keys(ids, end)]):  # so that long prefixes are evicted before short ones
+        keys = [*self._keys(ids, end)]
+        self._note_stored(ids, keys)
+        for key in reversed(keys):  # so that long prefixes are evicted before short ones
             blocks[key] = None
             blocks.move_to_end(key)
+        evicted = []
         while len(blocks) > self._most:
-            blocks.popitem(last=False)
+            evicted.append(blocks.popitem(last=False)[0])
+        if evicted and self._events is not None:
+            self._events.removed(evicted)
 
     def clear(self) -> None:
         """Drop everything."""
         self._blocks.clear()
+        if self._events is not None:
+            self._events.cleared()
+
+    def _note_stored(self, ids: Sequence[int], keys: Sequence[int]) -> None:
+        """Record those blocks of ``ids`` that are not there: all behind the longest prefix that is."""
+        if self._events is None:
+            return
+        known = next((place for place, key in enumerate(keys) if key not in self._blocks), len(keys))
+        if new := keys[known:]:
+            size = self._page_size
+            self._events.stored(new, keys[known - 1] if known else None, ids[known * size : len(keys) * size])
 
     def _keys(self, ids: Sequence[int], end: int) -> Iterator[int]:
         size, key = self._page_size, 0

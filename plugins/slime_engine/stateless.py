@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import anyio
 import numpy as np
 
 from slime_engine.backend import ExpertsArray, Query, Run
+from slime_engine.kv_events import Event
 from slime_engine.language import FloatArray, LanguageModel
 from slime_engine.moe import routed_experts
 from slime_engine.settings import Settings
@@ -20,8 +21,9 @@ __all__ = ["StatelessBackend"]
 class StatelessBackend:
     """Asks ``model`` for each sequence, on the event loop. The version is all that an update of weights changes.
 
-    Routed experts are simulated, as ``settings`` say, and so is a KV cache: a prompt takes the time of the tokens that
-    the cache lacks, in which no sequence of the batch gets a token. Without a cache, or a time, nothing waits.
+    Routed experts are simulated, as ``settings`` say, and so is a KV cache of each data-parallel rank: a prompt takes
+    the time of the tokens that the cache lacks, in which no sequence of the batch gets a token. Without a cache, or a
+    time, nothing waits.
     """
 
     #: Queries answered before the event loop gets a turn; some hundred microseconds of work.
@@ -35,7 +37,9 @@ class StatelessBackend:
         self.vocab_size = model.vocab_size
         self.obeys = model.obeys
         tokens = settings.kv_cache_tokens
-        self._cache = SimulatedCache(tokens, settings.page_size) if tokens else None
+        ranks = range(settings.dp_size if tokens else 0)
+        self._caches = [SimulatedCache(tokens, settings.page_size) for _ in ranks]
+        self._publish: Callable[[int, list[Event]], None] | None = None
         self._prefill_per_s = settings.prefill_tokens_per_second
         self.has_routed_experts = settings.moe_layers > 0
         self.info: dict[str, Any] = {
@@ -46,11 +50,25 @@ class StatelessBackend:
         if self.has_routed_experts:
             self.info |= {"num_hidden_layers": settings.moe_layers, "num_experts_per_tok": settings.moe_topk}
 
+    def publish_to(self, publish: Callable[[int, list[Event]], None]) -> None:
+        """Call ``publish`` whenever a simulated cache changes, with its rank and the changes in their order."""
+        self._publish = publish
+        for cache in self._caches:
+            cache.record()
+        self._publish_changes()
+
+    def _publish_changes(self) -> None:
+        if self._publish is not None:
+            for rank, cache in enumerate(self._caches):
+                if events := cache.take_events():
+                    self._publish(rank, events)
+
     def begin(self) -> _Run:
         return _Run()
 
     async def logits(self, queries: Sequence[Query], version: str) -> list[FloatArray]:
         computed = sum(map(self._compute, queries))
+        self._publish_changes()
         if computed and self._prefill_per_s:
             await anyio.sleep(computed / self._prefill_per_s)
         return [self._rows(query, version) for query in queries]
@@ -62,9 +80,10 @@ class StatelessBackend:
         is_new, run.context, run.end = not run.end, query.context, query.end
         if not is_new:
             return 0
-        if self._cache is not None:
-            run.cached_tokens = self._cache.match(query.context, query.end - query.count)
-            self._cache.store(query.context, query.end)
+        if self._caches:
+            cache = self._caches[run.rank]
+            run.cached_tokens = cache.match(query.context, query.end - query.count)
+            cache.store(query.context, query.end)
         return query.end - run.cached_tokens
 
     def _rows(self, query: Query, version: str) -> FloatArray:
@@ -75,8 +94,9 @@ class StatelessBackend:
 
     def release(self, run: Run) -> None:
         """Keep the keys and values of the sequence in the simulated cache."""
-        if self._cache is not None and isinstance(run, _Run):
-            self._cache.store(run.context, run.end)
+        if self._caches and isinstance(run, _Run):
+            self._caches[run.rank].store(run.context, run.end)
+            self._publish_changes()
 
     def routed_experts(self, run: Run, ids: Sequence[int], start: int) -> ExpertsArray | None:
         return routed_experts(ids, start, self._settings) if self.has_routed_experts else None
@@ -86,9 +106,10 @@ class StatelessBackend:
         await self.flush_cache()
 
     async def flush_cache(self) -> None:
-        """Drop the simulated cache. Running sequences go on, and are kept when they end."""
-        if self._cache is not None:
-            self._cache.clear()
+        """Drop the simulated caches. Running sequences go on, and are kept when they end."""
+        for cache in self._caches:
+            cache.clear()
+        self._publish_changes()
 
 
 class _Run(Run):
