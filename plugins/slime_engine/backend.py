@@ -71,15 +71,16 @@ class Backend(Vocabulary, Protocol):
         """Fields of ``/model_info`` that describe the model, such as ``model_path`` and the shape of routed experts."""
         ...
 
-    def begin(self) -> Run:
-        """Return the state of a new sequence."""
+    def begin(self, rank: int = 0) -> Run:
+        """Return the state of a new sequence on a data-parallel rank. It reuses only what that rank has computed."""
         ...
 
     async def logits(self, queries: Sequence[Query], version: str) -> list[FloatArray]:
         """Return finite logits for each query, shape ``[count, vocab_size]``; the caller owns the arrays.
 
-        A sequence has at most one query in a call, and may be released during the call. ``version`` is the label of the
-        weights. An exception is a crash of the engine.
+        A sequence has at most one query in a call, and may be released during the call. The sequences of a call are on
+        one rank, and ranks call at the same time. ``version`` is the label of the weights. An exception is a crash of
+        the engine.
         """
         ...
 

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -138,7 +139,8 @@ class EngineHost:
             publisher = cleanup.enter_context(KVPublisher.bound(config, self.settings.dp_size))
             start_soon(publisher.serve_replays)
             backend.publish_to(publisher.publish)
-        start_soon(self._engine.scheduler.run)
+        for rank in range(self.settings.dp_size):
+            start_soon(partial(self._engine.scheduler.run, rank))
         start_soon(self._engine.detokenizer.run)
         self._status = "up"
         self._started.set()

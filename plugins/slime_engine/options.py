@@ -21,7 +21,7 @@ _FLAGS: dict[str, tuple[type, str]] = {
     "model-name": (str, "model name that the engine reports"),
     "latency-ms": (float, "milliseconds before a request's first token (default 0)"),
     "tokens-per-second": (float, "pace of each request (default 0: as fast as possible)"),
-    "kv-cache-tokens": (int, "tokens of a simulated KV cache (default 0: none)"),
+    "kv-cache-tokens": (int, "tokens of a simulated KV cache, one for each rank (default 0: none)"),
     "page-size": (int, "tokens of a block of the simulated KV cache (default 1)"),
     "prefill-tokens-per-second": (
         float,
@@ -38,13 +38,13 @@ _FLAGS: dict[str, tuple[type, str]] = {
     "moe-layers": (int, "layers of the simulated mixture of experts (default 0: none)"),
     "moe-experts": (int, "experts per layer (default 64)"),
     "moe-topk": (int, "experts that each token uses in a layer (default 4)"),
-    "max-running-requests": (int, "sequences that are generated at the same time (default 256)"),
+    "max-running-requests": (int, "sequences that a rank generates at the same time (default 256)"),
     "journal-size": (int, "sequences that GET /journal remembers (default 100000)"),
     "disaggregation-mode": (
         str,
         "the part of each generation that the engine does (default null: all of it)",
     ),
-    "dp-size": (int, "data-parallel ranks that the engine reports (default 1)"),
+    "dp-size": (int, "data-parallel ranks, each with its own caches and batch (default 1)"),
     "journal-file": (str, "append the journal to this file too, before a client is answered"),
 }
 _METAVARS = {

@@ -11,6 +11,7 @@ from typing import Literal
 import anyio
 
 from slime_engine.backend import Backend
+from slime_engine.dispatch import Dispatcher
 from slime_engine.errors import BadRequest
 from slime_engine.grammars import Bound
 from slime_engine.journal import Journal
@@ -58,12 +59,11 @@ class Scheduler:
         self.running: dict[str, Sequence] = {}
         #: On a prefill engine, by room: sequences whose token no decode engine has fetched yet.
         self.handing: dict[int, Sequence] = {}
-        self._settings = settings
         self._mode = settings.disaggregation_mode
+        self._ranks = Dispatcher(settings)
         self._steps = Steps(backend, scores_prompts=self._mode != "decode")
-        self._computing = False
+        self._computing = 0  # ranks that compute
         self._loading = False
-        self._turn = 0
         self.paused = False
         #: Kinds of memory that are released, such as ``weights``.
         self.released: set[str] = set()
@@ -84,8 +84,7 @@ class Scheduler:
         script: list[int] | None = None,
     ) -> None:
         """Queue a request. No unfinished sequence may have its rid."""
-        rank = request.dp_rank if request.dp_rank is not None else self._turn % self._settings.dp_size
-        self._turn += request.dp_rank is None
+        rank = self._ranks.rank_of(request)
         entry = self._journal.open(request.rid, input_ids, request.params.temperature, rank)
         first_token_at = self._clock() + self._latency_s
         self.waiting[request.rid] = sequence = Sequence(
@@ -108,6 +107,7 @@ class Scheduler:
             sequence.expected = False
             sequence.given = True
             sequence.taken_for = self.version
+            sequence.cached_before = handover.cached_tokens
             told = (handover.token_id, handover.logprob, handover.top, handover.version)
             self._steps.give(sequence, *told)
             self._begin(sequence)  # it has a token, which an abort must report
@@ -203,16 +203,19 @@ class Scheduler:
 
     # The loop.
 
-    async def run(self) -> None:
-        """Step for ever. An exception here is a crash of the engine."""
+    async def run(self, rank: int = 0) -> None:
+        """Step for ever with the sequences of one rank. An exception here is a crash of the engine."""
         while True:
-            self._admit()
+            self._admit(rank)
             now = self._clock()
-            due = [] if self._stands_still() else [s for s in self.running.values() if s.due_at <= now]
+            due = [] if self._stands_still() else [s for s in self._running_on(rank) if s.due_at <= now]
             for group in _grouped(due, self._backend.batch_size):
                 await self._step(group)
             if not due:
-                await self._until_due()
+                await self._until_due(rank)
+
+    def _running_on(self, rank: int) -> list[Sequence]:
+        return [sequence for sequence in self.running.values() if sequence.rank == rank]
 
     def _stands_still(self) -> bool:
         return self.paused or bool(self.released) or self._loading
@@ -220,11 +223,11 @@ class Scheduler:
     def _is_active(self, sequence: Sequence) -> bool:
         return self.running.get(sequence.rid) is sequence and not self._stands_still()
 
-    def _admit(self) -> None:
+    def _admit(self, rank: int) -> None:
         if self._stands_still() or self.updates_waiting:
             return
-        free = self.max_running - len(self.running)
-        here = (rid for rid, sequence in self.waiting.items() if not sequence.expected)
+        free = self.max_running - len(self._running_on(rank))
+        here = (rid for rid, each in self.waiting.items() if each.rank == rank and not each.expected)
         for rid in list(islice(here, max(0, free))):
             sequence = self.running[rid] = self.waiting.pop(rid)
             self._begin(sequence)
@@ -235,11 +238,11 @@ class Scheduler:
             self._steps.begin(sequence)
             self.tokens["prompt"] += len(sequence.input_ids)
 
-    async def _until_due(self) -> None:
+    async def _until_due(self, rank: int) -> None:
         """Sleep until a token is due, or something changes. Await nothing before it, or a change may be missed."""
         wait_s = None
-        if self.running and not self._stands_still():
-            wait_s = max(0.0, min(s.due_at for s in self.running.values()) - self._clock())
+        if (running := self._running_on(rank)) and not self._stands_still():
+            wait_s = max(0.0, min(sequence.due_at for sequence in running) - self._clock())
         with anyio.move_on_after(wait_s):
             await self._changed.wait()
 
@@ -248,11 +251,11 @@ class Scheduler:
         version = self.version  # of the weights that the logits come from
         active = [sequence for sequence in group if self._is_active(sequence)]
         asked = [(one.rid, query) for one in active if (query := self._steps.query(one)) is not None]
-        self._computing = True
+        self._computing += 1
         try:
             answers = await self._backend.logits([query for _, query in asked], version) if asked else []
         finally:
-            self._computing = False
+            self._computing -= 1
             if self.updates_waiting:
                 self._changed.notify()
         rows = dict(zip((rid for rid, _ in asked), answers, strict=True))

@@ -62,13 +62,21 @@ class Sequence:
         self.expected = False  # its first token comes from a prefill engine, and has not arrived
         self.given = False  # that token has arrived, but was neither checked nor sent yet
         self.taken_for: str | None = None  # this engine's weight version when that token arrived
+        self.cached_before: int | None = None  # prompt tokens that the prefill engine had in its cache
 
     @property
     def completion_tokens(self) -> int:
         return len(self.context) - len(self.input_ids)
 
     @property
+    def rank(self) -> int:
+        return self.entry.dp_rank
+
+    @property
     def cached_tokens(self) -> int:
+        """Prompt tokens that were in the cache. As in SGLang, a decode engine reports those of the prefill engine."""
+        if self.cached_before is not None:
+            return self.cached_before
         return 0 if self.run is None else self.run.cached_tokens
 
     @property

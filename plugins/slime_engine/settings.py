@@ -23,11 +23,11 @@ class Settings:
     fast as possible). ``seed`` None: requests without a ``sampling_seed`` differ from run to run.
     ``moe_layers`` 0: no routed experts. ``load_in_background``: listen while the model loads, and refuse generations.
     ``journal_file`` is appended to. ``disaggregation_mode``: a ``prefill`` engine samples one token of each sequence
-    and hands it over to a ``decode`` engine. ``dp_size``: data-parallel ranks that requests may name, without effect on
-    the answer. ``script``: answers the prompts that it matches.
+    and hands it over to a ``decode`` engine. ``dp_size``: data-parallel ranks, each with caches and a running batch of
+    its own. ``script``: answers the prompts that it matches.
 
     ``model`` is a path or a name, for the backend ``transformers`` only. GGUF files are converted to ``model_cache``
-    (None: in the home directory). ``prefix_cache_tokens``: tokens of ended sequences that later ones can reuse.
+    (None: in the home directory). ``prefix_cache_tokens``: tokens of ended sequences that later ones of a rank reuse.
     ``threads``: of a real model on the CPU (0: half of the cores).
 
     For the backend ``ngram`` only: ``kv_cache_tokens`` of a simulated KV cache (0: none), in blocks of ``page_size``

@@ -22,8 +22,8 @@ class StatelessBackend:
     """Asks ``model`` for each sequence, on the event loop. The version is all that an update of weights changes.
 
     Routed experts are simulated, as ``settings`` say, and so is a KV cache of each data-parallel rank: a prompt takes
-    the time of the tokens that the cache lacks, in which no sequence of the batch gets a token. Without a cache, or a
-    time, nothing waits.
+    the time of the tokens that the cache lacks, in which no sequence of its rank gets a token. Without a cache, or a
+    time, nothing waits. A decode engine has no cache, and computes no prompt: a prefill engine has done that.
     """
 
     #: Queries answered before the event loop gets a turn; some hundred microseconds of work.
@@ -36,11 +36,12 @@ class StatelessBackend:
         self.tokenizer = model.tokenizer
         self.vocab_size = model.vocab_size
         self.obeys = model.obeys
+        has_prompts = settings.disaggregation_mode != "decode"
         tokens = settings.kv_cache_tokens
-        ranks = range(settings.dp_size if tokens else 0)
+        ranks = range(settings.dp_size if tokens and has_prompts else 0)
         self._caches = [SimulatedCache(tokens, settings.page_size) for _ in ranks]
         self._publish: Callable[[int, list[Event]], None] | None = None
-        self._prefill_per_s = settings.prefill_tokens_per_second
+        self._prefill_per_s = settings.prefill_tokens_per_second if has_prompts else 0.0
         self.has_routed_experts = settings.moe_layers > 0
         self.info: dict[str, Any] = {
             "model_path": settings.model_name,
@@ -63,8 +64,10 @@ class StatelessBackend:
                 if events := cache.take_events():
                     self._publish(rank, events)
 
-    def begin(self) -> _Run:
-        return _Run()
+    def begin(self, rank: int = 0) -> _Run:
+        run = _Run()
+        run.rank = rank
+        return run
 
     async def logits(self, queries: Sequence[Query], version: str) -> list[FloatArray]:
         computed = sum(map(self._compute, queries))

@@ -31,8 +31,7 @@ class Steps:
 
     def begin(self, sequence: Sequence) -> None:
         """Give the sequence its state. SGLang has no logits before the first token that it scores."""
-        sequence.run = self._backend.begin()
-        sequence.run.rank = sequence.entry.dp_rank
+        sequence.run = self._backend.begin(sequence.rank)
         start = self._score_from(sequence)
         if start is not None and start < len(sequence.input_ids):
             sequence.input_logprobs.append((None, sequence.input_ids[start]))

@@ -26,13 +26,17 @@ class TransferFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """The first token of a sequence: sampled by the prefill engine, under ``version``, after ``input_ids``."""
+    """The first token of a sequence: sampled by the prefill engine, under ``version``, after ``input_ids``.
+
+    ``cached_tokens``: tokens of the prompt that the prefill engine had in its cache.
+    """
 
     input_ids: list[int]
     token_id: int
     logprob: float
     top: list[ScoredToken]
     version: str
+    cached_tokens: int
 
     @classmethod
     def of(cls, sequence: Sequence) -> Handover:
@@ -44,6 +48,7 @@ class Handover:
             entry.output_logprobs[0],
             tops[0] if tops else [],
             entry.versions[0][0],
+            sequence.cached_tokens,
         )
 
     def as_json(self) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,7 +25,7 @@ class TransformersBackend:
     """A model of ``checkpoint``. Only one thread at a time computes, and it alone changes the state of sequences.
 
     The event loop starts and releases sequences. The thread collects released ones at its next step, update or flush.
-    ``prefix_tokens``: tokens of ended sequences whose keys and values are kept.
+    ``prefix_tokens``: tokens of ended sequences whose keys and values each rank keeps.
     """
 
     batch_size = 256
@@ -50,7 +50,7 @@ class TransformersBackend:
             self.info |= {"num_hidden_layers": recorder.layers, "num_experts_per_tok": recorder.top_k}
         self._running: dict[KVRun, None] = {}
         self._released: deque[KVRun] = deque()
-        self._prefixes = PrefixCache(prefix_tokens)
+        self._prefixes: defaultdict[int, PrefixCache] = defaultdict(lambda: PrefixCache(prefix_tokens))
         self._limiter: CapacityLimiter | None = None
 
     async def _in_thread(self, work: Any, *arguments: Any) -> Any:
@@ -58,8 +58,8 @@ class TransformersBackend:
             self._limiter = CapacityLimiter(1)
         return await to_thread.run_sync(work, *arguments, limiter=self._limiter)
 
-    def begin(self) -> Run:
-        run = KVRun()
+    def begin(self, rank: int = 0) -> Run:
+        run = KVRun(rank)
         self._running[run] = None
         return run
 
@@ -101,7 +101,8 @@ class TransformersBackend:
 
     def _collect(self) -> None:
         while self._released:
-            self._prefixes.add(self._released.popleft())
+            run = self._released.popleft()
+            self._prefixes[run.rank].add(run)
 
     def _compute(self, queries: Sequence[Query]) -> list[FloatArray]:
         self._collect()
@@ -119,10 +120,12 @@ class TransformersBackend:
     def _seed(self, run: KVRun, query: Query, step: _Step) -> None:
         """Let a sequence begin with what others have computed, or are about to compute in this step."""
         ids, limit = query.context[: query.end], query.end - query.count
-        source, shared = self._prefixes.longest(ids, limit, list(self._running))
+        prefixes = self._prefixes[run.rank]
+        running = [each for each in list(self._running) if each.rank == run.rank]
+        source, shared = prefixes.longest(ids, limit, running)
         if step.shares_more(ids, limit, shared):
             step.flush()
-            source, shared = self._prefixes.longest(ids, limit, list(self._running))
+            source, shared = prefixes.longest(ids, limit, running)
         if source is not None:
             run.take(source, shared)
         if not run.started:

@@ -58,7 +58,8 @@ class KVRun(Run):
     ``kept`` are the experts of the first tokens, if the tokens after them were sampled under earlier weights.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int = 0) -> None:
+        self.rank = rank
         self.started = False
         self.context: Sequence[int] = ()
         self._prompt_tokens = 0

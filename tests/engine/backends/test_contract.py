@@ -285,6 +285,17 @@ async def test_everything_at_once_is_as_the_journal_has_it(kind: Kind) -> None:
             await is_true(kind, engine, answer)
 
 
+async def test_rank_reuses_only_what_it_has_computed(kind: Kind) -> None:
+    async with kind.serve(dp_size=2) as engine:
+        found = []
+        for rank in (0, 1, 0, 1):
+            answer = await engine.generate(**body(PROMPT, 3), routed_dp_rank=rank)
+            found.append(answer["meta_info"]["cached_tokens"])
+            await is_true(kind, engine, answer)
+        shared = len(PROMPT) - 1 if kind.reuses_prefixes else 0
+        assert found == [0, 0, shared, shared]
+
+
 async def test_a_released_sequence_harms_no_other(kind: Kind) -> None:
     """A sequence is released while the model computes for it, as by an abort."""
     backend = kind.load(Settings())

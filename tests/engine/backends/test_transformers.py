@@ -199,6 +199,6 @@ async def test_old_prefixes_are_dropped(real: Kind) -> None:
 
     prompts = [[place, *PROMPT] for place in range(3)]
     async with real.serve() as engine:
-        engine.host.engine.backend._prefixes._limit = 2 * len(prompts[0])  # type: ignore[attr-defined]
+        engine.host.engine.backend._prefixes[0]._limit = 2 * len(prompts[0])  # type: ignore[attr-defined]
         assert [await cached(ids) for ids in prompts] == [0, 0, 0]
         assert [await cached(ids) for ids in (prompts[2], prompts[0])] == [len(PROMPT), 0]

@@ -1,0 +1,29 @@
+"""Dispatch of requests to data-parallel ranks, as SGLang's controller does it."""
+
+from __future__ import annotations
+
+from slime_engine.requests import GenerateRequest
+from slime_engine.settings import Settings
+
+__all__ = ["Dispatcher"]
+
+
+class Dispatcher:
+    """Chooses the rank of each request: the one that it names, else one by its room, else the next in turn.
+
+    A prefill engine goes by rooms, so that a decode engine could compute the rank (SGLang: ``follow_bootstrap_room``).
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._ranks = settings.dp_size
+        self._follows_rooms = settings.disaggregation_mode == "prefill"
+        self._next = 0
+
+    def rank_of(self, request: GenerateRequest) -> int:
+        """Return the rank for ``request``."""
+        if request.dp_rank is not None:
+            return request.dp_rank
+        if self._follows_rooms and request.room is not None:
+            return request.room.number % self._ranks
+        rank, self._next = self._next, (self._next + 1) % self._ranks
+        return rank
