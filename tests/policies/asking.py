@@ -1,11 +1,16 @@
-"""Requests for a policy to choose for, and workers to choose from."""
+"""Requests for a policy to choose for, workers to choose from, and their loads."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from router_core import Exchange, Worker
 from router_core.request import Request
+from slime_policies.counting import Counting
+from slime_policies.tokens_in_flight import TokensInFlight
+from slime_testing import Running
 
-__all__ = ["asking", "ready"]
+__all__ = ["asking", "load_in", "ready"]
 
 
 def asking(body: bytes = b"", *, session: str | None = None) -> Exchange:
@@ -16,3 +21,13 @@ def asking(body: bytes = b"", *, session: str | None = None) -> Exchange:
 def ready(*loads: int) -> list[Worker]:
     """Workers with so many requests in flight."""
     return [Worker(f"http://127.0.0.1:{port}", in_flight=load) for port, load in enumerate(loads, 1)]
+
+
+def load_in(running: Running, worker: Worker) -> TokensInFlight:
+    """The loads among which ``worker`` was chosen, with ``--load tokens`` or ``engine``."""
+    sender: Any = running.router.sender
+    while not isinstance(sender, Counting):
+        sender = sender._inner
+    load = sender._load_of(worker)
+    assert load is not None
+    return load

@@ -21,7 +21,7 @@ from starlette.routing import Route
 from deadlines import until
 from engine.served import CHAT, served
 from pd.stand_ins import DROP, HANG, StandIn, between, said, stream
-from policies.asking import asking, ready
+from policies.asking import asking, load_in, ready
 from router_core import Worker
 from router_core.cli import build, main
 from routers import Start
@@ -48,15 +48,6 @@ def model() -> NgramModel:
 def body_for(prompt_tokens: int, max_new_tokens: int | None = None) -> bytes:
     limit = {} if max_new_tokens is None else {"max_new_tokens": max_new_tokens}
     return orjson.dumps({"sampling_params": limit, "text": "abc " * prompt_tokens})
-
-
-def load_in(running: Running, worker: Worker) -> TokensInFlight:
-    sender: Any = running.router.sender
-    while not isinstance(sender, Counting):
-        sender = sender._inner
-    load = sender._load_of(worker)
-    assert load is not None
-    return load
 
 
 def tokens_in(running: Running) -> list[tuple[int, int]]:
