@@ -92,7 +92,7 @@ def test_a_gguf_file_is_converted_once(model: NgramModel, tmp_path: Path) -> Non
     (directory,) = (tmp_path / "cache").iterdir()
     own = backend._network.model.state_dict()
     for ours, name in (("token_embd", "embed_tokens"), ("blk.1.ffn_down", "layers.1.mlp.down_proj")):
-        np.testing.assert_array_equal(own[f"model.{name}.weight"].numpy(), weights[f"{ours}.weight"])
+        np.testing.assert_array_equal(own[f"model.{name}.weight"].cpu().numpy(), weights[f"{ours}.weight"])
     written = {file: file.stat().st_mtime_ns for file in directory.iterdir()}
     again = load(path, tmp_path / "cache")
     assert {file: file.stat().st_mtime_ns for file in directory.iterdir()} == written
