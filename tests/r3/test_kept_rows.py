@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from plugged import until
 from r3.replays import MOE, PROMPT, Replay, replaying
-from r3.telling import answer_of, leaf_of, telling, turn, zeros
+from r3.telling import answer_of, base64_of, leaf_of, telling, turn, zeros
 from slime_engine.app import make_app
 from slime_engine.model import NgramModel
 from slime_engine.settings import Settings as EngineSettings
@@ -240,10 +242,30 @@ async def test_the_indexers_choices_are_recorded_likewise(
     start: Start, model: NgramModel, checkpoint: str
 ) -> None:
     async with telling(start, checkpoint, model) as (client, _):
-        meta = {"indexer_topk": zeros(9 * 6), "indexer_topk_num_layers": 3}
+        told = list(range(9 * 6))
+        meta = {"indexer_topk": base64_of(told), "indexer_topk_num_layers": 3}
         await turn(client, 10, meta, "s")
         rows = (await client.stats())["token_rows"]["indexer_topk"]
         assert (rows["turns"], rows["bytes"]) == (1, 9 * 6)
+        # a second answer, of another length, confirms the size of a row
+        await turn(client, 12, {"indexer_topk": zeros(11 * 6), "indexer_topk_num_layers": 3}, "t")
+        path = "/trajectories/s?return_indexer_topk=true"
+        (leaf,) = (await client.running.client.get(path)).json()["trajectories"]
+        assert (leaf["indexer_exact"], leaf["indexer_topk_reason"]) == (True, None)
+        assert (leaf["indexer_topk_shape"], leaf["indexer_topk"]) == ([9, 3, 2], base64_of(told))
+        assert "routed_experts" not in leaf
+        body = {"text": client.engine.tokenizer.decode(leaf["tokens"]), "session_id": "s"}
+        wanted = {"return_indexer_topk": True, "return_routed_experts": True}
+        for question in (body, {**body, **wanted}):
+            answer = (await client.running.client.post("/retrieve_from_text", json=question)).json()
+            assert answer["exact"], answer["inexact_reason"]
+            assert answer.get("indexer_topk") == (base64_of(told) if question != body else None)
+        assert (answer["experts_exact"], answer["routed_experts_reason"]) == (False, "not_told")
+        headers = {"accept": "application/octet-stream"}
+        packed = (await client.running.client.get(path, headers=headers)).content
+        with np.load(BytesIO(packed)) as arrays:
+            assert arrays["indexer_topk"].reshape(-1).tolist() == told
+            assert arrays["indexer_offsets"].tolist() == [0, 9]
 
 
 async def test_messages_give_their_experts(start: Start, model: NgramModel, checkpoint: str) -> None:

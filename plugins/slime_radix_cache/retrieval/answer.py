@@ -19,7 +19,7 @@ from slime_radix_cache.index.segments import (
     links,
 )
 from slime_radix_cache.index.text_search import Match
-from slime_radix_cache.retrieval.experts import Experts
+from slime_radix_cache.retrieval.token_rows import Rows
 
 __all__ = [
     "PROMPT",
@@ -76,19 +76,18 @@ class Record:
 class Answer:
     """A record, and its other fields in ``about``, ready for JSON.
 
-    ``logprobs``: the answer includes them. ``experts``: routed experts, if they are wanted.
+    ``logprobs``: the answer includes them. ``rows``: those of its tokens that are wanted.
     """
 
     record: Record
     about: dict[str, Any]
     logprobs: bool = True
-    experts: Experts | None = None
+    rows: tuple[Rows, ...] = ()
 
     @property
     def size(self) -> int:
-        """Tokens, and the rows of experts as if four bytes were a token."""
-        rows = self.experts.rows if self.experts is not None else None
-        return len(self.record.tokens) + (rows.size if rows is not None else 0)
+        """Tokens, and the values of their rows, as if four bytes were a token."""
+        return len(self.record.tokens) + sum(each.rows.size for each in self.rows if each.rows is not None)
 
 
 def record_of(context: Context, rest: bytes = b"", session: str | None = None) -> Record:

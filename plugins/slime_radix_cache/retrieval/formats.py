@@ -2,19 +2,20 @@
 
 Where JSON has a list with an entry for each token, the others have an array with the same values:
 
-=================  =======  =================================================
-``tokens``         ``<i4``
-``loss_mask``      ``|i1``
-``rollout_logp``   ``<f8``  NaN where JSON has null; left out if not wanted
-``version_index``  ``<i4``  index into ``version_names``, -1 where the mask is 0
+==================  =======  =================================================
+``tokens``          ``<i4``
+``loss_mask``       ``|i1``
+``rollout_logp``    ``<f8``  NaN where JSON has null; left out if not wanted
+``version_index``   ``<i4``  index into ``version_names``, -1 where the mask is 0
 ``routed_experts``  any     ``|u1``, ``<u2`` or ``<i4``: as narrow as they fit; left out if not wanted or not exact
-=================  =======  =================================================
+``indexer_topk``    any     likewise
+==================  =======  =================================================
 
 ``version_index`` and the list ``version_names`` (an entry is null where the engine named no version) replace JSON's
 ``generation_versions``.
 The npz of a session concatenates its arrays: trajectory ``i`` is ``offsets[i]`` to ``offsets[i + 1]`` (``<i8``).
-Its routed experts are at ``experts_offsets``. A safetensors file has all but the arrays as JSON: ``about`` in its
-metadata; that of a session has the arrays ``NAME.i``.
+Its routed experts are at ``experts_offsets``, and ``indexer_topk`` at ``indexer_offsets``. A safetensors file has all
+but the arrays as JSON: ``about`` in its metadata; that of a session has the arrays ``NAME.i``.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ import orjson
 import safetensors.numpy
 
 from slime_radix_cache.retrieval.answer import PROMPT, Answer, Record
-from slime_radix_cache.retrieval.experts import EXPERTS
+from slime_radix_cache.retrieval.token_rows import ROWS
 
 __all__ = ["JSON", "MSGPACK", "NPZ", "SAFETENSORS", "Format", "format_for"]
 
@@ -57,8 +58,8 @@ def _json(answer: Answer) -> bytes:
     }
     if answer.logprobs:
         document["rollout_logp"] = _logprobs(record)
-    if answer.experts is not None:
-        document |= answer.experts.as_json()
+    for rows in answer.rows:
+        document |= rows.as_json()
     return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
@@ -100,14 +101,15 @@ def _arrays(answer: Answer, names: dict[Any, int]) -> _Arrays:
     }
     if answer.logprobs:
         arrays["rollout_logp"] = record.logprobs.astype("<f8", copy=False)
-    if answer.experts is not None and answer.experts.rows is not None:
-        arrays[EXPERTS] = answer.experts.rows
-    return arrays
+    return arrays | {each.name: each.rows for each in answer.rows if each.rows is not None}
 
 
 def _about(answer: Answer) -> dict[str, Any]:
     """Return the fields of ``answer`` that are no arrays."""
-    return answer.about | (answer.experts.about() if answer.experts is not None else {})
+    about = dict(answer.about)
+    for rows in answer.rows:
+        about |= rows.about()
+    return about
 
 
 def _packable(answer: Answer) -> dict[str, Any]:
@@ -141,11 +143,12 @@ def _npz(answer: Answer) -> bytes:
 def _npz_many(about: Mapping[str, Any], answers: Sequence[Answer]) -> bytes:
     names: dict[Any, int] = {}
     each = [_arrays(answer, names) for answer in answers]
-    arrays = {name: np.concatenate([one[name] for one in each]) for name in each[0] if name != EXPERTS}
+    arrays = {name: np.concatenate([one[name] for one in each]) for name in each[0] if name not in ROWS}
     arrays["offsets"] = np.cumsum([0, *(len(one["tokens"]) for one in each)], dtype="<i8")
-    if any(EXPERTS in one for one in each):
-        arrays[EXPERTS] = np.concatenate([one[EXPERTS] for one in each if EXPERTS in one])
-        arrays["experts_offsets"] = np.cumsum([0, *(len(one.get(EXPERTS, ())) for one in each)], dtype="<i8")
+    for name, fields in ROWS.items():
+        if told := [one[name] for one in each if name in one]:
+            arrays[name] = np.concatenate(told)
+            arrays[fields.offsets] = np.cumsum([0, *(len(one.get(name, ())) for one in each)], dtype="<i8")
     said = {**about, "version_names": list(names), "trajectories": [_about(answer) for answer in answers]}
     return _zipped(said, arrays)
 

@@ -4,29 +4,25 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from router_core.errors import BadRequest
 from router_core.request import Request
 from router_core.routes import shown
-from slime_radix_cache.retrieval.experts import INT32, NPY
+from slime_radix_cache.retrieval.token_rows import INT32, NPY, ROWS, WantedRows
 
-__all__ = ["Conversation", "Question", "experts_asked", "experts_form", "read_object"]
+__all__ = ["Conversation", "Question", "read_object", "rows_asked", "rows_form"]
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A request for the tokens of ``text``, and for ``logprobs`` or ``routed_experts`` if true.
-
-    ``experts_form``: their form in JSON.
-    """
+    """A request for the tokens of ``text``, for their ``rows``, and for ``logprobs`` if true."""
 
     text: str
     session: str | None = None
     logprobs: bool = True
-    routed_experts: bool = False
-    experts_form: str = INT32
+    rows: WantedRows = field(default_factory=WantedRows)
 
     @classmethod
     def from_json(cls, request: Request, session: str | None) -> Question:
@@ -47,8 +43,10 @@ class Question:
             text,
             session or named or None,
             logprobs=_flag(document, "return_logp", default=True),
-            routed_experts=_flag(document, "return_routed_experts", default=False),
-            experts_form=experts_form(document.get("routed_experts_format")),
+            rows=WantedRows(
+                [name for name, names in ROWS.items() if _flag(document, names.asked, default=False)],
+                rows_form(document.get("routed_experts_format")),
+            ),
         )
 
 
@@ -91,8 +89,8 @@ def read_object(request: Request, key: str) -> dict[str, Any]:
     return document
 
 
-def experts_form(value: Any) -> str:
-    """Return the form in which routed experts are wanted in JSON. Raises BadRequest."""
+def rows_form(value: Any) -> str:
+    """Return the form in which rows are wanted in JSON. Raises BadRequest."""
     if value in (None, INT32):
         return INT32
     if value != NPY:
@@ -100,13 +98,16 @@ def experts_form(value: Any) -> str:
     return NPY
 
 
-def experts_asked(query: Mapping[str, str]) -> str | None:
-    """Return the form of the routed experts that a URL's ``query`` asks for, or None. Raises BadRequest."""
-    wanted = query.get("return_routed_experts", "false")
-    if wanted not in ("true", "false"):
-        raise BadRequest(f'"return_routed_experts" must be true or false, got {wanted!r:.80}')
-    form = experts_form(query.get("routed_experts_format"))
-    return form if wanted == "true" else None
+def rows_asked(query: Mapping[str, str]) -> WantedRows:
+    """Return the rows that a URL's ``query`` asks for. Raises BadRequest."""
+    wanted = []
+    for name, names in ROWS.items():
+        value = query.get(names.asked, "false")
+        if value not in ("true", "false"):
+            raise BadRequest(f'"{names.asked}" must be true or false, got {value!r:.80}')
+        if value == "true":
+            wanted.append(name)
+    return WantedRows(wanted, rows_form(query.get("routed_experts_format")))
 
 
 def _flag(document: Mapping[str, Any], name: str, *, default: bool) -> bool:

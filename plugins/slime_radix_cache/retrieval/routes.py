@@ -24,10 +24,10 @@ from slime_radix_cache.index.text_search import Match
 from slime_radix_cache.index.trajectories import Trajectories
 from slime_radix_cache.retrieval.answer import Answer, Lost, about_record, inexact_reason, record_of
 from slime_radix_cache.retrieval.branches import Branch, answer_of, branches
-from slime_radix_cache.retrieval.experts import experts_of
 from slime_radix_cache.retrieval.formats import JSON, Format, format_for
-from slime_radix_cache.retrieval.question import Conversation, Question, experts_asked, read_object
+from slime_radix_cache.retrieval.question import Conversation, Question, read_object, rows_asked
 from slime_radix_cache.retrieval.templates import ChatTemplate
+from slime_radix_cache.retrieval.token_rows import WantedRows, rows_of
 from slime_radix_cache.tally import Tally
 from slime_radix_cache.tokens.encoding import Encoder
 
@@ -109,14 +109,12 @@ class Retrieval:
             **about_record(record, reason, matched, candidates),
             "finish_reason": _finish_reason(match, text),
         }
-        experts = None
-        if question.routed_experts:
-            experts = experts_of(self._rows, match.context, len(record.tokens), reason, question.experts_form)
-        return Answer(record, about, question.logprobs, experts)
+        rows = rows_of(self._rows, match.context, len(record.tokens), reason, question.rows)
+        return Answer(record, about, question.logprobs, rows)
 
-    def _with_experts(self, answer: Answer, branch: Branch, form: str) -> Answer:
+    def _with_rows(self, answer: Answer, branch: Branch, wanted: WantedRows) -> Answer:
         context, reason = (branch.leaf, len(branch.leaf)), answer.about["inexact_reason"]
-        return replace(answer, experts=experts_of(self._rows, context, branch.tokens, reason, form))
+        return replace(answer, rows=rows_of(self._rows, context, branch.tokens, reason, wanted))
 
     def _lost(self, text: bytes, session: str | None) -> Lost:
         kept = self._trajectories
@@ -195,20 +193,18 @@ class Retrieval:
             return await self._one(request, await self.retrieve_messages(asked, client), client)
 
         async def trajectories(request: HTTPRequest) -> HTTPResponse:
-            experts = experts_asked(request.query_params)
+            rows = rows_asked(request.query_params)
             about, leaves = self.session(request.path_params["session"])
             format = format_for(request.headers.get("accept", ""))
 
             def write() -> bytes:
                 answers = [answer_of(leaf, self._spell) for leaf in leaves]
-                if experts is not None:
-                    answers = [
-                        self._with_experts(*pair, experts) for pair in zip(answers, leaves, strict=True)
-                    ]
+                if rows.names:
+                    answers = [self._with_rows(*pair, rows) for pair in zip(answers, leaves, strict=True)]
                 return format.many(about, answers)
 
             size = sum(leaf.tokens for leaf in leaves)
-            return await self._written(format, size if experts is None else _MANY, write, _address(request))
+            return await self._written(format, _MANY if rows.names else size, write, _address(request))
 
         async def cache_stats(_: HTTPRequest) -> HTTPResponse:
             return HTTPResponse(orjson.dumps(stats()), media_type=JSON.media_type)

@@ -1,0 +1,99 @@
+"""Rows of the tokens of an answer: routed experts, and the choices of a sparse-attention indexer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import pybase64
+
+from slime_radix_cache.capture.row_recorder import RowRecorder
+from slime_radix_cache.index.segments import Context
+from slime_sglang.token_arrays import TOKEN_ARRAYS, IntArray, encoded
+
+__all__ = ["INT32", "NPY", "ROWS", "RowNames", "Rows", "WantedRows", "rows_of"]
+
+#: Forms of rows in JSON: SGLang's base64 of int32, and vLLM's base64 of a file in NumPy's format.
+INT32, NPY = "int32", "npy"
+#: Without a logprob the rows of a token are still known.
+_HARMLESS = "no_logprobs"
+
+
+@dataclass(frozen=True, slots=True)
+class RowNames:
+    """The fields of an answer about rows. ``asked``: the field of a question that asks for them."""
+
+    rows: str
+    exact: str
+    offsets: str
+
+    @property
+    def asked(self) -> str:
+        return f"return_{self.rows}"
+
+
+#: By the field in ``meta_info``, in which engines tell the rows.
+ROWS = {
+    name: RowNames(name, f"{short}_exact", f"{short}_offsets")
+    for name, short in zip(TOKEN_ARRAYS, ("experts", "indexer"), strict=True)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WantedRows:
+    """The names of rows that an answer should have, and their ``form`` in JSON."""
+
+    names: Sequence[str] = ()
+    form: str = INT32
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows ``[token_length - 1, layers, top_k]``, or ``[token_length - 1, row size]`` if the shape is not known.
+
+    ``rows`` is None if they are not exact; then ``reason`` says why. They are never padded. ``form``: that in JSON.
+    """
+
+    name: str
+    rows: IntArray | None
+    reason: str | None
+    form: str = INT32
+
+    def about(self) -> dict[str, Any]:
+        """Return the fields about the rows, ready for JSON."""
+        return {
+            ROWS[self.name].exact: self.rows is not None,
+            f"{self.name}_reason": self.reason,
+            f"{self.name}_shape": list(self.rows.shape) if self.rows is not None else None,
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        """Return :meth:`about` and the rows in base64. O(rows)."""
+        return {**self.about(), self.name: self._text()}
+
+    def _text(self) -> str | None:
+        if self.rows is None:
+            return None
+        if self.form == INT32:
+            return encoded(self.rows)
+        file = BytesIO()
+        np.save(file, self.rows, allow_pickle=False)
+        return pybase64.b64encode_as_string(file.getbuffer())
+
+
+def rows_of(
+    recorder: RowRecorder, context: Context, tokens: int, reason: str | None, wanted: WantedRows
+) -> tuple[Rows, ...]:
+    """Return the wanted rows of ``context``, whose record has ``tokens`` tokens and this ``inexact_reason``."""
+    if reason is not None and reason != _HARMLESS:
+        return tuple(Rows(name, None, reason, wanted.form) for name in wanted.names)
+    read = [(name, recorder.read(name, context, tokens)) for name in wanted.names]
+    return tuple(
+        Rows(name, None, found, wanted.form)
+        if isinstance(found, str)
+        else Rows(name, found, None, wanted.form)
+        for name, found in read
+    )
