@@ -73,6 +73,10 @@ class Layout:
         size = count * self.bytes_per_token
         frame[self.rows_offset : self.rows_offset + size] = rows[first : first + size]
 
+    def checksum(self, frame: memoryview) -> bytes:
+        """Return the checksum that a block's header states."""
+        return bytes(frame[16 : 16 + CHECKSUM_BYTES])
+
     def rows(self, frame: memoryview) -> memoryview:
         """Return the rows in a block, without a copy: ``num_tokens * bytes_per_token`` bytes."""
         count = _HEADER.unpack_from(frame)[2]

@@ -27,6 +27,7 @@ class Block(NamedTuple):
     key: BlockKey
 
 
+@runtime_checkable
 class MemoryTier(Protocol):
     """An arena of ``capacity`` blocks of ``block_bytes`` bytes, allocated at once."""
 

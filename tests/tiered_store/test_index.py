@@ -71,7 +71,7 @@ def test_the_new_node_of_a_split_is_the_prefix() -> None:
     assert prefix is not None
     assert fork.parent is prefix
     assert (prefix.physical_blocks, leaf.physical_blocks) == ([0, 1], [2])
-    assert (prefix.lock_cnt, leaf.lock_cnt) == (0, 1)
+    assert (prefix.lock_cnt, leaf.lock_cnt) == (1, 1)
     assert ids(index.match(1, 2, 3, 4, 5, 6).blocks(0, 3)) == [0, 1, 2]
     assert path_keys(leaf) == sequence(1, 2, 3, 4, 5, 6).block_keys
 
@@ -81,9 +81,11 @@ def test_a_lock_protects_the_whole_path() -> None:
     leaf = index.add(1, 2, 3, 4, 5, 6)
     index.lock(leaf)
     fork = index.add(1, 2, 7, 8)
+    assert index.num_evictable_blocks == 1
     assert ids(index.evict(100)) == [3]
     assert fork.is_detached
     assert index.unlock(leaf) == []
+    assert index.num_evictable_blocks == 3
     assert sorted(ids(index.evict(100))) == [0, 1, 2]
     with pytest.raises(ValueError, match="not locked"):
         index.unlock(leaf)
@@ -97,6 +99,8 @@ def test_ready_blocks_are_counted_up_to_the_first_unready_one() -> None:
     assert (match.num_matched_blocks, match.num_ready_matched_blocks, match.unready_node) == (2, 1, leaf)
     index.set_ready(leaf)
     assert index.match(1, 2, 3, 4).num_ready_matched_blocks == 2
+    with pytest.raises(ValueError, match="ready already"):
+        index.set_ready(leaf)
 
 
 def test_unready_source_blocks_are_neither_extended_nor_evicted() -> None:

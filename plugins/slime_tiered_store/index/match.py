@@ -30,6 +30,12 @@ class MatchResult:
     path: list[tuple[RadixNode, int]]
     collides: bool
 
+    @property
+    def last_ready_node(self) -> RadixNode:
+        """The node of the last ready block."""
+        above = self.unready_node.parent if self.unready_node is not None else self.last_node
+        return above or self.last_node
+
     def blocks(self, start: int, stop: int) -> list[Block]:
         """Return ids and keys of the matched blocks from ``start`` to ``stop``."""
         found: list[Block] = []

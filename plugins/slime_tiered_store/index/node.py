@@ -12,8 +12,8 @@ class RadixNode:
     """A run of blocks that follow one another. Only the last one may be short.
 
     ``keys``: 16 bytes a block. ``tokens``: 4 bytes a token. ``checksums``: 8 bytes a block.
-    ``physical_blocks``: the ids in the tier's pool. ``lock_cnt``: the number of users; its ancestors need no lock,
-    since only leaves are evicted. ``is_detached``: the index no longer finds the node, but a user still needs it.
+    ``physical_blocks``: the ids in the tier's pool. ``lock_cnt``: the number of users of the node or of
+    nodes below it. ``is_detached``: the index no longer finds the node, which is gone with its last user.
     ``heap_index``: the position in the heap of evictable leaves, or -1.
     ``created``, ``last_access``: ticks of the index's clock.
     """
@@ -61,8 +61,8 @@ class RadixNode:
         return len(self.physical_blocks)
 
     def evictable(self) -> bool:
-        """Return True for a ready leaf that nobody uses."""
-        return self.is_ready and not self.lock_cnt and not self.children and self.parent is not None
+        """Return True for a leaf that nobody uses."""
+        return not self.lock_cnt and not self.children and self.parent is not None
 
     def blocks(self, start: int = 0, stop: int | None = None) -> list[Block]:
         """Return the ids and keys of the blocks from ``start`` to ``stop``."""

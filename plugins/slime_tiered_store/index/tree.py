@@ -20,8 +20,8 @@ class RadixTreeIndex:
     """A tree of runs of blocks. It does no I/O and owns no ids: blocks that it returns are the caller's to recycle.
 
     A node is unready while its bytes are on their way. Nothing is inserted behind an unready node, so such a node
-    has no children and is never split: an abort removes it and leaves no hole. Only leaves are evicted, so a lock
-    on a node protects its ancestors too. All calls are synchronous: one event loop needs no other lock.
+    has no children and is never split: an abort removes it and leaves no hole. A lock counts on all ancestors too;
+    an unready node holds one. All calls are synchronous: one event loop needs no other lock.
     """
 
     def __init__(self, tokens_per_block: int, policy: str = "lru") -> None:
@@ -31,7 +31,13 @@ class RadixTreeIndex:
         self.root = RadixNode(None, b"", b"", b"", [], 0)
         self.num_blocks = 0
         self._evictable = EvictionHeap(POLICIES[policy])
+        self._num_locked_blocks = 0
         self._clock = 0
+
+    @property
+    def num_evictable_blocks(self) -> int:
+        """The number of blocks that ``evict`` can remove."""
+        return self.num_blocks - self._num_locked_blocks
 
     def match_prefix(self, sequence: SequenceMeta, update_cache_info: bool = True) -> MatchResult:
         """Find the longest known prefix. Cost: O(nodes on the path), and a comparison of the tokens' bytes.
@@ -86,10 +92,12 @@ class RadixTreeIndex:
         node = RadixNode(
             parent, keys, sequence.tokens(start, stop), checksums, list(physical_blocks), self._tick()
         )
-        node.is_ready = is_ready
         parent.children[sequence.key(start)] = node
         self.num_blocks += node.size()
         self._evictable.update(parent)
+        if not is_ready:
+            node.is_ready = False
+            self.lock(node)
         self._evictable.update(node)
         return node
 
@@ -109,7 +117,7 @@ class RadixTreeIndex:
 
         ``node`` stays the deepest part: handles, locks and children remain on it.
         """
-        if not 0 < at < node.size() or not node.is_ready or node.parent is None:
+        if not 0 < at < node.size() or not node.is_ready or node.is_detached or node.parent is None:
             raise ValueError(
                 f"a node of {node.size()} blocks (ready: {node.is_ready}) cannot be split at {at}"
             )
@@ -118,7 +126,7 @@ class RadixTreeIndex:
             parent, node.keys[: at * KEY_BYTES], node.tokens[:step], node.checksums[: at * CHECKSUM_BYTES],
             node.physical_blocks[:at], node.created,
         )  # fmt: skip
-        prefix.last_access, prefix.hits, prefix.is_detached = node.last_access, node.hits, node.is_detached
+        prefix.last_access, prefix.hits, prefix.lock_cnt = node.last_access, node.hits, node.lock_cnt
         parent.children[node.keys[:KEY_BYTES]] = prefix
         node.parent = prefix
         node.keys, node.tokens = node.keys[at * KEY_BYTES :], node.tokens[step:]
@@ -141,31 +149,42 @@ class RadixTreeIndex:
         return removed
 
     def lock(self, node: RadixNode) -> None:
-        """Keep a node and its ancestors from eviction."""
-        node.lock_cnt += 1
+        """Keep a node and its ancestors from eviction. Cost: O(depth)."""
+        above: RadixNode | None = node
+        while above is not None:
+            above.lock_cnt += 1
+            if above.lock_cnt == 1:
+                self._num_locked_blocks += above.size()
+            above = above.parent
         self._evictable.update(node)
 
     def unlock(self, node: RadixNode) -> list[Block]:
-        """Release one lock. Return the blocks that a detached node gives up with its last lock."""
+        """Release one lock. Return the blocks that detached nodes give up with their last lock."""
         if not node.lock_cnt:
             raise ValueError("this node is not locked")
-        node.lock_cnt -= 1
+        freed: list[Block] = []
+        above: RadixNode | None = node
+        while above is not None:
+            above.lock_cnt -= 1
+            if not above.lock_cnt:
+                self._num_locked_blocks -= above.size()
+                freed += self._free(above) if above.is_detached else []
+            above = above.parent
         self._evictable.update(node)
-        return self._free_if_idle(node)
+        return freed
 
     def set_ready(self, node: RadixNode) -> list[Block]:
         """Mark a node's bytes as complete. Return its blocks when it has been detached meanwhile."""
+        if node.is_ready:
+            raise ValueError("this node is ready already")
         node.is_ready = True
-        self._evictable.update(node)
-        return self._free_if_idle(node)
+        return self.unlock(node)
 
     def discard(self, node: RadixNode) -> list[Block]:
-        """Remove an unready node whose transfer failed, and return its blocks. A locked node frees them later."""
+        """Remove an unready node whose transfer failed, and return its blocks. Another lock delays that."""
         if node.is_ready:
             raise ValueError("only an unready node can be discarded")
-        freed = self.detach(node)
-        node.is_ready = True
-        return freed + self._free_if_idle(node)
+        return self.detach(node) + self.unlock(node)
 
     def evict(self, num_blocks: int, on_evict: Callable[[RadixNode, int], None] | None = None) -> list[Block]:
         """Remove up to ``num_blocks`` blocks, in the order of the policy, and return them.
@@ -186,46 +205,57 @@ class RadixTreeIndex:
     def detach(self, node: RadixNode, start: int = 0) -> list[Block]:
         """Let nobody find the blocks from ``start`` on, nor what follows them. Return those that nobody uses.
 
-        The others are returned by the call that ends their last use: ``unlock``, ``set_ready`` or ``discard``.
+        The others are returned by the call that releases their last lock: ``unlock``, ``set_ready`` or ``discard``.
         """
         if start:
             self.split(node, start)
         if node.parent is None or node.is_detached:
             return []
-        parent = node.parent
-        del parent.children[node.keys[:KEY_BYTES]]
-        self._evictable.update(parent)
+        del node.parent.children[node.keys[:KEY_BYTES]]
+        self._evictable.update(node.parent)
+        freed: list[Block] = []
         below = [node]
         for each in below:
+            below += each.children.values()
             each.is_detached = True
             self._evictable.update(each)
-            below += each.children.values()
-        return [block for each in reversed(below) for block in self._free_if_idle(each)]
+            freed += self._free(each) if not each.lock_cnt else []
+        return freed
 
     def reset(self) -> list[Block]:
         """Forget all blocks, and return those that nobody uses; see ``detach``."""
         return [block for node in list(self.root.children.values()) for block in self.detach(node)]
 
+    def num_ready(self, keys: bytes) -> int:
+        """Return the number of leading ``keys``, 16 bytes each, whose blocks are ready. No hit is counted."""
+        node, found, total = self.root, 0, len(keys) // KEY_BYTES
+        while found < total:
+            child = node.children.get(keys[found * KEY_BYTES : (found + 1) * KEY_BYTES])
+            if child is None or not child.is_ready:
+                break
+            same = common_blocks(child.keys, keys, found)
+            found += same
+            if same < child.size():
+                break
+            node = child
+        return found
+
     def nodes(self) -> Iterator[RadixNode]:
         """Yield each node that can be found."""
-        found = list(self.root.children.values())
-        while found:
-            node = found.pop()
-            yield node
-            found += node.children.values()
+        return self.below(self.root)
 
-    def _free_if_idle(self, node: RadixNode) -> list[Block]:
-        """Free a detached node without users, then each ancestor for which it was the last."""
-        freed: list[Block] = []
-        while node.is_detached and node.is_ready and not node.lock_cnt and not node.children:
-            freed += node.blocks()
-            self.num_blocks -= node.size()
-            node.physical_blocks = []
-            parent = node.parent
-            if parent is None or not parent.is_detached:
-                break
-            parent.children.pop(node.keys[:KEY_BYTES], None)
-            node = parent
+    def below(self, node: RadixNode) -> Iterator[RadixNode]:
+        """Yield each node below another one."""
+        found = list(node.children.values())
+        while found:
+            each = found.pop()
+            yield each
+            found += each.children.values()
+
+    def _free(self, node: RadixNode) -> list[Block]:
+        freed = node.blocks()
+        self.num_blocks -= node.size()
+        node.physical_blocks = []
         return freed
 
     def _touch(self, path: list[tuple[RadixNode, int]]) -> None:
