@@ -1,0 +1,96 @@
+"""Graphs of transfers between tiers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from enum import Enum, auto
+
+from slime_tiered_store.tier import Block
+
+__all__ = ["OpStatus", "TransferOp", "TransferOpGraph", "TransferType"]
+
+
+class TransferType(Enum):
+    """The direction of a transfer. H is host memory. ``VIRTUAL`` moves nothing: it joins other operations."""
+
+    H2DISK = auto()
+    DISK2H = auto()
+    H2REMOTE = auto()
+    REMOTE2H = auto()
+    VIRTUAL = auto()
+
+
+class OpStatus(Enum):
+    """The state of an operation. The last two are final."""
+
+    PENDING = auto()
+    READY = auto()
+    RUNNING = auto()
+    COMPLETED = auto()
+    ABORTED = auto()
+
+
+class TransferOp:
+    """One transfer of ``blocks`` from or into ``buffers``, one buffer a block.
+
+    ``on_end(error)`` is called exactly once: when the operation has completed (None) or will never complete. It
+    returns the error that counts, so a callback that finds wrong bytes makes the operation fail.
+    """
+
+    __slots__ = ("blocks", "buffers", "graph", "on_end", "status", "successors", "transfer_type", "waits_for")
+
+    def __init__(
+        self,
+        transfer_type: TransferType,
+        blocks: list[Block],
+        buffers: list[memoryview],
+        on_end: Callable[[Exception | None], Exception | None] = lambda error: error,
+    ) -> None:
+        if len(blocks) != len(buffers):
+            raise ValueError(f"{len(blocks)} blocks do not fit {len(buffers)} buffers")
+        self.transfer_type = transfer_type
+        self.blocks = blocks
+        self.buffers = buffers
+        self.on_end = on_end
+        self.status = OpStatus.PENDING
+        self.successors: list[TransferOp] = []
+        self.waits_for = 0
+        self.graph: TransferOpGraph | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """True in a final state."""
+        return self.status in (OpStatus.COMPLETED, OpStatus.ABORTED)
+
+
+class TransferOpGraph:
+    """Operations that depend on one another, and callbacks, each called at most once.
+
+    ``on_ready()``: the operation ``task_end_op`` has completed, or there is none. Then all operations end, and exactly one
+    of ``on_complete()`` (all completed) and ``on_abort(error)`` (the first error) is called.
+    """
+
+    def __init__(self) -> None:
+        self.ops: list[TransferOp] = []
+        self.task_end_op: TransferOp | None = None
+        self.on_ready: Callable[[], None] = lambda: None
+        self.on_complete: Callable[[], None] = lambda: None
+        self.on_abort: Callable[[Exception], None] = lambda error: None
+        self.first_error: Exception | None = None
+        self.num_unfinished = 0
+
+    def add_transfer_op(self, op: TransferOp, after: Iterable[TransferOp] = ()) -> TransferOp:
+        """Add an operation that starts once those in ``after``, which are in the graph already, have completed.
+
+        Raises ``ValueError`` for an operation of another graph. So a graph has no circles.
+        """
+        before = list(after)
+        if op.graph is not None or any(each.graph is not self for each in before):
+            raise ValueError("an operation belongs to one graph, and so do its predecessors")
+        op.graph = self
+        op.waits_for = len(before)
+        for each in before:
+            each.successors.append(op)
+        self.ops.append(op)
+        self.num_unfinished += 1
+        return op

@@ -1,0 +1,111 @@
+"""Decides which transfer may start."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterator
+
+from slime_tiered_store.transfers.graph import OpStatus, TransferOp, TransferOpGraph, TransferType
+
+__all__ = ["TransferScheduler"]
+
+logger = logging.getLogger(__name__)
+
+
+class TransferScheduler:
+    """Operations of all graphs that are ready to start, first in, first out.
+
+    Only a submission or the end of an operation changes what is ready, so graphs that wait cost nothing.
+    It does no I/O and has no clock. Callbacks run within ``submit``, ``finish`` and ``abort``.
+    """
+
+    def __init__(self) -> None:
+        self.graphs: dict[TransferOpGraph, None] = {}
+        self._ready: deque[TransferOp] = deque()
+
+    def submit(self, graph: TransferOpGraph) -> None:
+        """Take a graph over. An empty one is complete at once. Raises ``ValueError`` for the second time."""
+        if graph in self.graphs or any(op.status is not OpStatus.PENDING for op in graph.ops):
+            raise ValueError("this graph has been submitted already")
+        self.graphs[graph] = None
+        if graph.task_end_op is None:
+            graph.on_ready()
+        for op in [op for op in graph.ops if not op.waits_for]:
+            self._make_ready(op)
+        self._end_graph(graph)
+
+    def next_ops(self) -> Iterator[TransferOp]:
+        """Yield each operation that may start now. The caller tells the end of each by ``finish``."""
+        while self._ready:
+            op = self._ready.popleft()
+            if op.status is OpStatus.READY:
+                op.status = OpStatus.RUNNING
+                yield op
+
+    def finish(self, op: TransferOp, error: Exception | None = None) -> None:
+        """End a running operation. An error aborts all that depends on it.
+
+        Raises ``ValueError`` for an operation that does not run.
+        """
+        if op.status is not OpStatus.RUNNING:
+            raise ValueError(f"only a running operation can end, this one is {op.status.name}")
+        self._end(op, error)
+
+    def abort(self, graph: TransferOpGraph, error: Exception) -> None:
+        """Abort all operations that have not started. The graph ends with those that run."""
+        for op in graph.ops:
+            if op.status in (OpStatus.PENDING, OpStatus.READY):
+                self._end(op, error)
+
+    def _make_ready(self, op: TransferOp) -> None:
+        if op.transfer_type is TransferType.VIRTUAL:
+            self._end(op, None)
+        elif op.status is OpStatus.PENDING:
+            op.status = OpStatus.READY
+            self._ready.append(op)
+
+    def _end(self, op: TransferOp, error: Exception | None) -> None:
+        """End an operation and what its end decides. A loop, since chains of operations may be long."""
+        ending = [(op, error)]
+        while ending:
+            op, error = ending.pop()
+            graph = op.graph
+            if op.has_ended or graph is None:
+                continue
+            op.status = OpStatus.ABORTED if error else OpStatus.COMPLETED
+            error = _callback(op, error)
+            if error:
+                op.status = OpStatus.ABORTED
+                graph.first_error = graph.first_error or error
+            op.buffers = []
+            graph.num_unfinished -= 1
+            for each in op.successors:
+                each.waits_for -= 1
+                if error:
+                    ending.append((each, error))
+                elif not each.waits_for and each.transfer_type is TransferType.VIRTUAL:
+                    ending.append((each, None))
+                elif not each.waits_for:
+                    self._make_ready(each)
+            if op is graph.task_end_op and not error:
+                graph.on_ready()
+            self._end_graph(graph)
+
+    def _end_graph(self, graph: TransferOpGraph) -> None:
+        if graph.num_unfinished or graph not in self.graphs:
+            return
+        del self.graphs[graph]
+        if graph.first_error is None:
+            graph.on_complete()
+        else:
+            graph.on_abort(graph.first_error)
+
+
+def _callback(op: TransferOp, error: Exception | None) -> Exception | None:
+    """Call ``on_end``. A callback that raises makes its operation fail, and no other."""
+    try:
+        return op.on_end(error)
+    except Exception as failure:
+        logger.exception("The callback of a transfer of %d blocks failed", len(op.blocks))
+        return failure
