@@ -9,10 +9,13 @@
     ├── BlockMissing          the tier does not hold the block
     ├── BlockCorrupt          the tier holds other bytes than were written
     ├── StaleMatch            the index changed between a match and an insert
-    └── RowsDiffer            equal tokens came with other rows
+    ├── RowsDiffer            equal tokens came with other rows
+    └── NotStored             no tier took the rows
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from router_core.errors import RouterError
 
@@ -20,6 +23,7 @@ __all__ = [
     "BlockCorrupt",
     "BlockMissing",
     "NotEnoughSpaceError",
+    "NotStored",
     "RowsDiffer",
     "StaleMatch",
     "StoreError",
@@ -96,3 +100,11 @@ class RowsDiffer(StoreError):
         )
         self.tier = tier
         self.block = block
+
+
+class NotStored(StoreError):
+    """No tier took the rows of a put. ``outcomes`` has the error of each tier."""
+
+    def __init__(self, outcomes: Mapping[str, Exception | None]) -> None:
+        super().__init__("no tier took the rows: " + "; ".join(str(error) for error in outcomes.values()))
+        self.outcomes = outcomes

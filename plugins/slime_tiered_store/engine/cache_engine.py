@@ -1,0 +1,144 @@
+"""The index and the pool of one tier."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import islice
+
+from slime_tiered_store.errors import NotEnoughSpaceError
+from slime_tiered_store.frames import CHECKSUM_BYTES
+from slime_tiered_store.index import MatchResult, RadixNode, RadixTreeIndex
+from slime_tiered_store.keys import SequenceMeta
+from slime_tiered_store.pool import Mempool
+from slime_tiered_store.tier import Block, BlockKey, MemoryTier, Tier
+
+__all__ = ["CacheEngine"]
+
+#: Stands for the checksums of an unready node, which are known once its bytes are.
+_UNKNOWN = b"\0" * CHECKSUM_BYTES
+
+
+class CacheEngine:
+    """The blocks of one tier: which are known, which ids are in use, and which are on their way.
+
+    An id belongs to the tree, to ``recovered``, or to the caller of ``take`` until it inserts or recycles it.
+    ``recovered``: ids of blocks that an earlier process left and nobody has read since, by key.
+    ``tier`` is told by ``forget`` what its slots no longer hold. ``epoch``: the number of resets.
+    """
+
+    def __init__(self, tier: Tier | MemoryTier, tokens_per_block: int, policy: str = "lru") -> None:
+        self.name = tier.name
+        self.index = RadixTreeIndex(tokens_per_block, policy)
+        self.mempool = Mempool(tier.capacity, tier.name)
+        self.recovered: dict[BlockKey, int] = {}
+        self.num_evicted_blocks = 0
+        self.epoch = 0
+        self._slots: Tier | None = None
+        self._on_settled: dict[RadixNode, list[Callable[[], None]]] = {}
+        if not isinstance(tier, MemoryTier):
+            self._slots = tier
+            self.recovered = dict(tier.recovered())
+            self.mempool.claim_blocks(self.recovered.values())
+
+    def take(
+        self, num_required_blocks: int, protected_node: RadixNode,
+        on_evict: Callable[[RadixNode, int], None] | None = None,
+    ) -> list[int]:  # fmt: skip
+        """Return free ids. Evict what is missing, but neither ``protected_node`` nor its ancestors.
+
+        Raises ``NotEnoughSpaceError`` when too much is in use. Nothing is evicted then.
+        """
+        missing = num_required_blocks - self.mempool.num_free_blocks
+        if missing > 0:
+            self.index.lock(protected_node)
+            try:
+                self._evict(missing, num_required_blocks, on_evict)
+            finally:
+                self.unlock(protected_node)
+        return self.mempool.allocate_blocks(num_required_blocks)
+
+    def _evict(self, missing: int, required: int, on_evict: Callable[[RadixNode, int], None] | None) -> None:
+        """Evict ``missing`` blocks. Those that nobody has read since the start go first."""
+        evictable = len(self.recovered) + self.index.num_evictable_blocks
+        if missing > evictable:
+            raise NotEnoughSpaceError(self.name, required, self.mempool.num_free_blocks + evictable)
+        unread = self.claim(list(islice(self.recovered, missing)))
+        evicted = unread + self.index.evict(missing - len(unread), on_evict)
+        self.num_evicted_blocks += len(evicted)
+        self.recycle(evicted)
+
+    def claim(self, keys: Iterable[BlockKey]) -> list[Block]:
+        """Return those of ``keys`` that were recovered. They belong to the caller then."""
+        return [Block(self.recovered.pop(key), key) for key in keys if key in self.recovered]
+
+    def recycle(self, blocks: list[Block]) -> None:
+        """Give ids back, and let the tier forget what they held."""
+        if blocks:
+            self.mempool.recycle_blocks(block.id for block in blocks)
+            if self._slots is not None:
+                self._slots.forget(blocks)
+
+    def insert(
+        self, sequence: SequenceMeta, ids: list[int], match: MatchResult, checksums: bytes | None = None
+    ) -> RadixNode:
+        """Add the blocks ``ids`` behind ``match``. They are ready when their checksums are given.
+
+        On an error the ids are recycled.
+        """
+        try:
+            return self.index.insert(
+                sequence, _UNKNOWN * len(ids) if checksums is None else checksums, ids, match,
+                is_ready=checksums is not None,
+            )  # fmt: skip
+        except BaseException:
+            self.mempool.recycle_blocks(ids)
+            raise
+
+    def unlock(self, node: RadixNode) -> None:
+        """Release one lock."""
+        self.recycle(self.index.unlock(node))
+
+    def set_ready(self, node: RadixNode, checksums: bytes) -> bool:
+        """Mark an unready node as complete. Return False when it has been detached meanwhile."""
+        node.checksums = checksums
+        is_kept = not node.is_detached
+        self.recycle(self.index.set_ready(node))
+        self._settle(node)
+        return is_kept
+
+    def discard(self, node: RadixNode) -> None:
+        """Remove an unready node whose transfer failed."""
+        self.recycle(self.index.discard(node))
+        self._settle(node)
+
+    def return_claimed(self, blocks: list[Block], epoch: int) -> None:
+        """Give back blocks of ``claim``, as the last to be evicted. After a reset they are recycled."""
+        if epoch == self.epoch:
+            self.recovered.update((block.key, block.id) for block in blocks)
+        else:
+            self.recycle(blocks)
+
+    def drop(self, sequence: SequenceMeta, block: int, on_evict: Callable[[RadixNode, int], None]) -> None:
+        """Forget a block that the tier lost, and all that follow it."""
+        first = 0
+        for node, taken in self.index.match_prefix(sequence, update_cache_info=False).path:
+            if first <= block < first + taken and node.is_ready:
+                on_evict(node, block - first)
+                for below in self.index.below(node):
+                    on_evict(below, 0)
+                self.recycle(self.index.detach(node, block - first))
+                return
+            first += taken
+
+    def on_settled(self, node: RadixNode, callback: Callable[[], None]) -> None:
+        """Call back once an unready node is ready or discarded."""
+        self._on_settled.setdefault(node, []).append(callback)
+
+    def _settle(self, node: RadixNode) -> None:
+        for callback in self._on_settled.pop(node, []):
+            callback()
+
+    def reset(self) -> None:
+        """Forget all blocks. Those in use are recycled when their last user ends."""
+        self.epoch += 1
+        self.recycle(self.claim(list(self.recovered)) + self.index.reset())

@@ -1,0 +1,266 @@
+"""Plans of gets and puts over all tiers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+
+from slime_tiered_store.engine.cache_engine import CacheEngine
+from slime_tiered_store.engine.plans import InFlight, Plan
+from slime_tiered_store.engine.reading import ReadOp
+from slime_tiered_store.engine.writing import WriteOp
+from slime_tiered_store.errors import NotEnoughSpaceError, RowsDiffer
+from slime_tiered_store.frames import CHECKSUM_BYTES, Layout
+from slime_tiered_store.index import MatchResult, RadixNode, path_keys
+from slime_tiered_store.keys import KEY_BYTES, SequenceMeta
+from slime_tiered_store.tier import BlockKey, MemoryTier, SharedTier, Tier
+from slime_tiered_store.transfers import TransferOp, TransferType
+
+__all__ = ["GlobalCacheEngine"]
+
+
+@dataclass(frozen=True, slots=True)
+class _LowerTier:
+    engine: CacheEngine
+    read_type: TransferType
+    write_type: TransferType
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A lower tier, its match, and the number of leading blocks that it can read."""
+
+    tier: _LowerTier
+    match: MatchResult
+    stop: int
+
+
+class GlobalCacheEngine:
+    """Decides from which tier blocks are read, and into which they are written. It does no I/O.
+
+    ``memory`` holds the frames of transfers as long as it has room. All tiers have blocks of
+    ``layout.block_bytes``. ``losses`` collects the keys of blocks that were evicted from their last known tier; the
+    caller takes them out.
+    """
+
+    def __init__(
+        self, layout: Layout, memory: MemoryTier, ssd: Tier | None = None, remote: SharedTier | None = None, *,
+        policy: str = "lru",
+    ) -> None:  # fmt: skip
+        tiers: list[MemoryTier | Tier | None] = [memory, ssd, remote]
+        for tier in tiers:
+            if tier is not None and tier.block_bytes != layout.block_bytes:
+                raise ValueError(
+                    f"tier {tier.name} has blocks of {tier.block_bytes} bytes, the layout {layout.block_bytes}"
+                )
+        self.layout = layout
+        self.losses: list[BlockKey] = []
+        self._arena = memory
+        size = layout.tokens_per_block
+        self.cpu_cache_engine = CacheEngine(memory, size, policy)
+        self.ssd_cache_engine = CacheEngine(ssd, size, policy) if ssd is not None else None
+        self.remote_cache_engine = CacheEngine(remote, size, policy) if remote is not None else None
+        self._lower: list[_LowerTier] = []
+        if self.ssd_cache_engine is not None:
+            self._lower.append(_LowerTier(self.ssd_cache_engine, TransferType.DISK2H, TransferType.H2DISK))
+        if self.remote_cache_engine is not None:
+            self._lower.append(
+                _LowerTier(self.remote_cache_engine, TransferType.REMOTE2H, TransferType.H2REMOTE)
+            )
+
+    @property
+    def cache_engines(self) -> list[CacheEngine]:
+        """The engines of all tiers, memory first."""
+        return [self.cpu_cache_engine, *(tier.engine for tier in self._lower)]
+
+    def get(
+        self, sequence: SequenceMeta, *, without: Collection[str] = (), shared_blocks: int = 0
+    ) -> Plan | InFlight:
+        """Plan to bring the longest known prefix into memory, and to fill the tiers that lack it.
+
+        ``without``: names of lower tiers that are not read or written. ``shared_blocks``: the number of leading
+        blocks that the remote tier holds by its own word, whoever wrote them.
+        """
+        memory = self.cpu_cache_engine
+        found = memory.index.match_prefix(sequence)
+        if found.unready_node is not None:
+            return InFlight(memory, found.unready_node)
+        sources = [
+            self._source(tier, sequence, shared_blocks)
+            for tier in self._lower
+            if tier.engine.name not in without
+        ]
+        stop = max([found.num_matched_blocks, *(source.stop for source in sources)])
+        for source in sources:
+            if source.match.unready_node is not None and source.match.num_matched_blocks > stop:
+                return InFlight(source.tier.engine, source.match.unready_node)
+        plan = Plan(sequence, memory, stop)
+        with ExitStack() as undo:
+            undo.callback(plan.release)
+            leaf = self._frames_to_fill(plan, found)
+            if leaf is not None:
+                undo.callback(memory.discard, leaf)
+            reads = self._reads(plan, sources, found.num_matched_blocks, undo)
+            if reads:
+                plan.graph.task_end_op = self._join(plan, leaf, reads)
+            for source in sources:
+                match = source.match
+                if match.num_matched_blocks == source.stop < stop and not match.collides:
+                    self._write(plan, source.tier, match, undo)
+            undo.pop_all()
+        return plan
+
+    def _source(self, tier: _LowerTier, sequence: SequenceMeta, shared_blocks: int) -> _Source:
+        match = tier.engine.index.match_prefix(sequence)
+        stop = match.num_ready_matched_blocks
+        if match.unready_node is None and not match.collides:
+            while stop < sequence.num_blocks and sequence.key(stop) in tier.engine.recovered:
+                stop += 1
+            if tier.engine is self.remote_cache_engine:
+                stop = max(stop, min(shared_blocks, sequence.num_blocks))
+        return _Source(tier, match, stop)
+
+    def _frames_to_fill(self, plan: Plan, found: MatchResult) -> RadixNode | None:
+        """Set the frames of a get. Return the unready leaf in memory, or None: all ready, or memory is full."""
+        memory, ready = self.cpu_cache_engine, found.num_matched_blocks
+        plan.hold(found.last_node)
+        plan.frames = [self._arena.view(block.id) for block in found.blocks(0, ready)]
+        if plan.num_blocks == ready:
+            return None
+        try:
+            if found.collides:
+                raise NotEnoughSpaceError(memory.name, plan.num_blocks - ready, 0)
+            ids = memory.take(plan.num_blocks - ready, found.last_node, partial(self._note_loss, memory))
+        except NotEnoughSpaceError as full:
+            plan.outcomes[memory.name] = full
+            plan.frames += [self._private_frame() for _ in range(ready, plan.num_blocks)]
+            return None
+        leaf = memory.insert(plan.sequence, ids, found)
+        plan.hold(leaf)
+        plan.frames += map(self._arena.view, ids)
+        return leaf
+
+    def _reads(self, plan: Plan, sources: list[_Source], start: int, undo: ExitStack) -> list[TransferOp]:
+        """Add the operations that read the blocks from ``start`` on, each from the fastest tier."""
+        reads = []
+        for source in sources:
+            if source.stop > start:
+                read = ReadOp(
+                    plan, self.layout, source.tier.engine, source.match, start, source.stop, self._note_loss
+                )
+                undo.callback(read.undo)
+                reads.append(plan.graph.add_transfer_op(read.op(source.tier.read_type)))
+                start = source.stop
+        return reads
+
+    def _join(self, plan: Plan, leaf: RadixNode | None, reads: list[TransferOp]) -> TransferOp:
+        """Add the operation that ends when all blocks are in memory."""
+        memory = self.cpu_cache_engine
+
+        def end(error: Exception | None) -> Exception | None:
+            if leaf is not None and error is None:
+                memory.set_ready(leaf, b"".join(map(self.layout.checksum, plan.frames[-leaf.size() :])))
+            elif leaf is not None:
+                memory.discard(leaf)
+            return error
+
+        return plan.graph.add_transfer_op(TransferOp(TransferType.VIRTUAL, [], [], end), reads)
+
+    def put(
+        self, sequence: SequenceMeta, rows: memoryview, *, without: Collection[str] = ()
+    ) -> Plan | InFlight:
+        """Copy rows into memory, and plan to write them to each lower tier that lacks them.
+
+        ``rows``: ``layout.bytes_per_token`` bytes a token. They are not needed after the call. Blocks that a tier
+        has are not written again. A tier without room is left out: its outcome is the error.
+
+        Raises ``RowsDiffer`` when a tier has other rows, and ``ValueError`` for another number of bytes.
+        """
+        if rows.nbytes != sequence.num_tokens * self.layout.bytes_per_token:
+            raise ValueError(
+                f"{sequence.num_tokens} tokens have {sequence.num_tokens * self.layout.bytes_per_token} bytes "
+                f"of rows, got {rows.nbytes}"
+            )
+        rows = rows.cast("B")
+        memory, checksums = self.cpu_cache_engine, self.layout.checksums(rows)
+        found = memory.index.match_prefix(sequence)
+        tiers = [tier for tier in self._lower if tier.engine.name not in without]
+        matches = [tier.engine.index.match_prefix(sequence) for tier in tiers]
+        for engine, match in zip((memory, *(tier.engine for tier in tiers)), (found, *matches), strict=True):
+            if match.unready_node is not None:
+                return InFlight(engine, match.unready_node)
+            self._check_rows(engine, match, checksums)
+        plan = Plan(sequence, memory, sequence.num_blocks)
+        with ExitStack() as undo:
+            undo.callback(plan.release)
+            self._frames_of_rows(plan, found, checksums, rows)
+            for tier, match in zip(tiers, matches, strict=True):
+                self._write(plan, tier, match, undo)
+            undo.pop_all()
+        return plan
+
+    def _check_rows(self, engine: CacheEngine, match: MatchResult, checksums: bytes) -> None:
+        if match.collides:
+            raise RowsDiffer(engine.name, match.num_matched_blocks)
+        known = match.checksums()
+        if not checksums.startswith(known):
+            same = range(0, len(known), CHECKSUM_BYTES)
+            first = next(
+                at for at in same if known[at : at + CHECKSUM_BYTES] != checksums[at : at + CHECKSUM_BYTES]
+            )
+            raise RowsDiffer(engine.name, first // CHECKSUM_BYTES)
+
+    def _frames_of_rows(self, plan: Plan, found: MatchResult, checksums: bytes, rows: memoryview) -> None:
+        """Set the frames of a put: in memory, or private ones if memory is full."""
+        memory, ready = self.cpu_cache_engine, found.num_matched_blocks
+        plan.hold(found.last_node)
+        plan.frames = [self._arena.view(block.id) for block in found.blocks(0, ready)]
+        count = plan.num_blocks - ready
+        ids: list[int] | None = None
+        try:
+            ids = memory.take(count, found.last_node, partial(self._note_loss, memory))
+        except NotEnoughSpaceError as full:
+            plan.outcomes[memory.name] = full
+            plan.frames += [self._private_frame() for _ in range(count)]
+        else:
+            plan.outcomes[memory.name] = None
+            plan.frames += map(self._arena.view, ids)
+        for block in range(ready, plan.num_blocks):
+            self.layout.write(plan.frames[block], plan.sequence, block, checksums, rows)
+        if ids:
+            plan.hold(memory.insert(plan.sequence, ids, found, checksums[ready * CHECKSUM_BYTES :]))
+
+    def _write(self, plan: Plan, tier: _LowerTier, match: MatchResult, undo: ExitStack) -> None:
+        """Add the operation that writes the blocks that a lower tier lacks, if there are any."""
+        plan.outcomes[tier.engine.name] = None
+        if match.num_matched_blocks == plan.num_blocks:
+            return
+        try:
+            write = WriteOp(plan, self.layout, tier.engine, match, self._note_loss)
+        except NotEnoughSpaceError as full:
+            plan.outcomes[tier.engine.name] = full
+            return
+        undo.callback(write.undo)
+        after = [plan.graph.task_end_op] if plan.graph.task_end_op is not None else []
+        plan.graph.add_transfer_op(write.op(tier.write_type), after)
+
+    def reset(self) -> None:
+        """Forget all blocks in all tiers. Plans under way end as usual, and leave nothing behind."""
+        for engine in self.cache_engines:
+            engine.reset()
+
+    def _private_frame(self) -> memoryview:
+        return memoryview(bytearray(self.layout.block_bytes))
+
+    def _note_loss(self, engine: CacheEngine, node: RadixNode, start: int) -> None:
+        """Remember blocks of a node that ``engine`` gives up, unless another tier has them."""
+        keys = path_keys(node)
+        first = len(keys) // KEY_BYTES - node.size() + start
+        others = [other for other in self.cache_engines if other is not engine]
+        held = max((other.index.num_ready(keys) for other in others), default=0)
+        for at in range(max(first, held) * KEY_BYTES, len(keys), KEY_BYTES):
+            key = keys[at : at + KEY_BYTES]
+            if not any(key in other.recovered for other in others):
+                self.losses.append(key)

@@ -1,0 +1,64 @@
+"""The plan of one get or put."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from slime_tiered_store.engine.cache_engine import CacheEngine
+from slime_tiered_store.index import RadixNode
+from slime_tiered_store.keys import SequenceMeta
+from slime_tiered_store.transfers import TransferOpGraph
+
+__all__ = ["InFlight", "Plan"]
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """Blocks that a plan needs are on their way already. Plan again after ``subscribe(callback)`` calls back."""
+
+    engine: CacheEngine
+    node: RadixNode
+
+    def subscribe(self, callback: Callable[[], None]) -> None:
+        """Call back once, when the blocks are ready or given up."""
+        self.engine.on_settled(self.node, callback)
+
+
+@dataclass(eq=False, slots=True)
+class Plan:
+    """Transfers that are to be submitted, and what they lead to.
+
+    ``num_blocks``: the first blocks of ``sequence`` that the plan covers. ``frames``: the bytes of each, valid from
+    ``graph.on_ready`` until ``release``. ``outcomes``: the result of each tier that is written, by its name: None
+    for success, or the error; those of lower tiers are known when the graph ends.
+
+    Submit ``graph`` once, and call ``release`` once, in any case. Both are needed to free what the plan holds.
+    """
+
+    sequence: SequenceMeta
+    memory: CacheEngine
+    num_blocks: int = 0
+    frames: list[memoryview] = field(default_factory=list)
+    outcomes: dict[str, Exception | None] = field(default_factory=dict)
+    graph: TransferOpGraph = field(default_factory=TransferOpGraph)
+    node: RadixNode | None = None
+
+    def hold(self, node: RadixNode) -> None:
+        """Lock the memory of the frames until ``release``, in the place of an earlier node."""
+        self.memory.index.lock(node)
+        self.release()
+        self.node = node
+
+    def lock(self) -> RadixNode:
+        """Lock the memory of the frames for one transfer, and return the node to unlock."""
+        if self.node is None:
+            raise ValueError("this plan has been released")
+        self.memory.index.lock(self.node)
+        return self.node
+
+    def release(self) -> None:
+        """Let go of the frames. A second call does nothing."""
+        if self.node is not None:
+            node, self.node = self.node, None
+            self.memory.unlock(node)

@@ -1,0 +1,102 @@
+"""A transfer from a lower tier into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from slime_tiered_store.engine.cache_engine import CacheEngine
+from slime_tiered_store.engine.plans import Plan
+from slime_tiered_store.errors import BlockCorrupt, BlockMissing
+from slime_tiered_store.frames import CHECKSUM_BYTES, Layout
+from slime_tiered_store.index import MatchResult, RadixNode
+from slime_tiered_store.tier import Block
+from slime_tiered_store.transfers import TransferOp, TransferType
+
+__all__ = ["ReadOp"]
+
+#: The id of a block that another process wrote to a shared tier: it takes no slot of ours.
+_NO_SLOT = -1
+
+
+class ReadOp:
+    """Reads the blocks from ``start`` to ``stop`` of a plan, and verifies them.
+
+    Blocks that the index knows are locked meanwhile. Blocks that an earlier process left are claimed meanwhile, and
+    enter the index when they continue what it knows.
+    """
+
+    def __init__(
+        self, plan: Plan, layout: Layout, engine: CacheEngine, match: MatchResult, start: int, stop: int,
+        note_loss: Callable[[CacheEngine, RadixNode, int], None],
+    ) -> None:  # fmt: skip
+        self._plan = plan
+        self._layout = layout
+        self._engine = engine
+        self._start = start
+        self._known = match.num_ready_matched_blocks
+        self._checksums = match.checksums()
+        self._note_loss = note_loss
+        self._epoch = engine.epoch
+        self._node = match.last_ready_node
+        engine.index.lock(self._node)
+        self._blocks = match.blocks(start, min(stop, self._known))
+        unknown = plan.sequence.keys(max(start, self._known), stop)
+        self._claimed = engine.claim(unknown)
+        self._blocks += self._claimed or [Block(_NO_SLOT, key) for key in unknown]
+
+    def undo(self) -> None:
+        """Release what the operation holds, if it is never submitted."""
+        self._engine.unlock(self._node)
+        self._engine.return_claimed(self._claimed, self._epoch)
+
+    def op(self, transfer_type: TransferType) -> TransferOp:
+        """Return the operation for a graph."""
+        frames = self._plan.frames[self._start : self._start + len(self._blocks)]
+        return TransferOp(transfer_type, self._blocks, frames, partial(self._end, frames))
+
+    def _end(self, frames: list[memoryview], error: Exception | None) -> Exception | None:
+        self._engine.unlock(self._node)
+        if error is None:
+            error = self._verify(frames)
+        if error is None:
+            self._adopt(frames)
+        elif isinstance(error, BlockMissing | BlockCorrupt):
+            self._drop(error.key)
+        else:
+            self._engine.return_claimed(self._claimed, self._epoch)
+        return error
+
+    def _verify(self, frames: list[memoryview]) -> BlockCorrupt | None:
+        sequence, name = self._plan.sequence, self._engine.name
+        for at, (block, frame) in enumerate(zip(self._blocks, frames, strict=True), self._start):
+            try:
+                checksum = self._layout.verify(name, frame, block.key, sequence.tokens(at, at + 1))
+            except BlockCorrupt as error:
+                return error
+            if at < self._known and checksum != self._checksums[at * CHECKSUM_BYTES :][:CHECKSUM_BYTES]:
+                return BlockCorrupt(name, block.key, "another process wrote other rows")
+        return None
+
+    def _adopt(self, frames: list[memoryview]) -> None:
+        """Insert claimed blocks that continue what the index knows."""
+        if not self._claimed:
+            return
+        engine, first = self._engine, self._start + len(frames) - len(self._claimed)
+        match = engine.index.match_prefix(self._plan.sequence, update_cache_info=False)
+        if match.num_matched_blocks != first or match.unready_node is not None or match.collides:
+            engine.return_claimed(self._claimed, self._epoch)
+        elif self._epoch != engine.epoch:
+            engine.recycle(self._claimed)
+        else:
+            checksums = b"".join(map(self._layout.checksum, frames[-len(self._claimed) :]))
+            engine.insert(self._plan.sequence, [block.id for block in self._claimed], match, checksums)
+
+    def _drop(self, key: bytes) -> None:
+        """Forget the block that is missing or corrupt."""
+        engine = self._engine
+        engine.recycle([block for block in self._claimed if block.key == key])
+        engine.return_claimed([block for block in self._claimed if block.key != key], self._epoch)
+        lost = [at for at, block in enumerate(self._blocks, self._start) if block.key == key]
+        if lost and lost[0] < self._known:
+            engine.drop(self._plan.sequence, lost[0], partial(self._note_loss, engine))

@@ -1,0 +1,56 @@
+"""A transfer from memory to a lower tier."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from slime_tiered_store.engine.cache_engine import CacheEngine
+from slime_tiered_store.engine.plans import Plan
+from slime_tiered_store.errors import StoreError
+from slime_tiered_store.frames import Layout
+from slime_tiered_store.index import MatchResult, RadixNode
+from slime_tiered_store.transfers import TransferOp, TransferType
+
+__all__ = ["WriteOp"]
+
+
+class WriteOp:
+    """Writes the blocks of a plan that a tier lacks. They are unready in its index until they are durable.
+
+    The memory of the frames is locked meanwhile. Raises ``NotEnoughSpaceError`` and holds nothing then.
+    """
+
+    def __init__(
+        self, plan: Plan, layout: Layout, engine: CacheEngine, match: MatchResult,
+        note_loss: Callable[[CacheEngine, RadixNode, int], None],
+    ) -> None:  # fmt: skip
+        self._plan = plan
+        self._layout = layout
+        self._engine = engine
+        start = match.num_matched_blocks
+        ids = engine.take(plan.num_blocks - start, match.last_node, partial(note_loss, engine))
+        # an earlier process may have left other rows under these keys
+        engine.recycle(engine.claim(plan.sequence.keys(start, plan.num_blocks)))
+        self._leaf = engine.insert(plan.sequence, ids, match)
+        self._blocks = self._leaf.blocks()
+        self._frames = plan.frames[start:]
+        self._memory_node = plan.lock()
+
+    def undo(self) -> None:
+        """Release what the operation holds, if it is never submitted."""
+        self._plan.memory.unlock(self._memory_node)
+        self._engine.discard(self._leaf)
+
+    def op(self, transfer_type: TransferType) -> TransferOp:
+        """Return the operation for a graph."""
+        return TransferOp(transfer_type, self._blocks, self._frames, self._end)
+
+    def _end(self, error: Exception | None) -> Exception | None:
+        if error is not None:
+            self._engine.discard(self._leaf)
+        elif not self._engine.set_ready(self._leaf, b"".join(map(self._layout.checksum, self._frames))):
+            error = StoreError(f"tier {self._engine.name}: the store was reset during the write")
+        self._plan.outcomes[self._engine.name] = error
+        self._plan.memory.unlock(self._memory_node)
+        return error

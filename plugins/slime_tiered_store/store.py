@@ -1,0 +1,210 @@
+"""The store: rows of tokens in memory, on SSD and in a remote store."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import numpy.typing as npt
+from anyio import Event, create_task_group
+
+from slime_tiered_store.engine import GlobalCacheEngine, InFlight, Plan
+from slime_tiered_store.errors import BlockCorrupt, BlockMissing, NotStored, StoreError, TierFailed
+from slime_tiered_store.frames import Layout
+from slime_tiered_store.keys import Namespace, SequenceMeta
+from slime_tiered_store.tier import BlockKey, MemoryTier, SharedTier, Tier
+from slime_tiered_store.transfers import TransferExecutor, TransferType
+
+__all__ = ["PutResult", "StoredRows", "TieredStore"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PutResult:
+    """The outcome of a put in each tier, by its name: None for stored, or the error that kept it out."""
+
+    outcomes: Mapping[str, Exception | None]
+
+    def is_stored(self, tier: str) -> bool:
+        """Return True when the tier has all rows. A lower tier has them durably."""
+        return tier in self.outcomes and self.outcomes[tier] is None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRows:
+    """The rows of the first ``num_tokens`` tokens, in pieces without a copy.
+
+    ``pieces``: bytes, shape ``[tokens of the piece * bytes_per_token]``. Valid within the ``async with``.
+    """
+
+    num_tokens: int
+    pieces: list[memoryview]
+
+
+class TieredStore:
+    """Keeps rows, ``layout.bytes_per_token`` bytes for each token of a sequence, in up to three tiers.
+
+    Rows must follow from the namespace and the tokens: equal tokens with other rows raise ``RowsDiffer``. The tiers
+    stay their owner's to close, after the store. ``on_loss(keys)`` is called with the keys of blocks that have gone
+    from the last tier known to hold them. All calls belong to the event loop that entered the store::
+
+        layout = Layout(tokens_per_block=64, bytes_per_token=16)
+        async with TieredStore(layout, memory, ssd) as store:
+            namespace = Namespace("qwen3", weight_version="7", variant="0")
+            result = await store.put(namespace, tokens, rows)  # len(rows) == 16 * len(tokens)
+            assert result.is_stored("ssd")
+            kept = await store.get(namespace, tokens)  # the rows of the longest known prefix, 16 bytes a token
+
+    A call may be cancelled at any time; transfers that it began go on. Leaving the store waits for transfers.
+    """
+
+    def __init__(
+        self, layout: Layout, memory: MemoryTier, ssd: Tier | None = None, remote: SharedTier | None = None, *,
+        policy: str = "lru", on_loss: Callable[[list[BlockKey]], None] | None = None,
+    ) -> None:  # fmt: skip
+        self.layout = layout
+        self.engine = GlobalCacheEngine(layout, memory, ssd, remote, policy=policy)
+        self._remote = remote
+        self._on_loss = on_loss
+        self._stack = AsyncExitStack()
+        self._executor: TransferExecutor | None = None
+        self._tiers: dict[TransferType, Tier] = {}
+        if ssd is not None:
+            self._tiers |= {TransferType.H2DISK: ssd, TransferType.DISK2H: ssd}
+        if remote is not None:
+            self._tiers |= {TransferType.H2REMOTE: remote, TransferType.REMOTE2H: remote}
+
+    async def __aenter__(self) -> Self:
+        task_group = await self._stack.enter_async_context(create_task_group())
+        self._executor = TransferExecutor(self._tiers, task_group)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        self._executor = None
+        return await self._stack.__aexit__(kind, error, trace)
+
+    def sequence(self, namespace: Namespace, tokens: npt.ArrayLike) -> SequenceMeta:
+        """Return tokens with their block keys."""
+        size = self.layout.tokens_per_block
+        return SequenceMeta(namespace.root_key(size, self.layout.bytes_per_token), tokens, size)
+
+    async def put(self, namespace: Namespace, tokens: npt.ArrayLike, rows: bytes | memoryview) -> PutResult:
+        """Store the rows of ``tokens``, and return when each tier has them or has refused them.
+
+        ``rows``: ``bytes_per_token * len(tokens)`` bytes. They must not change before the call returns.
+        Blocks that another call writes are waited for; if that fails, they are written by this call.
+        Raises ``RowsDiffer``, ``NotStored`` when no tier took them, ``ValueError`` for bad tokens or sizes.
+        """
+        sequence = self.sequence(namespace, tokens)
+        while isinstance(plan := self._engine_of_open_store().put(sequence, memoryview(rows)), InFlight):
+            await self._settled(plan)
+        await self._run(plan, release=True)
+        if all(error is not None for error in plan.outcomes.values()):
+            raise NotStored(plan.outcomes)
+        return PutResult(plan.outcomes)
+
+    async def get(self, namespace: Namespace, tokens: npt.ArrayLike) -> bytes:
+        """Return the rows of the longest stored prefix: ``bytes_per_token`` bytes for each of its tokens.
+
+        The prefix is all tokens, or it ends at a block. ``b""``: nothing is stored.
+        Raises ``TierFailed`` when a tier that may have more cannot be read: an error is never taken for a miss.
+        """
+        async with self.borrow(namespace, tokens) as rows:
+            return b"".join(rows.pieces)
+
+    @asynccontextmanager
+    async def borrow(self, namespace: Namespace, tokens: npt.ArrayLike) -> AsyncIterator[StoredRows]:
+        """Give the rows of ``get`` without a copy. They stay in memory until the end of the ``async with``."""
+        plan = await self._fetch(self.sequence(namespace, tokens))
+        try:
+            pieces = [self.layout.rows(frame) for frame in plan.frames]
+            yield StoredRows(plan.sequence.length(plan.num_blocks), pieces)
+        finally:
+            plan.release()
+
+    def reset(self) -> None:
+        """Forget everything in all tiers."""
+        self.engine.reset()
+
+    async def _fetch(self, sequence: SequenceMeta) -> Plan:
+        """Return a plan whose frames are in memory. A tier that fails is left out, if another has its blocks."""
+        failed: dict[str, StoreError] = {}
+        promised, shared_blocks = 0, 0
+        try:
+            shared_blocks = await self._shared_blocks(sequence)
+        except TierFailed as failure:
+            failed[failure.tier], promised = failure, sequence.num_blocks
+        while True:
+            plan = self._engine_of_open_store().get(sequence, without=failed, shared_blocks=shared_blocks)
+            if isinstance(plan, InFlight):
+                await self._settled(plan)
+                continue
+            error = await self._run(plan, release=False)
+            if error is None:
+                if plan.num_blocks < promised:
+                    plan.release()
+                    raise next(iter(failed.values()))
+                return plan
+            plan.release()
+            if isinstance(error, BlockMissing | BlockCorrupt):
+                logger.warning("A stored block is gone: %s", error)
+                keys = sequence.keys(0, sequence.num_blocks)
+                shared_blocks = min(shared_blocks, keys.index(error.key))
+            elif isinstance(error, TierFailed) and error.tier not in failed:
+                failed[error.tier], promised = error, max(promised, plan.num_blocks)
+            else:
+                raise error
+
+    async def _shared_blocks(self, sequence: SequenceMeta) -> int:
+        """Ask the remote tier for what no tier is known to have."""
+        ready = max(engine.index.num_ready(sequence.block_keys) for engine in self.engine.cache_engines)
+        if self._remote is None or ready == sequence.num_blocks:
+            return 0
+        return ready + await self._remote.holds(sequence.keys(ready, sequence.num_blocks))
+
+    def _engine_of_open_store(self) -> GlobalCacheEngine:
+        if self._executor is None:
+            raise RuntimeError("the store is not open: use it within `async with`")
+        return self.engine
+
+    async def _settled(self, in_flight: InFlight) -> None:
+        settled = Event()
+        in_flight.subscribe(settled.set)
+        await settled.wait()
+
+    async def _run(self, plan: Plan, release: bool) -> Exception | None:
+        """Submit a plan. Wait until its data is ready, or with ``release`` until it ends. Return its error."""
+        assert self._executor is not None  # narrowing: it was open when it planned, just now
+        done, errors = Event(), list[Exception]()
+
+        def abort(error: Exception) -> None:
+            if not done.is_set():  # else the data was ready, and only a copy in a lower tier failed
+                errors.append(error)
+                done.set()
+
+        plan.graph.on_complete, plan.graph.on_abort = done.set, abort
+        if not release:
+            plan.graph.on_ready = done.set
+        try:
+            self._executor.submit(plan.graph)
+            if release:
+                plan.release()
+            self._report_losses()
+            await done.wait()
+        except BaseException:
+            plan.release()
+            raise
+        self._report_losses()
+        return errors[0] if errors else None
+
+    def _report_losses(self) -> None:
+        losses, self.engine.losses = self.engine.losses, []
+        if losses and self._on_loss is not None:
+            self._on_loss(losses)
