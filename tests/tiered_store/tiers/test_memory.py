@@ -1,0 +1,39 @@
+"""The memory tier: views of one arena."""
+
+from __future__ import annotations
+
+import pytest
+
+from slime_tiered_store.errors import NotEnoughSpaceError
+from slime_tiered_store.tier import MemoryTier
+from slime_tiered_store.tiers.memory import MemoryArena
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_each_block_has_its_own_bytes() -> None:
+    arena: MemoryTier = MemoryArena(capacity=5, block_bytes=1000)
+    for block_id in range(5):
+        arena.view(block_id)[:] = bytes([block_id + 1]) * 1000
+    assert [bytes(arena.view(block_id)) for block_id in range(5)] == [bytes([n + 1]) * 1000 for n in range(5)]
+    for block_id in (-1, 5):
+        with pytest.raises(IndexError, match="tier memory has the blocks 0 to 4, not"):
+            arena.view(block_id)
+    await arena.aclose()
+
+
+async def test_a_view_that_is_left_does_not_hinder_the_end() -> None:
+    arena = MemoryArena(2, 4096)
+    view = arena.view(1)
+    await arena.aclose()
+    view[:3] = b"abc"
+    assert bytes(view[:3]) == b"abc"
+    with pytest.raises(ValueError, match="released"):
+        arena.view(0)
+
+
+async def test_more_memory_than_addresses_is_refused() -> None:
+    for capacity in (1 << 40, 1 << 60):
+        with pytest.raises(NotEnoughSpaceError) as error:
+            MemoryArena(capacity, 1 << 20)
+        assert (error.value.required, error.value.available) == (capacity, 0)
