@@ -6,6 +6,7 @@
     ├── NotEnoughSpaceError   a pool has fewer free blocks than were asked for
     │   └── TierFull          a device has no space left, although its pool has blocks
     ├── TierFailed            an operation of a device failed; ``cause`` is the original error
+    │   └── TierBusy          the device did not take a write in time
     ├── BlockMissing          the tier does not hold the block
     ├── BlockCorrupt          the tier holds other bytes than were written
     ├── StaleMatch            the index changed between a match and an insert
@@ -27,6 +28,7 @@ __all__ = [
     "RowsDiffer",
     "StaleMatch",
     "StoreError",
+    "TierBusy",
     "TierFailed",
     "TierFull",
 ]
@@ -59,6 +61,27 @@ class TierFailed(StoreError):
         self.operation = operation
         self.location = location
         self.cause = cause
+
+
+class TierBusy(TierFailed):
+    """A write waited ``waited_s`` seconds for others, in vain: the device is too slow.
+
+    ``required`` and ``available`` count bytes; ``waiting`` is the number of other writes that still wait.
+    """
+
+    def __init__(
+        self, tier: str, location: str, required: int, available: int, waited_s: float, waiting: int
+    ) -> None:
+        super().__init__(
+            tier,
+            "write",
+            location,
+            f"no room for {required} bytes within {waited_s:g} s ({available} bytes are free, {waiting} writes wait)",
+        )
+        self.required = required
+        self.available = available
+        self.waited_s = waited_s
+        self.waiting = waiting
 
 
 class _BlockError(StoreError):

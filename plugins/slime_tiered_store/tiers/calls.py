@@ -1,0 +1,37 @@
+"""Waiting for calls in threads, such that no thread uses a caller's buffers after the wait has ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any
+
+from anyio import CancelScope
+
+__all__ = ["settled"]
+
+
+async def settled(calls: Sequence[Future[Any]]) -> None:
+    """Return when all calls have ended, with a result or an error.
+
+    A cancellation drops calls that have not begun, and waits for the end of the others. ``anyio.to_thread`` ends at
+    once when its task is cancelled by ``Task.cancel``, as ``asyncio.timeout`` does, and its thread runs on.
+    """
+    if not calls:
+        return
+    waiting = [asyncio.wrap_future(call) for call in calls]
+    try:
+        await asyncio.wait(waiting)
+    except asyncio.CancelledError:
+        for call in calls:
+            call.cancel()
+        while not all(each.done() for each in waiting):
+            with CancelScope(shield=True), suppress(asyncio.CancelledError):
+                await asyncio.wait(waiting)
+        raise
+    finally:
+        for each in waiting:
+            if each.done() and not each.cancelled():
+                each.exception()  # the caller asks the calls themselves

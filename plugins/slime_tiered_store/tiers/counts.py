@@ -1,0 +1,56 @@
+"""Counters of a tier, for metrics and for ``GET /store``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from slime_tiered_store.tiers.block_header import Buffer
+
+__all__ = ["TierCounts"]
+
+
+@dataclass(slots=True)
+class TierCounts:
+    """Counters of a tier since its start.
+
+    ``waits``: writes that waited for others, for ``waited_s`` in all. ``refused``: writes that waited in vain.
+    ``pending_bytes``: bytes of the writes under way. ``errors``: failed calls, of which the last said ``last_error``;
+    ``is_failing``: True until a call succeeds again. ``corrupt``: blocks that were read and refused.
+    """
+
+    written_blocks: int = 0
+    written_bytes: int = 0
+    read_blocks: int = 0
+    read_bytes: int = 0
+    missing: int = 0
+    corrupt: int = 0
+    errors: int = 0
+    waits: int = 0
+    waited_s: float = 0.0
+    refused: int = 0
+    pending_bytes: int = 0
+    is_failing: bool = False
+    last_error: str = ""
+
+    def wrote(self, blocks: Sequence[Buffer]) -> None:
+        """Count blocks that were written."""
+        self.written_blocks += len(blocks)
+        self.written_bytes += sum(map(len, blocks))
+        self.is_failing = False
+
+    def read(self, blocks: Sequence[Buffer]) -> None:
+        """Count blocks that were read."""
+        self.read_blocks += len(blocks)
+        self.read_bytes += sum(map(len, blocks))
+
+    def failed(self, error: BaseException) -> None:
+        """Count a failed call."""
+        self.errors += 1
+        self.is_failing = True
+        self.last_error = str(error)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the counters by name."""
+        return asdict(self)

@@ -1,0 +1,102 @@
+"""Group commit: the writes and removals of a directory, in one thread, which waits for the device once a batch."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from slime_tiered_store.tiers.ssd.directory import SsdDirectory
+from slime_tiered_store.tiers.ssd.index_log import FREE, HELD, Record
+
+__all__ = ["Committer", "Write"]
+
+logger = logging.getLogger(__name__)
+
+#: Slot, key and bytes of each block of one call.
+Write = Sequence[tuple[int, bytes, memoryview]]
+
+
+class Committer:
+    """Writes blocks to a directory. All that waits while a batch is written is written in the next one.
+
+    A batch has five steps: record the slots that become free, wait for the device, write the blocks and wait, record
+    them and wait. So at any moment the index names only slots whose blocks are complete on the device.
+    """
+
+    def __init__(self, directory: SsdDirectory, name: str) -> None:
+        self._directory = directory
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._lock = threading.Lock()
+        self._writes: list[tuple[Write, Future[None]]] = []
+        self._free: list[Record] = []
+
+    def write(self, blocks: Write) -> Future[None]:
+        """Start to write blocks. The result is there when they are on the device; it raises OSError."""
+        done: Future[None] = Future()
+        with self._lock:
+            self._writes.append((blocks, done))
+        self._thread.submit(self._commit)
+        return done
+
+    def free(self, slots: Sequence[tuple[int, bytes]]) -> None:
+        """Free slots that hold these keys: at once for readers, and soon on the device."""
+        table = self._directory.log.table
+        records = [(FREE, slot, key) for slot, key in slots if table.key(slot) == key]
+        for record in records:
+            table.apply(record)
+        if records:
+            with self._lock:
+                self._free += records
+            self._thread.submit(self._commit)
+
+    def close(self) -> None:
+        """Return after all that was started. Blocks."""
+        if self._free:  # their record failed before
+            self._thread.submit(self._commit)
+        self._thread.shutdown()
+
+    def _commit(self) -> None:
+        with self._lock:
+            writes, self._writes = self._writes, []
+            freed, self._free = self._free, []
+        writes = [each for each in writes if each[1].set_running_or_notify_cancel()]
+        log = self._directory.log
+        held = ((slot, log.table.key(slot)) for blocks, _ in writes for slot, _, _ in blocks)
+        free = {record[1]: record for record in freed}
+        free |= {slot: (FREE, slot, key) for slot, key in held if key is not None}  # they are written again
+        try:
+            if log.needs_rewrite:
+                log.rewrite()
+            if free:
+                log.append(list(free.values()))
+                free.clear()
+            written = self._write(writes)
+            if written:
+                self._directory.sync()
+                log.append([(HELD, slot, key) for blocks, _ in written for slot, key, _ in blocks])
+        except BaseException as error:  # a mistake of ours must reach the callers, too
+            for _, done in writes:
+                if not done.done():
+                    done.set_exception(error)
+            with self._lock:
+                self._free[:0] = free.values()
+            if not writes:
+                logger.error("%s: the removal of blocks is not recorded yet: %s", self._directory.path, error)
+        else:
+            for _, done in written:
+                done.set_result(None)
+
+    def _write(self, writes: Sequence[tuple[Write, Future[None]]]) -> list[tuple[Write, Future[None]]]:
+        """Write the blocks of each call. Return the calls without an error; the others have theirs."""
+        written = []
+        for blocks, done in writes:
+            try:
+                for slot, key, source in blocks:
+                    self._directory.write(slot, key, source)
+            except OSError as error:
+                done.set_exception(error)
+            else:
+                written.append((blocks, done))
+        return written

@@ -1,0 +1,197 @@
+"""One directory of the SSD tier: a file of blocks, its index, its format and its lock.
+
+=========== =====================================================================
+file        content
+=========== =====================================================================
+store.json  the format: bytes of a block, number of slots; written last
+blocks      the slots: a header and a block each, at multiples of 4 KiB
+index.0/1   the block in each slot, see ``index_log``
+lock        locked by the process that uses the directory
+=========== =====================================================================
+
+All files are allocated at once, and never truncated.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from dataclasses import asdict, dataclass
+from errno import EIO
+from pathlib import Path
+
+from router_core.errors import StartupError
+from slime_tiered_store.tiers.block_header import HEADER_BYTES, block_header, header_of, mismatch
+from slime_tiered_store.tiers.ssd.file_ops import FileOps
+from slime_tiered_store.tiers.ssd.index_log import IndexLog, index_bytes, index_paths
+
+__all__ = ["Layout", "SsdDirectory", "lock_directory", "read_block", "read_layout"]
+
+_ALIGNMENT = 4096
+_FORMAT = "slime-store-ssd-1"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The size of a block and the number of slots of a directory."""
+
+    block_bytes: int
+    slots: int
+
+    @property
+    def slot_bytes(self) -> int:
+        """Distance between two slots in the file."""
+        return -(-(HEADER_BYTES + self.block_bytes) // _ALIGNMENT) * _ALIGNMENT
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of all files."""
+        return self.slots * self.slot_bytes + 2 * index_bytes(self.slots)
+
+    @classmethod
+    def within(cls, size_bytes: int, block_bytes: int) -> Layout:
+        """Return the layout with the most slots whose files fit into ``size_bytes``. Raises StartupError."""
+        empty, one = cls(block_bytes, 0).total_bytes, cls(block_bytes, 1).total_bytes
+        if size_bytes < one:
+            raise StartupError(
+                f"--store-ssd-bytes: a directory needs at least {one} bytes for a block of {block_bytes}, "
+                f"got {size_bytes}"
+            )
+        return cls(block_bytes, (size_bytes - empty) // (one - empty))
+
+
+class SsdDirectory:
+    """A directory of blocks, created if it is not there. ``log`` is its index.
+
+    All methods block. Raises OSError, and the constructor StartupError, which says what to do.
+    """
+
+    def __init__(self, path: Path, layout: Layout, ops: FileOps) -> None:
+        self.path = path
+        self.layout = layout
+        self._ops = ops
+        self._fd = self._lock = -1
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = lock_directory(path)
+            if lock is None:
+                raise StartupError(f"--store-ssd {path}: another process uses it; give each router its own")
+            self._lock = lock
+            former = read_layout(path)
+            if former is not None and former.block_bytes != layout.block_bytes:
+                raise ValueError(f"it has blocks of {former.block_bytes} bytes, not of {layout.block_bytes}")
+            self._allocate()
+            self._fd = ops.open(path / "blocks", writable=True)
+            self.log = IndexLog(path, layout.slots, ops, is_new=former is None)
+            if former != layout:
+                self._write_layout()
+        except (OSError, ValueError) as error:
+            self.close()
+            told = error.strerror if isinstance(error, OSError) else error
+            raise StartupError(
+                f"--store-ssd {path}: {told}; mend it, or move the directory away to start without its blocks"
+            ) from None
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close all files and give the lock back."""
+        if hasattr(self, "log"):
+            self.log.close()
+        for fd in (self._fd, self._lock):
+            if fd >= 0:
+                os.close(fd)
+        self._fd = self._lock = -1
+
+    def write(self, slot: int, key: bytes, source: memoryview) -> None:
+        """Write a block. It is on the device after the next :meth:`sync`."""
+        pieces = (block_header(key, source), source)
+        self._ops.write(self._fd, pieces, slot * self.layout.slot_bytes)
+
+    def read(self, slot: int, key: bytes, into: memoryview) -> str | None:
+        """Fill ``into`` with the beginning of a block. Return None, or what is wrong with the block."""
+        return read_block(self._ops, self._fd, self.layout, slot, key, into)
+
+    def sync(self) -> None:
+        """Return when all written blocks are on the device."""
+        self._ops.sync(self._fd)
+
+    def _allocate(self) -> None:
+        """Allocate all files, or leave them as they were."""
+        sizes = {path: index_bytes(self.layout.slots) for path in index_paths(self.path)}
+        sizes[self.path / "blocks"] = self.layout.slots * self.layout.slot_bytes
+        opened: list[tuple[int, int]] = []
+        try:
+            for path, size in sizes.items():
+                fd = self._ops.open(path, writable=True)
+                opened.append((fd, os.fstat(fd).st_size))
+                self._ops.allocate(fd, size)
+        except OSError as error:
+            for fd, former in opened:
+                os.ftruncate(fd, former)  # a failed start must not leave a full disk
+            raise StartupError(
+                f"--store-ssd {self.path}: {self.layout.total_bytes} bytes cannot be allocated: {error.strerror}; "
+                "free space, or lower --store-ssd-bytes"
+            ) from None
+        finally:
+            for fd, _ in opened:
+                os.close(fd)
+
+    def _write_layout(self) -> None:
+        path = self.path / "store.json"
+        new = path.with_suffix(".tmp")
+        with new.open("w") as file:
+            json.dump({"format": _FORMAT, **asdict(self.layout)}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+        fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)  # the names of all files, too
+        finally:
+            os.close(fd)
+
+
+def lock_directory(path: Path) -> int | None:
+    """Lock a directory until the returned descriptor is closed. Return None when another process has it."""
+    fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    return fd
+
+
+def read_layout(path: Path) -> Layout | None:
+    """Return the layout of a directory, or None for a new one. Raises OSError and ValueError."""
+    try:
+        content = json.loads((path / "store.json").read_text())
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        raise ValueError("store.json is damaged") from None
+    match content:
+        case {"format": str(found), "block_bytes": int(block_bytes), "slots": int(slots)} if found == _FORMAT:
+            return Layout(block_bytes, slots)
+    raise ValueError(f"store.json has another format than {_FORMAT}")
+
+
+def read_block(ops: FileOps, fd: int, layout: Layout, slot: int, key: bytes, into: memoryview) -> str | None:
+    """Fill ``into`` with the beginning of a block. Return None, or what is wrong with it. Raises OSError."""
+    header = bytearray(HEADER_BYTES)
+    start = slot * layout.slot_bytes
+    if ops.read(fd, [header, into], start) < HEADER_BYTES + len(into):
+        raise OSError(EIO, f"the file ends within slot {slot}")
+    try:
+        _, length, _ = header_of(header)
+    except ValueError as error:
+        return str(error)
+    if not len(into) <= length <= layout.block_bytes:
+        return f"it has {length} bytes instead of {len(into)}"
+    rest = bytearray(length - len(into))
+    if rest and ops.read(fd, [rest], start + HEADER_BYTES + len(into)) < len(rest):
+        raise OSError(EIO, f"the file ends within slot {slot}")
+    return mismatch(header, key, [into, rest])

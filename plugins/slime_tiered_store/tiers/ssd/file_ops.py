@@ -1,0 +1,59 @@
+"""The system calls of the SSD tier, in one object, so that a test can make any of them fail."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from errno import EIO
+from pathlib import Path
+from typing import TypeAlias
+
+from slime_tiered_store.tiers.block_header import Buffer
+
+__all__ = ["FileOps"]
+
+_Vectored: TypeAlias = Callable[[int, Sequence[Buffer], int], int]
+
+
+@dataclass(frozen=True, slots=True)
+class FileOps:
+    """Positional I/O that is complete or raises OSError. The fields are functions of ``os``; all calls block."""
+
+    pwritev: _Vectored = os.pwritev
+    preadv: _Vectored = os.preadv
+    fdatasync: Callable[[int], None] = os.fdatasync
+    posix_fallocate: Callable[[int, int, int], None] = os.posix_fallocate
+
+    def open(self, path: Path, *, writable: bool) -> int:
+        """Return a descriptor of the file, which is created if it is to be ``writable``."""
+        flags = os.O_RDWR | os.O_CREAT if writable else os.O_RDONLY
+        return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+    def allocate(self, fd: int, size: int) -> None:
+        """Give the file at least ``size`` bytes on the device. Its content stays."""
+        self.posix_fallocate(fd, 0, size)
+
+    def write(self, fd: int, pieces: Sequence[Buffer], offset: int) -> None:
+        """Write ``pieces`` one behind the other, however many calls it takes."""
+        if self._transfer(self.pwritev, fd, pieces, offset) < sum(map(len, pieces)):
+            raise OSError(EIO, "a write stopped short")
+
+    def read(self, fd: int, into: Sequence[Buffer], offset: int) -> int:
+        """Fill ``into`` in order. Return the number of bytes, which is smaller only at the end of the file."""
+        return self._transfer(self.preadv, fd, into, offset)
+
+    def sync(self, fd: int) -> None:
+        """Return when the content of the file is on the device."""
+        self.fdatasync(fd)
+
+    def _transfer(self, call: _Vectored, fd: int, pieces: Sequence[Buffer], offset: int) -> int:
+        left = [memoryview(piece) for piece in pieces]
+        done = 0
+        while left and (count := call(fd, left, offset + done)):
+            done += count
+            while left and count >= len(left[0]):
+                count -= len(left.pop(0))
+            if count:
+                left[0] = left[0][count:]
+        return done

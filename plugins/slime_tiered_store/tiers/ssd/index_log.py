@@ -1,0 +1,225 @@
+"""The index of a directory: an append-only log of the block in each slot.
+
+A record is 32 bytes, little-endian:
+
+======  ======  ====================================================
+offset  bytes   content
+======  ======  ====================================================
+0       4       1: the slot holds the block; 0: the slot is free
+4       4       slot
+8       16      key
+24      8       XXH3-64 of the bytes before, seeded with the file's seed
+======  ======  ====================================================
+
+The log lies in one of two files of a fixed, preallocated size, so it never runs out of space. At a start, after a
+failed write, and when the file is full, the live records go to the other file under a new random seed. Its header is
+written last. So records of an earlier use of the file, and torn ones, do not count. A damaged record costs its own
+slot only.
+
+``slime_journal`` is no base for it: its logs grow, are written on the event loop, and never wait for the disk.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from struct import Struct
+
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from slime_tiered_store.tiers.ssd.file_ops import FileOps
+
+__all__ = ["FREE", "HELD", "IndexLog", "Record", "SlotTable", "index_bytes", "index_paths", "read_index"]
+
+_MAGIC = b"SLIMEIDX"
+_HEADER = Struct("<8sQQ")
+_FIELDS = Struct("<II16s")
+_SUM = Struct("<Q")
+_RECORD_BYTES = 32
+_SPARE_RECORDS = 1024
+
+FREE, HELD = 0, 1
+#: ``(HELD or FREE, slot, key)``
+Record = tuple[int, int, bytes]
+
+
+class SlotTable:
+    """The key of each held slot, in 17 bytes a slot. Single calls are thread-safe."""
+
+    def __init__(self, slots: int) -> None:
+        self._held = bytearray(slots)
+        self._keys = bytearray(16 * slots)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def key(self, slot: int) -> bytes | None:
+        """Return the key of the block in the slot, or None for a free slot."""
+        return bytes(self._keys[16 * slot : 16 * slot + 16]) if self._held[slot] else None
+
+    def apply(self, record: Record) -> None:
+        """Take over what a record says."""
+        kind, slot, key = record
+        self._held[slot] = FREE
+        if kind == HELD:
+            self._keys[16 * slot : 16 * slot + 16] = key
+            self._held[slot] = HELD
+
+    def held(self) -> Iterator[tuple[int, bytes]]:
+        """Yield slot and key of each block, in the order of slots."""
+        for slot in np.flatnonzero(np.frombuffer(bytes(self._held), dtype=np.uint8)).tolist():
+            yield slot, bytes(self._keys[16 * slot : 16 * slot + 16])
+
+    def count(self) -> int:
+        """Return the number of held slots."""
+        return self._held.count(HELD)
+
+
+class IndexLog:
+    """The log of a directory whose files are allocated. ``table``: what it says.
+
+    ``skipped``: the number of unreadable records that were found. All methods block, in one thread at a time. They
+    raise OSError, and the constructor ValueError when neither file has an intact header.
+    """
+
+    def __init__(self, directory: Path, slots: int, ops: FileOps, *, is_new: bool) -> None:
+        self._ops = ops
+        self._records = 2 * slots + _SPARE_RECORDS
+        self._next: int | None = None
+        self._seed = 0
+        self._fds: list[int] = []
+        try:
+            for path in index_paths(directory):
+                self._fds.append(ops.open(path, writable=True))
+            self.table, self.skipped, self._generation, self._current = _newest(self._fds, slots, ops)
+            if is_new:
+                self.table = SlotTable(slots)  # a first start was interrupted, or the format was removed
+            elif not self._generation:
+                raise ValueError("the index is damaged")
+            self._drop_duplicates()
+            self.rewrite()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the files."""
+        for fd in self._fds:
+            os.close(fd)
+        self._fds = []
+
+    @property
+    def needs_rewrite(self) -> bool:
+        """True after a write failed. Then it is unknown what the file says, so no slot may change before a rewrite."""
+        return self._next is None
+
+    def append(self, records: Sequence[Record]) -> None:
+        """Write records, at most two for each slot, and wait for the device. The table then says what they say."""
+        if self._next is None or self._next + len(records) > self._records:
+            self.rewrite()
+        assert self._next is not None  # narrowing: a rewrite sets it, or raises
+        place, self._next = self._next, None
+        self._write(self._fds[self._current], _packed(records, self._seed), _RECORD_BYTES * (1 + place))
+        self._next = place + len(records)
+        for record in records:
+            self.table.apply(record)
+
+    def rewrite(self) -> None:
+        """Write all live records to the other file, which takes over."""
+        self._next = None
+        generation, current = self._generation + 1, 1 - self._current
+        fd, former = self._fds[current], self._fds[self._current]
+        seed = int.from_bytes(os.urandom(8), "little")
+        live = [(HELD, slot, key) for slot, key in self.table.held()]
+        header = _HEADER.pack(_MAGIC, generation, seed)
+        self._write(fd, bytes(_RECORD_BYTES), 0)  # a rewrite may have failed after its header
+        self._write(fd, _packed(live, seed), _RECORD_BYTES)
+        self._write(fd, header + _SUM.pack(xxh3_64_intdigest(header)), 0)
+        self._current, self._seed, self._generation = current, seed, generation
+        self._write(former, bytes(_RECORD_BYTES), 0)  # it must not count if the new header gets damaged
+        self._next = len(live)
+
+    def _write(self, fd: int, data: bytes, offset: int) -> None:
+        """Write, and wait for the device."""
+        self._ops.write(fd, [data], offset)
+        self._ops.sync(fd)
+
+    def _drop_duplicates(self) -> None:
+        """Free all but one slot of each key: a forgotten block must not come back from another slot."""
+        seen: set[bytes] = set()
+        for slot, key in list(self.table.held()):
+            if key in seen:
+                self.table.apply((FREE, slot, key))
+            seen.add(key)
+
+
+def index_bytes(slots: int) -> int:
+    """Return the size of one of the two files."""
+    return _RECORD_BYTES * (1 + 2 * slots + _SPARE_RECORDS)
+
+
+def read_index(directory: Path, slots: int, ops: FileOps) -> tuple[SlotTable, int]:
+    """Return the table of a directory, and the number of unreadable records. Changes nothing.
+
+    Raises OSError, and ValueError when neither file has an intact header.
+    """
+    fds: list[int] = []
+    try:
+        for path in index_paths(directory):
+            fds.append(ops.open(path, writable=False))
+        table, skipped, generation, _ = _newest(fds, slots, ops)
+    finally:
+        for fd in fds:
+            os.close(fd)
+    if not generation:
+        raise ValueError("the index is damaged")
+    return table, skipped
+
+
+def index_paths(directory: Path) -> tuple[Path, Path]:
+    """Return the paths of the two files."""
+    return directory / "index.0", directory / "index.1"
+
+
+def _newest(fds: Sequence[int], slots: int, ops: FileOps) -> tuple[SlotTable, int, int, int]:
+    """Return table, unreadable records, generation and number of the newer file. Generation 0: none is intact."""
+    (generation, seed), number = max((_header(ops, fd), number) for number, fd in enumerate(fds))
+    table = SlotTable(slots)
+    skipped = _replay(ops, fds[number], seed, table) if generation else 0
+    return table, skipped, generation, number
+
+
+def _header(ops: FileOps, fd: int) -> tuple[int, int]:
+    """Return generation and seed, both 0 without an intact header."""
+    data = bytearray(_RECORD_BYTES)
+    ops.read(fd, [data], 0)
+    magic, generation, seed = _HEADER.unpack_from(data)
+    if magic != _MAGIC or _SUM.unpack_from(data, _HEADER.size)[0] != xxh3_64_intdigest(data[: _HEADER.size]):
+        return 0, 0
+    return generation, seed
+
+
+def _replay(ops: FileOps, fd: int, seed: int, table: SlotTable) -> int:
+    """Apply the intact records. Return the number of unreadable ones before the last."""
+    data = bytearray(index_bytes(len(table)) - _RECORD_BYTES)
+    size = ops.read(fd, [data], _RECORD_BYTES)
+    rows = np.frombuffer(data, dtype=np.uint8)[: size - size % _RECORD_BYTES].reshape(-1, _RECORD_BYTES)
+    intact = last = 0
+    for place in np.flatnonzero(rows.any(axis=1)).tolist():
+        at = _RECORD_BYTES * place
+        fields = data[at : at + _FIELDS.size]
+        if _SUM.unpack_from(data, at + _FIELDS.size)[0] != xxh3_64_intdigest(fields, seed):
+            continue
+        kind, slot, key = _FIELDS.unpack(fields)
+        if slot < len(table):
+            table.apply((kind, slot, key))
+        intact += 1
+        last = place + 1
+    return last - intact
+
+
+def _packed(records: Iterable[Record], seed: int) -> bytes:
+    packed = (_FIELDS.pack(*record) for record in records)
+    return b"".join(fields + _SUM.pack(xxh3_64_intdigest(fields, seed)) for fields in packed)

@@ -1,0 +1,213 @@
+"""The SSD tier: blocks striped over directories, with all I/O in threads."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from errno import EDQUOT, ENOSPC
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import anyio.to_thread
+
+from router_core.errors import StartupError
+from slime_tiered_store.errors import BlockCorrupt, BlockMissing, TierFailed, TierFull
+from slime_tiered_store.tier import Block, BlockKey
+from slime_tiered_store.tiers.backpressure import WriteLimit
+from slime_tiered_store.tiers.calls import settled
+from slime_tiered_store.tiers.counts import TierCounts
+from slime_tiered_store.tiers.ssd.committer import Committer
+from slime_tiered_store.tiers.ssd.directory import Layout, SsdDirectory, read_layout
+from slime_tiered_store.tiers.ssd.file_ops import FileOps
+
+__all__ = ["SsdTier"]
+
+logger = logging.getLogger(__name__)
+
+_READERS = 4  # a directory
+_READ_BYTES = 4 << 20  # of one call in a thread
+_PENDING_BYTES = 256 << 20  # of a directory
+_WAIT_S = 30.0
+_FULL = (ENOSPC, EDQUOT)
+
+
+class SsdTier:
+    """Blocks of ``block_bytes`` bytes, striped over ``n`` directories: ``id`` lies in slot ``id // n`` of ``id % n``.
+
+    All directories have as many slots as the largest one, and together about ``size_bytes`` bytes. ``counts`` are its
+    counters. Use :meth:`open`.
+    """
+
+    def __init__(
+        self,
+        directories: Sequence[SsdDirectory],
+        name: str = "ssd",
+        pending_bytes: int = _PENDING_BYTES,
+        wait_s: float = _WAIT_S,
+    ) -> None:
+        self.name = name
+        self.counts = TierCounts()
+        layout = directories[0].layout
+        self.block_bytes = layout.block_bytes
+        self.capacity = layout.slots * len(directories)
+        self._directories = directories
+        self._committers = [Committer(each, f"{name}-write") for each in directories]
+        self._readers = [ThreadPoolExecutor(_READERS, f"{name}-read") for _ in directories]
+        where = ",".join(str(each.path) for each in directories)
+        self._limit = WriteLimit(name, where, pending_bytes * len(directories), wait_s, self.counts)
+
+    @classmethod
+    async def open(
+        cls,
+        paths: Sequence[Path],
+        size_bytes: int,
+        block_bytes: int,
+        ops: FileOps | None = None,
+        **options: Any,
+    ) -> SsdTier:
+        """Open or create the directories. ``options`` are those of the constructor. Raises StartupError."""
+        open_all = partial(_opened, paths, size_bytes, block_bytes, ops or FileOps())
+        return cls(await anyio.to_thread.run_sync(open_all), **options)
+
+    def recovered(self) -> Mapping[BlockKey, int]:
+        """Return the ids of the blocks that an earlier process left, by key."""
+        count = len(self._directories)
+        return {
+            key: slot * count + number
+            for number, directory in enumerate(self._directories)
+            for slot, key in directory.log.table.held()
+        }
+
+    async def write(self, blocks: Sequence[Block], sources: Sequence[memoryview]) -> None:
+        """Store all blocks. They are on the devices when the call returns, else it raises.
+
+        Raises TierBusy, TierFull and TierFailed.
+        """
+        parts: dict[int, list[tuple[int, bytes, memoryview]]] = {}
+        for (block_id, key), source in zip(blocks, sources, strict=True):
+            if len(source) > self.block_bytes:
+                raise ValueError(f"a block has at most {self.block_bytes} bytes, got {len(source)}")
+            number, slot = self._place(block_id)
+            parts.setdefault(number, []).append((slot, key, source))
+        async with self._limit.hold(sum(map(len, sources))):
+            calls = {number: self._committers[number].write(part) for number, part in parts.items()}
+            await settled(list(calls.values()))
+        for number, call in calls.items():
+            if (error := call.exception()) is not None:
+                raise self._failure("write", number, error, len(blocks))
+        self.counts.wrote(sources)
+
+    async def read(self, blocks: Sequence[Block], into: Sequence[memoryview]) -> None:
+        """Fill ``into[i]`` with the first ``len(into[i])`` bytes of ``blocks[i]``, and verify whole blocks.
+
+        Raises BlockMissing, BlockCorrupt and TierFailed.
+        """
+        parts: dict[int, list[_Read]] = {}
+        for (block_id, key), target in zip(blocks, into, strict=True):
+            number, slot = self._place(block_id)
+            if self._directories[number].log.table.key(slot) != key:
+                self.counts.missing += 1
+                raise BlockMissing(self.name, key)
+            parts.setdefault(number, []).append(_Read(slot, key, target))
+        calls = [
+            (number, self._readers[number].submit(_read, self._directories[number], some))
+            for number, part in parts.items()
+            for some in _pieces(part)
+        ]
+        await settled([call for _, call in calls])
+        corrupt: dict[bytes, str] = {}
+        for number, call in calls:
+            if (error := call.exception()) is not None:
+                raise self._failure("read", number, error, len(blocks))
+            corrupt |= call.result()
+        for _, key in blocks:
+            if key in corrupt:
+                self.counts.corrupt += 1
+                raise BlockCorrupt(self.name, key, corrupt[key])
+        self.counts.read(into)
+
+    def forget(self, blocks: Sequence[Block]) -> None:
+        """Drop the contents of blocks: at once for this process, and soon on the devices."""
+        parts: dict[int, list[tuple[int, bytes]]] = {}
+        for block_id, key in blocks:
+            number, slot = self._place(block_id)
+            parts.setdefault(number, []).append((slot, key))
+        for number, part in parts.items():
+            self._committers[number].free(part)
+
+    async def aclose(self) -> None:
+        """Record what was forgotten, and close the files."""
+        await anyio.to_thread.run_sync(self._close)
+
+    def _close(self) -> None:
+        for readers in self._readers:
+            readers.shutdown()
+        for committer in self._committers:
+            committer.close()
+        for directory in self._directories:
+            directory.close()
+
+    def _place(self, block_id: int) -> tuple[int, int]:
+        """Return the number of the directory and the slot of a block."""
+        if not 0 <= block_id < self.capacity:
+            raise IndexError(f"tier {self.name} has the blocks 0 to {self.capacity - 1}, not {block_id}")
+        slot, number = divmod(block_id, len(self._directories))
+        return number, slot
+
+    def _failure(self, operation: str, number: int, error: BaseException, required: int) -> BaseException:
+        """Count an error of a call, and return it as an error of the tier. A mistake of ours stays as it is."""
+        self.counts.failed(error)
+        if not isinstance(error, OSError):
+            return error
+        logger.error("tier %s: %s in %s: %s", self.name, operation, self._directories[number].path, error)
+        if error.errno in _FULL:
+            return TierFull(self.name, required, 0)
+        return TierFailed(self.name, operation, str(self._directories[number].path), error)
+
+
+class _Read(NamedTuple):
+    slot: int
+    key: bytes
+    into: memoryview
+
+
+def _pieces(reads: Sequence[_Read]) -> Iterator[Sequence[_Read]]:
+    """Cut the reads of one directory into parts for its threads."""
+    size = begin = 0
+    for end, read in enumerate(reads, 1):
+        size += len(read.into)
+        if size >= _READ_BYTES or end == len(reads):
+            yield reads[begin:end]
+            size, begin = 0, end
+
+
+def _read(directory: SsdDirectory, reads: Sequence[_Read]) -> dict[bytes, str]:
+    """Read blocks. Return what is wrong with each damaged one, by key. Raises OSError."""
+    found = ((read.key, directory.read(*read)) for read in reads)
+    return {key: reason for key, reason in found if reason is not None}
+
+
+def _opened(paths: Sequence[Path], size_bytes: int, block_bytes: int, ops: FileOps) -> list[SsdDirectory]:
+    """Open directories with equal numbers of slots, or none. Raises StartupError."""
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise StartupError("--store-ssd: wanted different directories, got one twice")
+    layout = Layout.within(size_bytes // len(paths), block_bytes)
+    for path in paths:
+        try:
+            former = read_layout(path)
+        except (OSError, ValueError):
+            continue  # opening it says what is wrong
+        if former is not None and former.slots > layout.slots:
+            layout = Layout(block_bytes, former.slots)
+            logger.warning("%s: it keeps its %d blocks: files are never made smaller", path, former.slots)
+    directories: list[SsdDirectory] = []
+    try:
+        for path in paths:
+            directories.append(SsdDirectory(path, layout, ops))
+    except BaseException:
+        for directory in directories:
+            directory.close()
+        raise
+    return directories

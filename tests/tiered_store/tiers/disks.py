@@ -1,0 +1,195 @@
+"""Disks that fail, are slow, or lose power, for the SSD tier. Blocks whose content follows from a number."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from xxhash import xxh3_128_digest
+
+from slime_tiered_store.tier import Block
+from slime_tiered_store.tiers.block_header import Buffer
+from slime_tiered_store.tiers.ssd.file_ops import FileOps
+from slime_tiered_store.tiers.ssd.tier import SsdTier
+
+BLOCK_BYTES = 200
+
+#: Does not wait for the device: enough for a process that is killed, and fast.
+UNSYNCED = FileOps(fdatasync=lambda fd: None)
+
+
+def key_of(number: int) -> bytes:
+    return xxh3_128_digest(number.to_bytes(8, "little"))
+
+
+def content_of(number: int, size: int = BLOCK_BYTES) -> bytes:
+    return Random(number).randbytes(size)
+
+
+async def put(tier: SsdTier, numbers: dict[int, int], size: int = BLOCK_BYTES) -> None:
+    """Write blocks: their ids by number."""
+    blocks = [Block(block_id, key_of(number)) for number, block_id in numbers.items()]
+    await tier.write(blocks, [memoryview(content_of(number, size)) for number in numbers])
+
+
+async def got(tier: SsdTier, number: int, block_id: int, size: int = BLOCK_BYTES) -> bytes:
+    into = bytearray(size)
+    await tier.read([Block(block_id, key_of(number))], [memoryview(into)])
+    return bytes(into)
+
+
+async def is_intact(tier: SsdTier, number: int, block_id: int) -> bool:
+    return await got(tier, number, block_id) == content_of(number)
+
+
+def newer_index(path: Path) -> tuple[Path, Path]:
+    """The file of the index that counts, and the other one."""
+    zero, one = path / "index.0", path / "index.1"
+    return (zero, one) if zero.read_bytes().startswith(b"SLIMEIDX") else (one, zero)
+
+
+class Killed(Exception):
+    """The process is dead: no system call is made any more."""
+
+
+@dataclass
+class Kill:
+    """Kills the process when ``after`` bytes were written; what it wrote stays."""
+
+    after: int
+    written: int = 0
+
+    def pwritev(self, fd: int, pieces: Sequence[Buffer], offset: int) -> int:
+        data = b"".join(pieces)
+        part = data[: max(0, self.after - self.written)]
+        if part:
+            os.pwrite(fd, part, offset)
+        self.written += len(data)
+        if len(part) < len(data):
+            raise Killed
+        return len(data)
+
+    def fdatasync(self, fd: int) -> None:
+        if self.written > self.after:
+            raise Killed
+
+    @property
+    def ops(self) -> FileOps:
+        return FileOps(pwritev=self.pwritev, fdatasync=self.fdatasync)
+
+
+@dataclass
+class PowerCut:
+    """Remembers what reached the device for certain. At a power cut any part of the other writes did, too.
+
+    A write is cut into sectors of ``sector`` bytes, each of which is lost or kept. The process dies after ``left``
+    calls; before, calls fail with the probability ``fails``. After a failed fdatasync, as on Linux, the kernel takes
+    for written what it lost.
+    """
+
+    random: Random
+    sector: int = 64
+    left: int = 1 << 30
+    fails: float = 0.0
+    _durable: dict[str, bytearray] = field(default_factory=dict)
+    _since: dict[str, list[tuple[int, bytes]]] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def pwritev(self, fd: int, pieces: Sequence[Buffer], offset: int) -> int:
+        with self._lock:
+            self._call()
+            data, name = b"".join(pieces), _path(fd)
+            self._image(fd)
+            is_bad = self.random.random() < self.fails
+            if is_bad:
+                data = data[: self.random.randrange(len(data) + 1)]
+            os.pwrite(fd, data, offset)
+            for at in range(0, len(data), self.sector):
+                self._since.setdefault(name, []).append((offset + at, data[at : at + self.sector]))
+            if is_bad:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return len(data)
+
+    def fdatasync(self, fd: int) -> None:
+        with self._lock:
+            self._call()
+            is_bad = self.random.random() < self.fails
+            image = self._image(fd)
+            for offset, data in self._since.pop(_path(fd), []):
+                if not is_bad or self.random.random() < 0.5:
+                    image[offset : offset + len(data)] = data
+            if is_bad:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def _call(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise Killed
+
+    def _image(self, fd: int) -> bytearray:
+        name = _path(fd)
+        if name not in self._durable:
+            self._durable[name] = bytearray(Path(name).read_bytes())
+        return self._durable[name]
+
+    def cut(self) -> None:
+        """Leave in the files what the device has."""
+        for name, image in self._durable.items():
+            for offset, data in self._since.get(name, []):
+                if self.random.random() < 0.5:
+                    image[offset : offset + len(data)] = data
+            Path(name).write_bytes(image)
+
+    @property
+    def ops(self) -> FileOps:
+        return FileOps(pwritev=self.pwritev, fdatasync=self.fdatasync)
+
+
+def _path(fd: int) -> str:
+    return os.readlink(f"/proc/self/fd/{fd}")
+
+
+@dataclass
+class Faults:
+    """Calls that fail: ``on`` names the call, ``where`` the file; ``error`` is raised while ``is_on``."""
+
+    on: str
+    where: str
+    error: int
+    is_on: bool = True
+
+    @property
+    def ops(self) -> FileOps:
+        real: Callable[..., int] = getattr(os, self.on)
+
+        def call(fd: int, *arguments: object) -> int:
+            if self.is_on and Path(_path(fd)).name.startswith(self.where):
+                raise OSError(self.error, os.strerror(self.error))
+            return real(fd, *arguments)
+
+        calls: dict[str, Any] = {self.on: call}
+        return replace(FileOps(), **calls)
+
+
+@dataclass
+class SlowDisk:
+    """Writes of the file ``blocks`` wait until ``go`` is set. ``began``: one waits."""
+
+    go: threading.Event = field(default_factory=threading.Event)
+    began: threading.Event = field(default_factory=threading.Event)
+
+    def pwritev(self, fd: int, pieces: Sequence[Buffer], offset: int) -> int:
+        if Path(_path(fd)).name == "blocks":
+            self.began.set()
+            self.go.wait()
+        return os.pwritev(fd, pieces, offset)
+
+    @property
+    def ops(self) -> FileOps:
+        return FileOps(pwritev=self.pwritev)
