@@ -1,0 +1,71 @@
+"""Reads every block of a directory of the SSD tier, and changes nothing."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from slime_tiered_store.tiers.ssd.directory import lock_directory, read_block, read_layout
+from slime_tiered_store.tiers.ssd.file_ops import FileOps
+from slime_tiered_store.tiers.ssd.index_log import read_index
+
+__all__ = ["DirectoryReport", "verify_directory"]
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryReport:
+    """The content of a directory. ``damaged``: slot, key and reason of each block that cannot be read.
+
+    ``skipped_records``: unreadable records of the index. After a power cut there may be some, of writes that nobody
+    was told of.
+    """
+
+    directory: str
+    block_bytes: int
+    slots: int
+    blocks: int
+    skipped_records: int
+    damaged: list[dict[str, Any]]
+
+    @property
+    def is_intact(self) -> bool:
+        """True when all blocks can be read."""
+        return not self.damaged
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report for JSON."""
+        return {"intact": self.is_intact, **asdict(self)}
+
+
+def verify_directory(path: Path, ops: FileOps | None = None) -> DirectoryReport:
+    """Read every block of a directory that no router uses. Blocks.
+
+    Raises OSError, and ValueError for a directory that is damaged, in use, or of another kind.
+    """
+    ops = ops or FileOps()
+    layout = read_layout(path)
+    if layout is None:
+        raise ValueError("it has no store.json, so it is no directory of --store-ssd")
+    lock = lock_directory(path)
+    if lock is None:
+        raise ValueError("a router uses it; stop the router first")
+    try:
+        table, skipped = read_index(path, layout.slots, ops)
+        damaged = []
+        into = memoryview(bytearray(0))
+        fd = ops.open(path / "blocks", writable=False)
+        try:
+            for slot, key in table.held():
+                try:
+                    reason = read_block(ops, fd, layout, slot, key, into)
+                except OSError as error:
+                    reason = str(error.strerror)
+                if reason is not None:
+                    damaged.append({"slot": slot, "key": key.hex(), "reason": reason})
+        finally:
+            os.close(fd)
+        return DirectoryReport(str(path), layout.block_bytes, layout.slots, table.count(), skipped, damaged)
+    finally:
+        os.close(lock)
