@@ -11,14 +11,14 @@
         ├── BadRequest          400
         │   └── TooManyValues
         ├── Aborted             400
-        ├── WorkerRefused       400
         ├── Unauthorized        401
         ├── Forbidden           403
+        ├── SessionNotFound     404
         ├── WorkerNotFound      404
         ├── MixedWorkers        409
         ├── PayloadTooLarge     413
-        ├── UnsupportedMediaType  415
         ├── PluginFailed        500
+        ├── PluginNotLoaded     501
         ├── WorkerUnreachable   502   no connection (504: none within the deadline)
         ├── WorkerBroke         502   the connection or the protocol broke
         ├── NoWorker            503
@@ -50,16 +50,16 @@ __all__ = [
     "PayloadTooLarge",
     "PluginError",
     "PluginFailed",
+    "PluginNotLoaded",
     "RouterError",
+    "SessionNotFound",
     "SettingsError",
     "ShuttingDown",
     "StartupError",
     "TooManyValues",
     "Unauthorized",
-    "UnsupportedMediaType",
     "WorkerBroke",
     "WorkerNotFound",
-    "WorkerRefused",
     "WorkerTimeout",
     "WorkerUnreachable",
     "error_body",
@@ -95,10 +95,10 @@ class Forbidden(HTTPError):
     status, type, code = 403, "permission_error", "FORBIDDEN"
 
 
-class UnsupportedMediaType(HTTPError):
-    """The path takes no body of this ``Content-Type``."""
+class SessionNotFound(HTTPError):
+    """Nothing is known of that session, or it was deleted."""
 
-    status, type, code = 415, "invalid_request_error", "UNSUPPORTED_MEDIA_TYPE"
+    status, type, code = 404, "not_found_error", "SESSION_NOT_FOUND"
 
 
 class WorkerNotFound(HTTPError):
@@ -111,12 +111,6 @@ class MixedWorkers(HTTPError):
     """One router cannot have both passthrough workers and others."""
 
     status, type, code = 409, "conflict_error", "MIXED_WORKERS"
-
-
-class WorkerRefused(HTTPError):
-    """The server at that URL is not an engine that the router can use."""
-
-    status, type, code = 400, "invalid_request_error", "WORKER_REFUSED"
 
 
 class Aborted(HTTPError):
@@ -140,6 +134,12 @@ class PluginFailed(HTTPError):
         super().__init__(f"plugin {plugin!r} failed in {hook}; the router's log has the traceback")
         self.plugin = plugin
         self.hook = hook
+
+
+class PluginNotLoaded(HTTPError):
+    """The request needs a plugin that is not loaded."""
+
+    status, type, code = 501, "not_implemented_error", "PLUGIN_NOT_LOADED"
 
 
 class NoWorker(HTTPError):

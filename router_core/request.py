@@ -81,11 +81,6 @@ class Request:
         """True when :meth:`json` would hold up the event loop: call :meth:`Router.read_json` instead."""
         return self._json is _UNREAD and self._invalid is None and len(self._body) >= LARGE_BYTES
 
-    @property
-    def is_parsed(self) -> bool:
-        """True when :meth:`json` has nothing to parse: the body was parsed, or a plugin has replaced it."""
-        return self._json is not _UNREAD
-
     def reading(self) -> Generator[None, None, None]:
         """Parse the body in pieces, one per step, for :meth:`Router.read_json`."""
         from slime_fairness import large_json  # numpy, which not every router needs

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-from router_core.errors import Forbidden, HTTPError, UnsupportedMediaType
+from router_core.errors import Forbidden, HTTPError
 from router_core.types import Scope
 from slime_auth.access import Level
 from slime_auth.addresses import is_loopback
 
-__all__ = ["Pages"]
+__all__ = ["Pages", "UnsupportedMediaType"]
 
 #: Values of ``Sec-Fetch-Site`` in requests that no other site has sent; empty: no such header.
 _OWN_SITES = (b"", b"none", b"same-origin")
@@ -23,6 +23,12 @@ _OWN_SITES = (b"", b"none", b"same-origin")
 _SEEN = 64
 #: Content types that a page can send without a preflight (Fetch standard, "CORS-safelisted request-header").
 _ANY_PAGES = (b"text/plain", b"application/x-www-form-urlencoded", b"multipart/form-data")
+
+
+class UnsupportedMediaType(HTTPError):
+    """The path takes no body of this ``Content-Type``."""
+
+    status, type, code = 415, "invalid_request_error", "UNSUPPORTED_MEDIA_TYPE"
 
 
 class Pages:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from router_core.errors import BadRequest, HTTPError
+from router_core.errors import BadRequest, HTTPError, PluginNotLoaded
 from router_core.router import Router
 from router_core.routes import JSON, ControlRoute
 from slime_dashboard.trajectory_pieces import Pieces
@@ -32,16 +32,10 @@ _MOST_PLACES = 2000
 _MOST_LISTED = 256
 
 
-class SessionNotFound(HTTPError):
-    """Nothing is recorded of a session, or it has no such turn."""
+class TurnNotFound(HTTPError):
+    """A session has no such turn."""
 
-    status, type, code = 404, "not_found_error", "SESSION_NOT_FOUND"
-
-
-class NothingRecorded(HTTPError):
-    """No plugin records sessions."""
-
-    status, type, code = 501, "not_implemented_error", "NOTHING_RECORDED"
+    status, type, code = 404, "not_found_error", "TURN_NOT_FOUND"
 
 
 class TrajectoryData:
@@ -153,23 +147,15 @@ class TrajectoryData:
             raise BadRequest("name a session: ?session=NAME")
         source: SessionTurns | None = self._router.components.find("session_turns")
         if source is None:
-            raise NothingRecorded("nothing is recorded without --plugin radix_cache")
-        turns = source.turns(session)
-        if not turns:
-            why = (
-                "its answers were evicted or not recorded (GET /cache_stats says why)"
-                if source.has_lost(session)
-                else "no answer is recorded under this name; check the name"
-            )
-            raise SessionNotFound(f"nothing is kept of session {session!r}: {why}")
-        return session, source, turns
+            raise PluginNotLoaded("nothing is recorded without --plugin radix_cache")
+        return session, source, source.expect(session)
 
 
 def _turn(request: Request, turns: Sequence[Turn]) -> Turn:
     """Return the turn that is asked for; without one, the last. Raises HTTPError."""
     number = _number(request, "turn", len(turns) - 1)
     if number >= len(turns):
-        raise SessionNotFound(f"wanted a turn from 0 to {len(turns) - 1}, got {number}")
+        raise TurnNotFound(f"wanted a turn from 0 to {len(turns) - 1}, got {number}")
     return turns[number]
 
 

@@ -178,6 +178,10 @@ class SessionTurns(Protocol):
         """Return the turns of ``session``, oldest first."""
         ...
 
+    def expect(self, session: str) -> Sequence[Turn]:
+        """Return the turns of ``session``, at least one. Raises SessionNotFound; its message says why there is none."""
+        ...
+
     def context(self, turn: Any, turns: Any) -> TurnContext:
         """Return the context of ``turn``, one of ``turns``. Any thread may call it."""
         ...

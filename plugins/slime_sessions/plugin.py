@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from starlette.routing import BaseRoute
 
 from router_core import Exchange, hookimpl
+from router_core.errors import SessionNotFound
 from router_core.router import Router
 from router_core.types import ASGIApp
 from slime_sessions.created import CreatedSessions
 from slime_sessions.paths import SessionPaths
-from slime_sessions.routes import SessionNotFound, SessionRoutes
+from slime_sessions.routes import SessionRoutes
 from slime_sessions.settings import Settings
 from slime_sessions.sources import ApiKeySessions, from_metadata, from_user
 

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from router_core.errors import BadRequest, HTTPError
+from router_core.errors import BadRequest, PluginNotLoaded, SessionNotFound
 from router_core.router import Router
 from router_core.routes import JSON, json_object
 from slime_sessions.created import CreatedSessions
@@ -24,7 +24,7 @@ from slime_sessions.tree import committed
 if TYPE_CHECKING:
     from slime_radix_cache.contracts import SessionTurns, Turn
 
-__all__ = ["SessionNotFound", "SessionRoutes"]
+__all__ = ["SessionRoutes"]
 
 _COMPONENT = "session_turns"
 #: Keys of a sample's metadata that only the server writes (miles' _SERVER_OWNED_METADATA_KEYS).
@@ -35,18 +35,6 @@ _OWN_KEYS = frozenset(
 _MANY_TOKENS = 16_384
 #: Answers about more turns are also written in a thread: each turn has all tokens before it.
 _MANY_TURNS = 8
-
-
-class SessionNotFound(HTTPError):
-    """A session that was deleted, or that was not created and has no records."""
-
-    status, type, code = 404, "not_found_error", "SESSION_NOT_FOUND"
-
-
-class NothingRecorded(HTTPError):
-    """A request for records while no plugin records sessions."""
-
-    status, type, code = 501, "not_implemented_error", "NOTHING_RECORDED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +149,11 @@ class SessionRoutes:
         return Response(status_code=204)
 
     def _find(self, request: Request) -> tuple[str, SessionTurns, Sequence[Turn]]:
-        """Return the session's name, the component, and its turns. Raises SessionNotFound, NothingRecorded."""
+        """Return the session's name, the component, and its turns. Raises SessionNotFound, PluginNotLoaded."""
         session: str = request.path_params["session"]
         source: SessionTurns | None = self._router.components.find(_COMPONENT)
         if source is None:
-            raise NothingRecorded("nothing is recorded without --plugin radix_cache")
+            raise PluginNotLoaded("nothing is recorded without --plugin radix_cache")
         turns = source.turns(session)
         if self._created.is_deleted(session) or (not turns and session not in self._created):
             raise _not_found(session)

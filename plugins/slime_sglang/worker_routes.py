@@ -12,14 +12,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from router_core import Worker
-from router_core.errors import BadRequest, WorkerNotFound, WorkerRefused
+from router_core.errors import BadRequest, HTTPError, WorkerNotFound
 from router_core.registration import Refusal
 from router_core.router import Router
 from router_core.routes import JSON, ControlRoute, by_method, json_object, shown
 from router_core.workers import WorkerType, worker_url
 from slime_sglang.facts import BOOTSTRAP_PORT, MODEL_ID, described
 
-__all__ = ["worker_routes"]
+__all__ = ["WorkerRefused", "worker_routes"]
 
 #: Labels of a worker, and characters of a label's name or value, or of a model's name.
 _MAX_LABELS, _MAX_LABEL = 64, 1024
@@ -39,6 +39,12 @@ _KNOWN = frozenset(
     )
 )
 _KEY = re.compile(r"[!-~]([ -~]*[!-~])?")
+
+
+class WorkerRefused(HTTPError):
+    """The server at that URL is not an engine that the router can use."""
+
+    status, type, code = 400, "invalid_request_error", "WORKER_REFUSED"
 
 
 class _Workers:

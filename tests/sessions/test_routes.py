@@ -84,7 +84,7 @@ async def test_without_a_recorder_there_are_sessions_and_no_records(start: Start
         ).status_code == 200
         for method, path in (("GET", ""), ("POST", "/samples")):
             answer = await running.client.request(method, f"/sessions/{name}{path}")
-            assert (answer.status_code, answer.json()["error"]["code"]) == (501, "NOTHING_RECORDED")
+            assert (answer.status_code, answer.json()["error"]["code"]) == (501, "PLUGIN_NOT_LOADED")
         assert (await running.client.delete(f"/sessions/{name}")).status_code == 204
         assert (await running.client.delete(f"/sessions/{name}")).status_code == 404
 

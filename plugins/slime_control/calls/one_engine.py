@@ -7,9 +7,9 @@ are its control endpoints, which SGLang's engines lack. Paths that the router an
 
 from __future__ import annotations
 
-from router_core.errors import HTTPError
+from router_core.errors import HTTPError, PluginNotLoaded
 
-__all__ = ["NoOwnMetrics", "NotLoaded", "NotSteered", "OneEngineOnly", "not_loaded", "not_steered", "refusal"]
+__all__ = ["NoOwnMetrics", "NotSteered", "OneEngineOnly", "not_loaded", "not_steered", "refusal"]
 
 
 class OneEngineOnly(HTTPError):
@@ -22,12 +22,6 @@ class NoOwnMetrics(HTTPError):
     """A request for ``/metrics`` that no plugin answers: the metrics of one engine are not the fleet's."""
 
     status, type, code = 404, "not_found_error", "NO_METRICS"
-
-
-class NotLoaded(HTTPError):
-    """A request for a path of a plugin that is not loaded; no engine knows it."""
-
-    status, type, code = 501, "not_implemented_error", "PLUGIN_NOT_LOADED"
 
 
 class NotSteered(HTTPError):
@@ -90,7 +84,7 @@ def not_loaded(path: str) -> HTTPError | None:
     """Return the error for a ``path`` of a plugin that is not loaded; None for other paths."""
     if path not in _RECORDS and not path.startswith(_TRAJECTORIES):
         return None
-    return NotLoaded(
+    return PluginNotLoaded(
         f"{path[:200]} belongs to the plugin radix_cache, which is not loaded: start the router with"
         " --plugin radix_cache --hf-checkpoint PATH"
     )

@@ -12,7 +12,6 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response as HTTPResponse
 from starlette.routing import Route
 
-from router_core.errors import HTTPError
 from router_core.exchange import SessionSource, client_of, session_of
 from router_core.request import Request
 from slime_fairness.turns import FairThreads, FairTurns
@@ -24,6 +23,7 @@ from slime_radix_cache.index.text_search import Match
 from slime_radix_cache.index.trajectories import Trajectories
 from slime_radix_cache.retrieval.answer import Answer, Lost, about_record, inexact_reason, record_of
 from slime_radix_cache.retrieval.branches import Branch, answer_of, branches
+from slime_radix_cache.retrieval.empty_sessions import nothing_kept
 from slime_radix_cache.retrieval.formats import JSON, Format, format_for
 from slime_radix_cache.retrieval.question import Conversation, Question, read_object, rows_asked
 from slime_radix_cache.retrieval.templates import ChatTemplate
@@ -31,17 +31,11 @@ from slime_radix_cache.retrieval.token_rows import WantedRows, rows_of
 from slime_radix_cache.tally import Tally
 from slime_radix_cache.tokens.encoding import Encoder
 
-__all__ = ["Retrieval", "SessionNotFound"]
+__all__ = ["Retrieval"]
 
 #: Answers with more tokens are encoded in a thread: about 1 ms of work.
 _MANY_TOKENS = 16_384
 _MANY = _MANY_TOKENS + 1
-
-
-class SessionNotFound(HTTPError):
-    """Nothing is kept of a session."""
-
-    status, type, code = 404, "not_found_error", "SESSION_NOT_FOUND"
 
 
 class Retrieval:
@@ -144,12 +138,7 @@ class Retrieval:
         self._streams.catch_up_session(session)
         responses = self._trajectories.responses_of(session)
         if not responses:
-            why = (
-                "its responses were evicted or not recorded (GET /cache_stats says why)"
-                if self._trajectories.has_lost(session)
-                else "no response is recorded under this name; check the name"
-            )
-            raise SessionNotFound(f"nothing is kept of session {session!r}: {why}")
+            raise nothing_kept(self._trajectories, session)
         about = {"session_id": session, "complete": not self._trajectories.has_lost(session)}
         kept = self._trajectories
         return about, branches(responses, kept.candidates, kept.longer_of(session))

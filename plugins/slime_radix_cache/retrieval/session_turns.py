@@ -14,6 +14,7 @@ from slime_radix_cache.index.text_index import prompt_end, text_of
 from slime_radix_cache.index.trajectories import Trajectories
 from slime_radix_cache.retrieval.answer import Record, reason_of_record, record_of
 from slime_radix_cache.retrieval.branches import continued_in
+from slime_radix_cache.retrieval.empty_sessions import nothing_kept
 from slime_sglang.token_arrays import IntArray
 
 __all__ = ["SessionTurns", "Turn", "TurnContext"]
@@ -86,6 +87,13 @@ class SessionTurns:
             )
             for response, number in numbers.items()
         ]
+
+    def expect(self, session: str) -> list[Turn]:
+        """Return the turns of ``session``, at least one. Raises SessionNotFound."""
+        turns = self.turns(session)
+        if not turns:
+            raise nothing_kept(self._trajectories, session)
+        return turns
 
     def _before(self, response: Response, numbers: dict[Response, int]) -> int | None:
         context = (response.parent, response.kept) if response.parent is not None else None
