@@ -302,6 +302,17 @@ async def test_a_lost_session_says_so(start: Start) -> None:
         assert (status, "evicted or not recorded" in message) == (404, True)
 
 
+async def test_a_first_answer_under_way_is_named(start: Start) -> None:
+    async with start(*RECORDING) as running:
+        # more text than the sockets between the engine and this test can hold
+        long = {"max_new_tokens": 3000, "ignore_eos": True}
+        body = {"text": SYSTEM, "session_id": "a", "stream": True, "sampling_params": long}
+        async with running.client.stream("POST", "/generate", json=body) as reply:
+            await anext(reply.aiter_lines())
+            status, message = await refused(running, session="a")
+        assert (status, "its first response is not complete yet" in message) == (404, True)
+
+
 async def test_without_radix_cache_the_answer_names_it(start: Start) -> None:
     async with start(*BARE, "--plugin", "dashboard") as running:
         assert await refused(running, session="a") == (

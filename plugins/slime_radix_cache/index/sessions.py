@@ -116,6 +116,10 @@ class Sessions:
             return None
         return self.unanswered.add(running.session, running.prompt, running.ids, running.context)
 
+    def is_running(self, session: str) -> bool:
+        """Return True while a request of ``session`` runs."""
+        return session in self._running
+
     def asked(self, session: str, text: bytes, ids: bytes | None) -> Iterator[Context]:
         """Yield the contexts of requests of ``session`` without a recorded answer, running ones included.
 

@@ -109,6 +109,10 @@ class Trajectories(SegmentStore):
         if forgotten is not None:
             self._forget(forgotten)
 
+    def is_running(self, session: str) -> bool:
+        """Return True while a request of ``session`` runs."""
+        return self._sessions.is_running(session)
+
     def _forget(self, session: str) -> None:
         """Mark ``session``: an unanswered request of it was forgotten."""
         self.losses.sessions.add(session)

@@ -10,9 +10,10 @@ __all__ = ["nothing_kept"]
 
 def nothing_kept(trajectories: Trajectories, session: str) -> SessionNotFound:
     """Return the error for ``session``, of which ``trajectories`` keep no response; its message says why."""
-    why = (
-        "its responses were evicted or not recorded (GET /cache_stats says why)"
-        if trajectories.has_lost(session)
-        else "no response is recorded under this name; check the name"
-    )
+    if trajectories.has_lost(session):
+        why = "its responses were evicted or not recorded (GET /cache_stats says why)"
+    elif trajectories.is_running(session):
+        why = "its first response is not complete yet; ask again when it is"
+    else:
+        why = "no response is recorded under this name; check the name"
     return SessionNotFound(f"nothing is kept of session {session!r}: {why}")
