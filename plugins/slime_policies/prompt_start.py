@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import re
 
+from slime_policies.prompt_key import BYTES_PER_TOKEN, find_prompts
+
 __all__ = ["PromptStart"]
 
-#: The key that holds the prompt; used if it is near the beginning of the body.
-_KEY = re.compile(rb'"(?:text|input_ids|messages|prompt)"\s*:\s*')
-_KEY_WITHIN = 4096
 #: Of a list of prompts the first one counts.
 _OPENING = re.compile(rb"[\s\[]*")
 _STRING = re.compile(rb'"((?:[^"\\]+|\\.)*)', re.DOTALL)
 _MARK = re.compile(rb'"(?:[^"\\]+|\\.)*"?|[\[\]{}]', re.DOTALL)
 _SPACE = b" \t\r\n"
-#: Bytes of a token of English text, on average.
-_BYTES_PER_TOKEN = 4
 
 
 class PromptStart:
     """Finds the first ``tokens`` ids of a prompt; in a text or in messages, four times as many bytes."""
 
     def __init__(self, tokens: int) -> None:
-        self._size = tokens * _BYTES_PER_TOKEN
+        self._size = tokens * BYTES_PER_TOKEN
         self._ids = re.compile(rb"\d+(?:\s*,\s*\d+){0,%d}" % (tokens - 1))
 
     def of(self, body: bytes) -> bytes:
@@ -30,8 +27,8 @@ class PromptStart:
 
         White space between ids is left out. O(tokens).
         """
-        for key in _KEY.finditer(body, 0, _KEY_WITHIN):
-            opening = _OPENING.match(body, key.end())
+        for place, _ in find_prompts(body):
+            opening = _OPENING.match(body, place)
             assert opening is not None  # narrowing: the match may be empty
             begin = opening.end()
             ids = self._ids.match(body, begin)
@@ -41,7 +38,7 @@ class PromptStart:
             if text is not None:
                 return text[1]
             if body.startswith(b"{", begin) and b"[" in opening[0]:
-                return _value(body, key.end(), key.end() + self._size)
+                return _value(body, place, place + self._size)
         return b""
 
 
