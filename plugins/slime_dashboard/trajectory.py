@@ -81,46 +81,46 @@ class TrajectoryData:
     async def _retokenised(self, request: Request) -> Response:
         _, source, turns = self._find(request)
         turn = _turn(request, turns)
+        client, threads = _address(request), self._router.threads
         encoder: TextEncoder | None = self._router.components.find("encoder")
-        context = source.context(turn, turns)
-        ids = context.record.tokens
-        if encoder is None or len(ids) > _MOST_COMPARED:
-            why = (
-                "no plugin offers a tokenizer"
-                if encoder is None
-                else f"the branch has more than {_MOST_COMPARED:,} tokens"
-            )
-            return _answer_of({"compared": False, "why": why})
-        client = _address(request)
-        text = await self._router.threads.run(lambda: source.spell(ids.tolist()), client)
+        if encoder is None:
+            return _not_compared("no plugin offers a tokenizer")
+        record = (await threads.run(lambda: source.context(turn, turns), client)).record
+        if len(record.tokens) > _MOST_COMPARED:
+            return _not_compared(f"the branch has more than {_MOST_COMPARED:,} tokens")
+
+        def spelt() -> tuple[list[int], str, Pieces | None]:
+            ids = record.tokens.tolist()
+            return ids, source.spell(ids), self._read_pieces(source)
+
+        ids, text, pieces = await threads.run(spelt, client)
         try:
-            packed = await encoder.encode(text, begins=True, client=client)
+            again = array("i", await encoder.encode(text, begins=True, client=client))
         except BadRequest as error:
-            return _answer_of({"compared": False, "why": str(error)})
-        again = array("i", packed)
+            return _not_compared(str(error))
+        if pieces is None:
+            return _not_compared("the bytes of the tokens are not known")
+        # In steps on the event loop: a thread would hold the interpreter's lock for longer than a step takes.
+        found = await self._router.long_work.run(compared(ids, again, pieces.of), client)
+        if found is None:
+            return _not_compared("the bytes of a token are not known, or the new tokens spell another text")
 
         def read() -> dict[str, Any]:
-            pieces = self._read_pieces(source)
-            found = compared(ids.tolist(), again, pieces.of) if pieces is not None else None
-            if pieces is None or found is None:
-                return {
-                    "compared": False,
-                    "why": "the bytes of a token are not known, or the new tokens spell another text",
-                }
-            mask = context.record.loss_mask
             return {
                 "compared": True,
                 "tokens": len(ids),
                 "again": found.again,
                 "changed": found.changed,
-                "changed_trained": sum(int(mask[one.start : one.end].sum()) for one in found.places),
+                "changed_trained": sum(
+                    int(record.loss_mask[one.start : one.end].sum()) for one in found.places
+                ),
                 "place_count": len(found.places),
                 "places": [
                     {
                         "start": one.start,
                         "end": one.end,
                         "again_count": len(one.again),
-                        "recorded": _spelt(ids[one.start : one.end].tolist(), pieces),
+                        "recorded": _spelt(ids[one.start : one.end], pieces),
                         "again": _spelt(one.again, pieces),
                     }
                     for one in found.places[:_MOST_PLACES]
@@ -170,6 +170,10 @@ def _spelt(ids: Sequence[int], pieces: Pieces) -> list[dict[str, Any]]:
         }
         for one, piece in shown
     ]
+
+
+def _not_compared(why: str) -> Response:
+    return _answer_of({"compared": False, "why": why})
 
 
 def _answer_of(document: dict[str, Any]) -> Response:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models
 
+from slime_dashboard import trajectory_retokenised
 from slime_dashboard.trajectory_pieces import Piece, Pieces
-from slime_dashboard.trajectory_retokenised import Place, compared
+from slime_dashboard.trajectory_retokenised import Comparison, Place
 from slime_engine.tokenizer import EngineTokenizer, corpus_documents, train_tokenizer
 
 TOKENIZER = train_tokenizer(corpus_documents()[:40])
@@ -40,6 +41,28 @@ class Written:
         return Piece(text if isinstance(text, str) else None, raw)
 
 
+def compared(
+    recorded: Sequence[int], again: Sequence[int], piece: Callable[[int], Piece]
+) -> Comparison | None:
+    """Run all steps of the comparison."""
+    found, _ = in_steps(recorded, again, piece)
+    return found
+
+
+def in_steps(
+    recorded: Sequence[int], again: Sequence[int], piece: Callable[[int], Piece]
+) -> tuple[Comparison | None, int]:
+    """Run the comparison. Returns its result, and the number of its steps."""
+    steps = trajectory_retokenised.compared(recorded, again, piece)
+    number = 1
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value, number
+        number += 1
+
+
 def replaced(recorded: Sequence[int], places: Sequence[Place]) -> list[int]:
     made = list(recorded)
     for one in reversed(places):
@@ -63,12 +86,31 @@ def test_replacing_all_places_gives_the_tokens_of_the_text(recorded: list[int]) 
             assert old[-1:] != new[-1:]
 
 
+def test_a_long_comparison_has_many_steps() -> None:
+    """The event loop runs it, and other requests between its steps."""
+    written = Written("a ", "th", "ink", "think")
+    found, steps = in_steps([0, 1, 2] * 4000, [0, 3] * 4000, written)
+    assert found is not None
+    assert (len(found.places), found.changed) == (4000, 8000)
+    assert steps > 20_000 / 256
+
+
 def test_only_the_tokens_between_two_common_boundaries_differ() -> None:
     written = Written("a ", "th", "ink", "think", " b", "th", "e", "the")
     found = compared([0, 1, 2, 4, 5, 6], [0, 3, 4, 7], written)
     assert found is not None
     assert found.places == (Place(1, 3, (3,)), Place(4, 6, (7,)))
     assert (found.changed, found.again) == (4, 4)
+
+
+def test_broken_bytes_at_the_end_belong_to_a_recorded_token() -> None:
+    written = Written("a", b"b\xff", "b", b"\xef\xbf", b"\xbd")
+    found = compared([0, 1], [0, 2, 3, 4], written)
+    assert found is not None
+    assert found.places == (Place(1, 2, (2, 3, 4)),)
+    found = compared([0, 2, 3, 4], [0, 2], written)
+    assert found is not None
+    assert found.places == (Place(2, 4, ()),)
 
 
 def test_a_character_of_several_tokens_is_one_place() -> None:
