@@ -106,6 +106,35 @@ async def test_a_branch_can_be_chosen(start: Start, chromium: Browser) -> None:
         assert await chromium.js(path) == ["0", "1", "3"]
 
 
+async def test_the_tree_is_one_tab_stop_and_arrow_keys_move_in_it(start: Start, chromium: Browser) -> None:
+    async with start(*RECORDING) as running:
+        await branched(running, "a")
+        await opened(chromium, running, "a")
+        stops = "return [...document.querySelectorAll('#tree [tabindex=\"0\"]')].map((one) => one.dataset.turn ?? null)"
+        assert await chromium.js(stops) == ["4"]
+        assert (
+            await chromium.js("return document.querySelectorAll('[role=tree] [role=treeitem]').length") == 6
+        )
+        row = "return document.activeElement.dataset.turn ?? document.activeElement.className"
+        await chromium.js("document.querySelector('#tree [tabindex=\"0\"]').focus()")
+        visited = []
+        for key in (HOME, RIGHT, RIGHT, RIGHT, DOWN, LEFT, LEFT, UP, UP, END):
+            await chromium.press(key)
+            visited.append(await chromium.js(row))
+        assert visited == ["0", "shared", "1", "3", "2", "shared", "0", "0", "0", "4"]
+        assert await chromium.js(stops) == ["4"]
+        await chromium.press(UP + UP + UP)
+        assert await chromium.js(row) == "1"
+        await chromium.press("\ue007")
+        await chromium.until_text("#branch-title", "turn 1")
+        assert await chromium.js(row) == "1", "a choice keeps the focus"
+        assert await chromium.js(stops) == ["1"]
+        selected = (
+            "return [...document.querySelectorAll('[aria-selected=true]')].map((one) => one.dataset.turn)"
+        )
+        assert await chromium.js(selected) == ["1"]
+
+
 async def test_modes_have_their_legends(start: Start, chromium: Browser) -> None:
     async with start(*RECORDING) as running:
         await branched(running, "a")

@@ -54,7 +54,7 @@ export function pathTo(turns, number) {
   return path;
 }
 
-/** Draw the tree of `turns` into `parent`. `choose` is called with the number of a turn. */
+/** Draw the tree of `turns` into `parent`, as ARIA's tree: one tab stop. `choose` is called with the number of a turn. */
 export function drawTree(parent, turns, chosen, choose) {
   const rows = rowsOf(turns);
   const path = pathTo(turns, chosen);
@@ -90,15 +90,44 @@ export function drawTree(parent, turns, chosen, choose) {
     if (row.turn) add("circle", { cx: x(row), cy: y(place), r: row.turn.number === chosen ? 7 : 5, class: kind });
     else add("rect", { x: x(row) - 5, y: y(place) - 5, width: 10, height: 10, rx: 2, class: kind });
   });
-  const list = element("ol", { class: "rows" });
+  const list = element("ol", { class: "rows", role: "tree", "aria-labelledby": "turns-title" });
   rows.forEach((row, place) => list.append(rowElement(row, on[place], chosen, choose, x(row))));
+  const items = [...list.querySelectorAll("[role=treeitem]")];
+  const current = Math.max(0, rows.findIndex((row) => row.turn?.number === chosen));
+  if (items.length) items[current].tabIndex = 0;
+  list.addEventListener("keydown", (event) => moveFocus(event, rows, items));
+  const hadFocus = parent.contains(document.activeElement);
   parent.replaceChildren(svg, list);
+  if (hadFocus) items[current]?.focus({ preventScroll: true });
+}
+
+/** Move the focus from row to row: ArrowLeft leads to the row that this one continues, ArrowRight to the first one after it. */
+function moveFocus(event, rows, items) {
+  const at = items.indexOf(event.target);
+  if (at < 0 || event.ctrlKey || event.metaKey || event.altKey) return;
+  const to = {
+    ArrowUp: at - 1,
+    ArrowDown: at + 1,
+    ArrowLeft: rows[at].parent,
+    ArrowRight: rows.findIndex((row) => row.parent === at),
+    Home: 0,
+    End: items.length - 1,
+  }[event.key];
+  if (to === undefined) return;
+  event.preventDefault();
+  if (!items[to]) return;
+  for (const item of items) item.tabIndex = -1;
+  items[to].tabIndex = 0;
+  items[to].focus();
 }
 
 function rowElement(row, isOn, chosen, choose, indent) {
   const { turn } = row;
+  const place = { role: "treeitem", "aria-level": row.depth + 1, tabindex: -1 };
   if (!turn) {
-    const item = element("li", { class: "shared" }, element("span", { class: "row-title" }, "Shared prompt"), element("span", { class: "row-meta" }, `${count(row.prompt.prompt_tokens, "token")}, several answers`));
+    const title = element("span", { class: "row-title" }, "Shared prompt");
+    const meta = element("span", { class: "row-meta" }, `${count(row.prompt.prompt_tokens, "token")}, several answers`);
+    const item = element("li", { role: "none" }, element("div", { class: "shared", ...place }, title, meta));
     item.style.paddingLeft = `${indent + 23}px`;
     return item;
   }
@@ -111,7 +140,9 @@ function rowElement(row, isOn, chosen, choose, indent) {
     "button",
     {
       type: "button",
+      ...place,
       class: isOn ? "turn on" : "turn",
+      "aria-selected": String(turn.number === chosen),
       "aria-current": turn.number === chosen ? "true" : null,
       onclick: () => choose(turn.number),
       dataset: { turn: turn.number },
@@ -120,7 +151,7 @@ function rowElement(row, isOn, chosen, choose, indent) {
     element("span", { class: "row-text" }, turn.preview ? quoted(turn.preview).slice(1, -1) : "no text"),
     element("span", { class: "row-meta", title: meta }, meta),
   );
-  const item = element("li", {}, button);
+  const item = element("li", { role: "none" }, button);
   item.style.paddingLeft = `${indent + 10}px`;
   return item;
 }
