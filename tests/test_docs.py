@@ -287,7 +287,8 @@ def routes_of_the_core() -> set[tuple[str, str]]:
 
 
 def routes_of_plugins() -> set[tuple[str, str]]:
-    names = [*_FIRST, *(name for name in PLUGINS if name not in _FIRST)]
+    # state needs a directory, and has no routes
+    names = [*_FIRST, *(name for name in PLUGINS if name not in (*_FIRST, "state"))]
     router, _ = build(["--no-default-plugins", *(part for name in names for part in ("--plugin", name))])
     found = [route for _, routes in router.hooks.routes for route in routes(router)]
     return {(method, _plain(route)) for route in found for method in _methods(route)}
@@ -354,7 +355,8 @@ async def test_each_documented_route_answers_as_documented(start: Start) -> None
     assert worker.requests == []
     for method, path, answer in answers:
         told = section_of(method, path)
-        assert not answer.is_error, f"{method} {path}: {answer.text}"
+        names_another = path == "/trajectories"  # of one session
+        assert answer.is_error == names_another, f"{method} {path}: {answer.text}"
         assert re.search(rf"\b{answer.status_code}\b", told), f"{method} {path}: {answer.status_code}"
         if answer.headers.get("content-type") != "application/json":
             continue

@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio
 
 from router_core import Exchange, Worker, hookimpl
-from router_core.errors import BadRequest
+from router_core.errors import BadRequest, SettingsError
 from router_core.router import Router
 from router_core.weights import WeightUpdate
 from router_core.workers import JOINING, WorkerChange
@@ -37,14 +37,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def make_plugin(options: argparse.Namespace) -> State:
-    """The plugin with the flags of the command line."""
+    """Return the plugin with the flags of the command line. Raises SettingsError without a directory."""
+    if options.state_dir is None:
+        raise SettingsError("--plugin state needs --state-dir DIR, the directory to keep the workers in")
     return State(options.state_dir)
 
 
 class State:
-    """Writes the whole state at each change, since changes are rare. Without ``path`` it writes nothing."""
+    """Writes the whole state at each change, since changes are rare."""
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
         self._directory: StateDirectory | None = None
         self._router: Router | None = None
@@ -53,8 +55,6 @@ class State:
     @hookimpl
     def setup(self) -> None:
         """Lock the directory, and read the saved state. Raises StartupError."""
-        if self._path is None:
-            return
         self._directory = StateDirectory(self._path)
         try:
             self._snapshot = self._directory.read()
@@ -65,10 +65,7 @@ class State:
     @hookimpl(trylast=True)  # the other lifespans are open, so their plugins see the workers restored
     @asynccontextmanager
     async def lifespan(self, router: Router) -> AsyncIterator[None]:
-        if self._directory is None:
-            logger.warning("the plugin state keeps nothing: it was given no --state-dir")
-            yield
-            return
+        assert self._directory is not None  # from setup
         await self._restore(router, self._snapshot)
         self._router = router
         try:

@@ -60,9 +60,9 @@ def test_plugins_may_be_named_in_any_order(order: str) -> None:
 
 
 def test_order_without_needs_is_that_of_the_command_line() -> None:
-    names = ["r3", "state", "engine", "radix_cache"]
+    names = ["r3", "engine", "radix_cache"]
     router, _ = build([word for name in names for word in ("--plugin", name)])
-    assert router.hooks.plugins[-4:] == names
+    assert router.hooks.plugins[-3:] == names
 
 
 def test_plugin_of_another_distribution_may_require_and_provide(folder: Path) -> None:

@@ -369,15 +369,6 @@ def test_a_directory_that_cannot_be_used_ends_the_start(tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_without_a_directory_nothing_is_kept_and_that_is_said(
-    start: Start, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with start("--plugin", "state") as running:
-        await running.client.post("/workers", json={"url": "http://127.0.0.1:9"})
-    assert "the plugin state keeps nothing: it was given no --state-dir" in caplog.messages
-
-
-@pytest.mark.anyio
 async def test_a_version_of_the_file_that_is_well_is_taken(start: Start, tmp_path: Path) -> None:
     """The table above is only as good as the file that it spoils."""
     (tmp_path / "workers.json").write_bytes(orjson.dumps(FILE))
