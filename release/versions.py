@@ -11,6 +11,7 @@ __all__ = ["set_version", "version_faults"]
 _PLACES = (
     ("pyproject.toml", r'^version = "(.+)"$'),
     ("docs/openapi.yaml", r"^  version: (\S+)$"),
+    ("docs/deploy/kubernetes.md", r"^    image: \{repository: \S+, tag: (\S+)\}$"),
     ("deploy/Dockerfile", r"^ARG VERSION=(\S+)$"),
     ("deploy/helm/slime-router/Chart.yaml", r"^version: (\S+)$"),
     ("deploy/helm/slime-router/Chart.yaml", r"^appVersion: (\S+)$"),

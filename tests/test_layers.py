@@ -238,6 +238,12 @@ def test_plugins_do_not_know_each_other() -> None:
     assert not offences, told(offences)
 
 
+def test_authors_of_plugins_are_told_each_library() -> None:
+    page = (ROOT / "docs" / "writing-a-plugin.md").read_text()
+    (sentence,) = re.findall(r"It may import the libraries (.+?)\. ", page)
+    assert set(re.findall(r"`(\w+)`", sentence)) == set(LIBRARIES)
+
+
 def test_plugins_import_public_names_of_the_core() -> None:
     """Those that a module has in ``__all__``: they are the API, for plugins of others too."""
     private = [

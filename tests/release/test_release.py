@@ -119,6 +119,7 @@ def test_a_new_version_is_written_wherever_the_version_is(tmp_path: Path) -> Non
     assert version_faults(ROOT, old) == []
     places = (
         "pyproject.toml",
+        "docs/deploy/kubernetes.md",
         "docs/openapi.yaml",
         "deploy/Dockerfile",
         "deploy/kubernetes/kustomization.yaml",
@@ -128,7 +129,7 @@ def test_a_new_version_is_written_wherever_the_version_is(tmp_path: Path) -> Non
         shutil.copy(ROOT / name, tmp_path / name)
     set_version(tmp_path, "12.3.4rc1")
     assert version_faults(tmp_path, "12.3.4rc1") == []
-    assert len(version_faults(tmp_path, old)) == 6
+    assert len(version_faults(tmp_path, old)) == 7
     assert old not in (tmp_path / "docs/openapi.yaml").read_text()
 
 
