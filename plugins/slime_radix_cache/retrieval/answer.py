@@ -200,10 +200,12 @@ def inexact_reason(match: Match, text: bytes, record: Record, losses: Callable[[
 
     - ``cut_inside_token``: the text ends within a sampled token; the rest was tokenised again.
     - ``evicted``: the text is lost; or the session lost a response, and only other sessions have this text.
-    - ``uncovered_text``: no engine has consumed the end of the text in this context.
+    - ``uncovered_text``: no engine has consumed the end of the text in this context, or the text is empty.
     - ``other_session``: only another session sampled this.
     - the reasons of :func:`reason_of_record`.
     """
+    if not text:
+        return "uncovered_text"
     if match.others is not None:
         lost = losses()
         if lost.session and (lost.text or match.others == "asked"):

@@ -27,6 +27,16 @@ pytestmark = pytest.mark.anyio
 MINE, LAST = [5, 6], [7, 8]
 
 
+@pytest.mark.parametrize("session", ["s", None])
+async def test_an_empty_text_is_not_exact(client: Client, session: str | None) -> None:
+    """No engine consumed or sampled anything of it, before and after a generation."""
+    for _ in range(2):
+        answer = await client.retrieve("", session_id=session)
+        assert (answer["exact"], answer["inexact_reason"]) == (False, "uncovered_text")
+        assert (answer["tokens"], answer["loss_mask"], answer["rollout_logp"]) == ([], [], [])
+        await client.generate(PROMPT, MINE, "s")
+
+
 async def test_candidates_of_a_cut_text_count_all_that_read_so(client: Client) -> None:
     tokenizer = client.engine.tokenizer
     for words in (tokenizer.encode("harbour"), in_pieces(client, "harbour")):
