@@ -187,7 +187,8 @@ class Guard:
 
     async def authorize(self, scope: Scope) -> AuthDecision:
         """Authorize the request of ``scope``, and remove the router's keys and tokens from its headers."""
-        caller, scope["headers"] = self._keys.shown(scope["headers"])
+        sent = scope["headers"]
+        caller, scope["headers"] = self._keys.shown(sent)
         needed = self.needed(scope)
         if self._tokens is not None:
             token, scope["headers"] = self._tokens.shown(scope["headers"])
@@ -196,7 +197,9 @@ class Guard:
                     caller = max(await self._tokens.caller(token), caller, key=_level)
                 except HTTPError as refusal:
                     return AuthDecision(caller, needed, refusal)
-        return AuthDecision(caller, needed, None if caller.level >= needed else _refusal(caller, needed))
+        return AuthDecision(
+            caller, needed, None if caller.level >= needed else _refusal(caller, needed, sent)
+        )
 
     def needed(self, scope: Scope) -> Level:
         """Return the level that the request of ``scope`` needs."""
@@ -212,12 +215,19 @@ class Guard:
         return Level.TRAFFIC if _OPENAI.fullmatch(raw) else Level.ADMIN
 
 
-def _refusal(caller: Caller, needed: Level) -> HTTPError:
+def _refusal(caller: Caller, needed: Level, sent: Headers) -> HTTPError:
+    """Return the error for ``caller``, whose request came with the headers ``sent``. It holds no part of a key."""
     if caller.name is not None:
         return Forbidden("this needs the router's admin key (--admin-api-key), or the role admin")
-    return Unauthorized(
-        f"wanted the router's {'admin ' * (needed is Level.ADMIN)}key: Authorization: Bearer KEY"
-    )
+    wanted = f"the router's {'admin ' * (needed is Level.ADMIN)}key: Authorization: Bearer KEY"
+    given = [value.split() for name, value in sent if name == b"authorization"]
+    if not given:
+        got = "no Authorization header"
+    elif any(len(words) == 2 and words[0].lower() == b"bearer" for words in given):
+        got = "a key that the router does not know"
+    else:
+        got = "an Authorization header of another form"
+    return Unauthorized(f"wanted {wanted}; got {got}")
 
 
 def _for_control(path: str, method: str) -> Level:

@@ -29,7 +29,9 @@ class Refusals:
     def add(self, scope: Scope, refusal: HTTPError, caller: str | None = None) -> None:
         """Log that ``refusal`` answers the request of ``scope``. The line has no header, query or body."""
         host, _ = scope.get("client") or ("?", 0)
-        why = _reason(scope, refusal, caller)
+        why = str(refusal)[:_MAX_CHARS]
+        if caller is not None:
+            why = f"{caller[:_MAX_CHARS]}: {why}"
         now = self._clock()
         last, more = self._known.pop((host, why), (-_AGAIN_S, 0))
         if now < last + _AGAIN_S:
@@ -43,15 +45,3 @@ class Refusals:
         logger.warning(
             "refused %s %s from %s (%d): %s%s", scope["method"], path, host, refusal.status, why, again
         )
-
-
-def _reason(scope: Scope, refusal: HTTPError, caller: str | None) -> str:
-    why = str(refusal)[:_MAX_CHARS]
-    if caller is not None:
-        return f"{caller[:_MAX_CHARS]}: {why}"
-    if refusal.status != 401:
-        return why
-    # The router's own keys and tokens are removed by now.
-    if any(name == b"authorization" for name, _ in scope["headers"]):
-        return f"{why}; it has another key"
-    return f"{why}; it has none" if why.startswith("wanted") else why

@@ -62,7 +62,10 @@ def main(argv: Sequence[str]) -> int:
         if not least <= value < float("inf"):
             raise SettingsError(f"--{name.replace('_', '-')}: wanted {least} or more, got {value}")
     real = ("--engine-backend", "transformers", "--engine-model", options.model) if options.model else ()
-    _, app = build((*_ROUTER, *real))
+    try:
+        _, app = build((*_ROUTER, *real))
+    except SettingsError as error:
+        raise SettingsError(_in_own_flags(str(error))) from None
     sampling = Sampling(options.temperature, options.max_new_tokens)
     console = Console(stderr=True, quiet=options.json)
     result: dict[str, Any] | None = None
@@ -79,6 +82,11 @@ def main(argv: Sequence[str]) -> int:
     else:
         show(result, Console())
     return 0 if result["exact"] == result["trajectories"] else 1
+
+
+def _in_own_flags(message: str) -> str:
+    """Return ``message`` about the engine's flags with the demo's flag in their place."""
+    return message.replace("--engine-backend transformers", "--model").replace("--engine-model", "--model")
 
 
 def _first(failed: BaseException) -> BaseException:

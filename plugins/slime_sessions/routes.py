@@ -76,8 +76,7 @@ class SessionRoutes:
         return [
             Route("/sessions", self._create, methods=["POST"]),
             Route("/sessions/{session:path}/samples", self._samples, methods=["POST"]),
-            Route("/sessions/{session:path}", self._show, methods=["GET"]),
-            Route("/sessions/{session:path}", self._delete, methods=["DELETE"]),
+            Route("/sessions/{session:path}", self._one, methods=["GET", "DELETE"]),
         ]
 
     async def _create(self, request: Request) -> Response:
@@ -91,6 +90,10 @@ class SessionRoutes:
             raise BadRequest('"sampling_params" of a session have no effect: send them with each request')
         session = self._created.create(name)
         return JSON({"session_id": session})
+
+    async def _one(self, request: Request) -> Response:
+        """Show or delete a session. It is one route, so that a 405 names both methods."""
+        return await (self._delete if request.method == "DELETE" else self._show)(request)
 
     async def _show(self, request: Request) -> Response:
         session, source, turns = self._find(request)

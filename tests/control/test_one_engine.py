@@ -83,11 +83,18 @@ async def test_the_metrics_of_one_engine_are_not_the_routers(path: str) -> None:
     assert worker.got == []
 
 
-async def test_vllms_control_calls_say_so() -> None:
-    async with steering(Steered()) as running:
-        answer = await running.client.post("/pause?mode=keep")
-    assert answer.status_code == 501
-    assert "vLLM's" in answer.json()["error"]["message"]
+async def test_vllms_control_calls_name_those_of_sglang() -> None:
+    like = {"/pause?mode=keep": "/pause_generation", "/resume": "/continue_generation"}
+    like |= {"/sleep": "/release_memory_occupation", "/update_weights": "/update_weights_from_distributed"}
+    worker = Steered()
+    async with steering(worker) as running:
+        for path, own in like.items():
+            answer = await running.client.post(path)
+            assert (answer.status_code, own in CALLS) == (501, True)
+            message = answer.json()["error"]["message"]
+            assert "vLLM's" in message
+            assert message.endswith(f"; theirs is POST {own}")
+    assert worker.got == []
 
 
 async def test_what_any_engine_may_answer_reaches_one() -> None:

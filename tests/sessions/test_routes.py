@@ -75,6 +75,13 @@ async def test_an_unknown_session_is_not_found(start: Start) -> None:
             assert (answer.status_code, answer.json()["error"]["code"]) == (404, "SESSION_NOT_FOUND")
 
 
+async def test_a_wrong_method_is_told_all_methods(start: Start) -> None:
+    async with start() as running:
+        answer = await running.client.put("/sessions/a")
+        assert answer.status_code == 405
+        assert set(answer.headers["allow"].split(", ")) == {"DELETE", "GET", "HEAD"}
+
+
 async def test_without_a_recorder_there_are_sessions_and_no_records(start: Start) -> None:
     worker = Recording()
     async with serving(worker) as url, start("--worker-urls", url) as running:

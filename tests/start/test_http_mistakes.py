@@ -29,6 +29,7 @@ PLAIN: list[Row] = [
         "start the router with --plugin radix_cache",
     ),
     ("GET /trajectories/ada", None, {}, 501, "/trajectories/ada belongs to the plugin radix_cache"),
+    ("GET /trajectories", None, {}, 501, "/trajectories belongs to the plugin radix_cache"),
     ("GET /cache_stats", None, {}, 501, "--plugin radix_cache --hf-checkpoint PATH"),
     ("GET /sessions/ada", None, {}, 501, "nothing is recorded without --plugin radix_cache"),
     ("POST /generate", b"{", {}, 400, "not JSON"),
@@ -74,6 +75,7 @@ RECORDING: list[Row] = [
     ("POST /retrieve_from_text", None, {}, 400, "the body is not JSON"),
     ("POST /retrieve_from_text", {"txt": "x"}, {}, 400, '"text" must be a string, got nothing'),
     ("GET /retrieve_from_text", None, {}, 405, "Method Not Allowed: wanted POST"),
+    ("GET /trajectories", None, {}, 404, "wanted the name of a session: GET /trajectories/SESSION"),
     ("GET /trajectories/ada", None, {}, 404, "no response is recorded under this name; check the name"),
     ("POST /v1/chat/completions", {}, {}, 400, "Missing required parameter: 'messages'"),
     (
@@ -86,9 +88,16 @@ RECORDING: list[Row] = [
     ("POST /v1/completions", {"messages": []}, {}, 400, "Missing required parameter: 'prompt'"),
 ]
 LOCKED: list[Row] = [
-    ("POST /generate", {"text": "x"}, {}, 401, "wanted the router's key: Authorization: Bearer KEY"),
-    ("POST /generate", {"text": "x"}, {"authorization": "key"}, 401, "Authorization: Bearer KEY"),
-    ("POST /generate", {"text": "x"}, {"authorization": "Bearer other"}, 401, "wanted the router's key"),
+    (
+        "POST /generate",
+        {"text": "x"},
+        {},
+        401,
+        "wanted the router's key: Authorization: Bearer KEY; got no Authorization header",
+    ),
+    ("POST /generate", {"text": "x"}, {"authorization": "key"}, 401, "got an Authorization header of another form"),
+    ("POST /generate", {"text": "x"}, {"authorization": "Bearer other"}, 401, "a key that the router does not know"),
+    ("POST /flush_cache", None, {"authorization": "Bearer other"}, 401, "wanted the router's admin key: "),
     ("POST /add_worker?url=http://a:1", None, {"authorization": "Bearer key"}, 403, "the router's admin key"),
     (
         "POST /generate", {"text": "x"}, {"authorization": "Bearer key"}, 503,

@@ -109,6 +109,7 @@ MISTAKES = {
     "--config list.conf": f"--plugin: wanted a name, got '' {LISTED}",
     "--config junk.conf": "junk.conf: unknown key '{{{'; wanted name = value, as --help shows the names",
     "--log-dir plain.txt": "--log-dir: wanted a directory, got plain.txt: File exists",
+    "--plugin state": "--plugin state needs --state-dir DIR, the directory to keep the workers in",
     "--plugin state --state-dir plain.txt": "--state-dir: wanted a directory, got plain.txt: File exists",
     "--plugin engine --plugin radix_cache --trajectory-log plain.txt": "--trajectory-log: wanted a"
     " directory, got plain.txt:",
@@ -120,7 +121,8 @@ MISTAKES = {
     " directory; wanted a",
     "--plugin radix_cache --hf-checkpoint plain.txt": "--hf-checkpoint plain.txt: not a directory;"
     " wanted a directory",
-    "--plugin radix_cache --hf-checkpoint empty": "--hf-checkpoint empty: cannot load a tokenizer: ",
+    "--plugin radix_cache --hf-checkpoint empty": "--hf-checkpoint empty: no tokenizer files in this directory;"
+    " wanted tokenizer.json (or tokenizer.model, or vocab.json and merges.txt) and tokenizer_config.json",
     # URLs
     "--worker-urls 10.0.0.1:1": "--worker-urls: wanted a worker URL such as http://10.0.0.7:30001,"
     " one, without a path;"

@@ -35,6 +35,21 @@ _SESSION = (
     "open it at one engine, and generate there; the router keeps a conversation on its worker by X-Session-Id"
 )
 _VLLM = "it is vLLM's, and the router steers SGLang's engines only"
+#: SGLang's call for each of vLLM's, where it has one.
+_OWN_OF_VLLM = {
+    "/abort_requests": "/abort_request",
+    "/finish_weight_update": "/end_weight_update",
+    "/init_weight_transfer_engine": "/init_weights_update_group",
+    "/pause": "/pause_generation",
+    "/reset_prefix_cache": "/flush_cache",
+    "/resume": "/continue_generation",
+    "/sleep": "/release_memory_occupation",
+    "/start_weight_update": "/begin_weight_update",
+    "/update_weights": "/update_weights_from_distributed",
+    "/v1/load_lora_adapter": "/load_lora_adapter",
+    "/v1/unload_lora_adapter": "/unload_lora_adapter",
+    "/wake_up": "/resume_memory_occupation",
+}
 _UPDATE = "/update_weights_from_disk, _tensor, _distributed and _ipc go to all engines"
 
 _INSTEAD = {
@@ -56,19 +71,12 @@ _INSTEAD = {
         ("/init_weights_send_group_for_remote_instance", "/send_weights_to_remote_instance"),
         f"{_EACH}; {_UPDATE}",
     ),
-    **dict.fromkeys(
-        (
-            "/abort_requests", "/collective_rpc", "/finish_weight_update", "/init_weight_transfer_engine",
-            "/is_paused", "/is_sleeping", "/pause", "/reset_mm_cache", "/reset_prefix_cache", "/resume",
-            "/scale_elastic_ep", "/sleep", "/start_weight_update", "/update_weights", "/v1/load_lora_adapter",
-            "/v1/unload_lora_adapter", "/wake_up",
-        ),
-        _VLLM,
-    ),
+    **dict.fromkeys(("/collective_rpc", "/is_paused", "/is_sleeping", "/reset_mm_cache", "/scale_elastic_ep"), _VLLM),
+    **{path: f"{_VLLM}; theirs is POST {own}" for path, own in _OWN_OF_VLLM.items()},
 }  # fmt: skip
 #: Paths of plugins; a router that has the plugin answers them itself.
 _RECORDS = ("/retrieve_from_text", "/retrieve_from_messages_template", "/cache_stats")
-_TRAJECTORIES = "/trajectories/"
+_TRAJECTORIES = "/trajectories"
 _TREES = ("/dumper/", "/hicache/")
 
 
@@ -82,7 +90,7 @@ def not_steered(path: str) -> HTTPError:
 
 def not_loaded(path: str) -> HTTPError | None:
     """Return the error for a ``path`` of a plugin that is not loaded; None for other paths."""
-    if path not in _RECORDS and not path.startswith(_TRAJECTORIES):
+    if path not in _RECORDS and path != _TRAJECTORIES and not path.startswith(f"{_TRAJECTORIES}/"):
         return None
     return PluginNotLoaded(
         f"{path[:200]} belongs to the plugin radix_cache, which is not loaded: start the router with"

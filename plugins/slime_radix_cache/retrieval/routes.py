@@ -12,6 +12,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response as HTTPResponse
 from starlette.routing import Route
 
+from router_core.errors import SessionNotFound
 from router_core.exchange import SessionSource, client_of, session_of
 from router_core.request import Request
 from slime_fairness.turns import FairThreads, FairTurns
@@ -195,12 +196,16 @@ class Retrieval:
             size = sum(leaf.tokens for leaf in leaves)
             return await self._written(format, _MANY if rows.names else size, write, _address(request))
 
+        async def no_session(_: HTTPRequest) -> HTTPResponse:
+            raise SessionNotFound("wanted the name of a session: GET /trajectories/SESSION")
+
         async def cache_stats(_: HTTPRequest) -> HTTPResponse:
             return HTTPResponse(orjson.dumps(stats()), media_type=JSON.media_type)
 
         return [
             Route("/retrieve_from_text", retrieve_from_text, methods=["POST"]),
             Route("/retrieve_from_messages_template", retrieve_from_messages_template, methods=["POST"]),
+            Route("/trajectories", no_session, methods=["GET"]),
             Route("/trajectories/{session:path}", trajectories, methods=["GET"]),
             Route("/cache_stats", cache_stats, methods=["GET"]),
         ]

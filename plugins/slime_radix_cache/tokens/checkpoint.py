@@ -21,6 +21,8 @@ _CONFIGS = ("config.json", "generation_config.json")
 _END_OF_MESSAGE = "<|eom_id|>"
 #: A model on the Hugging Face Hub: ``name``, or ``organization/name``.
 _MODEL_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+#: Names of files, one of which each tokenizer has.
+_TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken.json")
 _WANTED = "a directory with tokenizer files, or the name of a model on the Hugging Face Hub"
 
 
@@ -50,6 +52,11 @@ def load_tokenizer(path: str) -> Tokenizer:
         if unreachable is not None:
             told = f"neither a directory here nor a model in the cache, and {unreachable}; wanted {_WANTED}"
             raise SettingsError(f"--hf-checkpoint {path}: {told}") from error
+        if is_local and not any(match for name in _TOKENIZER_FILES for match in Path(path).glob(name)):
+            raise SettingsError(
+                f"--hf-checkpoint {path}: no tokenizer files in this directory; wanted tokenizer.json (or"
+                " tokenizer.model, or vocab.json and merges.txt) and tokenizer_config.json of the engine's model"
+            ) from None
         first = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(":")
         raise SettingsError(
             f"--hf-checkpoint {path}: cannot load a tokenizer: {first}; wanted {_WANTED}"
