@@ -34,7 +34,8 @@ class Generation:
     """A request to an engine, and its fate. Times are in seconds.
 
     ``answer``: the prompt with the ``new_tokens`` behind it. ``cached``: tokens of the prompt that the cache had.
-    ``left``: tokens of the prompt that have to be prefilled yet. ``begun`` is called when the first token is there.
+    ``left``: tokens of the prompt that have to be prefilled yet; None before the cache was asked.
+    ``begun`` is called when the first token is there.
     """
 
     prompt: Text
@@ -46,80 +47,101 @@ class Generation:
     first_s: float = 0.0
     done_s: float = 0.0
     cached: int = 0
-    left: int = 0
+    left: int | None = None
 
 
 class Engine:
-    """Runs steps while it has requests. ``at(time, call)`` asks the simulation for a call at a time."""
+    """Runs steps while it has requests. ``at(time, call)`` asks the simulation for a call at a time.
 
-    def __init__(self, costs: Costs, at: Callable[[float, Callable[[float], None]], None]) -> None:
-        self._costs = costs
+    ``ranks`` have caches and queues of their own, and step together: a step takes as long as that of the slowest rank.
+    """
+
+    def __init__(
+        self, costs: Costs, at: Callable[[float, Callable[[float], None]], None], ranks: int = 1
+    ) -> None:
         self._at = at
-        self._waiting: deque[Generation] = deque()
-        self._running: list[
-            tuple[int, int, Generation]
-        ] = []  # a heap, by the step that samples the last token
-        self._cache: OrderedDict[int, None] = OrderedDict()
-        self._steps = 0
-        self._started = 0
+        self._ranks = [_Rank(costs) for _ in range(ranks)]
         self._is_busy = False
 
-    def send(self, generation: Generation, now: float) -> None:
+    def send(self, generation: Generation, now: float, rank: int = 0) -> None:
         """Queue ``generation``."""
-        self._waiting.append(generation)
+        self._ranks[rank].waiting.append(generation)
         if not self._is_busy:
             self._is_busy = True
             self._at(now, self._step)
 
     def _step(self, now: float) -> None:
-        """Prefill a chunk of the waiting prompts, and sample a token for each running request."""
-        costs = self._costs
-        begun, prefilled = self._prefill()
-        running = len(self._running) + len(begun)
-        took = prefilled / costs.prefill_per_s
-        if running:
-            took += costs.step_s + costs.per_running_s * running
-        self._steps += 1
+        steps = [rank.step() for rank in self._ranks]
+        then = now + max(took for took, _, _ in steps)
+        begun = [generation for _, started, _ in steps for generation in started]
+        over = [generation for _, _, ended in steps for generation in ended]
         for generation in begun:
-            generation.first_s = now + took
-            self._started += 1
-            last = self._steps + generation.new_tokens - 1
-            heapq.heappush(self._running, (last, self._started, generation))
-        over = []
-        while self._running and self._running[0][0] <= self._steps:
-            over.append(heapq.heappop(self._running)[2])
-        self._at(now + took, lambda then: self._end_step(then, begun, over))
-
-    def _prefill(self) -> tuple[list[Generation], int]:
-        """Return the requests whose prompts are now prefilled, and the tokens that the step prefills."""
-        begun: list[Generation] = []
-        budget = self._costs.chunk
-        while budget and self._waiting and len(self._running) + len(begun) < self._costs.running:
-            generation = self._waiting[0]
-            prompt = generation.prompt
-            if not generation.left:
-                generation.cached = min(self._match(prompt), prompt.tokens - 1)
-                generation.left = prompt.tokens - generation.cached
-            taken = min(budget, generation.left)
-            generation.left -= taken
-            budget -= taken
-            if not generation.left:
-                self._waiting.popleft()
-                self._store(prompt)
-                begun.append(generation)
-        return begun, self._costs.chunk - budget
+            generation.first_s = then
+        self._at(then, lambda now: self._end_step(now, begun, over))
 
     def _end_step(self, now: float, begun: list[Generation], over: list[Generation]) -> None:
         for generation in begun:
             generation.begun()
         for generation in over:
             generation.done_s = now
-            self._store(generation.answer)
             generation.done(generation)
-        if self._waiting or self._running:
+        if any(rank.waiting or rank.running for rank in self._ranks):
             self._step(now)
         else:
             self._is_busy = False
+
+
+class _Rank:
+    """The queue, the batch and the cache of one rank. ``running``: a heap, by the step that samples the last token."""
+
+    def __init__(self, costs: Costs) -> None:
+        self._costs = costs
+        self.waiting: deque[Generation] = deque()
+        self.running: list[tuple[int, int, Generation]] = []
+        self._cache: OrderedDict[int, None] = OrderedDict()
+        self._steps = 0
+        self._started = 0
+
+    def step(self) -> tuple[float, list[Generation], list[Generation]]:
+        """Prefill a chunk of the waiting prompts, and sample a token for each running request.
+
+        Returns the time that this takes, and the requests that get their first and their last token.
+        """
+        costs = self._costs
+        begun, prefilled = self._prefill()
+        sampled = len(self.running) + len(begun)
+        took = prefilled / costs.prefill_per_s
+        if sampled:
+            took += costs.step_s + costs.per_running_s * sampled
+        self._steps += 1
+        for generation in begun:
+            self._started += 1
+            last = self._steps + generation.new_tokens - 1
+            heapq.heappush(self.running, (last, self._started, generation))
+        over = []
+        while self.running and self.running[0][0] <= self._steps:
+            over.append(heapq.heappop(self.running)[2])
+            self._store(over[-1].answer)
+        return took, begun, over
+
+    def _prefill(self) -> tuple[list[Generation], int]:
+        """Return the requests whose prompts are now prefilled, and the tokens that the step prefills."""
+        begun: list[Generation] = []
+        budget = self._costs.chunk
+        while budget and self.waiting and len(self.running) + len(begun) < self._costs.running:
+            generation = self.waiting[0]
+            prompt = generation.prompt
+            if generation.left is None:
+                generation.cached = min(self._match(prompt), prompt.tokens - 1)
+                generation.left = prompt.tokens - generation.cached
+            taken = min(budget, generation.left)
+            generation.left -= taken
+            budget -= taken
+            if not generation.left:
+                self.waiting.popleft()
+                self._store(prompt)
+                begun.append(generation)
+        return begun, self._costs.chunk - budget
 
     def _match(self, prompt: Text) -> int:
         matched = 0

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from statistics import mean, quantiles
 
-from benchmarks.simulated.engine import Costs, Engine, Generation
+from benchmarks.simulated.engine import Costs, Generation
+from benchmarks.simulated.fleets import MakeFleet, Ranks, Servers
 from benchmarks.simulated.prompts import Text
 from benchmarks.simulated.workloads import Turn, Workload
 from router_core import Exchange, Worker
 from router_core.request import Request
-from slime_policies import Corrected, LeastInflight, Policy, PowerOfTwo
+from slime_policies import Policy
 
-__all__ = ["Outcome", "simulate"]
+__all__ = ["Outcome", "simulate", "simulate_fleet"]
 
 #: Clients begin this long after each other, in seconds.
 _APART_S = 0.000_2
@@ -26,11 +27,13 @@ _APART_S = 0.000_2
 class Outcome:
     """``hit_rate``: cached tokens, as a part of all tokens of prompts. ``ttft_p95_s``: time to the first token.
 
-    ``makespan_s``: until the last answer. ``imbalance``: requests of the busiest engine, as a multiple of the mean.
+    ``tpot_p95_s``: time between two tokens of an answer, its mean. ``makespan_s``: until the last answer.
+    ``imbalance``: requests of the busiest engine, as a multiple of the mean.
     """
 
     hit_rate: float
     ttft_p95_s: float
+    tpot_p95_s: float
     makespan_s: float
     imbalance: float
 
@@ -41,6 +44,7 @@ def simulate(
     *,
     engines: int = 8,
     costs: Costs = Costs(),  # noqa: B008  (frozen)
+    ranks: Ranks = Ranks(),  # noqa: B008  (frozen)
     seed: int = 0,
     names_lengths: bool = True,
 ) -> Outcome:
@@ -48,30 +52,29 @@ def simulate(
 
     ``names_lengths``: each request has the length of its answer as its ``max_new_tokens``.
     """
-    return _Simulation(make, workload, engines, costs, seed, names_lengths=names_lengths).run()
+    return simulate_fleet(
+        lambda clock, at: Servers(make(clock), engines, costs, at, ranks),
+        workload,
+        seed=seed,
+        names_lengths=names_lengths,
+    )
+
+
+def simulate_fleet(
+    make: MakeFleet, workload: Workload, *, seed: int = 0, names_lengths: bool = True
+) -> Outcome:
+    """Run ``workload`` with the fleet that ``make`` returns, and return what came of it."""
+    return _Simulation(make, workload, seed, names_lengths=names_lengths).run()
 
 
 class _Simulation:
-    def __init__(
-        self,
-        make: Callable[[Callable[[], float]], Policy],
-        workload: Workload,
-        engines: int,
-        costs: Costs,
-        seed: int,
-        *,
-        names_lengths: bool,
-    ) -> None:
+    def __init__(self, make: MakeFleet, workload: Workload, seed: int, *, names_lengths: bool) -> None:
         self._names_lengths = names_lengths
         self._now = 0.0
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._order = count()
-        self._policy = policy = make(lambda: self._now)
-        self._load = policy.load if isinstance(policy, LeastInflight | PowerOfTwo) else None
+        self._fleet = make(lambda: self._now, self.at)
         self._workload = workload
-        self._workers = tuple(Worker(f"http://10.0.0.{number}:30000") for number in range(1, engines + 1))
-        self._engines = {worker: Engine(costs, self.at) for worker in self._workers}
-        self._sent = dict.fromkeys(self._workers, 0)
         self._random = random.Random(seed)
         self._done: list[Generation] = []
 
@@ -93,10 +96,11 @@ class _Simulation:
             while self._events:
                 self._now, _, call = heapq.heappop(self._events)
                 call(self._now)
-        sent = self._sent.values()
+        sent = self._fleet.sent
         return Outcome(
             sum(each.cached for each in self._done) / sum(each.prompt.tokens for each in self._done),
-            quantiles((each.first_s - each.sent_s for each in self._done), n=20)[-1],
+            _p95(each.first_s - each.sent_s for each in self._done),
+            _p95((each.done_s - each.first_s) / max(1, each.new_tokens - 1) for each in self._done),
             self._now,
             max(sent) / mean(sent),
         )
@@ -104,34 +108,21 @@ class _Simulation:
     def ask(
         self, now: float, prompt: Text, turn: Turn, kept: Worker | None, done: Callable[[Generation], None]
     ) -> Worker | None:
-        """Send a request to ``kept``, or to the worker that the policy chooses. Returns the one to keep, if any."""
+        """Send a request. ``kept``: the worker of its session. Returns the one to keep, if any."""
         limit = b"%d" % turn.new_tokens if self._names_lengths else b"null"
         body = b'{"text": "%s", "sampling_params": {"max_new_tokens": %s}}' % (prompt.written(), limit)
-        exchange, load = Exchange(Request("POST", b"/generate", [], body), session=None), self._load
-        worker = kept or self._policy(exchange, self._workers)
-        worker.in_flight += 1
-        self._sent[worker] += 1
-        if load is not None:
-            load.count(exchange, worker)
-
-        def begun() -> None:
-            if load is not None:
-                load.begin(exchange)
+        exchange = Exchange(Request("POST", b"/generate", [], body), session=None)
 
         def ended(generation: Generation) -> None:
-            worker.in_flight -= 1
-            if kept is None and isinstance(self._policy, Corrected):
-                self._policy.answered(exchange, prompt.tokens, generation.cached)
-            exchange.close()
-            if load is not None:
-                load.mean_length.learn(generation.new_tokens)
             self._done.append(generation)
             done(generation)
 
-        answer = prompt.then(turn.new_tokens)
-        generation = Generation(prompt, turn.new_tokens, answer, now, ended, begun)
-        self._engines[worker].send(generation, now)
+        worker = self._fleet.send(now, exchange, prompt, turn.new_tokens, kept, ended)
         return worker if self._workload.has_sessions else None
+
+
+def _p95(values: Iterable[float]) -> float:
+    return quantiles(values, n=20)[-1]
 
 
 class _Client:
