@@ -51,7 +51,8 @@ class EvictionHeap:
         """Put a node at position ``at``, then move it up or down to its place."""
         nodes, priorities = self._nodes, self._priorities
         while at and priority < priorities[above := (at - 1) // 2]:
-            self._place(at, nodes[above], priorities[above])
+            nodes[at], priorities[at] = moved, _ = nodes[above], priorities[above]
+            moved.heap_index = at
             at = above
         size = len(nodes)
         while (below := 2 * at + 1) < size:
@@ -59,11 +60,8 @@ class EvictionHeap:
                 below += 1
             if priorities[below] >= priority:
                 break
-            self._place(at, nodes[below], priorities[below])
+            nodes[at], priorities[at] = moved, _ = nodes[below], priorities[below]
+            moved.heap_index = at
             at = below
-        self._place(at, node, priority)
-
-    def _place(self, at: int, node: RadixNode, priority: tuple[int, int]) -> None:
-        self._nodes[at] = node
-        self._priorities[at] = priority
+        nodes[at], priorities[at] = node, priority
         node.heap_index = at

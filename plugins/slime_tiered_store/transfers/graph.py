@@ -66,8 +66,8 @@ class TransferOp:
 class TransferOpGraph:
     """Operations that depend on one another, and callbacks, each called at most once.
 
-    ``on_ready()``: the operation ``task_end_op`` has completed, or there is none. Then all operations end, and exactly one
-    of ``on_complete()`` (all completed) and ``on_abort(error)`` (the first error) is called.
+    ``on_ready()``: the operation ``task_end_op`` has completed, or there is none.
+    Then all operations end, and ``on_complete()`` or ``on_abort(error)`` is called, the latter with the first error.
     """
 
     def __init__(self) -> None:
