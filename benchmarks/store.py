@@ -1,0 +1,186 @@
+"""The cost of the tiered store's index, beside plain loops over the same blocks.
+
+    python -m benchmarks.store [--only "1,000 blocks"] [--rounds N]
+
+Sequences of 32 blocks of 16 tokens are inserted: each prompt of 16 blocks has eight samples of 16 blocks more.
+``plain loop`` keeps a dict of keys: it looks at each block on its own, and to evict it sorts all leaves by age, as the
+design that the store follows does. ``keys`` is the time to hash a sequence. All is processor time of one call.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+
+from benchmarks.options import parse
+from benchmarks.report import Column, Report
+from slime_tiered_store.index import RadixTreeIndex
+from slime_tiered_store.keys import Namespace, SequenceMeta
+
+__all__ = ["main"]
+
+_BLOCK, _PROMPT, _SAMPLES = 16, 16, 8
+_BLOCKS = 32
+_ROOT = Namespace("benchmark").root_key(_BLOCK, 16)
+_CHECKSUM = b"12345678"
+_LEAVES = 50_000
+_COLUMNS = tuple(
+    Column(f"{name}_us", f"{name} us", 2) for name in ("keys", "match", "insert", "evict_1", "evict_sequence")
+)
+
+
+class _Ours:
+    name = "radix index"
+
+    def __init__(self) -> None:
+        self._index = RadixTreeIndex(_BLOCK)
+        self._next_id = 0
+
+    def match(self, sequence: SequenceMeta) -> int:
+        return self._index.match_prefix(sequence).num_matched_blocks
+
+    def insert(self, sequence: SequenceMeta) -> None:
+        match = self._index.match_prefix(sequence)
+        count = sequence.num_blocks - match.num_matched_blocks
+        if count:
+            ids = list(range(self._next_id, self._next_id + count))
+            self._next_id += count
+            self._index.insert(sequence, _CHECKSUM * count, ids, match)
+
+    def evict(self, count: int) -> int:
+        return len(self._index.evict(count))
+
+
+class _PlainLoop:
+    name = "plain loop"
+
+    def __init__(self) -> None:
+        self._ids: dict[bytes, int] = {}
+        self._ages: dict[bytes, int] = {}
+        self._parents: dict[bytes, bytes] = {}
+        self._children: dict[bytes, int] = {}
+        self._clock = 0
+
+    def match(self, sequence: SequenceMeta) -> int:
+        self._clock += 1
+        for block in range(sequence.num_blocks):
+            key = sequence.key(block)
+            if key not in self._ids:
+                return block
+            self._ages[key] = self._clock
+        return sequence.num_blocks
+
+    def insert(self, sequence: SequenceMeta) -> None:
+        for block in range(self.match(sequence), sequence.num_blocks):
+            key, parent = sequence.key(block), sequence.key(block - 1)
+            self._ids[key], self._ages[key], self._parents[key] = len(self._ids), self._clock, parent
+            self._children[parent] = self._children.get(parent, 0) + 1
+
+    def evict(self, count: int) -> int:
+        evicted = 0
+        while evicted < count and self._ids:
+            leaves = sorted(
+                (key for key in self._ids if not self._children.get(key)), key=self._ages.__getitem__
+            )
+            for key in leaves[: count - evicted]:
+                del self._ids[key], self._ages[key]
+                self._children.pop(key, None)
+                self._children[self._parents.pop(key)] -= 1
+                evicted += 1
+        return evicted
+
+
+def _sequences(count: int, seed: int) -> Iterator[SequenceMeta]:
+    """Yield samples of prompts, eight a prompt."""
+    numbers = np.random.default_rng(seed)
+    for number in range(count):
+        if number % _SAMPLES == 0:
+            prompt = numbers.integers(0, 150_000, _PROMPT * _BLOCK)
+        answer = numbers.integers(0, 150_000, (_BLOCKS - _PROMPT) * _BLOCK)
+        yield SequenceMeta(_ROOT, np.concatenate((prompt, answer)), _BLOCK)
+
+
+def _cost_us(call: Callable[[SequenceMeta], object], sequences: Iterable[SequenceMeta]) -> float:
+    """Return the processor time of one call in microseconds."""
+    calls = list(sequences)
+    begun = time.process_time()
+    for sequence in calls:
+        call(sequence)
+    return (time.process_time() - begun) / len(calls) * 1e6
+
+
+def _evict(peer: _Ours | _PlainLoop, count: int) -> Callable[[SequenceMeta], int]:
+    return lambda sequence: peer.evict(count)
+
+
+def _measure(report: Report, scenario: str, blocks: int, tries: int, rounds: int) -> None:
+    """Fill both indexes with ``blocks`` blocks, and measure them in turns."""
+    peers = (_Ours(), _PlainLoop())
+    of_prompt = _PROMPT + _SAMPLES * (_BLOCKS - _PROMPT)
+    known: list[SequenceMeta] = []
+    for sequence in _sequences(max(blocks * _SAMPLES // of_prompt, 1), seed=1):
+        for peer in peers:
+            peer.insert(sequence)
+        known.append(sequence)
+        if len(known) > tries:
+            known.pop(random.Random(sequence.num_blocks).randrange(tries))
+    gc.collect()
+    gc.freeze()
+    for number in range(rounds):
+        new = list(_sequences(tries, seed=2 + number))
+        for peer in peers[:: 1 if number % 2 else -1]:
+            few = new[: 1 if isinstance(peer, _PlainLoop) else tries]
+            report.add(
+                scenario,
+                peer.name,
+                keys_us=_cost_us(lambda sequence: _hash(sequence.token_bytes), new),
+                match_us=_cost_us(peer.match, random.Random(number).choices(known, k=tries)),
+                insert_us=_cost_us(peer.insert, new),
+                evict_1_us=_cost_us(_evict(peer, 1), few),
+                evict_sequence_us=_cost_us(_evict(peer, _PROMPT), few),
+            )
+    gc.unfreeze()
+    report.show(scenario, _COLUMNS)
+
+
+def _hash(token_bytes: bytes) -> SequenceMeta:
+    return SequenceMeta(_ROOT, np.frombuffer(token_bytes, "<i4"), _BLOCK)
+
+
+def _measure_leaves(report: Report, leaves: int, rounds: int) -> None:
+    """Measure the eviction of one block of an index of one-block leaves."""
+    scenario = f"{leaves:,} leaves"
+    peers = (_Ours(), _PlainLoop())
+    for number in range(leaves):
+        for peer in peers:
+            peer.insert(SequenceMeta(_ROOT, [number], _BLOCK))
+    for number in range(rounds):
+        for peer in peers:
+            tries = [SequenceMeta(_ROOT, [number], _BLOCK)] * (
+                1 if isinstance(peer, _PlainLoop) else leaves // 100
+            )
+            cost = _cost_us(_evict(peer, 1), tries)
+            report.add(scenario, peer.name, evict_1_us=cost)
+    report.show(scenario, _COLUMNS[3:4])
+
+
+def main() -> int:
+    options = parse("Costs of the tiered store's index, beside plain loops.")
+    report = Report()
+    tries = options.pick(1_000, tiny=10)
+    for blocks in options.pick((100, 1_000, 10_000, 100_000, 1_000_000), tiny=(100, 1_000)):
+        scenario = f"{blocks:,} blocks"
+        if options.wants(scenario):
+            _measure(report, scenario, blocks, min(tries, max(blocks // 100, 1)), options.rounds)
+    if options.wants("leaves"):
+        _measure_leaves(report, options.pick(_LEAVES, tiny=100), options.rounds)
+    return report.finish(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
