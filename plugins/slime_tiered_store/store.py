@@ -6,7 +6,6 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 import numpy.typing as npt
@@ -84,11 +83,10 @@ class TieredStore:
         self._executor = TransferExecutor(self._tiers, task_group)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
+    async def __aexit__(self, *of_the_body: object) -> None:
         self._executor = None
-        return await self._stack.__aexit__(kind, error, trace)
+        # The body's error goes on as it is; the group would wrap it, and cancel transfers.
+        await self._stack.__aexit__(None, None, None)
 
     def sequence(self, namespace: Namespace, tokens: npt.ArrayLike) -> SequenceMeta:
         """Return tokens with their block keys."""

@@ -236,6 +236,18 @@ async def test_a_closed_store_says_so() -> None:
     place.check_quiet()
 
 
+async def test_an_error_within_an_open_store_stays_as_it_is() -> None:
+    async def fail(place: Place) -> None:
+        async with place.store:
+            await place.put(range(8))
+            raise ZeroDivisionError
+
+    place = Place()
+    with pytest.raises(ZeroDivisionError):
+        await fail(place)
+    place.check_quiet()
+
+
 # the faults of the original
 
 
