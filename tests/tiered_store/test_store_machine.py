@@ -177,8 +177,13 @@ class StoreMachine(RuleBasedStateMachine):
                 tier.read_now(op.blocks, op.buffers)
             except BlockMissing as missing:
                 error = missing
+        blocks, is_read = op.blocks, op.transfer_type in READS
         self.scheduler.finish(op, error)
         self.start()
+        if is_read and fault in ("missing", "corrupt"):
+            lower = next(engine for engine in self.engine.cache_engines if engine.name == name)
+            known = {block for node in lower.index.nodes() for block in node.blocks() if node.is_ready}
+            assert blocks[-1] not in known
 
     def spoil(self, tier: PlainTier, block: Block, fault: str) -> None:
         self.stored.clear()
