@@ -11,6 +11,7 @@
     ├── BlockCorrupt          the tier holds other bytes than were written
     ├── StaleMatch            the index changed between a match and an insert
     ├── RowsDiffer            equal tokens came with other rows
+    ├── ResetMeanwhile        a reset came before the blocks were stored
     └── NotStored             no tier took the rows
 """
 
@@ -25,6 +26,7 @@ __all__ = [
     "BlockMissing",
     "NotEnoughSpaceError",
     "NotStored",
+    "ResetMeanwhile",
     "RowsDiffer",
     "StaleMatch",
     "StoreError",
@@ -123,6 +125,14 @@ class RowsDiffer(StoreError):
         )
         self.tier = tier
         self.block = block
+
+
+class ResetMeanwhile(StoreError):
+    """The store was reset before the blocks were stored, so ``tier`` forgot them."""
+
+    def __init__(self, tier: str) -> None:
+        super().__init__(f"tier {tier}: the store was reset before the blocks were stored")
+        self.tier = tier
 
 
 class NotStored(StoreError):

@@ -15,6 +15,7 @@ So a block that another process wrote proves its own key, and that its rows are 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xxhash import xxh3_64_digest
@@ -73,9 +74,17 @@ class Layout:
         size = count * self.bytes_per_token
         frame[self.rows_offset : self.rows_offset + size] = rows[first : first + size]
 
-    def checksum(self, frame: memoryview) -> bytes:
-        """Return the checksum that a block's header states."""
-        return bytes(frame[16 : 16 + CHECKSUM_BYTES])
+    def write_all(
+        self, frames: Sequence[memoryview], sequence: SequenceMeta, blocks: range, checksums: bytes,
+        rows: memoryview,
+    ) -> None:  # fmt: skip
+        """Fill those of ``frames``, one for each block of ``sequence``, that are in ``blocks``."""
+        for block in blocks:
+            self.write(frames[block], sequence, block, checksums, rows)
+
+    def checksums_of(self, frames: Sequence[memoryview]) -> bytes:
+        """Return the checksums that the headers of blocks state, 8 bytes a block."""
+        return b"".join(bytes(frame[16 : 16 + CHECKSUM_BYTES]) for frame in frames)
 
     def rows(self, frame: memoryview) -> memoryview:
         """Return the rows in a block, without a copy: ``num_tokens * bytes_per_token`` bytes."""

@@ -6,15 +6,17 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
 import numpy.typing as npt
-from anyio import Event, create_task_group
+from anyio import Event, Lock, create_task_group, move_on_after
 
 from slime_tiered_store.engine import GlobalCacheEngine, InFlight, Plan
 from slime_tiered_store.errors import BlockCorrupt, BlockMissing, NotStored, StoreError, TierFailed
 from slime_tiered_store.frames import Layout
 from slime_tiered_store.keys import Namespace, SequenceMeta
+from slime_tiered_store.off_loop import run_work
 from slime_tiered_store.tier import BlockKey, MemoryTier, SharedTier, Tier
 from slime_tiered_store.transfers import TransferExecutor, TransferType
 
@@ -49,7 +51,8 @@ class TieredStore:
     """Keeps rows, ``layout.bytes_per_token`` bytes for each token of a sequence, in up to three tiers.
 
     Rows must follow from the namespace and the tokens: equal tokens with other rows raise ``RowsDiffer``. The tiers
-    stay their owner's to close, after the store. ``on_loss(keys)`` is called with the keys of blocks that have gone
+    stay their owner's to close, after the store. A put waits up to ``wait_s`` while transfers use the room of a
+    lower tier, then leaves out that tier. ``on_loss(keys)`` is called with the keys of blocks that have gone
     from the last tier known to hold them. All calls belong to the event loop that entered the store::
 
         layout = Layout(tokens_per_block=64, bytes_per_token=16)
@@ -64,11 +67,13 @@ class TieredStore:
 
     def __init__(
         self, layout: Layout, memory: MemoryTier, ssd: Tier | None = None, remote: SharedTier | None = None, *,
-        policy: str = "lru", on_loss: Callable[[list[BlockKey]], None] | None = None,
+        policy: str = "lru", wait_s: float = 30.0, on_loss: Callable[[list[BlockKey]], None] | None = None,
     ) -> None:  # fmt: skip
         self.layout = layout
         self.engine = GlobalCacheEngine(layout, memory, ssd, remote, policy=policy)
         self._remote = remote
+        self._wait_s = wait_s
+        self._line = Lock()
         self._on_loss = on_loss
         self._stack = AsyncExitStack()
         self._executor: TransferExecutor | None = None
@@ -100,9 +105,12 @@ class TieredStore:
         Blocks that another call writes are waited for; if that fails, they are written by this call.
         Raises ``RowsDiffer``, ``NotStored`` when no tier took them, ``ValueError`` for bad tokens or sizes.
         """
-        sequence = self.sequence(namespace, tokens)
-        while isinstance(plan := self._engine_of_open_store().put(sequence, memoryview(rows)), InFlight):
+        sequence, view = self.sequence(namespace, tokens), memoryview(rows).cast("B")
+        checksums = await run_work(view.nbytes, partial(self.layout.checksums, view))
+        await self._room_for(sequence)
+        while isinstance(plan := self._engine_of_open_store().put(sequence, view, checksums), InFlight):
             await self._settled(plan)
+            await self._room_for(sequence)
         await self._run(plan, release=True)
         if all(error is not None for error in plan.outcomes.values()):
             raise NotStored(plan.outcomes)
@@ -115,7 +123,7 @@ class TieredStore:
         Raises ``TierFailed`` when a tier that may have more cannot be read: an error is never taken for a miss.
         """
         async with self.borrow(namespace, tokens) as rows:
-            return b"".join(rows.pieces)
+            return await run_work(sum(map(len, rows.pieces)), partial(b"".join, rows.pieces))
 
     @asynccontextmanager
     async def borrow(self, namespace: Namespace, tokens: npt.ArrayLike) -> AsyncIterator[StoredRows]:
@@ -166,6 +174,13 @@ class TieredStore:
         if self._remote is None or ready == sequence.num_blocks:
             return 0
         return ready + await self._remote.holds(sequence.keys(ready, sequence.num_blocks))
+
+    async def _room_for(self, sequence: SequenceMeta) -> None:
+        """Wait in line, for ``wait_s`` at most, while transfers use the room of a lower tier."""
+        with move_on_after(self._wait_s):
+            async with self._line:
+                while self._executor is not None and self.engine.is_crowded(sequence):
+                    await self._executor.next_end()
 
     def _engine_of_open_store(self) -> GlobalCacheEngine:
         if self._executor is None:

@@ -26,8 +26,10 @@ def end(scheduler: TransferScheduler, tier: PlainTier, op: TransferOp, fails: bo
     try:
         if not fails and op.transfer_type is TransferType.DISK2H:
             tier.read_now(op.blocks, op.buffers)
-        elif not fails:
+        elif not fails and op.transfer_type is TransferType.H2DISK:
             tier.write_now(op.blocks, op.buffers)
+        if not fails and op.work is not None:
+            op.work()
     except StoreError as failure:
         error = failure
     scheduler.finish(op, error)

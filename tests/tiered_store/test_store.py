@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 from anyio import CancelScope, Event, create_task_group, wait_all_tasks_blocked
 
+from slime_tiered_store import off_loop
 from slime_tiered_store.errors import (
     BlockCorrupt,
     NotEnoughSpaceError,
@@ -34,7 +35,9 @@ def rows(tokens: range | list[int]) -> bytes:
 class Place:
     """A store with its tiers. ``lost``: keys that went from the last tier."""
 
-    def __init__(self, memory: int = 16, ssd: int | None = 16, remote: int | None = None) -> None:
+    def __init__(
+        self, memory: int = 16, ssd: int | None = 16, remote: int | None = None, wait_s: float = 30
+    ) -> None:
         self.memory = PlainMemory(LAYOUT.block_bytes, memory)
         self.ssd = PlainTier(LAYOUT.block_bytes, ssd or 0)
         self.remote = PlainShared(LAYOUT.block_bytes, remote or 0)
@@ -44,6 +47,7 @@ class Place:
             self.memory,
             self.ssd if ssd is not None else None,
             self.remote if remote is not None else None,
+            wait_s=wait_s,
             on_loss=self.lost.extend,
         )
 
@@ -248,6 +252,34 @@ async def test_an_error_within_an_open_store_stays_as_it_is() -> None:
     place.check_quiet()
 
 
+async def test_a_put_waits_for_room_that_transfers_use() -> None:
+    async with opened(Place(memory=2, ssd=4)) as place, create_task_group() as group:
+        place.ssd.gate = Event()
+        results: list[PutResult] = []
+
+        async def put(begin: int) -> None:
+            results.append(await place.put(range(begin, begin + 8)))
+
+        for begin in range(0, 200, 20):
+            group.start_soon(put, begin)
+        await wait_all_tasks_blocked()
+        assert (results, place.ssd.writes) == ([], 0)
+        place.ssd.gate.set()
+        await wait_all_tasks_blocked()
+        assert [result.is_stored("ssd") for result in results] == [True] * 10
+
+
+async def test_a_put_leaves_out_a_tier_that_stays_crowded() -> None:
+    async with opened(Place(memory=8, ssd=2, wait_s=0)) as place, create_task_group() as group:
+        place.ssd.gate = Event()
+        group.start_soon(place.put, range(8))
+        await wait_all_tasks_blocked()
+        result = await place.put(range(20, 28))
+        assert isinstance(result.outcomes["ssd"], NotEnoughSpaceError)
+        assert result.is_stored("memory")
+        place.ssd.gate.set()
+
+
 # the faults of the original
 
 
@@ -385,6 +417,26 @@ async def test_stale_data_is_not_found_after_a_weight_update() -> None:
         assert await place.get(range(8)) == rows(range(8))
 
 
+async def test_a_reset_forgets_recovered_blocks_that_are_being_read() -> None:
+    async with opened(Place()) as first:
+        await first.put(range(8))
+    async with opened(first.restart()) as place, create_task_group() as group:
+        place.ssd.gate = Event()
+        place.ssd.failures = [TierFailed("ssd", "read", "/disk", "EIO")]
+
+        async def get() -> None:
+            with pytest.raises(TierFailed):
+                await place.get(range(8))
+
+        group.start_soon(get)
+        await wait_all_tasks_blocked()
+        place.store.reset()
+        place.ssd.gate.set()
+        await wait_all_tasks_blocked()
+        assert place.ssd.slots == {}
+        assert await place.get(range(8)) == b""
+
+
 # restarts and other processes
 
 
@@ -400,15 +452,18 @@ async def test_a_restart_finds_what_was_stored() -> None:
         assert (place.ssd.writes, place.ssd.reads) == (3, 6)
 
 
-async def test_recovered_blocks_behind_those_in_memory_are_read(memory: int) -> None:
-    async with opened(Place()) as first:
+async def test_recovered_blocks_behind_those_in_memory_are_read() -> None:
+    async with opened(Place(remote=16)) as first:
         await first.put(range(16))
     async with opened(first.restart()) as place:
-        assert await place.get(range(8)) == rows(range(8))
+        place.ssd.reads = place.remote.reads = 0
         place.ssd.failures = [TierFailed("ssd", "read", "/disk", "EIO")]
-        with pytest.raises(TierFailed, match="EIO"):
-            await place.get(range(16))
+        assert await place.get(range(8)) == rows(range(8))
+        assert (place.ssd.reads, place.remote.reads) == (0, 2)
         assert await place.get(range(16)) == rows(range(16))
+        assert (place.ssd.reads, place.remote.reads) == (2, 2)
+        assert place.store.engine.ssd_cache_engine is not None
+        assert len(place.store.engine.ssd_cache_engine.recovered) == 4
 
 
 async def test_a_put_replaces_recovered_blocks() -> None:
@@ -488,6 +543,26 @@ async def test_corrupt_blocks_of_the_last_tier_are_told() -> None:
         place.ssd.slots[slot] = (place.ssd.slots[slot][0], bytes(LAYOUT.block_bytes))
         assert await place.get(range(16)) == b""
         assert set(place.lost) == set(place.store.sequence(NAMESPACE, range(16)).keys(0, 4))
+
+
+# long work
+
+
+async def test_long_rows_are_copied_and_verified_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit is lowered, so that each copy and hash runs in a thread."""
+    monkeypatch.setattr(off_loop, "_LONG_BYTES", 1)
+    async with opened(Place(memory=3)) as place:
+        async with create_task_group() as group:
+            for begin in range(0, 100, 10):
+                group.start_soon(place.put, range(begin, begin + 10))
+        for begin in range(70, 100, 10):
+            kept = await place.get(range(begin, begin + 10))
+            assert kept == rows(range(begin, begin + 10))[: len(kept)]
+        slot = next(iter(place.ssd.slots))
+        place.ssd.slots[slot] = (place.ssd.slots[slot][0], bytes(LAYOUT.block_bytes))
+        for begin in range(0, 100, 10):
+            kept = await place.get(range(begin, begin + 10))
+            assert kept == rows(range(begin, begin + 10))[: len(kept)]
 
 
 # cancellation

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from slime_tiered_store.engine import CacheEngine, GlobalCacheEngine, InFlight, Plan
-from slime_tiered_store.errors import BlockMissing, TierFailed, TierFull
+from slime_tiered_store.errors import BlockCorrupt, BlockMissing, TierFailed, TierFull
 from slime_tiered_store.frames import Layout
 from slime_tiered_store.index import POLICIES
 from slime_tiered_store.keys import Namespace, SequenceMeta
@@ -100,9 +100,13 @@ class StoreMachine(RuleBasedStateMachine):
 
         def use(plan: Plan) -> None:
             self.ever_put.update(tokens[:end] for end in range(len(tokens) + 1))
-            if plan.outcomes["memory"] is None and self.is_ample:
-                self.stored.add(tokens)
-            plan.graph.on_complete = _then(plan.graph.on_complete, plan.release)
+
+            def complete() -> None:
+                if plan.outcomes["memory"] is None and self.is_ample:
+                    self.stored.add(tokens)
+                plan.release()
+
+            plan.graph.on_complete = _then(plan.graph.on_complete, complete)
             plan.graph.on_abort = _then(plan.graph.on_abort, plan.release)
 
         self.plan(lambda: self.engine.put(sequence, memoryview(rows(tokens))), use)
@@ -163,20 +167,25 @@ class StoreMachine(RuleBasedStateMachine):
         error: Exception | None = None
         if fault == "failed" or (fault == "full" and op.transfer_type in READS):
             error = TierFailed(name, "move", "/disk", "EIO")
-        elif op.transfer_type not in READS:
+        elif op.transfer_type in READS:
+            if fault in ("missing", "corrupt"):
+                self.spoil(tier, op.blocks[-1], fault)
+            try:
+                tier.read_now(op.blocks, op.buffers)
+                if op.work is not None:
+                    op.work()
+            except (BlockMissing, BlockCorrupt) as wrong:
+                error = wrong
+        elif op.transfer_type is TransferType.D2H:
+            if op.work is not None:
+                op.work()
+        else:
             done = op.blocks[: len(op.blocks) // 2] if fault else op.blocks
             tier.write_now(done, op.buffers[: len(done)])
             self.damaged -= {(name, tier.place(block)) for block in done}
             error = TierFull(name, 1, 0) if fault == "full" else None
             if fault in ("missing", "corrupt"):
                 error = TierFailed(name, "write", "/disk", "short write")
-        else:
-            if fault in ("missing", "corrupt"):
-                self.spoil(tier, op.blocks[-1], fault)
-            try:
-                tier.read_now(op.blocks, op.buffers)
-            except BlockMissing as missing:
-                error = missing
         blocks, is_read = op.blocks, op.transfer_type in READS
         self.scheduler.finish(op, error)
         self.start()

@@ -67,6 +67,18 @@ class CacheEngine:
         self.num_evicted_blocks += len(evicted)
         self.recycle(evicted)
 
+    def is_crowded(self, sequence: SequenceMeta) -> bool:
+        """Return True if the blocks of ``sequence`` lack room only until transfers end."""
+        match = self.index.match_prefix(sequence, update_cache_info=False)
+        missing = sequence.num_blocks - match.num_matched_blocks
+        on_path = sum(node.size() for node, _ in match.path)
+        if match.unready_node is not None or missing > self.mempool.num_total_blocks - on_path:
+            return False
+        self.index.lock(match.last_node)
+        evictable = self.index.num_evictable_blocks
+        self.unlock(match.last_node)
+        return missing > self.mempool.num_free_blocks + len(self.recovered) + evictable
+
     def claim(self, keys: Iterable[BlockKey]) -> list[Block]:
         """Return those of ``keys`` that were recovered. They belong to the caller then."""
         return [Block(self.recovered.pop(key), key) for key in keys if key in self.recovered]

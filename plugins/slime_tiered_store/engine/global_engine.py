@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +11,7 @@ from slime_tiered_store.engine.cache_engine import CacheEngine
 from slime_tiered_store.engine.plans import InFlight, Plan
 from slime_tiered_store.engine.reading import ReadOp
 from slime_tiered_store.engine.writing import WriteOp
-from slime_tiered_store.errors import NotEnoughSpaceError, RowsDiffer
+from slime_tiered_store.errors import NotEnoughSpaceError, ResetMeanwhile, RowsDiffer
 from slime_tiered_store.frames import CHECKSUM_BYTES, Layout
 from slime_tiered_store.index import MatchResult, RadixNode, path_keys
 from slime_tiered_store.keys import KEY_BYTES, SequenceMeta
@@ -104,7 +104,7 @@ class GlobalCacheEngine:
                 undo.callback(memory.discard, leaf)
             reads = self._reads(plan, sources, found.num_matched_blocks, undo)
             if reads:
-                plan.graph.task_end_op = self._join(plan, leaf, reads)
+                self._fill_memory(plan, leaf, TransferOp(TransferType.VIRTUAL, [], []), reads)
             for source in sources:
                 match = source.match
                 if match.num_matched_blocks == source.stop < stop and not match.collides:
@@ -123,10 +123,14 @@ class GlobalCacheEngine:
         return _Source(tier, match, stop)
 
     def _frames_to_fill(self, plan: Plan, found: MatchResult) -> RadixNode | None:
-        """Set the frames of a get. Return the unready leaf in memory, or None: all ready, or memory is full."""
+        """Set the frames of a plan: blocks in memory, or private ones if it is full.
+
+        Return the unready leaf in memory for the blocks behind ``found``, or None.
+        """
         memory, ready = self.cpu_cache_engine, found.num_matched_blocks
         plan.hold(found.last_node)
         plan.frames = [self._arena.view(block.id) for block in found.blocks(0, ready)]
+        plan.outcomes[memory.name] = None
         if plan.num_blocks == ready:
             return None
         try:
@@ -135,7 +139,8 @@ class GlobalCacheEngine:
             ids = memory.take(plan.num_blocks - ready, found.last_node, partial(self._note_loss, memory))
         except NotEnoughSpaceError as full:
             plan.outcomes[memory.name] = full
-            plan.frames += [self._private_frame() for _ in range(ready, plan.num_blocks)]
+            size = self.layout.block_bytes
+            plan.frames += [memoryview(bytearray(size)) for _ in range(ready, plan.num_blocks)]
             return None
         leaf = memory.insert(plan.sequence, ids, found)
         plan.hold(leaf)
@@ -155,26 +160,35 @@ class GlobalCacheEngine:
                 start = source.stop
         return reads
 
-    def _join(self, plan: Plan, leaf: RadixNode | None, reads: list[TransferOp]) -> TransferOp:
-        """Add the operation that ends when all blocks are in memory."""
+    def _fill_memory(
+        self, plan: Plan, leaf: RadixNode | None, op: TransferOp, after: Sequence[TransferOp] = ()
+    ) -> None:
+        """Add the operation after which the frames of ``plan`` are complete, and the leaf in memory with them."""
         memory = self.cpu_cache_engine
 
         def end(error: Exception | None) -> Exception | None:
-            if leaf is not None and error is None:
-                memory.set_ready(leaf, b"".join(map(self.layout.checksum, plan.frames[-leaf.size() :])))
-            elif leaf is not None:
+            if leaf is None:
+                return error
+            if error is not None:
                 memory.discard(leaf)
+            elif not memory.set_ready(leaf, self.layout.checksums_of(plan.frames[-leaf.size() :])):
+                plan.outcomes[memory.name] = ResetMeanwhile(memory.name)
+                return None
+            plan.outcomes[memory.name] = error
             return error
 
-        return plan.graph.add_transfer_op(TransferOp(TransferType.VIRTUAL, [], [], end), reads)
+        op.on_end = end
+        plan.graph.task_end_op = plan.graph.add_transfer_op(op, after)
 
     def put(
-        self, sequence: SequenceMeta, rows: memoryview, *, without: Collection[str] = ()
-    ) -> Plan | InFlight:
-        """Copy rows into memory, and plan to write them to each lower tier that lacks them.
+        self, sequence: SequenceMeta, rows: memoryview, checksums: bytes | None = None, *,
+        without: Collection[str] = (),
+    ) -> Plan | InFlight:  # fmt: skip
+        """Plan to copy rows into memory, and to write them to each lower tier that lacks them.
 
-        ``rows``: ``layout.bytes_per_token`` bytes a token. They are not needed after the call. Blocks that a tier
-        has are not written again. A tier without room is left out: its outcome is the error.
+        ``rows``: ``layout.bytes_per_token`` bytes a token, which must not change before the graph is ready.
+        ``checksums``: those of ``layout.checksums(rows)``, if they are known.
+        Blocks that a tier has are not written again. A tier without room is left out: its outcome is the error.
 
         Raises ``RowsDiffer`` when a tier has other rows, and ``ValueError`` for another number of bytes.
         """
@@ -184,7 +198,7 @@ class GlobalCacheEngine:
                 f"of rows, got {rows.nbytes}"
             )
         rows = rows.cast("B")
-        memory, checksums = self.cpu_cache_engine, self.layout.checksums(rows)
+        memory, checksums = self.cpu_cache_engine, checksums or self.layout.checksums(rows)
         found = memory.index.match_prefix(sequence)
         tiers = [tier for tier in self._lower if tier.engine.name not in without]
         matches = [tier.engine.index.match_prefix(sequence) for tier in tiers]
@@ -195,7 +209,14 @@ class GlobalCacheEngine:
         plan = Plan(sequence, memory, sequence.num_blocks)
         with ExitStack() as undo:
             undo.callback(plan.release)
-            self._frames_of_rows(plan, found, checksums, rows)
+            leaf = self._frames_to_fill(plan, found)
+            if leaf is not None:
+                undo.callback(memory.discard, leaf)
+            copied = range(found.num_matched_blocks, plan.num_blocks)
+            if copied:
+                copy = partial(self.layout.write_all, plan.frames, sequence, copied, checksums, rows)
+                op = TransferOp(TransferType.D2H, [], [], work=copy, num_bytes=rows.nbytes)
+                self._fill_memory(plan, leaf, op)
             for tier, match in zip(tiers, matches, strict=True):
                 self._write(plan, tier, match, undo)
             undo.pop_all()
@@ -212,26 +233,6 @@ class GlobalCacheEngine:
             )
             raise RowsDiffer(engine.name, first // CHECKSUM_BYTES)
 
-    def _frames_of_rows(self, plan: Plan, found: MatchResult, checksums: bytes, rows: memoryview) -> None:
-        """Set the frames of a put: in memory, or private ones if memory is full."""
-        memory, ready = self.cpu_cache_engine, found.num_matched_blocks
-        plan.hold(found.last_node)
-        plan.frames = [self._arena.view(block.id) for block in found.blocks(0, ready)]
-        count = plan.num_blocks - ready
-        ids: list[int] | None = None
-        try:
-            ids = memory.take(count, found.last_node, partial(self._note_loss, memory))
-        except NotEnoughSpaceError as full:
-            plan.outcomes[memory.name] = full
-            plan.frames += [self._private_frame() for _ in range(count)]
-        else:
-            plan.outcomes[memory.name] = None
-            plan.frames += map(self._arena.view, ids)
-        for block in range(ready, plan.num_blocks):
-            self.layout.write(plan.frames[block], plan.sequence, block, checksums, rows)
-        if ids:
-            plan.hold(memory.insert(plan.sequence, ids, found, checksums[ready * CHECKSUM_BYTES :]))
-
     def _write(self, plan: Plan, tier: _LowerTier, match: MatchResult, undo: ExitStack) -> None:
         """Add the operation that writes the blocks that a lower tier lacks, if there are any."""
         plan.outcomes[tier.engine.name] = None
@@ -246,13 +247,14 @@ class GlobalCacheEngine:
         after = [plan.graph.task_end_op] if plan.graph.task_end_op is not None else []
         plan.graph.add_transfer_op(write.op(tier.write_type), after)
 
+    def is_crowded(self, sequence: SequenceMeta) -> bool:
+        """Return True if a put would leave out a lower tier that has room once transfers have ended."""
+        return any(tier.engine.is_crowded(sequence) for tier in self._lower)
+
     def reset(self) -> None:
         """Forget all blocks in all tiers. Plans under way end as usual, and leave nothing behind."""
         for engine in self.cache_engines:
             engine.reset()
-
-    def _private_frame(self) -> memoryview:
-        return memoryview(bytearray(self.layout.block_bytes))
 
     def _note_loss(self, engine: CacheEngine, node: RadixNode, start: int) -> None:
         """Remember blocks of a node that ``engine`` gives up, unless another tier has them."""

@@ -53,12 +53,12 @@ class ReadOp:
     def op(self, transfer_type: TransferType) -> TransferOp:
         """Return the operation for a graph."""
         frames = self._plan.frames[self._start : self._start + len(self._blocks)]
-        return TransferOp(transfer_type, self._blocks, frames, partial(self._end, frames))
+        return TransferOp(
+            transfer_type, self._blocks, frames, partial(self._end, frames), partial(self._verify, frames)
+        )
 
     def _end(self, frames: list[memoryview], error: Exception | None) -> Exception | None:
         self._engine.unlock(self._node)
-        if error is None:
-            error = self._verify(frames)
         if error is None:
             self._adopt(frames)
         elif isinstance(error, BlockMissing | BlockCorrupt):
@@ -67,16 +67,13 @@ class ReadOp:
             self._engine.return_claimed(self._claimed, self._epoch)
         return error
 
-    def _verify(self, frames: list[memoryview]) -> BlockCorrupt | None:
+    def _verify(self, frames: list[memoryview]) -> None:
+        """Raise BlockCorrupt unless the frames hold the blocks that the index knows."""
         sequence, name = self._plan.sequence, self._engine.name
         for at, (block, frame) in enumerate(zip(self._blocks, frames, strict=True), self._start):
-            try:
-                checksum = self._layout.verify(name, frame, block.key, sequence.tokens(at, at + 1))
-            except BlockCorrupt as error:
-                return error
+            checksum = self._layout.verify(name, frame, block.key, sequence.tokens(at, at + 1))
             if at < self._known and checksum != self._checksums[at * CHECKSUM_BYTES :][:CHECKSUM_BYTES]:
-                return BlockCorrupt(name, block.key, "another process wrote other rows")
-        return None
+                raise BlockCorrupt(name, block.key, "another process wrote other rows")
 
     def _adopt(self, frames: list[memoryview]) -> None:
         """Insert claimed blocks that continue what the index knows."""
@@ -89,7 +86,7 @@ class ReadOp:
         elif self._epoch != engine.epoch:
             engine.recycle(self._claimed)
         else:
-            checksums = b"".join(map(self._layout.checksum, frames[-len(self._claimed) :]))
+            checksums = self._layout.checksums_of(frames[-len(self._claimed) :])
             engine.insert(self._plan.sequence, [block.id for block in self._claimed], match, checksums)
 
     def _drop(self, key: bytes) -> None:

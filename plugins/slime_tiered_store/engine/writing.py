@@ -7,7 +7,7 @@ from functools import partial
 
 from slime_tiered_store.engine.cache_engine import CacheEngine
 from slime_tiered_store.engine.plans import Plan
-from slime_tiered_store.errors import StoreError
+from slime_tiered_store.errors import ResetMeanwhile
 from slime_tiered_store.frames import Layout
 from slime_tiered_store.index import MatchResult, RadixNode
 from slime_tiered_store.transfers import TransferOp, TransferType
@@ -49,8 +49,8 @@ class WriteOp:
     def _end(self, error: Exception | None) -> Exception | None:
         if error is not None:
             self._engine.discard(self._leaf)
-        elif not self._engine.set_ready(self._leaf, b"".join(map(self._layout.checksum, self._frames))):
-            error = StoreError(f"tier {self._engine.name}: the store was reset during the write")
+        elif not self._engine.set_ready(self._leaf, self._layout.checksums_of(self._frames)):
+            error = ResetMeanwhile(self._engine.name)
         self._plan.outcomes[self._engine.name] = error
         self._plan.memory.unlock(self._memory_node)
         return error

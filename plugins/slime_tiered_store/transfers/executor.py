@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from anyio import get_cancelled_exc_class
+from anyio import Event, get_cancelled_exc_class
 from anyio.abc import TaskGroup
 
 from slime_tiered_store.errors import StoreError, TierFailed
+from slime_tiered_store.off_loop import is_long, run_work
 from slime_tiered_store.tier import Tier
 from slime_tiered_store.transfers.graph import TransferOp, TransferOpGraph, TransferType
 from slime_tiered_store.transfers.scheduler import TransferScheduler
@@ -28,35 +29,61 @@ class TransferExecutor:
         self.scheduler = TransferScheduler()
         self._tiers = tiers
         self._task_group = task_group
+        self._ended = Event()
 
     def submit(self, graph: TransferOpGraph) -> None:
         """Start a graph. It goes on when the caller is cancelled."""
         self.scheduler.submit(graph)
         self._start_ready()
 
+    async def next_end(self) -> None:
+        """Wait until an operation ends, unless none is under way."""
+        if self.scheduler.graphs:
+            await self._ended.wait()
+
     def _start_ready(self) -> None:
         for op in self.scheduler.next_ops():
-            self._task_group.start_soon(self._run, op)
+            if op.transfer_type in self._tiers or is_long(op.num_bytes):
+                self._task_group.start_soon(self._run, op)
+            else:  # a copy that is shorter than a task
+                self.scheduler.finish(op, _failure(op))
 
     async def _run(self, op: TransferOp) -> None:
-        tier = self._tiers[op.transfer_type]
-        is_read = op.transfer_type in _READS
-        action = "read" if is_read else "write"
         error: Exception | None = None
         try:
-            if is_read:
-                await tier.read(op.blocks, op.buffers)
-            else:
-                await tier.write(op.blocks, op.buffers)
+            await self._move(op)
         except StoreError as failure:
             error = failure
         except Exception as failure:  # a tier of a third party may raise anything: it costs one operation
-            error = TierFailed(tier.name, action, "an unknown place", failure)
+            error = self._failed(op, failure)
         except get_cancelled_exc_class():
-            closed = TierFailed(tier.name, action, "the store", "the store was closed")
+            closed = self._failed(op, "the store was closed")
             self.scheduler.finish(op, closed)
             for graph in list(self.scheduler.graphs):
                 self.scheduler.abort(graph, closed)
             raise
         self.scheduler.finish(op, error)
         self._start_ready()
+        self._ended.set()
+        self._ended = Event()
+
+    async def _move(self, op: TransferOp) -> None:
+        if tier := self._tiers.get(op.transfer_type):
+            await (tier.read if op.transfer_type in _READS else tier.write)(op.blocks, op.buffers)
+        if op.work is not None:
+            await run_work(op.num_bytes, op.work)
+
+    def _failed(self, op: TransferOp, cause: Exception | str) -> TierFailed:
+        tier = self._tiers.get(op.transfer_type)
+        action = "read" if op.transfer_type in _READS else "write"
+        return TierFailed(tier.name if tier is not None else "memory", action, "an unknown place", cause)
+
+
+def _failure(op: TransferOp) -> Exception | None:
+    """Do the work of a copy. Return its error."""
+    try:
+        if op.work is not None:
+            op.work()
+    except Exception as failure:
+        return failure
+    return None

@@ -11,8 +11,12 @@ __all__ = ["OpStatus", "TransferOp", "TransferOpGraph", "TransferType"]
 
 
 class TransferType(Enum):
-    """The direction of a transfer. H is host memory. ``VIRTUAL`` moves nothing: it joins other operations."""
+    """The direction of a transfer. H is host memory, D2H a copy of the caller's rows into it.
 
+    ``VIRTUAL`` moves nothing: it joins other operations.
+    """
+
+    D2H = auto()
     H2DISK = auto()
     DISK2H = auto()
     H2REMOTE = auto()
@@ -31,13 +35,26 @@ class OpStatus(Enum):
 
 
 class TransferOp:
-    """One transfer of ``blocks`` from or into ``buffers``, one buffer a block.
+    """One transfer of ``blocks`` from or into ``buffers``, one buffer a block, and then ``work``, if there is any.
 
+    ``work()`` copies or verifies ``num_bytes`` bytes, and touches nothing else: it may run in a thread. If it raises,
+    the operation fails.
     ``on_end(error)`` is called exactly once: when the operation has completed (None) or will never complete. It
     returns the error that counts, so a callback that finds wrong bytes makes the operation fail.
     """
 
-    __slots__ = ("blocks", "buffers", "graph", "on_end", "status", "successors", "transfer_type", "waits_for")
+    __slots__ = (
+        "blocks",
+        "buffers",
+        "graph",
+        "num_bytes",
+        "on_end",
+        "status",
+        "successors",
+        "transfer_type",
+        "waits_for",
+        "work",
+    )
 
     def __init__(
         self,
@@ -45,6 +62,8 @@ class TransferOp:
         blocks: list[Block],
         buffers: list[memoryview],
         on_end: Callable[[Exception | None], Exception | None] = lambda error: error,
+        work: Callable[[], None] | None = None,
+        num_bytes: int | None = None,
     ) -> None:
         if len(blocks) != len(buffers):
             raise ValueError(f"{len(blocks)} blocks do not fit {len(buffers)} buffers")
@@ -52,6 +71,8 @@ class TransferOp:
         self.blocks = blocks
         self.buffers = buffers
         self.on_end = on_end
+        self.work = work
+        self.num_bytes = sum(map(len, buffers)) if num_bytes is None else num_bytes
         self.status = OpStatus.PENDING
         self.successors: list[TransferOp] = []
         self.waits_for = 0

@@ -78,7 +78,7 @@ class TransferScheduler:
             if error:
                 op.status = OpStatus.ABORTED
                 graph.first_error = graph.first_error or error
-            op.buffers = []
+            op.buffers, op.work = [], None
             graph.num_unfinished -= 1
             for each in op.successors:
                 each.waits_for -= 1
