@@ -35,6 +35,8 @@ CLIENT_TIMEOUT_S = 300.0
 _BACKLOG = 4096
 #: Longer than clients keep an idle connection, so that no client uses a connection that is just being closed.
 _KEEP_ALIVE_S = 75.0
+#: Longer than any close of TLS: the client's timeout ends it (see WriteFlow).
+_TLS_CLOSE_S = 86_400.0
 #: Parameters of mallopt, from <malloc.h>, and a size in bytes.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGE_BLOCK = 1 << 20
@@ -59,9 +61,7 @@ class _Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=partial(  # type: ignore[arg-type]  # it is called
-                    Protocol, client_timeout_s=client_timeout_s, keep_alive_s=_KEEP_ALIVE_S
-                ),
+                http=Protocol,  # type: ignore[arg-type]  # uvicorn would import its own
                 interface="asgi3",  # not guessed: the outermost layer may be a plain function
                 ws="none",
                 lifespan="on",
@@ -79,6 +79,7 @@ class _Server(uvicorn.Server):
         self.ready = anyio.Event()
         self._stopped = anyio.Event()
         self.crashed = False
+        self._timeouts: Any = {"client_timeout_s": client_timeout_s, "keep_alive_s": _KEEP_ALIVE_S}
         self._on_stop = on_stop
         self._on_start = on_start
 
@@ -100,15 +101,22 @@ class _Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        try:
-            await super().startup(sockets)
-        except SystemExit:  # uvicorn has logged what the application's lifespan raised
-            raise StartupError("the application cannot start; the log says why") from None
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:  # uvicorn has logged what the application's lifespan raised
+            raise StartupError("the application cannot start; the log says why")
+        config = self.config
+        make: Any = partial(Protocol, config, self.server_state, self.lifespan.state, **self._timeouts)
+        # uvicorn leaves asyncio's 30 s to a client with TLS for all bytes that are buffered when the connection closes.
+        tls: Any = {"ssl": config.ssl, "ssl_shutdown_timeout": _TLS_CLOSE_S} if config.is_ssl else {}
+        loop = asyncio.get_running_loop()
+        self.servers = []
         for sock in sockets or ():
+            self.servers.append(await loop.create_server(make, sock=sock, backlog=_BACKLOG, **tls))
             url = url_of(sock, tls=self.config.is_ssl)
             if self._on_start is not None:
                 self._on_start(url)
             logger.info("listening on %s", url)
+        self.started = True
         self.ready.set()
 
     async def main_loop(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 import struct
+import sys
 
 __all__ = ["WriteFlow"]
 
@@ -13,6 +14,9 @@ logger = logging.getLogger(__name__)
 
 #: Bytes of its answer that a slow client has to take within its timeout.
 _MIN_TAKEN_BYTES = 64 * 1024
+#: Of Linux's ``tcp_info``: segments without an acknowledgement, acknowledged bytes, and bytes not yet sent.
+_TCP_INFO = struct.Struct("=24xI92xQ16xI")
+_HAS_TCP_INFO = sys.platform == "linux"
 _NO_LINGER = struct.pack("ii", 1, 0)
 
 
@@ -20,9 +24,10 @@ class WriteFlow:
     """The writing side of one connection. ``timeout_s``: time to take 64 KiB of the buffered bytes, or the last ones.
 
     ``is_full``: the transport's buffer is full. No timer runs while the client reads as fast as the router writes.
+    The kernel counts the bytes taken: a transport with TLS does not count those that it has encrypted.
     """
 
-    __slots__ = ("_client", "_drained", "_loop", "_timeout_s", "_timer", "_transport", "_unsent", "is_full")
+    __slots__ = ("_client", "_drained", "_loop", "_taken", "_timeout_s", "_timer", "_transport", "is_full")
 
     def __init__(
         self,
@@ -35,7 +40,7 @@ class WriteFlow:
         self._loop = loop
         self._timeout_s = timeout_s
         self._client = client
-        self._unsent = 0
+        self._taken = 0
         self._timer: asyncio.TimerHandle | None = None
         self._drained: asyncio.Event | None = None
         self.is_full = False
@@ -76,7 +81,7 @@ class WriteFlow:
 
     def expect_taken(self) -> None:
         """Cut the client off unless it takes enough within its timeout."""
-        self._unsent = self._transport.get_write_buffer_size()
+        self._taken, _ = self._progress()
         if self._timer is None:
             self._timer = self._loop.call_later(self._timeout_s, self._look)
 
@@ -94,10 +99,25 @@ class WriteFlow:
         host, port = self._client or ("?", 0)
         return f"client {f'[{host}]' if ':' in host else host}:{port}"
 
+    def _progress(self) -> tuple[int, bool]:
+        """Return a number that grows by the bytes that the client takes, and True if it has taken all of them."""
+        if not _HAS_TCP_INFO:
+            left = self._transport.get_write_buffer_size()
+            return -left, not left
+        sock = self._transport.get_extra_info("socket")
+        unacked, taken, unsent = _TCP_INFO.unpack(
+            sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+        )
+        return taken, not (unacked or unsent)
+
     def _look(self) -> None:
         self._timer = None
-        if self._unsent - self._transport.get_write_buffer_size() >= _MIN_TAKEN_BYTES:
+        taken, has_all = self._progress()
+        if taken - self._taken >= _MIN_TAKEN_BYTES:
             self.expect_taken()  # slow, but fast enough
+            return
+        if has_all and self._transport.is_closing():
+            self._transport.abort()  # it has its answer, and only does not close TLS
             return
         logger.warning(
             "%s: its connection is cut, since it took less than %d KiB of its answer in %g s (--client-timeout-secs)",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import pytest
 import trustme
 
@@ -23,6 +25,7 @@ pytestmark = [pytest.mark.anyio, on_both_loops]
 
 POST = b"POST /%s HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
 LARGE = bytes(range(256)) * (32 << 10)
+TIMEOUT_S = 0.3
 
 
 @dataclass(frozen=True)
@@ -189,6 +192,54 @@ async def test_a_client_that_takes_nothing_is_cut_off(
         with anyio.fail_after(SOON_S):
             await done.wait()
         await until(lambda: seen.open == 0)
+
+
+@pytest.mark.parametrize("connection", [b"keep-alive", b"close"])
+async def test_a_client_that_takes_a_large_answer_slowly_gets_all_of_it(
+    authority: Authority, connection: bytes
+) -> None:
+    body = bytes(range(256)) * (32 << 12)  # of which the kernel takes a few MiB
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await respond(send, body)
+
+    async with serving(alone(app), client_timeout_s=TIMEOUT_S, ssl_certfile=authority.certificate) as url:
+        raw = await dial(url, receive_buffer=64 * 1024)
+        streams = await asyncio.open_connection(sock=raw, ssl=authority.trust, server_hostname="127.0.0.1")
+        client = SecureClient(*streams)
+        try:
+            await client.say(GET.replace(b"\r\n\r\n", b"\r\nConnection: %b\r\n\r\n" % connection))
+            began, heard = anyio.current_time(), bytearray()
+            while not heard.endswith(body[-256:]) or len(heard) < len(body):
+                piece = await client.receive()
+                assert piece, f"cut off after {len(heard)} bytes"
+                heard += piece
+                await anyio.sleep(0.01)
+            assert anyio.current_time() - began > 2 * TIMEOUT_S
+            assert heard.partition(b"\r\n\r\n")[2] == body
+        finally:
+            client.hang_up()
+
+
+async def test_a_client_that_does_not_close_tls_is_closed_in_its_time(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It has its whole answer, so nothing is logged."""
+    seen = watch_server(monkeypatch)
+    async with serving(alone(echo), client_timeout_s=TIMEOUT_S, ssl_certfile=authority.certificate) as url:
+
+        def get() -> ssl.SSLSocket:
+            host, _, port = url.removeprefix("https://").rpartition(":")
+            raw = socket.create_connection((host, int(port)), SOON_S)
+            secure = authority.trust.wrap_socket(raw, server_hostname=host)
+            secure.sendall(GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+            answer = b"".join(iter(lambda: secure.recv(1 << 16), b""))
+            assert answer.endswith(b"https/")
+            return secure
+
+        with await anyio.to_thread.run_sync(get), anyio.fail_after(SOON_S):
+            await until(lambda: seen.open == 0)
+    assert caplog.messages == []
 
 
 async def test_idle_connections_close_at_shutdown(authority: Authority) -> None:
