@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from collections.abc import Sequence
@@ -118,7 +117,10 @@ async def _exact(proxy: Running, asked: Sequence[_Asked], spelled: Sequence[int]
 
 async def _load(proxy: Running, bodies: Path, accept: str, seconds: float) -> dict[str, float]:
     cores, cpu_s = CoreClock(), proxy.cpu_s()
-    seen = await _asked_by_wrk(proxy.url, bodies, accept, seconds)
+    seen = await wrk.run(
+        proxy.url, bodies, connections=_CONNECTIONS, seconds=seconds, tag="1",
+        path="/retrieve_from_text", script=_SCRIPT, headers=(f"Accept: {accept}",),
+    )  # fmt: skip
     cpu_s, busy = proxy.cpu_s() - cpu_s, cores.busy()
     per_request = cpu_s / max(1, seen.requests)
     return {
@@ -131,23 +133,3 @@ async def _load(proxy: Running, bodies: Path, accept: str, seconds: float) -> di
         "load_core": busy.get(LOAD_CORE, 1.0) * 100,
         **seen.errors(),
     }
-
-
-async def _asked_by_wrk(url: str, bodies: Path, accept: str, seconds: float) -> wrk.Figures:
-    """Run wrk on ``/retrieve_from_text``, as :func:`benchmarks.wrk.run` does on ``/generate``."""
-    process = await asyncio.create_subprocess_exec(
-        *("setpriv", "--pdeathsig", "TERM", "taskset", "-c", str(LOAD_CORE)),
-        *("wrk", "-t1", f"-c{_CONNECTIONS}", f"-d{max(1, round(seconds))}s", "--timeout", "10s"),
-        *("-H", f"Accept: {accept}", "-s", str(_SCRIPT), f"{url}/retrieve_from_text", "--", str(bodies), "1"),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    try:
-        output, _ = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-    text = output.decode(errors="replace")
-    if process.returncode != 0 or "\n@" not in text:
-        raise RuntimeError(f"wrk ended with {process.returncode}: {text.strip()}")
-    return wrk.Figures(**json.loads(text.rpartition("\n@")[2]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,15 +39,26 @@ class Figures:
         return {"errors": sum(counts.values()), **counts}
 
 
-async def run(url: str, bodies: Path, *, connections: int, seconds: float, tag: str) -> Figures:
-    """Load ``url`` with the bodies of a file (one per line) from one thread on the load's core.
+async def run(
+    url: str,
+    bodies: Path,
+    *,
+    connections: int,
+    seconds: float,
+    tag: str,
+    path: str = "/generate",
+    script: Path = _SCRIPT,
+    headers: Sequence[str] = (),
+) -> Figures:
+    """Load ``path`` of ``url`` with the bodies of a file (one per line) from one thread on the load's core.
 
-    Raises RuntimeError with wrk's output when it fails.
+    ``headers``: each as in ``Accept: a/b``. Raises RuntimeError with wrk's output when it fails.
     """
     process = await asyncio.create_subprocess_exec(
         *("setpriv", "--pdeathsig", "TERM", "taskset", "-c", str(LOAD_CORE)),
         *("wrk", "-t1", f"-c{connections}", f"-d{max(1, round(seconds))}s", "--timeout", "10s"),
-        *("-s", str(_SCRIPT), f"{url}/generate", "--", str(bodies), tag),
+        *(part for header in headers for part in ("-H", header)),
+        *("-s", str(script), f"{url}{path}", "--", str(bodies), tag),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
